@@ -6,8 +6,8 @@ Refuses to know how it was planned (`task_executor/host/capacity.py`) and what i
 from dataclasses import dataclass
 from typing import Any
 
-from finegrain import topology_json
 from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.mapping.json_form import from_json, to_json
 from finegrain.topology import HugePages
 
 
@@ -42,10 +42,10 @@ class Capacity:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-able data, CPU sets in the kernel's list notation."""
-        encoded: dict[str, Any] = topology_json.encode(self)
+        encoded: dict[str, Any] = to_json(self)
         return encoded
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Capacity":
         """The inverse of to_dict.  Raises InvalidArgument that names the wrong field."""
-        return topology_json.decode(cls, data)
+        return from_json(cls, data)

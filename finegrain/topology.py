@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from finegrain import topology_json
 from finegrain.cpuset import EMPTY, CpuSet, NodeSet
+from finegrain.mapping.json_form import from_json, to_json
 
 
 class NodeKind(StrEnum):
@@ -267,7 +267,7 @@ class HostTopology:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON-able data: the field names above, CPU sets in the kernel's list notation."""
-        encoded: dict[str, Any] = topology_json.encode(self)
+        encoded: dict[str, Any] = to_json(self)
         return encoded
 
     @classmethod
@@ -276,7 +276,7 @@ class HostTopology:
 
         Raises InvalidArgument that names the field when the data does not have this shape.
         """
-        return topology_json.decode(cls, data)
+        return from_json(cls, data)
 
 
 def printable(text: str) -> str:

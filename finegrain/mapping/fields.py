@@ -1,0 +1,125 @@
+"""The fields of dataclasses and named tuples, with their types resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import reduce
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+
+class MappingError(TypeError):
+    """A class cannot be mapped as it is declared: its fields, or the exceptions, are wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """One field of a class, or a property of it."""
+
+    name: str
+    hint: Any  # its type, without `| None`
+    optional: bool  # None is allowed
+    default: Any  # MISSING: it has none
+    default_factory: Any  # likewise
+
+    @property
+    def required(self) -> bool:
+        """True if an instance cannot be made without it."""
+        return self.default is MISSING and self.default_factory is MISSING
+
+
+def is_mapped(kind: Any) -> bool:
+    """True for classes whose fields can be walked: dataclasses and named tuples."""
+    return isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields"))
+
+
+_NONE = (MISSING, MISSING)  # a property has no default
+_known: dict[type, Mapping[str, Attribute]] = {}  # resolving annotations is slow
+
+
+def attributes_of(kind: type) -> Mapping[str, Attribute]:
+    """Returns the fields that the constructor takes, by name, in its order."""
+    found = _known.get(kind)
+    if found is None:
+        found = _known[kind] = _resolved(kind)
+    return found
+
+
+def _resolved(kind: type) -> Mapping[str, Attribute]:
+    hints = get_type_hints(kind)
+    if hasattr(kind, "_fields"):
+        defaults: Mapping[str, Any] = kind._field_defaults  # type: ignore[attr-defined]
+        return {
+            name: Attribute(
+                name, *split_optional(hints[name]), defaults.get(name, MISSING), MISSING
+            )
+            for name in kind._fields
+        }
+    return {
+        each.name: Attribute(
+            each.name, *split_optional(hints[each.name]), each.default, each.default_factory
+        )
+        for each in fields(kind)
+        if each.init
+    }
+
+
+def attribute_at(kind: type, path: str) -> Attribute:
+    """Returns the field or property at a path such as "executor.registration.labels".
+
+    Raises:
+        MappingError: there is none.
+    """
+    *parents, name = path.split(".")
+    owner = reduce(lambda owner, parent: attribute_at(owner, parent).hint, parents, kind)
+    found = find_attribute(owner, name)
+    if found is None:
+        raise MappingError(f"{owner.__name__} has no attribute {name!r} ({kind.__name__}.{path})")
+    return found
+
+
+def find_attribute(kind: type, name: str) -> Attribute | None:
+    """Returns a field or property by name, None if the class has neither."""
+    if name in attributes_of(kind):
+        return attributes_of(kind)[name]
+    found = getattr(kind, name, None)
+    if isinstance(found, property) and found.fget is not None:
+        return Attribute(name, *split_optional(get_type_hints(found.fget)["return"]), *_NONE)
+    return None
+
+
+def split_optional(hint: Any) -> tuple[Any, bool]:
+    """Splits `X | None` into X and True; any other type is returned with False."""
+    if get_origin(hint) not in (Union, UnionType):
+        return hint, False
+    others = [each for each in get_args(hint) if each is not NoneType]
+    if len(others) > 1:
+        return Any, NoneType in get_args(hint)
+    return others[0], True
+
+
+def item_of(hint: Any) -> Any:
+    """Returns the type of the items of a sequence type, None if it is none: `tuple[X, ...]`,
+    `list[X]`, `Sequence[X]`.
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
+        return arguments[0]
+    if isinstance(origin, type) and origin is not tuple and issubclass(origin, Sequence):
+        return arguments[0]
+    return None
+
+
+def pair_of(hint: Any) -> tuple[Any, Any] | None:
+    """Returns the key and value types of a mapping, or of its frozen form
+    `tuple[tuple[K, V], ...]`; None for other types.
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return arguments[0], arguments[1]
+    item = item_of(hint)
+    if origin is tuple and get_origin(item) is tuple and len(get_args(item)) == 2:
+        key, value = get_args(item)
+        return None if value is Ellipsis else (key, value)
+    return None

@@ -1,0 +1,344 @@
+"""Dataclasses as JSON-able data, and back.
+
+Fields stand under their names. Enums are written by value, tuples as lists, tuples of (text, value)
+pairs and mappings as objects, moments as RFC 3339 in UTC ("Z"), bytes as text (undecodable ones
+replaced). Anything else about a class stands in the table of forms of a `JsonCodec`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from functools import partial
+from typing import Any, Literal, TypeVar, cast
+
+from finegrain.cpuset import CpuSet
+from finegrain.errors import InvalidArgument
+from finegrain.mapping.fields import Attribute, attributes_of, is_mapped, item_of, pair_of
+from finegrain.mapping.source import Source
+
+T = TypeVar("T")
+Reader = Callable[[Any, str], Any]
+"""Reads data; the second argument is the path of the data, for errors."""
+
+PLAIN = (str, int, bool, float)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonForm:
+    """How JSON differs from the fields of one class.
+
+    Attributes:
+        omit: which fields are left out: none, those that are None, or those with their default.
+        names: keys that differ from the name of the attribute, by attribute.
+        hidden: attributes that are never written, and take their default when read.
+        as_list: a list of the fields in order instead of an object.
+        write: replaces all of the above: returns the data of a value.
+        read: likewise: returns the value of data at a path, or raises InvalidArgument.
+    """
+
+    omit: Literal["nothing", "none", "default"] = "nothing"
+    names: Mapping[str, str] = field(default_factory=dict)
+    hidden: frozenset[str] = frozenset()
+    as_list: bool = False
+    write: Callable[[Any], Any] | None = None
+    read: Reader | None = None
+
+
+class JsonCodec:
+    """Writes and reads JSON-able data of dataclasses and of what they hold.
+
+    Args:
+        forms: what differs from the rule, by class.
+        refuse_unknown: keys that no field has are an error; by default they are ignored, so that an
+            older program reads what a newer one wrote.
+    """
+
+    def __init__(
+        self, forms: Mapping[type, JsonForm] | None = None, *, refuse_unknown: bool = False
+    ) -> None:
+        self._forms: dict[type, JsonForm] = {CpuSet: CPU_LIST, datetime: MOMENT, **(forms or {})}
+        self._refuse_unknown = refuse_unknown
+        self._writers: dict[Any, Callable[[Any], Any]] = {}
+        self._readers: dict[Any, Reader] = {}
+
+    def to_json(self, value: object) -> Any:
+        """Returns JSON-able data: dicts, lists, texts, numbers, booleans and None."""
+        kind = type(value)
+        writer = self._writers.get(kind) or self._writer(kind)
+        return writer(value)
+
+    def from_json(self, kind: type[T], data: object, where: str = "") -> T:
+        """Returns the value that `to_json` wrote. Absent keys take the defaults of the fields.
+
+        Args:
+            kind: a dataclass, or any type that a field may have.
+            data: what the JSON text held.
+            where: path of the data, for errors; empty: of the whole.
+
+        Raises:
+            InvalidArgument: with the path of what is missing, unknown or of another type.
+        """
+        reader = self._readers.get(kind) or self._reader(kind)
+        return cast("T", reader(data, where))
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def _writer(self, hint: Any) -> Callable[[Any], Any]:
+        """Returns the function that writes values of a type; compiled at its first use."""
+        found = self._writers.get(hint)
+        if found is None:
+            found = self._writers[hint] = self._make_writer(hint)
+        return found
+
+    def _make_writer(self, hint: Any) -> Callable[[Any], Any]:
+        form = self._forms.get(hint) if isinstance(hint, type) else None
+        if form is not None and form.write is not None:
+            return form.write
+        if is_mapped(hint):
+            return self._compiled_writer(hint, form or JsonForm())
+        if (pair := pair_of(hint)) is not None:
+            return self._pairs_writer(*pair)
+        if (item := item_of(hint)) is not None:
+            write = self._writer(item)
+            return list if item in PLAIN else lambda value: [write(each) for each in value]
+        return self._runtime_writer(hint)
+
+    def _runtime_writer(self, hint: Any) -> Callable[[Any], Any]:
+        if hint is Any or hint is object or not isinstance(hint, type):
+            return self.to_json  # of any type: decided by the value
+        if issubclass(hint, Enum):
+            return lambda value: value.value
+        if issubclass(hint, bytes):
+            return lambda value: value.decode("utf-8", errors="replace")
+        if issubclass(hint, Mapping):
+            return self._pairs_writer(str, Any)
+        if issubclass(hint, tuple | list | set | frozenset):
+            return lambda value: [self.to_json(each) for each in value]
+        return _same
+
+    def _pairs_writer(self, key: Any, value: Any) -> Callable[[Any], Any]:
+        if key is str and value in PLAIN:
+            return dict
+        write = self._writer(value)
+        return lambda pairs: {str(name): write(each) for name, each in dict(pairs).items()}
+
+    def _compiled_writer(self, kind: type, form: JsonForm) -> Callable[[Any], Any]:
+        source = Source()
+        shown = [each for each in attributes_of(kind).values() if each.name not in form.hidden]
+        keys = {each.name: form.names.get(each.name, each.name) for each in shown}
+        if form.as_list:
+            items = ", ".join(self._written(source, each) for each in shown)
+            return source.compile("write(value)", [f"return [{items}]"])
+        if form.omit == "nothing":
+            entries = (f"{keys[each.name]!r}: {self._written(source, each)}" for each in shown)
+            return source.compile("write(value)", [f"return {{{', '.join(entries)}}}"])
+        body = ["data = {}"]
+        for each in shown:
+            if each.optional if form.omit == "none" else not each.required:
+                test = "is not None" if form.omit == "none" else _differs(source, each)
+                body.append(f"if (item := value.{each.name}) {test}:")
+                body.append(
+                    f"    data[{keys[each.name]!r}] = {self._written(source, each, 'item')}"
+                )
+            else:
+                body.append(f"data[{keys[each.name]!r}] = {self._written(source, each)}")
+        return source.compile("write(value)", [*body, "return data"])
+
+    def _written(self, source: Source, each: Attribute, name: str = "") -> str:
+        """Returns the expression of one field; `name`: where its value stands already."""
+        access = name or f"value.{each.name}"
+        if each.hint in PLAIN:
+            return access
+        write = source.bind(self._writer(each.hint), "write")
+        if not each.optional or name:
+            return f"{write}({access})"
+        return f"None if (item := {access}) is None else {write}(item)"
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def _reader(self, hint: Any) -> Reader:
+        """Returns the function that reads data of a type; compiled at its first use."""
+        found = self._readers.get(hint)
+        if found is None:
+            found = self._readers[hint] = self._make_reader(hint)
+        return found
+
+    def _make_reader(self, hint: Any) -> Reader:
+        form = self._forms.get(hint) if isinstance(hint, type) else None
+        if form is not None and form.read is not None:
+            return form.read
+        if is_mapped(hint):
+            return self._compiled_reader(hint, form or JsonForm())
+        if (pair := pair_of(hint)) is not None:
+            return partial(
+                _read_pairs, _key(pair[0]), self._reader(pair[1]), item_of(hint) is not None
+            )
+        if (item := item_of(hint)) is not None:
+            return partial(_read_items, self._reader(item))
+        if isinstance(hint, type) and issubclass(hint, Enum):
+            return partial(_read_member, hint, {each.value: each for each in hint})
+        if hint in PLAIN:
+            return partial(_read_plain, hint)
+        return _read_any
+
+    def _compiled_reader(self, kind: type, form: JsonForm) -> Reader:
+        source, values = Source(), list[str]()
+        mapped = attributes_of(kind)
+        read = {
+            name: form.names.get(name, name)
+            for name in mapped
+            if name not in form.hidden or mapped[name].required
+        }
+        body = [f"data = {source.bind(self._object_check(kind, form, read))}(data, w)"]
+        missing = source.bind(MISSING, "missing")
+        for at, each in enumerate(mapped.values()):
+            item = f"f{at}"
+            values.append(f"{each.name}={item}")
+            if each.name not in read:
+                body.append(f"{item} = {_default(source, each)}")
+                continue
+            key = read[each.name]
+            body += [f"{item} = data.get({key!r}, {missing})", f"if {item} is {missing}:"]
+            if each.required:
+                body.append(f"    {source.bind(_required, 'required')}(w, {key!r})")
+            else:
+                body.append(f"    {item} = {_default(source, each)}")
+            body += self._checked(source, each, item, key)
+        body.append(f"return {source.bind(kind, 'kind')}({', '.join(values)})")
+        return cast("Reader", source.compile("read(data, w)", body))
+
+    def _object_check(self, kind: type, form: JsonForm, keys: Mapping[str, str]) -> Reader:
+        """Returns the function that checks the data of a class and returns it by key."""
+        if form.as_list:
+            return partial(_checked_list, tuple(keys.values()))
+        if self._refuse_unknown:
+            return partial(_checked_keys, kind.__name__, frozenset(keys.values()))
+        return partial(_checked_object, kind.__name__)
+
+    def _checked(self, source: Source, each: Attribute, item: str, key: str) -> list[str]:
+        """Returns the lines that convert one item that is there."""
+        path = source.bind(join_path, "path")
+        reader = source.bind(self._reader(each.hint), "read")
+        lines = f"    {item} = {reader}({item}, {path}(w, {key!r}))"
+        test = f"type({item}) is not {source.bind(each.hint, 'hint')}"
+        condition = test if each.hint in PLAIN else ""
+        if each.optional:
+            condition = f"{item} is not None" + (f" and {condition}" if condition else "")
+        return [f"elif {condition}:" if condition else "else:", lines]
+
+
+def moment_text(moment: datetime) -> str:
+    """Returns a moment as RFC 3339 in UTC, with "Z"."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def join_path(where: str, key: str) -> str:
+    """Returns the path of a member of the object at `where`."""
+    return f"{where}.{key}" if where else key
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _differs(source: Source, each: Attribute) -> str:
+    default = each.default if each.default is not MISSING else each.default_factory()
+    if default is None or isinstance(default, bool | Enum):
+        return f"is not {source.bind(default, 'default')}"
+    return f"!= {source.bind(default, 'default')}"
+
+
+def _default(source: Source, each: Attribute) -> str:
+    if each.default is not MISSING:
+        return source.bind(each.default, "default")
+    return f"{source.bind(each.default_factory, 'factory')}()"
+
+
+def _required(where: str, key: str) -> None:
+    raise InvalidArgument(join_path(where, key), None, "a value: the field is required")
+
+
+def _checked_list(keys: Sequence[str], data: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(data, list | tuple) or len(data) > len(keys):
+        raise InvalidArgument(where, data, f"a list of at most {len(keys)} items")
+    return dict(zip(keys, data, strict=False))
+
+
+def _checked_object(name: str, data: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise InvalidArgument(where or name, data, "an object")
+    return data
+
+
+def _checked_keys(name: str, keys: frozenset[str], data: Any, where: str) -> Mapping[str, Any]:
+    content = _checked_object(name, data, where)
+    if unknown := content.keys() - keys:
+        path = join_path(where, str(min(unknown)))
+        raise InvalidArgument(path, "present", f"one of {', '.join(sorted(keys))}")
+    return content
+
+
+def _read_member(kind: type[Enum], members: Mapping[Any, Enum], data: Any, where: str) -> Any:
+    found = members.get(data) if isinstance(data, str | int) else None
+    if found is None:
+        known = ", ".join(str(member.value) for member in kind)
+        raise InvalidArgument(where, data, f"one of {known}")
+    return found
+
+
+def _read_plain(kind: type, data: Any, where: str) -> Any:
+    # bool is an int in Python, but not in a model; JSON has no floats without a fraction.
+    if type(data) is kind:
+        return data
+    if kind is float and type(data) is int:
+        return float(data)
+    raise InvalidArgument(where, data, f"a value of type {kind.__name__}")
+
+
+def _read_any(data: Any, _where: str) -> Any:
+    return data
+
+
+def _read_items(read: Reader, data: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(data, list | tuple):
+        raise InvalidArgument(where, data, "a list")
+    return tuple([read(item, f"{where}[{at}]") for at, item in enumerate(data)])
+
+
+def _read_pairs(
+    key: Callable[[Any], Any], read: Reader, frozen: bool, data: Any, where: str
+) -> Any:
+    if not isinstance(data, Mapping):
+        raise InvalidArgument(where, data, "an object")
+    pairs = {key(name): read(item, f"{where}[{name}]") for name, item in data.items()}
+    return tuple(sorted(pairs.items())) if frozen else pairs
+
+
+def _read_cpu_list(data: Any, where: str) -> CpuSet:
+    if not isinstance(data, str):
+        raise InvalidArgument(where, data, "a CPU list, such as 0-3,8")
+    return CpuSet.parse(data, where)
+
+
+def _read_moment(data: Any, where: str) -> datetime:
+    try:
+        return datetime.fromisoformat(data)
+    except (ValueError, TypeError):
+        raise InvalidArgument(where, data, "a time, such as 2024-05-01T12:00:00Z") from None
+
+
+def _key(kind: Any) -> Callable[[Any], Any]:
+    return int if kind is int else _same
+
+
+CPU_LIST = JsonForm(write=str, read=_read_cpu_list)
+MOMENT = JsonForm(write=moment_text, read=_read_moment)
+
+SHOWN = JsonCodec()
+"""The form that programs read (`-o json`): every field, whatever it holds."""
+
+to_json = SHOWN.to_json
+from_json = SHOWN.from_json

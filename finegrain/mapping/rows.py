@@ -1,0 +1,178 @@
+"""Dataclasses as rows of a table, and back: one value per column, in the order of the columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+from finegrain.mapping.fields import Attribute, MappingError, attribute_at, attributes_of
+from finegrain.mapping.source import Source
+
+T = TypeVar("T")
+Row = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """How values of a type stand in a column: `write` returns what is stored, `read` the value."""
+
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+
+
+FLOAT = Text(repr, float)
+"""A float as text, exact on every database."""
+
+WORD = Text(str, str)
+"""A text that may be a member of an enum, which drivers have ideas of their own about."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowCodec(Generic[T]):
+    """Writes and reads the rows of one class; compiled at the first use of each."""
+
+    kind: type[T]
+    columns: tuple[str, ...]
+    texts: Mapping[Any, Text]
+    exceptions: Mapping[str, str | tuple[str, Text]]
+    parts: tuple[str, ...]
+    kept: frozenset[str]
+    _compiled: dict[str, Callable[..., Any]]
+
+    def encode(self, value: T) -> Row:
+        """Returns the row of a value."""
+        function = self._compiled.get("encode")
+        if function is None:
+            function = self._compiled["encode"] = _compile_encode(self)
+        row: Row = function(value)
+        return row
+
+    def decode(self, row: Sequence[Any]) -> T:
+        """Returns the value of a row; attributes without a column take their default."""
+        function = self._compiled.get("decode")
+        if function is None:
+            function = self._compiled["decode"] = _compile_decode(self)
+        value: T = function(row)
+        return value
+
+
+def row_codec(
+    kind: type[T],
+    columns: Sequence[str],
+    *,
+    texts: Mapping[Any, Text] | None = None,
+    exceptions: Mapping[str, str | tuple[str, Text]] | None = None,
+    parts: Sequence[str] = (),
+    kept: Sequence[str] = (),
+) -> RowCodec[T]:
+    """Returns the codec of a class. Enums are stored as text and booleans as what the driver makes
+    of them; None stays None.
+
+    Args:
+        kind: the dataclass.
+        columns: names of the columns, in order; each is the name of an attribute.
+        texts: how values of other types are stored, by type (without `| None`).
+        exceptions: for a column, the path of its attribute where that has another name
+            ("spec.request.allocation_id"), or that path and how it is stored.
+        parts: paths of nested dataclasses whose fields have columns of their own.
+        kept: paths of attributes that have no column ("booked", "spec.gang_id").
+    """
+    return RowCodec(
+        kind, tuple(columns), texts or {}, exceptions or {}, tuple(parts), frozenset(kept), {}
+    )
+
+
+def _compile_encode(codec: RowCodec[Any]) -> Callable[..., Any]:
+    source = Source()
+    body = [f"{_local(part)} = value.{part}" for part in codec.parts]
+    values = ", ".join(
+        _stored(source, codec, column, attribute, access)
+        for column, (attribute, access) in _located(codec).items()
+    )
+    return source.compile("encode(value)", [*body, f"return ({values},)"])
+
+
+def _compile_decode(codec: RowCodec[Any]) -> Callable[..., Any]:
+    source = Source()
+    positions = {
+        access: (at, column, attribute)
+        for at, (column, (attribute, access)) in enumerate(_located(codec).items())
+    }
+
+    def made(kind: type, path: str) -> str:
+        arguments = []
+        for each in attributes_of(kind).values():
+            inner = f"{path}.{each.name}" if path else each.name
+            access = f"{_local(path)}.{each.name}"
+            if inner in codec.parts:
+                arguments.append(f"{each.name}={made(each.hint, inner)}")
+            elif access in positions:
+                at, column, attribute = positions[access]
+                arguments.append(f"{each.name}={_loaded(source, codec, column, attribute, at)}")
+            elif inner not in codec.kept or each.required:
+                raise MappingError(f"{codec.kind.__name__}.{inner} has no column")
+        return f"{source.bind(kind, 'kind')}({', '.join(arguments)})"
+
+    return source.compile("decode(row)", [f"return {made(codec.kind, '')}"])
+
+
+def _located(codec: RowCodec[Any]) -> dict[str, tuple[Attribute, str]]:
+    """Returns, by column, its attribute and the expression that reads that."""
+    owners = {part: attribute_at(codec.kind, part).hint for part in codec.parts}
+    found: dict[str, tuple[Attribute, str]] = {}
+    for column in codec.columns:
+        exception = codec.exceptions.get(column, column)
+        path = exception if isinstance(exception, str) else exception[0]
+        if path == column and path not in attributes_of(codec.kind):
+            holders = [part for part in codec.parts if path in attributes_of(owners[part])]
+            if not holders:
+                raise MappingError(f"{codec.kind.__name__} has no attribute for column {column!r}")
+            path = f"{holders[0]}.{path}"
+        parent, _, name = path.rpartition(".")
+        access = f"{_local(parent)}.{name}" if parent in codec.parts else f"value.{path}"
+        found[column] = attribute_at(codec.kind, path), access
+    return found
+
+
+def _local(part: str) -> str:
+    return f"value_{part.replace('.', '_')}" if part else "value"
+
+
+def _text(codec: RowCodec[Any], column: str, attribute: Attribute) -> Text | None:
+    exception = codec.exceptions.get(column, column)
+    return codec.texts.get(attribute.hint) if isinstance(exception, str) else exception[1]
+
+
+def _stored(
+    source: Source, codec: RowCodec[Any], column: str, attribute: Attribute, access: str
+) -> str:
+    text = _text(codec, column, attribute)
+    if text is not None:
+        write = source.bind(text.write, "write")
+    elif isinstance(attribute.hint, type) and issubclass(attribute.hint, str):
+        if attribute.hint is str:
+            return access
+        write = source.bind(str, "str")  # drivers have ideas of their own about members of StrEnum
+    else:
+        return access
+    if attribute.optional:
+        return f"None if (item := {access}) is None else {write}(item)"
+    return f"{write}({access})"
+
+
+def _loaded(
+    source: Source, codec: RowCodec[Any], column: str, attribute: Attribute, at: int
+) -> str:
+    text, hint, access = _text(codec, column, attribute), attribute.hint, f"row[{at}]"
+    if text is not None:
+        value = f"{source.bind(text.read, 'read')}({access})"
+    elif hint is bool:
+        value = f"{source.bind(bool, 'bool')}({access})"
+    elif isinstance(hint, type) and issubclass(hint, Enum):
+        # Looked up here, because making a member of its value costs as much as the rest of a row.
+        value = f"{source.bind({each.value: each for each in hint}, 'members')}[{access}]"
+    else:
+        return access
+    return f"None if {access} is None else {value}" if attribute.optional else value

@@ -1,0 +1,80 @@
+"""What the mappers need to know about the fields of a message."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, StrEnum
+from typing import Any, cast
+
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from finegrain.mapping.fields import MappingError
+
+TIMESTAMP = "google.protobuf.Timestamp"
+DURATION = "google.protobuf.Duration"
+UNSPECIFIED = "UNSPECIFIED"
+UNIT_SUFFIXES = {TIMESTAMP: ("_ms", ""), DURATION: ("_ms", "_s")}
+"""What the name of an attribute has beyond that of the field."""
+
+
+def fields_of(message: Any) -> Mapping[str, FieldDescriptor]:
+    """Returns the fields of a message, or of the descriptor of one, by name."""
+    descriptor = getattr(message, "DESCRIPTOR", message)
+    return {each.name: each for each in descriptor.fields}
+
+
+def field_at(message: type[Message], path: str) -> FieldDescriptor:
+    """Returns the field at a path such as "request.pids_max".
+
+    Raises:
+        MappingError: there is none.
+    """
+    found, owner = None, fields_of(message)
+    for name in path.split("."):
+        found = owner.get(name)
+        if found is None:
+            raise MappingError(f"{message.__name__} has no field {path}")
+        owner = fields_of(found.message_type) if found.message_type is not None else {}
+    return cast("FieldDescriptor", found)
+
+
+def is_repeated(field: FieldDescriptor) -> bool:
+    """True for lists and maps."""
+    return bool(field.default_value == [])
+
+
+def is_map(field: FieldDescriptor) -> bool:
+    """True for maps."""
+    kind = field.message_type
+    return kind is not None and is_repeated(field) and kind.GetOptions().map_entry
+
+
+def message_name(field: FieldDescriptor) -> str:
+    """Returns the full name of the message that a field holds; empty for other fields."""
+    return "" if field.message_type is None else field.message_type.full_name
+
+
+def message_class(field: FieldDescriptor) -> type[Message]:
+    """Returns the class of the message that a field holds."""
+    return GetMessageClass(cast("Descriptor", field.message_type))
+
+
+def numbers_of(kind: type[Enum], descriptor: EnumDescriptor) -> dict[Any, int]:
+    """Returns the protocol's number of each member that has one: PENDING is REQUEST_STATE_PENDING.
+    A member named DEFAULT is what is not said: number 0.
+    """
+    prefix = descriptor.values[0].name.removesuffix(UNSPECIFIED)
+    known = descriptor.values_by_name
+    numbers = {
+        each: known[f"{prefix}{each.name}"].number for each in kind if prefix + each.name in known
+    }
+    if unsaid := kind.__members__.get("DEFAULT"):
+        numbers[unsaid] = 0
+    return numbers
+
+
+def members_of(kind: type[StrEnum], descriptor: EnumDescriptor) -> dict[int, StrEnum]:
+    """Returns the inverse of `numbers_of`."""
+    return {number: member for member, number in numbers_of(kind, descriptor).items()}

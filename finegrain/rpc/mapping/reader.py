@@ -1,0 +1,270 @@
+"""Makes dataclasses of protocol messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from finegrain.mapping.fields import (
+    Attribute,
+    MappingError,
+    attributes_of,
+    is_mapped,
+    item_of,
+)
+from finegrain.mapping.source import Source
+from finegrain.rpc.mapping.fields import (
+    DURATION,
+    TIMESTAMP,
+    UNIT_SUFFIXES,
+    field_at,
+    fields_of,
+    is_map,
+    is_repeated,
+    members_of,
+    message_class,
+    message_name,
+)
+
+T = TypeVar("T")
+UnknownNumber = Callable[[type[Enum], EnumDescriptor, int], Exception]
+"""Returns the error for a number that no member of an enum stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Via:
+    """An attribute that is converted from the field at `path` by a function of its own."""
+
+    path: str
+    convert: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FromMessage:
+    """An attribute that a function makes of the whole message, of which it reads `fields`."""
+
+    convert: Callable[[Any], Any]
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One class and the message that it is read from, with all that differs between them.
+
+    Attributes:
+        kind: the dataclass.
+        message: the message.
+        exceptions: for an attribute, the path of its field where that has another name
+            ("request.pids_max"), or how it is made.
+        given: attributes that the caller passes by name.
+        kept: attributes that no field has; they take their default.
+        unread: fields that no attribute has.
+    """
+
+    kind: type
+    message: type[Message]
+    exceptions: Mapping[str, str | Via | FromMessage] = field(default_factory=dict)
+    given: Sequence[str] = ()
+    kept: Sequence[str] = ()
+    unread: Sequence[str] = ()
+
+
+class Reader:
+    """Reads dataclasses from messages; the function of each pair is compiled at its first use.
+
+    Args:
+        readings: pairs that differ by more than the rules. Others need not be listed.
+        converters: functions that return the value of a nested message, by its class; or of a
+            text, by the type of the attribute.
+        unknown: makes the error for an unknown number of an enum.
+    """
+
+    def __init__(
+        self,
+        readings: Sequence[Reading],
+        *,
+        converters: Mapping[type, Callable[[Any], Any]],
+        unknown: UnknownNumber,
+    ) -> None:
+        self.readings = {(each.kind, each.message): each for each in readings}
+        self._converters = {
+            each.DESCRIPTOR.full_name if issubclass(each, Message) else each: convert
+            for each, convert in converters.items()
+        }
+        self._unknown = unknown
+        self._compiled: dict[tuple[type, type], Callable[..., Any]] = {}
+
+    def __call__(self, kind: type[T], message: Message, /, **given: Any) -> T:
+        """Returns the value that a message stands for.
+
+        Args:
+            kind: the dataclass.
+            message: of a type that has its fields.
+            given: attributes that the message does not have.
+
+        Raises:
+            Exception: what `unknown` made, or a converter raised.
+        """
+        function = self._compiled.get((kind, message.__class__))
+        if function is None:
+            function = self.function(kind, message.__class__)
+        return cast("T", function(message, **given) if given else function(message))
+
+    def function(self, kind: type[T], message: type[Message]) -> Callable[..., T]:
+        """Returns the compiled function of a pair.
+
+        Raises:
+            MappingError: a field exists on one side only, and no exception names it.
+        """
+        found = self._compiled.get((kind, message))
+        if found is None:
+            found = self._compiled[kind, message] = self._compile(kind, message)
+        return found
+
+    @property
+    def pairs(self) -> Sequence[tuple[type, type]]:
+        """All pairs compiled so far, nested ones included."""
+        return tuple(self._compiled)
+
+    def _compile(self, kind: type, message: type[Message]) -> Callable[..., Any]:
+        reading = self.readings.get((kind, message)) or Reading(kind, message)
+        source, used = Source(), set(reading.unread)
+        values, parameters = list[str](), list[str]()
+        parents: dict[str, str] = {}
+        for each in attributes_of(kind).values():
+            exception = reading.exceptions.get(each.name)
+            if isinstance(exception, FromMessage):
+                used.update(exception.fields)
+                value = f"{source.bind(exception.convert, 'convert')}(_message)"
+            elif each.name in reading.given:
+                value = each.name
+                parameters.append(value if each.required else f"{value}={_default(source, each)}")
+            elif each.name in reading.kept:
+                value = _default(source, each)
+            else:
+                convert = exception.convert if isinstance(exception, Via) else None
+                path = exception.path if isinstance(exception, Via) else exception
+                path = path or _field_name(message, each.name)
+                used.add(path.partition(".")[0])
+                described, access = field_at(message, path), _access(path, parents)
+                value = self._value(source, each, described, access, convert)
+            values.append(value)
+        self._check(reading, used)
+        body = [f"{name} = _message.{path}" for path, name in parents.items()]
+        body.append(f"return {source.bind(kind, 'kind')}({', '.join(values)})")
+        return source.compile(f"read({', '.join(['_message', *parameters])})", body)
+
+    def _check(self, reading: Reading, used: set[str]) -> None:
+        if missed := sorted(fields_of(reading.message).keys() - used):
+            kind, message = reading.kind.__name__, reading.message.__name__
+            raise MappingError(f"{kind} has no attribute for {', '.join(missed)} of {message}")
+
+    def _value(
+        self,
+        source: Source,
+        each: Attribute,
+        described: FieldDescriptor,
+        access: tuple[str, str],
+        convert: Callable[[Any], Any] | None,
+    ) -> str:
+        """Returns the expression of an attribute; `access`: its parent and how it is read."""
+        parent, read = access
+        if convert is not None:
+            value = f"{source.bind(convert, 'convert')}({read})"
+        elif is_repeated(described):
+            return self._many(source, each, described, read)
+        else:
+            value = self._one(source, each.hint, described, read)
+        if each.optional and described.has_presence:
+            return f"{value} if {parent}.HasField({described.name!r}) else None"
+        if each.optional and described.enum_type is not None:
+            return f"{value} if {read} else None"
+        if each.optional and convert is None:
+            raise MappingError(f"{described.full_name} cannot be absent, as {each.name} may be")
+        return value
+
+    def _many(self, source: Source, each: Attribute, described: FieldDescriptor, read: str) -> str:
+        if is_map(described):
+            frozen = item_of(each.hint) is not None
+            return f"tuple(sorted({read}.items()))" if frozen else f"dict({read})"
+        inner = self._one(source, item_of(each.hint), described, "item")
+        return f"tuple({read})" if inner == "item" else f"tuple([{inner} for item in {read}])"
+
+    def _one(self, source: Source, hint: Any, described: FieldDescriptor, read: str) -> str:
+        """Returns the expression of one value that is there."""
+        name = message_name(described)
+        convert = self._converters.get(name or hint)
+        if name and (message := message_class(described)) is not None:
+            reading = self.readings.get((hint, message))
+            if reading is None and convert is not None:
+                return f"{source.bind(convert, 'convert')}({read})"
+            if is_mapped(hint):
+                return f"{source.bind(self.function(hint, message), 'read')}({read})"
+            if (name, hint) in _MOMENTS:
+                return _MOMENTS[name, hint].format(read, utc=source.bind(UTC, "utc"))
+            raise MappingError(f"no rule for {described.full_name} as {hint}")
+        if described.enum_type is not None:
+            return self._member(source, hint, described.enum_type, read)
+        if convert is not None:
+            return f"{source.bind(convert, 'convert')}({read})"
+        return read
+
+    def _member(self, source: Source, kind: Any, described: EnumDescriptor, read: str) -> str:
+        members = members_of(kind, described)
+        get = source.bind(_Members(members, partial(self._unknown, kind, described)), "members")
+        return f"{get}[{read}]"
+
+
+class _Members(dict[int, Any]):
+    """Members of an enum by number; a number that is missing raises the error of its maker."""
+
+    def __init__(self, members: Mapping[int, Any], unknown: Callable[[int], Exception]) -> None:
+        super().__init__(members)
+        self._unknown = unknown
+
+    def __missing__(self, number: int) -> Any:
+        raise self._unknown(number)
+
+
+_MOMENTS: dict[tuple[str, Any], str] = {
+    (TIMESTAMP, datetime): "{0}.ToDatetime({utc})",
+    (TIMESTAMP, int): "({0}.seconds * 1000 + {0}.nanos // 1_000_000)",
+    (DURATION, float): "{0}.ToMicroseconds() / 1e6",
+    (DURATION, int): "({0}.seconds * 1000 - (-{0}.nanos // 1_000_000))",
+}
+
+
+def _field_name(message: type[Message], name: str) -> str:
+    """Returns the field of an attribute; moments and durations have a unit in ours alone."""
+    fields = fields_of(message)
+    if name in fields:
+        return name
+    for kind, suffixes in UNIT_SUFFIXES.items():
+        for suffix in suffixes:
+            found = fields.get(name.removesuffix(suffix))
+            if suffix and found is not None and message_name(found) == kind:
+                return found.name
+    raise MappingError(f"{message.__name__} has no field for the attribute {name!r}")
+
+
+def _access(path: str, parents: dict[str, str]) -> tuple[str, str]:
+    parent, _, name = path.rpartition(".")
+    if not parent:
+        return "_message", f"_message.{name}"
+    local = parents.setdefault(parent, f"_message_{parent.replace('.', '_')}")
+    return local, f"{local}.{name}"
+
+
+def _default(source: Source, each: Attribute) -> str:
+    if each.required:
+        raise MappingError(f"{each.name} has no default")
+    if callable(each.default_factory):
+        return f"{source.bind(each.default_factory, 'factory')}()"
+    return source.bind(each.default, "default")

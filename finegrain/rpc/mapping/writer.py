@@ -1,0 +1,255 @@
+"""Makes protocol messages of dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar, cast
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from finegrain.mapping.fields import (
+    Attribute,
+    MappingError,
+    attribute_at,
+    attributes_of,
+    find_attribute,
+    is_mapped,
+    item_of,
+)
+from finegrain.mapping.source import Source
+from finegrain.rpc.mapping.fields import (
+    DURATION,
+    TIMESTAMP,
+    UNIT_SUFFIXES,
+    fields_of,
+    is_map,
+    is_repeated,
+    message_class,
+    message_name,
+    numbers_of,
+)
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class As:
+    """A field that a function of its own makes of the attribute at `path`."""
+
+    path: str
+    convert: Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FromValue:
+    """A field that a function makes of the whole value, of which it reads `attributes`. None: the
+    field is not set.
+    """
+
+    convert: Callable[[Any], Any]
+    attributes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """One class and the message that it is written to, with all that differs between them.
+
+    Attributes:
+        kind: the dataclass.
+        message: the message.
+        exceptions: for a field, the path of its attribute where that has another name
+            ("registration.default_profile"), or how it is made.
+        parts: paths of nested values whose attributes are those of the message, too; an attribute
+            of the value itself goes before one of a part.
+        given: fields that the caller passes by name; absent ones are not set.
+        kept: paths of attributes that do not travel.
+        unset: fields that no attribute has.
+    """
+
+    kind: type
+    message: type[Message]
+    exceptions: Mapping[str, str | As | FromValue] = field(default_factory=dict)
+    parts: Sequence[str] = ()
+    given: Sequence[str] = ()
+    kept: Sequence[str] = ()
+    unset: Sequence[str] = ()
+
+
+class Writer:
+    """Writes messages of dataclasses; the function of each pair is compiled at its first use.
+
+    Args:
+        writings: pairs that differ by more than the rules. Others need not be listed.
+        converters: functions that return a nested message of a value, by the message's class; or
+            a text, by the type of the attribute.
+    """
+
+    def __init__(
+        self, writings: Sequence[Writing], *, converters: Mapping[type, Callable[[Any], Any]]
+    ) -> None:
+        self.writings = {(each.kind, each.message): each for each in writings}
+        self._converters = {
+            each.DESCRIPTOR.full_name if issubclass(each, Message) else each: convert
+            for each, convert in converters.items()
+        }
+        self._compiled: dict[tuple[type, type], Callable[..., Any]] = {}
+
+    def __call__(self, message: type[MessageT], value: object, /, **given: Any) -> MessageT:
+        """Returns the message of a value.
+
+        Args:
+            message: the message.
+            value: a dataclass that has its fields.
+            given: fields that the value does not have.
+        """
+        function = self._compiled.get((value.__class__, message))
+        if function is None:
+            function = self.function(value.__class__, message)
+        return cast("MessageT", function(value, **given) if given else function(value))
+
+    def function(self, kind: type, message: type[MessageT]) -> Callable[..., MessageT]:
+        """Returns the compiled function of a pair.
+
+        Raises:
+            MappingError: a field exists on one side only, and no exception names it.
+        """
+        found = self._compiled.get((kind, message))
+        if found is None:
+            found = self._compiled[kind, message] = self._compile(kind, message)
+        return found
+
+    @property
+    def pairs(self) -> Sequence[tuple[type, type]]:
+        """All pairs compiled so far, nested ones included."""
+        return tuple(self._compiled)
+
+    def _compile(self, kind: type, message: type[Message]) -> Callable[..., Any]:
+        writing = self.writings.get((kind, message)) or Writing(kind, message)
+        source, used = Source(), set(writing.kept)
+        arguments, parameters = list[str](), list[str]()
+        for name, described in fields_of(message).items():
+            if name in writing.unset:
+                continue
+            if name in writing.given:
+                arguments.append(f"{name}={name}")
+                parameters.append(f"{name}=None")
+                continue
+            exception = writing.exceptions.get(name)
+            if isinstance(exception, FromValue):
+                used.update(exception.attributes)
+                arguments.append(f"{name}={source.bind(exception.convert, 'convert')}(_value)")
+                continue
+            path = exception.path if isinstance(exception, As) else exception
+            path = path or _attribute_path(writing, described)
+            used.add(path)
+            attribute = attribute_at(kind, path)
+            convert = exception.convert if isinstance(exception, As) else None
+            access = _access(writing, path)
+            argument = self._value(source, attribute, described, access, convert)
+            arguments.append(f"{name}={argument}")
+        _check(writing, used)
+        body = [f"{_local(part)} = _value.{part}" for part in writing.parts]
+        body.append(f"return {source.bind(message, 'message')}({', '.join(arguments)})")
+        return source.compile(f"write({', '.join(['_value', *parameters])})", body)
+
+    def _value(
+        self,
+        source: Source,
+        attribute: Attribute,
+        described: FieldDescriptor,
+        access: str,
+        convert: Callable[[Any], Any] | None,
+    ) -> str:
+        """Returns the expression of a field; None leaves it unset."""
+        item = "item" if attribute.optional and not access.isidentifier() else access
+        if convert is not None:
+            value = f"{source.bind(convert, 'convert')}({item})"
+        elif is_repeated(described):
+            value = self._many(source, attribute, described, item)
+        else:
+            value = self._one(source, attribute.hint, described, item)
+        if attribute.optional and value != item:
+            test = access if item == access else f"(item := {access})"
+            return f"None if {test} is None else {value}"
+        return access if value == item else value
+
+    def _many(
+        self, source: Source, attribute: Attribute, described: FieldDescriptor, access: str
+    ) -> str:
+        if is_map(described):
+            frozen = item_of(attribute.hint) is not None
+            return f"dict({access})" if frozen else access
+        inner = self._one(source, item_of(attribute.hint), described, "each")
+        return access if inner == "each" else f"[{inner} for each in {access}]"
+
+    def _one(self, source: Source, hint: Any, described: FieldDescriptor, access: str) -> str:
+        """Returns the expression of one value that is there."""
+        name = message_name(described)
+        convert = self._converters.get(name or hint)
+        if name:
+            message = message_class(described)
+            if convert is not None and (hint, message) not in self.writings:
+                return f"{source.bind(convert, 'convert')}({access})"
+            if is_mapped(hint):
+                return f"{source.bind(self.function(hint, message), 'write')}({access})"
+            if (name, hint) in _MOMENTS:
+                return _MOMENTS[name, hint].format(access)
+            raise MappingError(f"no rule for {described.full_name} of {hint}")
+        if described.enum_type is not None:
+            numbers = numbers_of(hint, described.enum_type)
+            return f"{source.bind(numbers, 'numbers')}[{access}]"
+        if convert is not None:
+            return f"{source.bind(convert, 'convert')}({access})"
+        return access
+
+
+_MOMENTS: dict[tuple[str, Any], str] = {
+    (kind, int): "{{'seconds': {0} // 1000, 'nanos': {0} % 1000 * 1_000_000}}"
+    for kind in (TIMESTAMP, DURATION)
+} | {(TIMESTAMP, datetime): "{0}"}
+
+
+def _attribute_path(writing: Writing, described: FieldDescriptor) -> str:
+    """Returns the path of the attribute of a field: of the value itself, or of the first part."""
+    suffixes = UNIT_SUFFIXES.get(message_name(described), ("",))
+    owners = {"": writing.kind} | {
+        part: attribute_at(writing.kind, part).hint for part in writing.parts
+    }
+    for part, owner in owners.items():
+        for suffix in (*suffixes, ""):
+            name = described.name + suffix
+            if find_attribute(owner, name) is not None:
+                return f"{part}.{name}" if part else name
+    raise MappingError(
+        f"{writing.kind.__name__} has no attribute for the field {described.full_name}"
+    )
+
+
+def _check(writing: Writing, used: set[str]) -> None:
+    known = {
+        "": attributes_of(writing.kind),
+        **{part: attributes_of(attribute_at(writing.kind, part).hint) for part in writing.parts},
+    }
+    paths = {f"{part}.{name}" if part else name for part, names in known.items() for name in names}
+    missed = sorted(
+        path
+        for path in paths - used - set(writing.parts)
+        if not any(each.startswith(f"{path}.") for each in used)
+    )
+    if missed:
+        kind, message = writing.kind.__name__, writing.message.__name__
+        raise MappingError(f"{message} has no field for {', '.join(missed)} of {kind}")
+
+
+def _local(part: str) -> str:
+    return f"_value_{part.replace('.', '_')}" if part else "_value"
+
+
+def _access(writing: Writing, path: str) -> str:
+    parent, _, name = path.rpartition(".")
+    if parent in writing.parts or not parent:
+        return f"{_local(parent)}.{name}"
+    return f"_value.{path}"
