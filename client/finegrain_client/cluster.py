@@ -22,13 +22,8 @@ from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
 from finegrain_client.admin.operations import Levers
 from finegrain_client.connection import Connection
-from finegrain_client.decoding import advice as reading_advice
-from finegrain_client.decoding import explain as reading_explain
-from finegrain_client.decoding import groups as reading_groups
-from finegrain_client.decoding import host_policy as reading_host_policy
-from finegrain_client.decoding import providers as reading_providers
-from finegrain_client.decoding import status as reading
-from finegrain_client.decoding import topology as reading_topology
+from finegrain_client.decoding import read
+from finegrain_client.durations import duration
 from finegrain_client.job.job import LEASE_DEFAULT_S, Job
 from finegrain_client.retry import BUDGET_DEFAULT_S, RetryPolicy
 from finegrain_client.types import status as types
@@ -157,7 +152,7 @@ class Cluster(Levers):
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.GetCluster(pb.GetClusterRequest(), timeout=timeout_s)
         )
-        return reading.cluster_info(answer)
+        return read(types.ClusterInfo, answer)
 
     async def executors(self) -> list[types.ExecutorStatus]:
         """All executors, in order of id."""
@@ -165,7 +160,7 @@ class Cluster(Levers):
             lambda cluster, token, timeout_s: cluster.ListExecutors(
                 pb.ListExecutorsRequest(page_size=PAGE_SIZE, page_token=token), timeout=timeout_s
             ),
-            lambda page: [reading.executor(each) for each in page.executors],
+            lambda page: [read(types.ExecutorStatus, each) for each in page.executors],
         )
 
     async def executor(self, executor_id: str) -> types.ExecutorStatus:
@@ -178,7 +173,11 @@ class Cluster(Levers):
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.GetExecutor(message, timeout=timeout_s)
         )
-        return reading.executor(answer.executor, [reading.slot(each) for each in answer.slots])
+        return read(
+            types.ExecutorStatus,
+            answer.executor,
+            slot_list=tuple(read(types.SlotStatus, each) for each in answer.slots),
+        )
 
     async def topology(self, executor_id: str) -> TopologyReport:
         """One executor's cpus and NUMA nodes: what is where, who has it, and which settings hold.
@@ -190,7 +189,7 @@ class Cluster(Levers):
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.GetTopology(message, timeout=timeout_s)
         )
-        return reading_topology.topology_report(answer)
+        return read(TopologyReport, answer)
 
     async def host_policy(self, executor_id: str | None) -> HostPolicy:
         """Settings of an executor's host: what is set at runtime, what holds, and by whom; None:
@@ -203,7 +202,7 @@ class Cluster(Levers):
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.GetHostPolicy(message, timeout=timeout_s)
         )
-        return reading_host_policy.host_policy(executor_id or "", answer)
+        return read(HostPolicy, answer, executor_id=executor_id or "")
 
     async def slots(self, *, executor_id: str = "", job_id: str = "") -> list[types.SlotStatus]:
         """Slots that exist, in order of executor and allocation id."""
@@ -214,7 +213,7 @@ class Cluster(Levers):
                 ),
                 timeout=timeout_s,
             ),
-            lambda page: [reading.slot(each) for each in page.slots],
+            lambda page: [read(types.SlotStatus, each) for each in page.slots],
         )
 
     async def requests(
@@ -246,7 +245,7 @@ class Cluster(Levers):
                 ),
                 timeout=timeout_s,
             ),
-            lambda page: [reading.request(each) for each in page.requests],
+            lambda page: [read(types.RequestStatus, each) for each in page.requests],
         )
 
     async def jobs(self, *, include_ended: bool = False) -> list[types.JobStatus]:
@@ -258,7 +257,7 @@ class Cluster(Levers):
                 ),
                 timeout=timeout_s,
             ),
-            lambda page: [reading.job(each) for each in page.jobs],
+            lambda page: [read(types.JobStatus, each) for each in page.jobs],
         )
 
     async def events(
@@ -281,7 +280,7 @@ class Cluster(Levers):
                 from_sequence=wanted,
                 subject_id=subject_id,
                 page_size=page_size,
-                wait=reading.duration(EVENTS_WAIT_S) if follow and wanted else None,
+                wait=duration(EVENTS_WAIT_S) if follow and wanted else None,
             )
             answer = await self._connection.call_cluster(
                 lambda cluster, timeout_s, message=message: cluster.ListEvents(  # type: ignore[misc]
@@ -289,7 +288,7 @@ class Cluster(Levers):
                 )
             )
             for each in answer.events:
-                yield reading.cluster_event(each)
+                yield read(types.ClusterEvent, each)
             if not follow and (not wanted or not answer.events):
                 return
             wanted, page_size = max(answer.next_sequence, 1), EVENTS_PAGE_SIZE
@@ -312,7 +311,7 @@ class Cluster(Levers):
         answer = await self._connection.call_manager(
             lambda manager, timeout_s: manager.Explain(message, timeout=timeout_s)
         )
-        return reading_explain.explanation(answer)
+        return read(Explanation, answer)
 
     async def providers(self) -> Providers:
         """How the cluster grows and shrinks: executor shapes, executors that were asked for, and
@@ -323,14 +322,14 @@ class Cluster(Levers):
                 pb.ListProvidersRequest(), timeout=timeout_s
             )
         )
-        return reading_providers.providers(answer)
+        return read(Providers, answer)
 
     async def groups(self) -> Groups:
         """Resource groups with their weights, limits, and what they have and get."""
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.ListGroups(pb.ListGroupsRequest(), timeout=timeout_s)
         )
-        return reading_groups.groups(answer)
+        return read(Groups, answer)
 
     async def advise(
         self, job_id: str, *, target_s: float | None = None, quantile: float | None = None
@@ -350,13 +349,13 @@ class Cluster(Levers):
             raise InvalidArgument("quantile", quantile, "above 0 and below 1, such as 0.95")
         message = pb.AdviseThreadsRequest(
             job_id=job_id,
-            target=None if target_s is None else reading.duration(target_s),
+            target=duration(target_s),
             quantile=quantile or 0.0,
         )
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.AdviseThreads(message, timeout=timeout_s)
         )
-        return reading_advice.thread_advice(job_id, answer)
+        return read(ThreadAdvice, answer, job_id=job_id)
 
     async def _pages(
         self,

@@ -337,8 +337,6 @@ def _key(kind: Any) -> Callable[[Any], Any]:
 CPU_LIST = JsonForm(write=str, read=_read_cpu_list)
 MOMENT = JsonForm(write=moment_text, read=_read_moment)
 
-SHOWN = JsonCodec()
-"""The form that programs read (`-o json`): every field, whatever it holds."""
-
-to_json = SHOWN.to_json
-from_json = SHOWN.from_json
+PLAIN_FORM = JsonCodec()
+to_json = PLAIN_FORM.to_json
+from_json = PLAIN_FORM.from_json

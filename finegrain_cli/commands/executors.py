@@ -186,7 +186,7 @@ def _word(label: str, text: str) -> str | None:
     if not text:
         return None
     from finegrain.cpu_words import read_word
-    from finegrain_client.decoding.host_policy import NOT_FOR_HOSTS, WORDS
+    from finegrain_client.admin.host_policy import NOT_FOR_HOSTS, WORDS
 
     return str(read_word(f"--{label}", text, WORDS[SETTINGS[label]], without=NOT_FOR_HOSTS))
 

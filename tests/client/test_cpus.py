@@ -11,7 +11,7 @@ import pytest
 
 import finegrain_client as fg
 from finegrain.v1 import cpus_pb2, resource_manager_pb2, slots_pb2
-from finegrain_client.decoding import status as reading
+from finegrain_client.decoding import read
 from tests.client.scripted import Scripted
 
 PINNED = cpus_pb2.CpuAssignment(
@@ -124,19 +124,19 @@ def test_a_request_shows_what_it_wants() -> None:
     status = resource_manager_pb2.RequestStatus(
         allocation_id="a", state=slots_pb2.REQUEST_STATE_PENDING, request=asked
     )
-    wish = reading.request(status).cpu_policy
+    wish = read(fg.RequestStatus, status).cpu_policy
     assert (wish.qos, wish.bind, wish.numa) == ("LSR", "Default", "Restricted")
     assert wish.numa_required
     assert not wish.bind_required
     status.request.ClearField("cpu_policy")
-    assert reading.request(status).cpu_policy == fg.CpuWish()
+    assert read(fg.RequestStatus, status).cpu_policy == fg.CpuWish()
 
 
 def test_words_of_a_newer_server_are_not_guessed() -> None:
     newer = slots_pb2.SlotStatus(allocation_id="a")
     newer.assignment.qos = 17  # type: ignore[assignment]
     with pytest.raises(fg.FailedPrecondition, match=r"assignment\.qos is 17") as caught:
-        reading.slot(newer)
+        read(fg.SlotStatus, newer)
     assert caught.value.reason is fg.Reason.VERSION_MISMATCH
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from finegrain.v1 import cluster_pb2, cpus_pb2, resources_pb2
-from finegrain_client.decoding.topology import topology_report
-from finegrain_client.types.topology import AnnouncedCpus, Cpu, NodeCapacity, Zone
+from finegrain_client.decoding import read
+from finegrain_client.types.topology import AnnouncedCpus, Cpu, NodeCapacity, TopologyReport, Zone
 
 TOPOLOGY = resources_pb2.HostTopology(
     online_cpus="0-5",
@@ -67,7 +67,7 @@ ANSWER = cluster_pb2.GetTopologyResponse(
 
 
 def test_every_thread_has_its_core_node_and_package() -> None:
-    assert topology_report(ANSWER).cpus == (
+    assert read(TopologyReport, ANSWER).cpus == (
         Cpu(0, 0, 0, 0, "core"),
         Cpu(1, 1, -1, 0, "core"),
         Cpu(2, 2, 1, 1, "atom"),
@@ -78,7 +78,7 @@ def test_every_thread_has_its_core_node_and_package() -> None:
 
 
 def test_the_rest_keeps_the_words_of_the_vocabulary() -> None:
-    report = topology_report(ANSWER)
+    report = read(TopologyReport, ANSWER)
     pages = {"hugepages-2Mi": 3}
     assert report.announced == AnnouncedCpus(
         "0-5", "", "5", (NodeCapacity(1, 7, pages, default_memory=False),)
@@ -115,7 +115,7 @@ def test_the_rest_keeps_the_words_of_the_vocabulary() -> None:
 
 
 def test_an_executor_that_tells_nothing() -> None:
-    report = topology_report(cluster_pb2.GetTopologyResponse(executor_id="old"))
+    report = read(TopologyReport, cluster_pb2.GetTopologyResponse(executor_id="old"))
     assert report.announced is None
     assert report.now is None
     assert report.cpus == ()

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import finegrain_client as fg
-from finegrain_client.jsonable import jsonable
+from finegrain.mapping.value import SHOWN
 from resource_manager import wiring as parts
 from resource_manager.service import books
 from tests.resource_manager.engine.model import START_TIME_MS
@@ -61,7 +61,7 @@ async def listed(manager: RunningRm) -> dict[str, Any]:
             "host-policy": await cluster.host_policy("host-n"),
             "default-policy": await cluster.host_policy(None),
         }
-    return {name: stable(jsonable(each)) for name, each in found.items()}
+    return {name: stable(SHOWN.to_json(each)) for name, each in found.items()}
 
 
 def stable(value: Any) -> Any:

@@ -25,10 +25,10 @@ from finegrain.errors import (
 )
 from finegrain.resources import AMOUNT_MAX, ResourceProfile
 from finegrain.v1 import cluster_pb2 as pb
+from finegrain_client.admin.host_policy import policy_message
 from finegrain_client.connection import Connection
-from finegrain_client.decoding import groups as reading_groups
-from finegrain_client.decoding import host_policy as reading_host_policy
-from finegrain_client.decoding import status as reading
+from finegrain_client.decoding import read
+from finegrain_client.durations import duration
 from finegrain_client.errors import ResizeRefused, SlotLost, StillResizing
 from finegrain_client.slot.resizing import (
     FORGOTTEN,
@@ -65,12 +65,12 @@ class Levers:
         message = pb.DrainExecutorRequest(
             executor_id=executor_id,
             reason=reason,
-            deadline=None if deadline_s is None else reading.duration(deadline_s),
+            deadline=duration(deadline_s),
         )
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.DrainExecutor(message, timeout=timeout_s)
         )
-        return reading.executor(answer.executor)
+        return read(types.ExecutorStatus, answer.executor)
 
     async def undrain(self, executor_id: str) -> types.ExecutorStatus:
         """Lets an executor take new slots again."""
@@ -78,7 +78,7 @@ class Levers:
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.UndrainExecutor(message, timeout=timeout_s)
         )
-        return reading.executor(answer.executor)
+        return read(types.ExecutorStatus, answer.executor)
 
     async def forget(self, executor_id: str) -> None:
         """Strikes a lost executor from the books.
@@ -97,15 +97,13 @@ class Levers:
         """Releases slots, or cancels requests, of any job. One outcome per id, in order."""
         outcomes: list[types.ItemOutcome] = []
         for ids in id_batches(allocation_ids):
-            message = pb.ReleaseAllocationsRequest(
-                allocation_ids=ids, grace=None if grace_s is None else reading.duration(grace_s)
-            )
+            message = pb.ReleaseAllocationsRequest(allocation_ids=ids, grace=duration(grace_s))
             answer = await self._connection.call_cluster(
                 lambda cluster, timeout_s, message=message: cluster.ReleaseAllocations(  # type: ignore[misc]
                     message, timeout=timeout_s
                 )
             )
-            outcomes += [reading.outcome(each) for each in answer.results]
+            outcomes += [read(types.ItemOutcome, each) for each in answer.results]
         return outcomes
 
     async def terminate_job(self, job_id: str, *, grace_s: float | None = None) -> None:
@@ -114,9 +112,7 @@ class Levers:
         Raises:
             NotFound: JOB_UNKNOWN.
         """
-        message = pb.TerminateJobRequest(
-            job_id=job_id, grace=None if grace_s is None else reading.duration(grace_s)
-        )
+        message = pb.TerminateJobRequest(job_id=job_id, grace=duration(grace_s))
         await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.TerminateJob(message, timeout=timeout_s)
         )
@@ -159,7 +155,7 @@ class Levers:
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.SetGroup(message, timeout=timeout_s)
         )
-        return reading_groups.group(answer.group)
+        return read(GroupStatus, answer.group)
 
     async def delete_group(self, name: str) -> None:
         """Strikes a resource group in which no job lives and that has no parts.
@@ -217,13 +213,13 @@ class Levers:
         }
         message = pb.SetHostPolicyRequest(
             executor_id=executor_id or "",
-            policy=reading_host_policy.policy_message(words, reserved_cpus, reserved_strict),
+            policy=policy_message(words, reserved_cpus, reserved_strict),
             clear=clear,
         )
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.SetHostPolicy(message, timeout=timeout_s)
         )
-        return reading_host_policy.changed_policy(executor_id or "", answer)
+        return read(HostPolicy, answer, executor_id=executor_id or "", followed_number=None)
 
     async def resize(
         self,
@@ -308,7 +304,7 @@ class Levers:
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.ResizeSlot(message, timeout=timeout_s)
         )
-        return reading.slot(answer.slot)
+        return read(types.SlotStatus, answer.slot)
 
     async def _resized(
         self, asked: types.SlotStatus, change: SizeChange, next_sequence: int
@@ -352,7 +348,7 @@ class Levers:
             from_sequence=from_sequence,
             subject_id=subject_id,
             page_size=1 if not from_sequence else 0,
-            wait=reading.duration(wait_s) if wait_s else None,
+            wait=duration(wait_s) if wait_s else None,
         )
         answer: pb.ListEventsResponse = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.ListEvents(

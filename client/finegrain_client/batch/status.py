@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from finegrain.mapping.value import Value
 from finegrain_client.batch.lock import runner_of
 from finegrain_client.batch.spec import BatchSpec
 from finegrain_client.batch.state_file import read_results, reading
 from finegrain_client.batch.values import BatchState, Estimate, Progress, ThreadResult
-from finegrain_client.jsonable import Value
 
 SUFFIX = ".batch"
 

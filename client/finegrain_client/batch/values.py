@@ -1,6 +1,6 @@
 """What a batch shows of itself: plain frozen values.
 
-Decides names and shapes (see `jsonable.py` for the JSON form). Refuses to know how they come about.
+See `finegrain/mapping/value.py` for the JSON form.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from finegrain.errors import FinegrainError, Reason
-from finegrain_client.jsonable import Value
+from finegrain.mapping.value import Value
 
 
 class ThreadState(StrEnum):

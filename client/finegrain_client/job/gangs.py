@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id, new_id
 from finegrain.v1 import slots_pb2
-from finegrain_client.decoding.status import duration
+from finegrain_client.durations import duration
 from finegrain_client.specs import SlotSpec
 from finegrain_client.types.status import GangPlacement
 
@@ -73,7 +73,7 @@ class GangSpec:
             gang_id=self.gang_id or new_id(),
             placement=number,
             label=self.label,
-            timeout=None if self.timeout_s is None else duration(self.timeout_s),
+            timeout=duration(self.timeout_s),
         )
 
     def requests(self, gang_id: str) -> Iterator[slots_pb2.SlotRequest]:

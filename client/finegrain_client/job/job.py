@@ -19,7 +19,7 @@ from finegrain.errors import FailedPrecondition, FinegrainError, NotFound
 from finegrain.ids import new_id
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain_client.connection import Connection
-from finegrain_client.decoding import status as reading
+from finegrain_client.durations import duration
 from finegrain_client.errors import JobEnded, rejected
 from finegrain_client.job.context import JobContext
 from finegrain_client.job.events import JobEvents
@@ -303,9 +303,7 @@ class Job:
     async def _end(
         self, connection: Connection, grace_s: float | None, budget_s: float | None = None
     ) -> None:
-        message = rm.EndJobRequest(
-            job_id=self.job_id, grace=None if grace_s is None else reading.duration(grace_s)
-        )
+        message = rm.EndJobRequest(job_id=self.job_id, grace=duration(grace_s))
         policy = connection.policy
         if budget_s is not None:
             policy = replace(policy, budget_s=min(budget_s, policy.budget_s))
@@ -345,7 +343,7 @@ class Job:
             request_id=secrets.token_hex(16),
             name=self.name,
             group=self.group,
-            lease=None if self.detached else reading.duration(self.lease_s),
+            lease=None if self.detached else duration(self.lease_s),
             detached=self.detached,
         )
         try:
@@ -365,7 +363,7 @@ class Job:
             policy=policy,
         )
         self._context.secret = answer.job_secret
-        self.lease_s = reading.seconds(answer, "lease") or self.lease_s
+        self.lease_s = answer.lease.ToMicroseconds() / 1e6 or self.lease_s
 
     async def _abandon(self, message: rm.RegisterJobRequest) -> None:
         # Whether the job exists is unknown; registering it once more tells its secret.

@@ -16,7 +16,8 @@ from finegrain.ids import check_id
 from finegrain.intervals import IntervalSet, Run
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
-from finegrain_client.decoding import status as reading
+from finegrain_client.decoding import read
+from finegrain_client.durations import duration
 from finegrain_client.errors import Rejection
 from finegrain_client.job.context import JobContext
 from finegrain_client.job.request import Request
@@ -115,7 +116,7 @@ class RequestRange:
                 message, timeout=timeout_s, metadata=self._context.metadata
             )
         )
-        return reading.outcome(answer.range_results[0])
+        return read(ItemOutcome, answer.range_results[0])
 
     async def release(
         self, first_index: int = 0, count: int | None = None, grace_s: float | None = None
@@ -129,14 +130,14 @@ class RequestRange:
         message = rm.ReleaseSlotsRequest(
             job_id=self._context.job_id,
             ranges=[self._some(first_index, count)],
-            grace=None if grace_s is None else reading.duration(grace_s),
+            grace=duration(grace_s),
         )
         answer = await self._context.connection.call_manager(
             lambda manager, timeout_s: manager.ReleaseSlots(
                 message, timeout=timeout_s, metadata=self._context.metadata
             )
         )
-        return reading.outcome(answer.range_results[0])
+        return read(ItemOutcome, answer.range_results[0])
 
     def _some(self, first_index: int, count: int | None) -> slots_pb2.RangeMembers:
         if not 0 <= first_index < INDEX_END:

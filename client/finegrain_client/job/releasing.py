@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from finegrain.v1 import resource_manager_pb2 as rm
-from finegrain_client.decoding import status as reading
+from finegrain_client.decoding import read
+from finegrain_client.durations import duration
 from finegrain_client.job.context import JobContext
 from finegrain_client.specs import id_batches
 from finegrain_client.types.status import ItemOutcome
@@ -31,14 +32,14 @@ async def release(
                 rm.SlotRelease(allocation_id=each, generation=by_id[each].generation)
                 for each in ids
             ],
-            grace=None if grace_s is None else reading.duration(grace_s),
+            grace=duration(grace_s),
         )
         answer = await context.connection.call_manager(
             lambda manager, timeout_s, message=message: manager.ReleaseSlots(  # type: ignore[misc]
                 message, timeout=timeout_s, metadata=context.metadata
             )
         )
-        outcomes += [reading.outcome(each) for each in answer.results]
+        outcomes += [read(ItemOutcome, each) for each in answer.results]
     for outcome in outcomes:
         if outcome.ok and outcome.id in by_id:
             by_id[outcome.id].mark_released()

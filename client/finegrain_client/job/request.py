@@ -14,7 +14,7 @@ from functools import partial
 from finegrain.errors import FinegrainError
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
-from finegrain_client.decoding import explain as reading_explain
+from finegrain_client.decoding import read
 from finegrain_client.errors import (
     Rejection,
     RequestEnded,
@@ -144,7 +144,7 @@ class Request:
             ),
             policy=policy,
         )
-        return reading_explain.explanation(answer)
+        return read(Explanation, answer)
 
     @property
     def is_settled(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
-from finegrain_client.decoding import status as reading
+from finegrain_client.decoding import read
 from finegrain_client.errors import Rejection, rejected
 from finegrain_client.job.background import CLEANING_UP
 from finegrain_client.job.context import JobContext
@@ -90,7 +90,7 @@ class Asking:
         many = list(pieces(wanted))
         requests: list[Request] = []
         for piece in many:
-            gang = reading.gang(piece.gang) if piece.gang is not None else None
+            gang = read(Gang, piece.gang) if piece.gang is not None else None
             requests += [self._request(each, gang) for each in piece.requests]
         self._story.requests.update({each.allocation_id: each for each in requests})
         tried: list[Batch] = []
@@ -134,7 +134,7 @@ class Asking:
                     self._take_members_back(range_id, *members)
             raise
         known.acknowledged = True
-        outcome = reading.outcome(answer.range_results[0])
+        outcome = read(ItemOutcome, answer.range_results[0])
         if not outcome.ok:
             if is_new:
                 known.forget(*members)
@@ -173,7 +173,7 @@ class Asking:
                     message, timeout=timeout_s, metadata=self._context.metadata
                 )
             )
-            outcomes += [reading.outcome(each) for each in answer.results]
+            outcomes += [read(ItemOutcome, each) for each in answer.results]
         return outcomes
 
     def _request(self, message: slots_pb2.SlotRequest, gang: Gang | None) -> Request:
@@ -194,7 +194,7 @@ class Asking:
                 continue  # the stream told of its end already
             request.acknowledged = True
             if result.HasField("error"):
-                outcome = reading.outcome(result)
+                outcome = read(ItemOutcome, result)
                 request.reject(
                     Rejection(asked.allocation_id, outcome.reason, outcome.message, outcome.details)
                 )

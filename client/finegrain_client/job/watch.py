@@ -22,7 +22,7 @@ from finegrain.errors import (
 )
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm
-from finegrain_client.decoding import status as reading
+from finegrain_client.decoding import read
 from finegrain_client.errors import JobEnded
 from finegrain_client.job.context import JobContext
 from finegrain_client.job.events import JobEvents
@@ -30,7 +30,7 @@ from finegrain_client.job.range_events import RangeStory
 from finegrain_client.job.request import Request
 from finegrain_client.retry import Backoff, StreamCall, follow, resumed
 from finegrain_client.specs import id_batches
-from finegrain_client.types.status import JobEvent, RequestState, RequestStatus
+from finegrain_client.types.status import Gang, JobEvent, RequestState, RequestStatus
 
 log = logging.getLogger("finegrain_client")
 
@@ -167,11 +167,11 @@ class Story:
                     f"{self.sequence}"
                 )
             self.sequence = message.sequence
-            self._tell(reading.job_event(message))
+            self._tell(read(JobEvent, message))
         return self.error is not None
 
     async def _take_snapshot(self, snapshot: rm.JobSnapshot) -> None:
-        statuses = [reading.request(each) for each in snapshot.requests]
+        statuses = [read(RequestStatus, each) for each in snapshot.requests]
         shown = {each.allocation_id for each in statuses}
         for status in statuses:
             self.ranges.shown(status)
@@ -210,7 +210,7 @@ class Story:
         asked = slots_pb2.SlotRequest()
         asked.CopyFrom(message.request)
         asked.allocation_id = message.allocation_id
-        gang = reading.gang(message.gang) if message.HasField("gang") else None
+        gang = read(Gang, message.gang) if message.HasField("gang") else None
         request = Request(self._context, asked, gang)
         request.acknowledged = True
         self.requests[message.allocation_id] = request
@@ -299,7 +299,7 @@ class Story:
                         message, timeout=timeout_s, metadata=self._context.metadata
                     )
                 )
-                found += [reading.request(each) for each in answer.requests]
+                found += [read(RequestStatus, each) for each in answer.requests]
                 message.page_token = answer.next_page_token
                 if not message.page_token:
                     break

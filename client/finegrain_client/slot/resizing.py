@@ -14,7 +14,7 @@ from finegrain.resources import AMOUNT_MAX, ResourceProfile, extended_items
 from finegrain.v1 import cluster_pb2, resources_pb2
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain_client.connection import Connection
-from finegrain_client.decoding import status as reading
+from finegrain_client.decoding import read
 from finegrain_client.errors import ResizeRefused
 from finegrain_client.types.status import RequestStatus, SlotStatus
 
@@ -152,5 +152,5 @@ async def request_of(connection: Connection, allocation_id: str) -> RequestStatu
     )
     for each in answer.requests:
         if each.allocation_id == allocation_id:
-            return reading.request(each)
+            return read(RequestStatus, each)
     return None

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 from finegrain.v1 import resource_manager_pb2 as rm
-from finegrain_client.decoding import status as reading
+from finegrain_client.decoding import read
+from finegrain_client.durations import duration
 from finegrain_client.job.context import JobContext
 from finegrain_client.specs import BATCH_ITEMS_MAX
 from finegrain_client.types.status import ItemOutcome
@@ -56,7 +57,7 @@ async def reuse(
                 )
                 for slot, wish in some
             ],
-            grace=None if grace_s is None else reading.duration(grace_s),
+            grace=duration(grace_s),
         )
         answer = await context.connection.call_manager(
             lambda manager, timeout_s, message=message: manager.ReuseSlots(  # type: ignore[misc]
@@ -64,7 +65,7 @@ async def reuse(
             )
         )
         for (slot, _), result in zip(some, answer.results, strict=True):
-            outcome = reading.outcome(result)
+            outcome = read(ItemOutcome, result)
             if not outcome.ok:
                 slot.mark_released()
             outcomes.append(outcome)

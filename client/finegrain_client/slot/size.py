@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from finegrain.errors import FailedPrecondition, FinegrainError, Reason
 from finegrain.resources import ResourceProfile
 from finegrain.v1 import resource_manager_pb2 as rm
-from finegrain_client.decoding import status as reading
+from finegrain_client.decoding import read
 from finegrain_client.errors import ResizeRefused, SlotLost
 from finegrain_client.job.context import JobContext
 from finegrain_client.slot.resizing import (
@@ -166,7 +166,7 @@ class SlotSize:
                 message, timeout=timeout_s, metadata=self._context.metadata
             )
         )
-        return reading.slot(answer.slot)
+        return read(SlotStatus, answer.slot)
 
     async def _look(self) -> SlotStatus:
         ours = self.status

@@ -14,7 +14,7 @@ from finegrain.errors import FinegrainError
 from finegrain.ids import new_id
 from finegrain.resources import ResourceProfile
 from finegrain.v1 import resource_manager_pb2 as rm
-from finegrain_client.decoding import status as reading
+from finegrain_client.durations import duration
 from finegrain_client.errors import SlotLost, StillResizing
 from finegrain_client.slot.at_executor import SlotAtExecutor
 from finegrain_client.slot.resizing import SizeChange
@@ -130,7 +130,7 @@ class Slot(SlotAtExecutor):
         message = rm.ReleaseSlotsRequest(
             job_id=self._context.job_id,
             slots=[rm.SlotRelease(allocation_id=self.allocation_id, generation=self.generation)],
-            grace=None if grace_s is None else reading.duration(grace_s),
+            grace=duration(grace_s),
         )
         await self._context.connection.call_manager(
             lambda manager, timeout_s: manager.ReleaseSlots(

@@ -22,8 +22,8 @@ from typing import Literal
 
 from finegrain.errors import FinegrainError, InvalidArgument, NotFound
 from finegrain.v1 import task_executor_pb2 as te
-from finegrain_client.decoding import tasks as reading_tasks
-from finegrain_client.decoding.status import duration
+from finegrain_client.decoding import read
+from finegrain_client.durations import duration
 from finegrain_client.errors import JobEnded, TaskNotStarted, reason_of
 from finegrain_client.job.background import CLEANING_UP
 from finegrain_client.job.context import JobContext
@@ -67,7 +67,7 @@ class TaskOptions:
             cwd=self.cwd,
             user=self.user,
             stdin=self.stdin is not None,
-            timeout=None if self.timeout_s is None else duration(self.timeout_s),
+            timeout=duration(self.timeout_s),
             output_limit_bytes=self.output_limit_bytes,
         )
 
@@ -82,7 +82,7 @@ class _Reader:
 
     def take(self, message: te.WatchTaskResponse) -> OutputChunk | None:
         if message.HasField("task"):
-            self.status = reading_tasks.task(message.task)
+            self.status = read(TaskStatus, message.task)
         return self.offsets.take(message)
 
     @property
@@ -297,7 +297,7 @@ async def start_task(
                 _forget(slot, context, task_id), f"{CLEANING_UP} task {task_id}"
             )
         raise
-    status = reading_tasks.task(answer.task)
+    status = read(TaskStatus, answer.task)
     if status.state is TaskState.FAILED:
         raise _not_started(status)
     return Task(slot, context, status, options)
@@ -316,9 +316,7 @@ async def _forget(slot: SlotAtExecutor, context: JobContext, task_id: str) -> No
 async def _cancel(
     slot: SlotAtExecutor, context: JobContext, task_id: str, grace_s: float | None
 ) -> None:
-    message = te.CancelTaskRequest(
-        task_id=task_id, grace=None if grace_s is None else duration(grace_s)
-    )
+    message = te.CancelTaskRequest(task_id=task_id, grace=duration(grace_s))
     await slot.call(
         lambda executor, timeout_s: executor.CancelTask(
             message, timeout=timeout_s, metadata=context.metadata

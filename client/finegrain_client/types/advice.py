@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from finegrain_client.jsonable import Value
+from finegrain.mapping.value import Value
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaPolicy, QosClass
-from finegrain_client.jsonable import Value
+from finegrain.mapping.value import Value
 
 
 @dataclass(frozen=True, slots=True)

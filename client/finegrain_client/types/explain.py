@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from finegrain_client.jsonable import Value
+from finegrain.mapping.value import Value
 from finegrain_client.types.fairness import ChoiceStep, GroupLimit, Reservation
 from finegrain_client.types.status import Gang, RequestStatus, SlotResize, SlotStatus
 

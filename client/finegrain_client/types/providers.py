@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from finegrain_client.jsonable import Value
+from finegrain.mapping.value import Value
 
 
 class ProvidedExecutorState(StrEnum):

@@ -1,8 +1,8 @@
 """What the client returns: plain frozen values with a documented JSON shape.
 
-Decides names and shapes: amounts are integers with the unit in the name, times are `datetime` in
-UTC, durations are seconds, states are words; `to_dict()` gives the form that `jsonable.py`
-describes. Refuses to know of protocol messages (that is `decoding/status.py`).
+Amounts are integers with the unit in the name, times are `datetime` in UTC, durations are seconds,
+states are words. `to_dict()` returns the form that `finegrain/mapping/value.py` describes;
+`decoding.py` reads them from messages.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from finegrain.errors import FinegrainError, Reason
+from finegrain.mapping.value import Value
 from finegrain.resources import ResourceProfile
-from finegrain_client.jsonable import Value
 from finegrain_client.types.cpus import NO_WISH, CpuWish, SlotCpus
 
 StreamName = Literal["stdout", "stderr"]

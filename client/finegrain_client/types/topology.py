@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from finegrain_client.jsonable import Value
+from finegrain.mapping.value import Value
 from finegrain_client.types.status import SlotStatus
 
 

@@ -10,7 +10,7 @@ from finegrain.cpuset import CpuSet, union
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.topology import HostTopology
 from finegrain_cli.text.cpu_map import LABEL, LETTERS, WIDTH, Marks, drawing, legend
-from finegrain_client.decoding.topology import topology_report
+from finegrain_client.decoding import read
 from finegrain_client.types.topology import TopologyReport
 from resource_manager.engine.explain.topology import topology_view
 from resource_manager.service.wire.topology import topology_response
@@ -47,7 +47,7 @@ def reported(topology: HostTopology) -> TopologyReport:
     story = CpuStory(executor(topology))
     for name, cpus, policy in (("lse", 3, LSE), ("lsr", 2, LSR), ("ls", 1, PLAIN), ("be", 1, BE)):
         story.ask(name, cpus * 1_000, policy, allow_pending=True)
-    return topology_report(topology_response(topology_view(story.state, "host-a")))
+    return read(TopologyReport, topology_response(topology_view(story.state, "host-a")))
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -1,0 +1,261 @@
+"""Reads the answers of servers into the values of `types`, by the names of their fields.
+
+The table below is the one place where the protocol's word and the client's differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from enum import Enum
+from typing import Any, TypeVar
+
+from google.protobuf.descriptor import EnumDescriptor
+
+from finegrain.cpuset import CpuSet
+from finegrain.errors import FailedPrecondition, InvalidArgument, Reason
+from finegrain.resources import EXTENDED_PREFIX, ResourceProfile, extended_items
+from finegrain.rpc.mapping.reader import FromMessage, Reader, Reading, Via
+from finegrain.rpc.wire_cpus import (
+    assignment_from_proto,
+    cpu_policy_from_proto,
+    host_policy_from_proto,
+)
+from finegrain.v1 import cluster_pb2, cpus_pb2, resources_pb2, slots_pb2
+from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain.v1 import task_executor_pb2 as te
+from finegrain_client.types import (
+    advice,
+    cpus,
+    explain,
+    host_policy,
+    status,
+    topology,
+)
+
+MessageT = TypeVar("MessageT")
+T = TypeVar("T")
+
+
+def _unknown(kind: type[Enum], described: EnumDescriptor, number: int) -> FailedPrecondition:
+    known = described.values_by_number.get(number)
+    return _newer(
+        f"{known.name if known else number}, which this client does not know as a {kind.__name__}"
+    )
+
+
+def _newer(said: str) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"the server said {said}; bring client and server to neighbouring versions",
+        reason=Reason.VERSION_MISMATCH,
+    )
+
+
+def _known(read: Callable[[MessageT, str], T], message: MessageT, field: str) -> T:
+    """Reads what is checked where it is shared with the servers.
+
+    Raises:
+        FailedPrecondition: VERSION_MISMATCH, something that this client does not know.
+    """
+    try:
+        return read(message, field)
+    except InvalidArgument as error:
+        raise _newer(f"something that this client does not know: {error.message}") from None
+
+
+_AMOUNTS, _PROFILE_PARTS = (
+    [each.name for each in kind.DESCRIPTOR.fields if each.name != "extended"]
+    for kind in (resources_pb2.ResourceAmounts, resources_pb2.ResourceProfile)
+)
+
+
+def _profile(message: resources_pb2.ResourceProfile) -> ResourceProfile:
+    parts = {name: getattr(message, name) for name in _PROFILE_PARTS}
+    return ResourceProfile(**parts, extended=extended_items(message.extended))
+
+
+def _amounts(message: resources_pb2.ResourceAmounts) -> dict[str, int]:
+    """Returns amounts by dimension, without zeros."""
+    found = {name: getattr(message, name) for name in _AMOUNTS}
+    found |= {EXTENDED_PREFIX + name: amount for name, amount in message.extended.items()}
+    return {name: amount for name, amount in found.items() if amount}
+
+
+def _cpu_wish(message: cpus_pb2.CpuPolicy) -> cpus.CpuWish:
+    policy = _known(cpu_policy_from_proto, message, "cpu_policy")
+    return cpus.CpuWish(**{each.name: getattr(policy, each.name) for each in fields(policy)})
+
+
+def _slot_cpus(message: cpus_pb2.CpuAssignment) -> cpus.SlotCpus:
+    found = _known(assignment_from_proto, message, "assignment")
+    return cpus.SlotCpus(
+        qos=found.qos,
+        cpus=str(found.cpus),
+        bind=found.bind,
+        exclusive=found.exclusive,
+        numa=tuple(cpus.SlotNodeShare(each.node, dict(each.amounts)) for each in found.numa),
+        memory_nodes=str(found.memory_nodes),
+        pools=tuple(cpus.SlotPool(*pool) for pool in found.pools),
+        notes=found.notes,
+    )
+
+
+def _layer(message: cpus_pb2.HostPolicy) -> host_policy.HostLayer:
+    policy = _known(host_policy_from_proto, message, "set")
+    said: dict[str, Any] = dict.fromkeys((each.name for each in fields(policy)), None)
+    return host_policy.HostLayer(**said | policy.to_dict())
+
+
+def _settings(message: cpus_pb2.EffectiveHostPolicy) -> topology.HostSettings:
+    policy = _known(host_policy_from_proto, message.policy, "policy")
+    words = ("bind", "numa_strategy", "alignment", "default_bind", "default_exclusive")
+    return topology.HostSettings(
+        **{name: str(getattr(policy, name) or "") for name in words},
+        reserved_cpus=message.policy.reserved_cpus,
+        strictly_reserved_cpus=message.strictly_reserved_cpus,
+        origins=dict(message.origins),
+    )
+
+
+def _plain(message: resources_pb2.HostTopology) -> dict[str, Any]:
+    """Returns a message under the field names of the protocol, integers as integers."""
+    return {
+        each.name: [_plain(one) if hasattr(one, "DESCRIPTOR") else one for one in value]
+        if not isinstance(value := getattr(message, each.name), str | int)
+        else value
+        for each in message.DESCRIPTOR.fields
+    }
+
+
+def _cpus(message: cluster_pb2.GetTopologyResponse) -> tuple[topology.Cpu, ...]:
+    cores = sorted(
+        ((tuple(CpuSet.parse(core.cpus)), core) for core in message.topology.cores),
+        key=lambda core: core[0],
+    )
+    found = (
+        topology.Cpu(cpu, at, core.numa_node_id, core.package_index, core.kind)
+        for at, (numbers, core) in enumerate(cores)
+        for cpu in numbers
+    )
+    return tuple(sorted(found, key=lambda each: each.cpu))
+
+
+def _task_result(message: te.TaskStatus) -> status.TaskResult | None:
+    if not message.HasField("exit"):
+        return None
+    return read(status.TaskResult, message.exit, task_id=message.task_id)
+
+
+def _or_none(word: str) -> str:
+    return word or "none"
+
+
+def _at_least_one(count: int) -> int:
+    return max(1, count)
+
+
+ENFORCED = ("cpu", "cpuset", "memory", "pids", "kill", "driver")
+ASKED = (
+    "cpu_limit_milli",
+    "pids_max",
+    "required_labels",
+    "target_address",
+    "allow_pending",
+    "restart_on_loss",
+    "cpu_policy",
+)
+NODE = {"node": "numa_node_id"}
+
+read = Reader(
+    (
+        Reading(advice.ThreadAdvice, cluster_pb2.AdviseThreadsResponse, given=("job_id",)),
+        Reading(explain.GangSpot, rm.GangSpot),
+        Reading(
+            status.Isolation,
+            resources_pb2.IsolationReport,
+            {name: Via(name, _or_none) for name in ENFORCED},
+        ),
+        Reading(
+            status.RequestStatus,
+            rm.RequestStatus,
+            {name: f"request.{name}" for name in ASKED} | {"count": Via("count", _at_least_one)},
+        ),
+        Reading(
+            status.JobEvent,
+            rm.JobEvent,
+            {"count": Via("count", _at_least_one)},
+            kept=("from_snapshot",),
+        ),
+        Reading(
+            status.ExecutorStatus,
+            cluster_pb2.ExecutorStatus,
+            {"topology": Via("topology", _plain)},
+            given=("slot_list",),
+        ),
+        Reading(
+            status.ItemOutcome,
+            slots_pb2.ItemResult,
+            {name: f"error.{name}" for name in ("reason", "message", "details")},
+        ),
+        Reading(
+            status.TaskStatus,
+            te.TaskStatus,
+            {
+                "result": FromMessage(_task_result, ("exit",)),
+                "reason": "error.reason",
+                "message": "error.message",
+            },
+        ),
+        Reading(
+            status.TaskResult,
+            te.TaskExit,
+            {"cpu_time_s": Via("cpu_time_us", lambda time_us: time_us / 1e6)},
+            given=("task_id",),
+            kept=("stdout", "stderr"),
+        ),
+        Reading(
+            host_policy.HostPolicy,
+            cluster_pb2.GetHostPolicyResponse,
+            {"followed_number": Via("followed_number", int)},  # None: not asked for
+            given=("executor_id",),
+        ),
+        Reading(
+            host_policy.HostPolicy,
+            cluster_pb2.SetHostPolicyResponse,
+            given=("executor_id", "followed_number"),
+        ),
+        Reading(
+            topology.TopologyReport,
+            cluster_pb2.GetTopologyResponse,
+            {
+                "topology": Via("topology", _plain),
+                "cpus": FromMessage(_cpus, ("topology",)),
+                "announced": "host_cpus",
+                "now": "cpu_state",
+                "settings": "policy",
+            },
+        ),
+        Reading(topology.Zone, cluster_pb2.ZoneStatus, NODE),
+        Reading(
+            topology.Pool,
+            cluster_pb2.PoolStatus,
+            {"package": "pool.package_index", "node": "pool.numa_node_id"},
+        ),
+        Reading(topology.AnnouncedCpus, cpus_pb2.HostCpus, {"nodes": "numa"}, unread=("policy",)),
+        Reading(topology.NodeCapacity, cpus_pb2.NumaCapacity, NODE),
+        Reading(topology.Kubelet, cpus_pb2.KubeletReport, unread=("policy",)),
+    ),
+    converters={
+        resources_pb2.ResourceProfile: _profile,
+        resources_pb2.ResourceAmounts: _amounts,
+        cpus_pb2.CpuPolicy: _cpu_wish,
+        cpus_pb2.CpuAssignment: _slot_cpus,
+        cpus_pb2.HostPolicy: _layer,
+        cpus_pb2.EffectiveHostPolicy: _settings,
+    },
+    unknown=_unknown,
+)
+"""Returns the value of a class that a message stands for: `read(SlotStatus, message)`.
+
+Raises FailedPrecondition (VERSION_MISMATCH) for a word of a newer server.
+"""

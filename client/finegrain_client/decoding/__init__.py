@@ -1,1 +1,0 @@
-"""Messages to the values of `types`."""

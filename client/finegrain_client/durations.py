@@ -1,0 +1,24 @@
+"""Durations: float seconds here, messages on the wire."""
+
+from __future__ import annotations
+
+from typing import overload
+
+from google.protobuf.duration_pb2 import Duration
+
+
+@overload
+def duration(value_s: float) -> Duration: ...
+@overload
+def duration(value_s: None) -> None: ...
+@overload
+def duration(value_s: float | None) -> Duration | None: ...
+
+
+def duration(value_s: float | None) -> Duration | None:
+    """Returns seconds as a message, to the microsecond; None stays None."""
+    if value_s is None:
+        return None
+    message = Duration()
+    message.FromMicroseconds(round(value_s * 1e6))
+    return message

@@ -1,0 +1,94 @@
+"""Every field of every answer reaches the value that the client returns."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import is_dataclass
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+import finegrain_client.types
+from finegrain.mapping.value import Value
+from finegrain.v1 import cluster_pb2, slots_pb2
+from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain.v1 import task_executor_pb2 as te
+from finegrain_client.decoding import read
+from finegrain_client.types import (
+    advice,
+    explain,
+    groups,
+    host_policy,
+    providers,
+    status,
+    topology,
+)
+from tests.support.full_messages import full_message, left_at_default
+
+ANSWERS: dict[type, type[Message]] = {
+    advice.ThreadAdvice: cluster_pb2.AdviseThreadsResponse,
+    explain.Explanation: rm.ExplainResponse,
+    groups.Groups: cluster_pb2.ListGroupsResponse,
+    host_policy.HostPolicy: cluster_pb2.GetHostPolicyResponse,
+    providers.Providers: cluster_pb2.ListProvidersResponse,
+    status.ClusterEvent: cluster_pb2.ClusterEvent,
+    status.ClusterInfo: cluster_pb2.GetClusterResponse,
+    status.ExecutorStatus: cluster_pb2.ExecutorStatus,
+    status.ItemOutcome: slots_pb2.ItemResult,
+    status.JobEvent: rm.JobEvent,
+    status.JobStatus: cluster_pb2.JobStatus,
+    status.TaskStatus: te.TaskStatus,
+    topology.TopologyReport: cluster_pb2.GetTopologyResponse,
+}
+GIVEN: dict[type, dict[str, Any]] = {
+    advice.ThreadAdvice: {"job_id": "7"},
+    host_policy.HostPolicy: {"executor_id": "7"},
+    status.ExecutorStatus: {"slot_list": ()},
+}
+NOT_READ = {
+    "OutputChunk",  # made of a stream of them
+    "SlotCpus",  # read with checks that are shared with the servers, as are those below
+    "SlotNodeShare",
+    "SlotPool",
+    "CpuWish",
+    "HostLayer",
+    "HostSettings",
+    "Cpu",  # made of the cores of a topology
+}
+ELSEWHERE = {
+    "ExecutorStatus": {".slot_list"},  # given by the caller
+    "JobEvent": {".from_snapshot"},  # set where a snapshot is read
+    "TopologyReport": {".cpus[].core"},  # the first one is number 0
+    "TaskStatus": {".result.stdout", ".result.stderr"},  # collected from the stream
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS, ids=lambda kind: kind.__name__)
+def test_nothing_that_a_server_says_is_lost(kind: type) -> None:
+    value: object = read(kind, full_message(ANSWERS[kind]), **GIVEN.get(kind, {}))
+    assert set(left_at_default(value)) == ELSEWHERE.get(kind.__name__, set())
+
+
+def test_every_value_of_the_client_is_read_by_its_fields() -> None:
+    for kind, message in ANSWERS.items():
+        read.function(kind, message)
+    modules = [
+        importlib.import_module(each.name)
+        for each in pkgutil.iter_modules(
+            finegrain_client.types.__path__, f"{finegrain_client.types.__name__}."
+        )
+    ]
+    values = {
+        found
+        for module in modules
+        for found in vars(module).values()
+        if isinstance(found, type) and issubclass(found, Value) and is_dataclass(found)
+    }
+    assert {each.__name__ for each in values - {kind for kind, _ in read.pairs}} == NOT_READ
+
+
+def test_every_exception_of_the_table_names_a_pair_that_can_be_read() -> None:
+    for kind, message in read.readings:
+        assert callable(read.function(kind, message))

@@ -1,0 +1,67 @@
+"""Messages and values of which nothing is at its default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from finegrain.mapping.fields import attributes_of
+from finegrain.rpc.mapping.fields import (
+    fields_of,
+    is_map,
+    is_repeated,
+    message_class,
+)
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+TEXT = "7"  # a cpu list, an id and a text
+NAME = "cpu_milli"  # a dimension, a label and a name
+
+
+def full_message(kind: type[MessageT]) -> MessageT:
+    """A message with every field set, nested ones and one item of each list included."""
+    message = kind()
+    for name, described in fields_of(kind).items():
+        if is_map(described):
+            value = fields_of(described.message_type)["value"]
+            key = fields_of(described.message_type)["key"]
+            getattr(message, name)[NAME if key.type == key.TYPE_STRING else 7] = _scalar(value)
+        elif described.message_type is not None:
+            item = getattr(message, name)
+            item = item.add() if is_repeated(described) else item
+            item.CopyFrom(full_message(message_class(described)))
+        elif is_repeated(described):
+            getattr(message, name).append(_scalar(described))
+        else:
+            setattr(message, name, _scalar(described))
+    return message
+
+
+def _scalar(described: Any) -> Any:
+    if described.enum_type is not None:
+        return described.enum_type.values[2].number
+    if described.type == described.TYPE_STRING:
+        return TEXT
+    if described.type == described.TYPE_BYTES:
+        return TEXT.encode()
+    return described.type == described.TYPE_BOOL or 7
+
+
+def left_at_default(value: Any, path: str = "") -> Iterator[str]:
+    """The paths of what is empty, or at its default, in a value and in what it holds."""
+    if is_dataclass(value) and not isinstance(value, type):
+        defaults = attributes_of(type(value))
+        for each in fields(value):
+            found, inner = getattr(value, each.name), f"{path}.{each.name}"
+            known = defaults.get(each.name)
+            if not found or (known is not None and found == known.default):
+                yield inner
+            else:
+                yield from left_at_default(found, inner)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from left_at_default(item, f"{path}[]")
