@@ -123,8 +123,8 @@ def _line_up(state: State, at: Instant) -> None:
         if part.row.job_id not in state.endings:
             for run in part.waiting.runs():
                 line_up_members(state.queue, part, *run)
-    for shape in state.queue.shapes():
-        shape.tried = True
+    for scheduling_class in state.queue.shapes():
+        scheduling_class.tried = True
 
 
 def _restore_executor(state: State, executor: Executor) -> None:

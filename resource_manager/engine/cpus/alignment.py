@@ -39,10 +39,10 @@ class Case:
     """One wish on one host."""
 
     def __init__(
-        self, books: CpuLedger, wish: CpuRequest, resolved: Resolved, own: int | None
+        self, ledger: CpuLedger, request: CpuRequest, resolved: Resolved, own: int | None
     ) -> None:
-        self._books = books
-        self._wish = wish
+        self._books = ledger
+        self._wish = request
         self._resolved = resolved
         self._own = own  # the cpus that it can choose from; None: it runs in pools
 
@@ -55,15 +55,15 @@ class Case:
 
     def bursting(self, notes: tuple[str, ...]) -> CpuAssignment | CpuRefusal:
         """Bound to the shared pool of the node whose size suits the slot's cpu limit best."""
-        books, resolved = self._books, self._resolved
+        ledger, resolved = self._books, self._resolved
         suited = self._burst_nodes()
         if suited:
-            node = books.layout.nodes[suited[0]]
+            node = ledger.layout.nodes[suited[0]]
             return CpuAssignment(
                 resolved.qos,
                 bind=resolved.bind,
                 numa=(NodeShare(node.id, ((CPU_MILLI, self._wish.cpu_milli),)),),
-                pools=books.pools(suited[0]),
+                pools=ledger.pools(suited[0]),
                 notes=(*resolved.notes, *notes),
             )
         refusal = unsuited(self._books, self._wish, self._burst_limit())
@@ -74,12 +74,12 @@ class Case:
 
     def _burst_nodes(self) -> list[int]:
         """Nodes whose shared pool suits the limit and can promise the booking, best fit first."""
-        books = self._books
+        ledger = self._books
         limit, booked = self._burst_limit(), self._wish.cpu_milli
         found = []
-        for at in books.layout.cpu_nodes:
-            size = (books.shared_cpus & books.layout.nodes[at].mask).bit_count() * MILLI
-            available = books.available(at, CPU_MILLI)
+        for at in ledger.layout.cpu_nodes:
+            size = (ledger.shared_cpus & ledger.layout.nodes[at].mask).bit_count() * MILLI
+            available = ledger.available(at, CPU_MILLI)
             if size >= limit and available >= booked:
                 found.append((size, available, at))
         return [at for _, _, at in sorted(found)]
@@ -121,10 +121,10 @@ class Case:
 
     def asked(self, nodes: Sequence[int] | None = None) -> Quantities:
         """What the slot needs of NUMA nodes and what they have; of these nodes, or of all."""
-        books, resolved, own = self._books, self._resolved, self._own
-        liked = None if own is None else suiting(books, resolved, own)
+        ledger, resolved, own = self._books, self._resolved, self._own
+        liked = None if own is None else suiting(ledger, resolved, own)
         amounts = dict(self._wish.amounts)
-        return quantities(books, amounts, resolved.strategy, own, nodes=nodes, suiting=liked)
+        return quantities(ledger, amounts, resolved.strategy, own, nodes=nodes, suiting=liked)
 
     def _on_nodes(
         self, policy: NumaPolicy, asked: Quantities, notes: tuple[str, ...]
@@ -196,16 +196,16 @@ class Case:
         self, asked: Quantities, nodes: Sequence[int], notes: tuple[str, ...]
     ) -> CpuAssignment | None:
         """On all of these nodes; None if there it cannot be had."""
-        books, resolved = self._books, self._resolved
+        ledger, resolved = self._books, self._resolved
         parts: dict[int, dict[str, int]] = {}
         taken: Taken | None = None
         if self._own is not None:
-            taken = pick_on(books, resolved, self._own, nodes)
+            taken = pick_on(ledger, resolved, self._own, nodes)
             if taken is None:
                 return None
         for name, need in asked.need.items():
             if name == CPU_MILLI and taken is not None:
-                its = _cpus_by_node(books.layout, taken.cpus)
+                its = _cpus_by_node(ledger.layout, taken.cpus)
             else:
                 shared_out = split(need, asked.of(name, nodes))
                 if shared_out is None:
@@ -214,13 +214,13 @@ class Case:
             for at, amount in its.items():
                 parts.setdefault(at, {})[name] = amount
         bound = tuple(
-            NodeShare(books.layout.nodes[at].id, tuple(sorted(parts[at].items())))
+            NodeShare(ledger.layout.nodes[at].id, tuple(sorted(parts[at].items())))
             for at in sorted(parts)
         )
-        memory = CpuSet(books.layout.nodes[at].id for at in asked.places(MEMORY_BYTES, nodes))
+        memory = CpuSet(ledger.layout.nodes[at].id for at in asked.places(MEMORY_BYTES, nodes))
         if taken is not None:
             return self._with_cpus(taken, notes, bound, memory)
-        pools = sorted({pool for at in nodes for pool in books.pools(at)})
+        pools = sorted({pool for at in nodes for pool in ledger.pools(at)})
         return CpuAssignment(
             resolved.qos,
             bind=BindPolicy.NONE if notes else resolved.bind,  # the note says that it is not that

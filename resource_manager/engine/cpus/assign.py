@@ -28,7 +28,7 @@ from resource_manager.engine.cpus.shortages import poolless, without_topology
 from resource_manager.engine.model.entities import SlotKey
 
 
-def assign(books: CpuLedger | None, wish: CpuRequest) -> CpuAssignment | CpuRefusal:
+def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | CpuRefusal:
     """The cpus and nodes of one more slot, or why there are none. Changes nothing.
 
     The same for the same holdings and wish, whatever happened before.
@@ -37,20 +37,20 @@ def assign(books: CpuLedger | None, wish: CpuRequest) -> CpuAssignment | CpuRefu
         books: None: the host does not tell what its cpus are made of, so it serves what demands
             nothing of single cpus or nodes.
     """
-    if books is None:
-        return without_topology(wish.policy)
-    resolved = resolve(wish.policy, wish.cpu_milli, books.policy, books.layout)
+    if ledger is None:
+        return without_topology(request.policy)
+    resolved = resolve(request.policy, request.cpu_milli, ledger.policy, ledger.layout)
     if isinstance(resolved, CpuRefusal):
         return resolved
     own: int | None = None
     if resolved.count:
-        cpus = cpus_for(books, resolved)
+        cpus = cpus_for(ledger, resolved)
         if isinstance(cpus, CpuRefusal):
             return cpus
         own = cpus
-    elif refusal := poolless(books, resolved):
+    elif refusal := poolless(ledger, resolved):
         return refusal
-    case = Case(books, wish, resolved, own)
+    case = Case(ledger, request, resolved, own)
     if resolved.numa.aligns:
         return case.aligned()
     if own is not None:
@@ -60,14 +60,16 @@ def assign(books: CpuLedger | None, wish: CpuRequest) -> CpuAssignment | CpuRefu
     return CpuAssignment(resolved.qos, notes=resolved.notes)
 
 
-def assign_many(books: CpuLedger, wishes: Iterable[CpuRequest]) -> list[CpuAssignment | CpuRefusal]:
+def assign_many(
+    ledger: CpuLedger, requests: Iterable[CpuRequest]
+) -> list[CpuAssignment | CpuRefusal]:
     """What each of several slots gets if they come one after the other; ends with the first
     refusal. Changes nothing.
     """
-    scratch = books.scratch()
+    scratch = ledger.scratch()
     found: list[CpuAssignment | CpuRefusal] = []
-    for number, wish in enumerate(wishes):
-        assignment = assign(scratch, wish)
+    for number, request in enumerate(requests):
+        assignment = assign(scratch, request)
         found.append(assignment)
         if isinstance(assignment, CpuRefusal):
             break
@@ -79,36 +81,38 @@ def _nobody(number: int) -> SlotKey:
     return "", number
 
 
-def fits_empty(books: CpuLedger | None, wish: CpuRequest) -> CpuRefusal | None:
+def fits_empty(ledger: CpuLedger | None, request: CpuRequest) -> CpuRefusal | None:
     """Why this host could not serve the wish even without slots, under the settings and
     circumstances that hold now; None: it could. Hosts that are alike share the answer.
     """
-    found = assign(None, wish) if books is None else _assigned_empty(HostKind.of(books), wish)
+    found = (
+        assign(None, request) if ledger is None else _assigned_empty(HostKind.of(ledger), request)
+    )
     return found if isinstance(found, CpuRefusal) else None
 
 
-def score(books: CpuLedger | None, wish: CpuRequest, assignment: CpuAssignment) -> int:
+def score(ledger: CpuLedger | None, request: CpuRequest, assignment: CpuAssignment) -> int:
     """How good an assignment is that `assign` gave, from 0 to `SCORE_MAX`; better hosts have more.
 
     A host that gives all that was preferred goes before one that does not; among such, by the
     host's NUMA strategy, over the nodes that the slot is bound to, or over all.
     """
-    if books is None:
+    if ledger is None:
         return SCORE_MAX // 2
-    layout, strategy = books.layout, books.policy.numa_strategy
+    layout, strategy = ledger.layout, ledger.policy.numa_strategy
     nodes = [layout.position_of_node[node] for node in assignment.nodes]
     if nodes and layout.nodes:
-        own = books.free if assignment.cpus else None
-        asked = quantities(books, dict(wish.amounts), strategy, own)
+        own = ledger.free if assignment.cpus else None
+        asked = quantities(ledger, dict(request.amounts), strategy, own)
         value = asked.score(nodes)
     else:
-        cpus = books.pinnable.bit_count()
-        taken = (books.pinned & books.pinnable).bit_count()
-        value = share_score(strategy, cpus * MILLI, taken * MILLI + wish.cpu_milli)
+        cpus = ledger.pinnable.bit_count()
+        taken = (ledger.pinned & ledger.pinnable).bit_count()
+        value = share_score(strategy, cpus * MILLI, taken * MILLI + request.cpu_milli)
     unmet = len(assignment.notes)
     return (0 if unmet else SCORE_MAX // 2) + (value // 2 >> max(unmet - 1, 0))
 
 
 @lru_cache(ANSWERS_KNOWN_MAX)
-def _assigned_empty(kind: HostKind, wish: CpuRequest) -> CpuAssignment | CpuRefusal:
-    return assign(empty_books(kind), wish)
+def _assigned_empty(kind: HostKind, request: CpuRequest) -> CpuAssignment | CpuRefusal:
+    return assign(empty_books(kind), request)

@@ -35,42 +35,44 @@ class HostKind(NamedTuple):
     unavailable: tuple[int, int, tuple[tuple[int, int], ...]]
 
     @classmethod
-    def of(cls, books: CpuLedger) -> HostKind:
+    def of(cls, ledger: CpuLedger) -> HostKind:
         """The kind of a host."""
-        return cls(books.reported_layout, books.policy, books.best_effort_milli, books.unavailable)
+        return cls(
+            ledger.reported_layout, ledger.policy, ledger.best_effort_milli, ledger.unavailable
+        )
 
 
 @lru_cache(_HOSTS_KNOWN_MAX)
 def empty_books(kind: HostKind) -> CpuLedger:
     """Books without slots. All hosts that are alike share them, so nobody may change them."""
-    books = CpuLedger(kind.layout, kind.policy, best_effort_milli=kind.best_effort_milli)
+    ledger = CpuLedger(kind.layout, kind.policy, best_effort_milli=kind.best_effort_milli)
     offline, kubelet, kubelet_memory = kind.unavailable
-    books.set_unavailable(
+    ledger.set_unavailable(
         offline=CpuSet.from_bits(offline),
         kubelet=CpuSet.from_bits(kubelet),
         kubelet_memory=kubelet_memory,
     )
-    return books
+    return ledger
 
 
 @lru_cache(ANSWERS_KNOWN_MAX)
-def fewest_nodes_when_empty(kind: HostKind, wish: CpuRequest) -> int | None:
+def fewest_nodes_when_empty(kind: HostKind, request: CpuRequest) -> int | None:
     """How many NUMA nodes a slot would need; None: it could not be served on any."""
-    books = empty_books(kind)
-    resolved = resolve(wish.policy, wish.cpu_milli, kind.policy, books.layout)
+    ledger = empty_books(kind)
+    resolved = resolve(request.policy, request.cpu_milli, kind.policy, ledger.layout)
     if isinstance(resolved, CpuRefusal):
         return None
     own: int | None = None
     if resolved.count:
-        cpus = cpus_for(books, resolved)
+        cpus = cpus_for(ledger, resolved)
         if isinstance(cpus, CpuRefusal):
             return None
         own = cpus
 
     def works(nodes: Sequence[int]) -> bool:
         # Where all cores are alike there are enough cpus as soon as they count enough.
-        if own is None or books.layout.uniform_cores:
+        if own is None or ledger.layout.uniform_cores:
             return True
-        return pick_on(books, resolved, own, nodes) is not None
+        return pick_on(ledger, resolved, own, nodes) is not None
 
-    return fewest_nodes(quantities(books, dict(wish.amounts), resolved.strategy, own), works)
+    return fewest_nodes(quantities(ledger, dict(request.amounts), resolved.strategy, own), works)

@@ -93,7 +93,7 @@ def share_score(strategy: NumaStrategy, capacity: int, taken: int) -> int:
 
 
 def quantities(
-    books: CpuLedger,
+    ledger: CpuLedger,
     amounts: Mapping[str, int],
     strategy: NumaStrategy,
     own_cpus: int | None = None,
@@ -109,21 +109,21 @@ def quantities(
         nodes: look at these only.
         suiting: which of its own cpus keep to what is only preferred; None: nothing is.
     """
-    layout = books.layout
+    layout = ledger.layout
     every = range(len(layout.nodes))
     need, available, capacity = {}, {}, {}
     for name, amount in amounts.items():
         if name == CPU_MILLI and own_cpus is not None:
             need[name] = amount
             available[name] = [_milli(node.mask & own_cpus) for node in layout.nodes]
-            capacity[name] = [_milli(node.mask & books.pinnable) for node in layout.nodes]
-        elif books.reports(name):
+            capacity[name] = [_milli(node.mask & ledger.pinnable) for node in layout.nodes]
+        elif ledger.reports(name):
             need[name] = amount
-            available[name] = [books.available(at, name) for at in every]
-            capacity[name] = [books.capacity(at, name) for at in every]
+            available[name] = [ledger.available(at, name) for at in every]
+            capacity[name] = [ledger.capacity(at, name) for at in every]
     if nodes is None:
         # Best-effort slots also run where every cpu is reserved, as long as it is shared.
-        usable = books.pool_cpus if BEST_EFFORT_CPU_MILLI in amounts else books.pinnable
+        usable = ledger.pool_cpus if BEST_EFFORT_CPU_MILLI in amounts else ledger.pinnable
         nodes = (at for at in layout.cpu_nodes if layout.nodes[at].mask & usable)
     return Quantities(layout, strategy, need, available, capacity, tuple(nodes), suiting)
 

@@ -39,26 +39,26 @@ _BLOCKERS: Final = {
 }
 
 
-def cpus_for(books: CpuLedger, resolved: Resolved) -> int | CpuRefusal:
+def cpus_for(ledger: CpuLedger, resolved: Resolved) -> int | CpuRefusal:
     """The cpus that a slot can choose from: enough of them, and such that whatever it chooses, what
     is required holds and nobody in a pool loses what he was promised.
     """
-    found = suitable(books.layout, books.free, holders(books), wish_of(resolved, resolved.count))
+    found = suitable(ledger.layout, ledger.free, holders(ledger), wish_of(resolved, resolved.count))
     if isinstance(found, Short):
         return short(found, resolved)
-    left = _beside_promises(books, resolved, found)
+    left = _beside_promises(ledger, resolved, found)
     if left.bit_count() < resolved.count:
         return _promised(resolved, left)
-    return _beside_last_cpus(books, resolved, left)
+    return _beside_last_cpus(ledger, resolved, left)
 
 
-def suiting(books: CpuLedger, resolved: Resolved, cpus: int) -> int:
+def suiting(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int:
     """Those of the cpus that also keep to what is only preferred."""
-    layout = books.layout
+    layout = ledger.layout
     if resolved.exclusive is ExclusivePolicy.PCPU_LEVEL:
-        cpus &= ~layout.cores_touched(books.claimed_cores)
+        cpus &= ~layout.cores_touched(ledger.claimed_cores)
     elif resolved.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
-        cpus &= ~layout.nodes_touched(books.claimed_nodes)
+        cpus &= ~layout.nodes_touched(ledger.claimed_nodes)
     if resolved.bind is BindPolicy.FULL_PCPUS:
         return layout.whole(cpus)
     if resolved.bind is BindPolicy.SPREAD_BY_PCPUS:
@@ -66,40 +66,40 @@ def suiting(books: CpuLedger, resolved: Resolved, cpus: int) -> int:
     return cpus
 
 
-def pick(books: CpuLedger, resolved: Resolved, cpus: int) -> Taken | Short:
+def pick(ledger: CpuLedger, resolved: Resolved, cpus: int) -> Taken | Short:
     """As many of these cpus as the slot needs."""
-    isolated = cpus & ~books.pool_cpus  # nobody else can use them
+    isolated = cpus & ~ledger.pool_cpus  # nobody else can use them
     return take(
-        books.layout, cpus, holders(books), wish_of(resolved, resolved.count, preferred=isolated)
+        ledger.layout, cpus, holders(ledger), wish_of(resolved, resolved.count, preferred=isolated)
     )
 
 
-def pick_on(books: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[int]) -> Taken | None:
+def pick_on(ledger: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[int]) -> Taken | None:
     """Likewise of several NUMA nodes, split over them as evenly as can be; None if what is required
     cannot be had there, which counting alone does not tell where cores differ.
     """
-    layout = books.layout
+    layout = ledger.layout
     here = 0
     for at in nodes:
         here |= layout.nodes[at].mask
     here &= cpus
     if len(nodes) > 1 and resolved.strategy is not NumaStrategy.DISTRIBUTE_EVENLY:
-        split_up = _pick_split(books, resolved, here, nodes)
+        split_up = _pick_split(ledger, resolved, here, nodes)
         if split_up is not None:
             return split_up
-    found = pick(books, resolved, here)
+    found = pick(ledger, resolved, here)
     return None if isinstance(found, Short) else found
 
 
 def _pick_split(
-    books: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[int]
+    ledger: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[int]
 ) -> Taken | None:
-    layout, all_holders = books.layout, holders(books)
-    isolated = cpus & ~books.pool_cpus
+    layout, all_holders = ledger.layout, holders(ledger)
+    isolated = cpus & ~ledger.pool_cpus
     taken = 0
     for at, part in (_parts(layout, resolved, cpus, nodes) or {}).items():
-        wish = wish_of(resolved, part, preferred=isolated)
-        found = take(layout, cpus & layout.nodes[at].mask, all_holders, wish)
+        request = wish_of(resolved, part, preferred=isolated)
+        found = take(layout, cpus & layout.nodes[at].mask, all_holders, request)
         if isinstance(found, Short):
             return None
         taken |= found.cpus
@@ -122,9 +122,9 @@ def _parts(
     return split(resolved.count, [(at, mask.bit_count()) for at, mask in masks])
 
 
-def holders(books: CpuLedger) -> Holders:
+def holders(ledger: CpuLedger) -> Holders:
     """Whom exclusive policies have to avoid."""
-    return Holders(books.claimed_cores, books.claimed_nodes)
+    return Holders(ledger.claimed_cores, ledger.claimed_nodes)
 
 
 def wish_of(resolved: Resolved, need: int, *, preferred: int = 0) -> CpuDemand:
@@ -174,13 +174,13 @@ def short(lack: Short, resolved: Resolved) -> CpuRefusal:
     )
 
 
-def _beside_promises(books: CpuLedger, resolved: Resolved, cpus: int) -> int:
+def _beside_promises(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int:
     """Those of the cpus that slots bound to the pools of single nodes can do without."""
-    for at in books.layout.cpu_nodes:
-        spare = books.pool_spare(at, resolved.qos)
-        here = cpus & books.pool_cpus & books.layout.nodes[at].mask
+    for at in ledger.layout.cpu_nodes:
+        spare = ledger.pool_spare(at, resolved.qos)
+        here = cpus & ledger.pool_cpus & ledger.layout.nodes[at].mask
         if spare < min(resolved.count, here.bit_count()):
-            cpus &= ~_given_back(books.layout, resolved, here, here.bit_count() - spare)
+            cpus &= ~_given_back(ledger.layout, resolved, here, here.bit_count() - spare)
     return cpus
 
 
@@ -206,14 +206,14 @@ def _promised(resolved: Resolved, left: int) -> CpuRefusal:
     )
 
 
-def _beside_last_cpus(books: CpuLedger, resolved: Resolved, cpus: int) -> int | CpuRefusal:
+def _beside_last_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int | CpuRefusal:
     """No pool that slots live in is emptied."""
-    pools = [(books.shared_count, books.shared_cpus, CpuBlocker.SHARED_POOL_EMPTY, QosClass.LS)]
+    pools = [(ledger.shared_count, ledger.shared_cpus, CpuBlocker.SHARED_POOL_EMPTY, QosClass.LS)]
     if resolved.qos is QosClass.LSE:
         pools.append(
             (
-                books.best_effort_count,
-                books.best_effort_cpus,
+                ledger.best_effort_count,
+                ledger.best_effort_cpus,
                 CpuBlocker.BEST_EFFORT_POOL_EMPTY,
                 QosClass.BE,
             )
@@ -221,7 +221,7 @@ def _beside_last_cpus(books: CpuLedger, resolved: Resolved, cpus: int) -> int | 
     for slots, pool, blocker, qos in pools:
         if not slots or pool & ~cpus or resolved.count < pool.bit_count():
             continue
-        cpus &= ~_given_back(books.layout, resolved, pool, 1)
+        cpus &= ~_given_back(ledger.layout, resolved, pool, 1)
         if cpus.bit_count() < resolved.count:
             return CpuRefusal(
                 blocker,

@@ -32,7 +32,7 @@ def grow(
     held: int,
     available: int,
     holders: Holders,
-    wish: CpuDemand,
+    request: CpuDemand,
     *,
     same_nodes: bool = False,
 ) -> Taken | Short:
@@ -49,37 +49,37 @@ def grow(
     Raises:
         ValueError: the slot has more than it wants.
     """
-    more = wish.need - held.bit_count()
+    more = request.need - held.bit_count()
     if more < 0:
-        raise ValueError(f"a slot with {held.bit_count()} cpus cannot grow to {wish.need}")
+        raise ValueError(f"a slot with {held.bit_count()} cpus cannot grow to {request.need}")
     free = available & layout.pinnable & ~held
     if same_nodes:
         free &= layout.nodes_touched(held)
     if more > free.bit_count():
         return Short(ShortOf.CPUS, more, free.bit_count())
     added = 0
-    if wish.whole_cores:
+    if request.whole_cores:
         added = _rest_of_held_cores(layout, held, free, more)
-    elif wish.bind is BindPolicy.SPREAD_BY_PCPUS:
+    elif request.bind is BindPolicy.SPREAD_BY_PCPUS:
         apart = free & ~layout.cores_touched(held)
         cores = layout.first_threads(apart)
         if cores.bit_count() >= more:
             free = apart
-        elif wish.bind_required:
+        elif request.bind_required:
             return Short(ShortOf.CORES, more, cores.bit_count())
         else:
             added = cores
-    wish_more = replace(wish, need=more - added.bit_count())
+    wish_more = replace(request, need=more - added.bit_count())
     others = _near(layout, held | added, free & ~added, holders, wish_more)
     if isinstance(others, Short):
         return others
     cpus = held | added | others
-    if wish.bind_required and not holds(layout, cpus, wish.bind):
+    if request.bind_required and not holds(layout, cpus, request.bind):
         return Short(ShortOf.WHOLE_CORES, more, layout.whole(free).bit_count())
-    return Taken(cpus, reached(layout, cpus, holders, wish.exclusive))
+    return Taken(cpus, reached(layout, cpus, holders, request.exclusive))
 
 
-def shrink(layout: CpuLayout, held: int, holders: Holders, wish: CpuDemand) -> Taken | Short:
+def shrink(layout: CpuLayout, held: int, holders: Holders, request: CpuDemand) -> Taken | Short:
     """`wish.need` of the cpus held: whole cores are given back first, then single threads.
 
     Under SpreadByPCPUs second threads of a core go first. A slot leaves the NUMA node where it has
@@ -88,22 +88,22 @@ def shrink(layout: CpuLayout, held: int, holders: Holders, wish: CpuDemand) -> T
     Raises:
         ValueError: the slot has less than it wants.
     """
-    surplus = held.bit_count() - wish.need
+    surplus = held.bit_count() - request.need
     if surplus < 0:
-        raise ValueError(f"a slot with {held.bit_count()} cpus cannot shrink to {wish.need}")
+        raise ValueError(f"a slot with {held.bit_count()} cpus cannot shrink to {request.need}")
     kept = held
-    if wish.bind is BindPolicy.SPREAD_BY_PCPUS:
+    if request.bind is BindPolicy.SPREAD_BY_PCPUS:
         kept = _without_second_threads(layout, held, surplus)
-    elif wish.whole_cores and wish.bind_required:
-        whole = [core for core in _order_of_return(layout, held, wish) if not core & ~held]
+    elif request.whole_cores and request.bind_required:
+        whole = [core for core in _order_of_return(layout, held, request) if not core & ~held]
         given = whole_cores_of(whole, surplus)
         if given is None:
-            return Short(ShortOf.ALIGNMENT, wish.need, held.bit_count())
+            return Short(ShortOf.ALIGNMENT, request.need, held.bit_count())
         kept = held & ~given
     else:
-        kept = _without_whole_cores(layout, held, surplus, wish)
-    kept = _without_threads(layout, kept, kept.bit_count() - wish.need, wish)
-    return Taken(kept, reached(layout, kept, holders, wish.exclusive))
+        kept = _without_whole_cores(layout, held, surplus, request)
+    kept = _without_threads(layout, kept, kept.bit_count() - request.need, request)
+    return Taken(kept, reached(layout, kept, holders, request.exclusive))
 
 
 def _rest_of_held_cores(layout: CpuLayout, held: int, free: int, more: int) -> int:
@@ -122,13 +122,13 @@ def _rest_of_held_cores(layout: CpuLayout, held: int, free: int, more: int) -> i
 
 
 def _near(
-    layout: CpuLayout, held: int, free: int, holders: Holders, wish: CpuDemand
+    layout: CpuLayout, held: int, free: int, holders: Holders, request: CpuDemand
 ) -> int | Short:
     """So many more cpus: of the slot's nodes, else of its packages, else of any."""
-    if not wish.need:
+    if not request.need:
         return 0
-    if wish.strategy is NumaStrategy.DISTRIBUTE_EVENLY:
-        balanced = _where_least_is_held(layout, held, free, holders, wish)
+    if request.strategy is NumaStrategy.DISTRIBUTE_EVENLY:
+        balanced = _where_least_is_held(layout, held, free, holders, request)
         if balanced is not None:
             return balanced
     around = 0
@@ -136,28 +136,28 @@ def _near(
         if package.mask & held:
             around |= package.mask
     scopes = dict.fromkeys((layout.nodes_touched(held), around, layout.cpus))
-    for offered in offers(layout, free, holders, wish):
+    for offered in offers(layout, free, holders, request):
         for scope in scopes:
-            if (offered & scope).bit_count() >= wish.need:
-                taken = take(layout, offered & scope, holders, wish)
+            if (offered & scope).bit_count() >= request.need:
+                taken = take(layout, offered & scope, holders, request)
                 if isinstance(taken, Taken):
                     return taken.cpus
-    taken = take(layout, free, holders, wish)
+    taken = take(layout, free, holders, request)
     return taken.cpus if isinstance(taken, Taken) else taken
 
 
 def _where_least_is_held(
-    layout: CpuLayout, held: int, free: int, holders: Holders, wish: CpuDemand
+    layout: CpuLayout, held: int, free: int, holders: Holders, request: CpuDemand
 ) -> int | None:
     """Group by group from the slot's node that gave least; None if its nodes have too few."""
-    group = layout.per_core if wish.whole_cores else 1
-    if wish.need % group:
+    group = layout.per_core if request.whole_cores else 1
+    if request.need % group:
         return None
     nodes = [node.mask for node in layout.nodes if node.mask & held]
-    one = replace(wish, need=group, strategy=NumaStrategy.LEAST_ALLOCATED)
-    for offered in offers(layout, free, holders, wish):
+    one = replace(request, need=group, strategy=NumaStrategy.LEAST_ALLOCATED)
+    for offered in offers(layout, free, holders, request):
         added = 0
-        while added.bit_count() < wish.need:
+        while added.bit_count() < request.need:
             left = offered & ~added
             open_nodes = [node for node in nodes if (node & left).bit_count() >= group]
             if not open_nodes:
@@ -172,7 +172,7 @@ def _where_least_is_held(
     return None
 
 
-def _order_of_return(layout: CpuLayout, held: int, wish: CpuDemand) -> Iterator[int]:
+def _order_of_return(layout: CpuLayout, held: int, request: CpuDemand) -> Iterator[int]:
     """Cores with cpus of the slot, those to be given back first at the front, last core first."""
     cores_of = {
         at: [core for core in layout.cores_of_node[at] if core & held]
@@ -180,7 +180,7 @@ def _order_of_return(layout: CpuLayout, held: int, wish: CpuDemand) -> Iterator[
         if node.mask & held
     }
     left = {at: (layout.nodes[at].mask & held).bit_count() for at in cores_of}
-    evenly = wish.strategy is NumaStrategy.DISTRIBUTE_EVENLY
+    evenly = request.strategy is NumaStrategy.DISTRIBUTE_EVENLY
     choose: Callable[..., int] = max if evenly else min
     while cores_of:
         at = choose(reversed(cores_of), key=left.__getitem__)
@@ -204,17 +204,17 @@ def _without_second_threads(layout: CpuLayout, held: int, surplus: int) -> int:
     return kept
 
 
-def _without_whole_cores(layout: CpuLayout, held: int, surplus: int, wish: CpuDemand) -> int:
-    for core in list(_order_of_return(layout, held, wish)):
+def _without_whole_cores(layout: CpuLayout, held: int, surplus: int, request: CpuDemand) -> int:
+    for core in list(_order_of_return(layout, held, request)):
         if not core & ~held and core.bit_count() <= surplus:
             held &= ~core
             surplus -= core.bit_count()
     return held
 
 
-def _without_threads(layout: CpuLayout, held: int, surplus: int, wish: CpuDemand) -> int:
+def _without_threads(layout: CpuLayout, held: int, surplus: int, request: CpuDemand) -> int:
     """Single threads, of cores first that the slot has only in part."""
-    cores = list(_order_of_return(layout, held, wish))
+    cores = list(_order_of_return(layout, held, request))
     for core in sorted(cores, key=lambda core: not core & ~held):
         while surplus and core & held:
             held &= ~_highest(core & held)

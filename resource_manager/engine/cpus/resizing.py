@@ -36,7 +36,7 @@ _CPU = (CPU_MILLI, BEST_EFFORT_CPU_MILLI)
 
 
 def resized(
-    books: CpuLedger, key: SlotKey, held: CpuAssignment, wish: CpuRequest
+    ledger: CpuLedger, key: SlotKey, held: CpuAssignment, request: CpuRequest
 ) -> CpuAssignment | CpuRefusal:
     """What a slot of the books has when it has the size of the wish. Changes nothing.
 
@@ -46,21 +46,21 @@ def resized(
         held: what it has now.
         wish: the whole of what it is to have.
     """
-    case = _Case(books, key, held, wish)
+    case = _Case(ledger, key, held, request)
     if held.cpus:
         return case.pinned()
     return case.pooled() if held.numa else held
 
 
 def fits_alone(
-    books: CpuLedger, key: SlotKey, held: CpuAssignment, wish: CpuRequest
+    ledger: CpuLedger, key: SlotKey, held: CpuAssignment, request: CpuRequest
 ) -> CpuRefusal | None:
     """Why a slot could not have the size of the wish even if it were the only one; None: it
     could.
     """
-    alone = books.empty()
+    alone = ledger.empty()
     alone.add(key, held)
-    found = resized(alone, key, held, wish)
+    found = resized(alone, key, held, request)
     return found if isinstance(found, CpuRefusal) else None
 
 
@@ -86,12 +86,12 @@ class _Case:
     """One slot and the size that it is to have."""
 
     def __init__(
-        self, books: CpuLedger, key: SlotKey, held: CpuAssignment, wish: CpuRequest
+        self, ledger: CpuLedger, key: SlotKey, held: CpuAssignment, request: CpuRequest
     ) -> None:
-        self._books = books
+        self._books = ledger
         self._key = key
         self._held = held
-        self._wish = wish
+        self._wish = request
 
     def pinned(self) -> CpuAssignment | CpuRefusal:
         """With cpus of its own."""
@@ -129,23 +129,23 @@ class _Case:
         """What holds for the slot: what held when it was placed, where the host's settings have
         come to contradict that since.
         """
-        books, held, wish = self._books, self._held, self._wish
-        host, layout = books.policy, books.layout
-        found = resolve(wish.policy, wish.cpu_milli, host, layout)
+        ledger, held, request = self._books, self._held, self._wish
+        host, layout = ledger.policy, ledger.layout
+        found = resolve(request.policy, request.cpu_milli, host, layout)
         if isinstance(found, Resolved) and found.bind is held.bind:
             return found
         if isinstance(found, CpuRefusal) and found.blocker not in _OF_NEW_SLOTS:
             return found
         lenient = replace(host, bind=HostBindPolicy.NONE, alignment=NumaPolicy.NONE)
-        found = resolve(wish.policy, wish.cpu_milli, lenient, layout)
+        found = resolve(request.policy, request.cpu_milli, lenient, layout)
         if isinstance(found, CpuRefusal):
             return found
         return replace(found, bind=held.bind, bind_required=found.bind_required)
 
     def _cpus(self, resolved: Resolved) -> Taken | CpuRefusal:
-        books, held, count = self._books, self._held.cpus.bits, resolved.count
+        ledger, held, count = self._books, self._held.cpus.bits, resolved.count
         more = count - held.bit_count()
-        scratch = books.scratch()
+        scratch = ledger.scratch()
         if more > 0:
             # Its own claims are in nobody's way but others'.
             unclaimed = replace(self._held, exclusive=ExclusivePolicy.NONE)
@@ -155,28 +155,28 @@ class _Case:
                 return free
             bound = bool(self._held.numa)
             whole = wish_of(resolved, count)
-            found = grow(books.layout, held, free, holders(scratch), whole, same_nodes=bound)
+            found = grow(ledger.layout, held, free, holders(scratch), whole, same_nodes=bound)
         else:
             scratch.remove(self._key)
-            held = _without_lost(books, held, -more)
-            found = shrink(books.layout, held, holders(scratch), wish_of(resolved, count))
+            held = _without_lost(ledger, held, -more)
+            found = shrink(ledger.layout, held, holders(scratch), wish_of(resolved, count))
         return short(found, resolved) if isinstance(found, Short) else found
 
     def _shares_of_nodes(self, cpus: int) -> tuple[NodeShare, ...] | CpuRefusal:
         """What it takes of each NUMA node that it is bound to. Every amount stays where it lies;
         what comes or goes is spread as evenly as can be.
         """
-        held, books = self._held, self._books
+        held, ledger = self._held, self._books
         if not held.numa:
             return ()
-        position = books.layout.position_of_node
+        position = ledger.layout.position_of_node
         parts = {position[s.node]: dict(s.amounts) for s in held.numa if s.node in position}
         needs = dict.fromkeys((name for each in parts.values() for name in each), 0)
         needs.update((name, need) for name, need in self._wish.amounts if self._is_bound(name))
         for name, need in needs.items():
             found: dict[int, int] | CpuRefusal
             if cpus and name in _CPU:
-                found = _cpus_by_node(books.layout, cpus)
+                found = _cpus_by_node(ledger.layout, cpus)
             else:
                 found = self._spread(name, need, parts)
             if isinstance(found, CpuRefusal):
@@ -186,7 +186,7 @@ class _Case:
                 here.pop(name, None)
                 if found.get(at):
                     here[name] = found[at]
-        return _shares({books.layout.nodes[at].id: amounts for at, amounts in parts.items()})
+        return _shares({ledger.layout.nodes[at].id: amounts for at, amounts in parts.items()})
 
     def _is_bound(self, name: str) -> bool:
         """True if an amount of the slot lies on its nodes. A slot of which only cpu does is bound
@@ -230,11 +230,11 @@ class _Case:
         )
 
     def _pool_too_small(self) -> CpuRefusal | None:
-        books, wish = self._books, self._wish
-        limit = max(wish.cpu_limit_milli, wish.cpu_milli)
-        position = books.layout.position_of_node
+        ledger, request = self._books, self._wish
+        limit = max(request.cpu_limit_milli, request.cpu_milli)
+        position = ledger.layout.position_of_node
         nodes = [position[share.node] for share in self._held.numa if share.node in position]
-        size = sum((books.shared_cpus & books.layout.nodes[at].mask).bit_count() for at in nodes)
+        size = sum((ledger.shared_cpus & ledger.layout.nodes[at].mask).bit_count() for at in nodes)
         if size * MILLI >= limit:
             return None
         return CpuRefusal(
@@ -249,13 +249,13 @@ _OF_NEW_SLOTS = (CpuBlocker.BIND_POLICY_CONFLICT, CpuBlocker.NUMA_POLICY_MISMATC
 """Refusals by what a host demands, which does not hold for slots that were there before."""
 
 
-def _without_lost(books: CpuLedger, held: int, surplus: int) -> int:
+def _without_lost(ledger: CpuLedger, held: int, surplus: int) -> int:
     """Cpus that do not run any more are the first that are given back, then those that have become
     a kubelet's or reserved since, then the rest of their cores.
     """
-    there = books.layout.cpus
-    lost = held & ~books.pinnable
-    cores = sum(core for core in books.reported_layout.core_masks if core & lost)
+    there = ledger.layout.cpus
+    lost = held & ~ledger.pinnable
+    cores = sum(core for core in ledger.reported_layout.core_masks if core & lost)
     for part in (lost & ~there, lost & there, cores & held & ~lost):
         left = part
         while left and surplus:

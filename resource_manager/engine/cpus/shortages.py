@@ -81,31 +81,31 @@ def not_enough(asked: Quantities, lacking: str) -> CpuRefusal:
     )
 
 
-def unsuited(books: CpuLedger, wish: CpuRequest, limit_milli: int) -> CpuRefusal:
+def unsuited(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -> CpuRefusal:
     """No node's shared pool is for a slot that may use so much."""
     sizes = {
-        books.layout.nodes[at].id: (books.shared_cpus & books.layout.nodes[at].mask).bit_count()
-        for at in books.layout.cpu_nodes
+        ledger.layout.nodes[at].id: (ledger.shared_cpus & ledger.layout.nodes[at].mask).bit_count()
+        for at in ledger.layout.cpu_nodes
     }
     pools = ", ".join(f"{node}: {size} cpus" for node, size in sizes.items())
     return CpuRefusal(
         CpuBlocker.BURST_POOL_TOO_SMALL,
         f"no NUMA node's shared pool suits a cpu limit of {told(CPU_MILLI, limit_milli)} and has"
-        f" {told(CPU_MILLI, wish.cpu_milli)} left to promise; pools by node: {pools}",
+        f" {told(CPU_MILLI, request.cpu_milli)} left to promise; pools by node: {pools}",
         (("asked", limit_milli), *((f"node {node}", size) for node, size in sizes.items())),
     )
 
 
-def poolless(books: CpuLedger, resolved: Resolved) -> CpuRefusal | None:
+def poolless(ledger: CpuLedger, resolved: Resolved) -> CpuRefusal | None:
     """The pool of its class is empty."""
     if resolved.qos is QosClass.BE:
-        if books.best_effort_cpus:
+        if ledger.best_effort_cpus:
             return None
         return CpuRefusal(
             CpuBlocker.BEST_EFFORT_POOL_EMPTY,
             "LSE slots have every cpu of the best-effort pool",
         )
-    if books.shared_cpus:
+    if ledger.shared_cpus:
         return None
     return CpuRefusal(
         CpuBlocker.SHARED_POOL_EMPTY,

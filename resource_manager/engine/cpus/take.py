@@ -86,7 +86,7 @@ class Short:
     suitable: int
 
 
-def take(layout: CpuLayout, available: int, holders: Holders, wish: CpuDemand) -> Taken | Short:
+def take(layout: CpuLayout, available: int, holders: Holders, request: CpuDemand) -> Taken | Short:
     """Cpus of `available` that serve the wish.
 
     Args:
@@ -98,43 +98,45 @@ def take(layout: CpuLayout, available: int, holders: Holders, wish: CpuDemand) -
     Returns:
         Exactly `wish.need` cpus, or what there was too little of. The same for the same input.
     """
-    if wish.need < 1:
-        return Taken(0, reached(layout, 0, holders, wish.exclusive))
-    free = suitable(layout, available, holders, wish)
+    if request.need < 1:
+        return Taken(0, reached(layout, 0, holders, request.exclusive))
+    free = suitable(layout, available, holders, request)
     if isinstance(free, Short):
         return free
-    cpus = _preferred_first(layout, free, holders, wish)
+    cpus = _preferred_first(layout, free, holders, request)
     if cpus is None:
-        return Short(ShortOf.ALIGNMENT, wish.need, free.bit_count())
-    return Taken(cpus, reached(layout, cpus, holders, wish.exclusive))
+        return Short(ShortOf.ALIGNMENT, request.need, free.bit_count())
+    return Taken(cpus, reached(layout, cpus, holders, request.exclusive))
 
 
-def suitable(layout: CpuLayout, available: int, holders: Holders, wish: CpuDemand) -> int | Short:
+def suitable(
+    layout: CpuLayout, available: int, holders: Holders, request: CpuDemand
+) -> int | Short:
     """Those of the available cpus that what is required leaves, if they are enough."""
-    need = wish.need
+    need = request.need
     free = available & layout.pinnable
     if need > free.bit_count():
         return Short(ShortOf.CPUS, need, free.bit_count())
-    if wish.exclusive_required:
+    if request.exclusive_required:
         short_of = ShortOf.CPUS
-        if wish.exclusive is ExclusivePolicy.PCPU_LEVEL:
+        if request.exclusive is ExclusivePolicy.PCPU_LEVEL:
             free &= ~layout.cores_touched(holders.core_level)
             short_of = ShortOf.UNSHARED_CORES
-        elif wish.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
+        elif request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
             free &= ~layout.nodes_touched(holders.node_level)
             short_of = ShortOf.UNSHARED_NODES
         if need > free.bit_count():
             return Short(short_of, need, free.bit_count())
-    if wish.bind_required:
+    if request.bind_required:
         short_of = ShortOf.CPUS
-        if wish.bind is BindPolicy.FULL_PCPUS:
+        if request.bind is BindPolicy.FULL_PCPUS:
             free = layout.whole(free)
             short_of = ShortOf.WHOLE_CORES
             # Cores that differ may be enough and yet not add up: to know it at once saves a search.
             enough = not layout.uniform_cores and need <= free.bit_count()
             if not (adds_up(layout, free, need) if enough else aligned(layout, need)):
                 return Short(ShortOf.ALIGNMENT, need, free.bit_count())
-        elif wish.bind is BindPolicy.SPREAD_BY_PCPUS:
+        elif request.bind is BindPolicy.SPREAD_BY_PCPUS:
             free = layout.first_threads(free)
             short_of = ShortOf.CORES
         if need > free.bit_count():
@@ -211,32 +213,34 @@ def spread_order(layout: CpuLayout, available: int, strategy: NumaStrategy) -> l
     return [cpu.bit_length() - 1 for cpu in accumulator.spread_anywhere()]
 
 
-def _preferred_first(layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand) -> int | None:
+def _preferred_first(
+    layout: CpuLayout, free: int, holders: Holders, request: CpuDemand
+) -> int | None:
     """As many as possible out of the preferred cpus, then the rest; all at once if that breaks
     what is required. None: not even then."""
-    preferred = wish.preferred & free
-    if wish.bind_required and wish.bind is BindPolicy.FULL_PCPUS:
+    preferred = request.preferred & free
+    if request.bind_required and request.bind is BindPolicy.FULL_PCPUS:
         preferred = layout.whole(preferred)
-    count = min(wish.need, preferred.bit_count())
+    count = min(request.need, preferred.bit_count())
     if preferred:
-        first = _of_one_kind(layout, preferred, holders, replace(wish, need=count))
-        rest = replace(wish, need=wish.need - count)
+        first = _of_one_kind(layout, preferred, holders, replace(request, need=count))
+        rest = replace(request, need=request.need - count)
         others = _of_one_kind(layout, free & ~preferred, holders, rest)
         if first is not None and others is not None:
             return first | others
-    return _of_one_kind(layout, free, holders, wish)
+    return _of_one_kind(layout, free, holders, request)
 
 
-def _of_one_kind(layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand) -> int | None:
+def _of_one_kind(layout: CpuLayout, free: int, holders: Holders, request: CpuDemand) -> int | None:
     """Cpus of cores of one kind, unless a mixture does better by what is preferred."""
     if layout.kinds == 1:
-        return _by_strategy(layout, free, holders, wish)
+        return _by_strategy(layout, free, holders, request)
     best: tuple[tuple[int, bool], int] | None = None
     for kind in (*layout.cores_of_kind, layout.cpus):
-        cpus = _by_strategy(layout, free & kind, holders, wish)
+        cpus = _by_strategy(layout, free & kind, holders, request)
         if cpus is not None:
-            level = reached(layout, cpus, holders, wish.exclusive)
-            merit = (_LEVELS.index(level), holds(layout, cpus, wish.bind))
+            level = reached(layout, cpus, holders, request.exclusive)
+            merit = (_LEVELS.index(level), holds(layout, cpus, request.bind))
             if best is None or merit > best[0]:
                 best = merit, cpus
     return None if best is None else best[1]
@@ -245,72 +249,72 @@ def _of_one_kind(layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand
 _LEVELS = (ExclusivePolicy.NONE, ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL)
 
 
-def _by_strategy(layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand) -> int | None:
+def _by_strategy(layout: CpuLayout, free: int, holders: Holders, request: CpuDemand) -> int | None:
     """None only if there are too few cpus, or required whole cores do not add up."""
-    if wish.need < 1:
+    if request.need < 1:
         return 0
-    if free.bit_count() < wish.need:
+    if free.bit_count() < request.need:
         return None
     cpus: int | None = None
-    if wish.strategy is NumaStrategy.DISTRIBUTE_EVENLY:
-        cpus = _evenly(layout, free, holders, wish)
-    if cpus is None or not _keeps_required(layout, cpus, wish):
-        cpus = _accumulator(layout, free, holders, wish).take(wish.need, wish.whole_cores)
-    if not _keeps_required(layout, cpus, wish):
-        return _accumulator(layout, free, holders, wish).take_whole_exactly(wish.need)
+    if request.strategy is NumaStrategy.DISTRIBUTE_EVENLY:
+        cpus = _evenly(layout, free, holders, request)
+    if cpus is None or not _keeps_required(layout, cpus, request):
+        cpus = _accumulator(layout, free, holders, request).take(request.need, request.whole_cores)
+    if not _keeps_required(layout, cpus, request):
+        return _accumulator(layout, free, holders, request).take_whole_exactly(request.need)
     return cpus
 
 
-def _accumulator(layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand) -> Accumulator:
+def _accumulator(layout: CpuLayout, free: int, holders: Holders, request: CpuDemand) -> Accumulator:
     return Accumulator(
         layout,
         free,
         core_held=holders.core_level,
         node_held=holders.node_level,
-        strategy=wish.strategy,
-        exclusive=wish.exclusive,
+        strategy=request.strategy,
+        exclusive=request.exclusive,
     )
 
 
-def _keeps_required(layout: CpuLayout, cpus: int, wish: CpuDemand) -> bool:
-    return not wish.bind_required or holds(layout, cpus, wish.bind)
+def _keeps_required(layout: CpuLayout, cpus: int, request: CpuDemand) -> bool:
+    return not request.bind_required or holds(layout, cpus, request.bind)
 
 
-def _evenly(layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand) -> int | None:
+def _evenly(layout: CpuLayout, free: int, holders: Holders, request: CpuDemand) -> int | None:
     """Even shares of as few nodes as can give them, else packed; first of what the policies
     prefer. None: spread without even shares."""
-    group = layout.per_core if wish.whole_cores else 1
-    offered_sets = list(offers(layout, free, holders, wish))
+    group = layout.per_core if request.whole_cores else 1
+    offered_sets = list(offers(layout, free, holders, request))
     for offered in offered_sets:
-        even = _widest(layout, offered) if wish.whole_cores else offered
-        shares = even_shares(layout, even, wish.need, group)
+        even = _widest(layout, offered) if request.whole_cores else offered
+        shares = even_shares(layout, even, request.need, group)
         if shares is not None:
             taken = 0
             for share in shares:
-                taken |= _within_node(layout, even, holders, wish, share)
+                taken |= _within_node(layout, even, holders, request, share)
             return taken
-    if wish.bind is BindPolicy.SPREAD_BY_PCPUS:
+    if request.bind is BindPolicy.SPREAD_BY_PCPUS:
         return None
     return next(
         cpus
         for offered in offered_sets
-        if (cpus := take_packed(layout, offered, wish.need)) is not None
+        if (cpus := take_packed(layout, offered, request.need)) is not None
     )
 
 
-def offers(layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand) -> Iterator[int]:
+def offers(layout: CpuLayout, free: int, holders: Holders, request: CpuDemand) -> Iterator[int]:
     """The free cpus, cut down to what is preferred, then less and less so."""
     levels = [0]
-    if wish.exclusive is ExclusivePolicy.PCPU_LEVEL:
+    if request.exclusive is ExclusivePolicy.PCPU_LEVEL:
         levels = [layout.cores_touched(holders.core_level), 0]
-    elif wish.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
+    elif request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
         on_cores = layout.cores_touched(holders.core_level | holders.node_level)
         levels = [layout.nodes_touched(holders.node_level), on_cores, 0]
     for barred in dict.fromkeys(levels):
         left = free & ~barred
-        if wish.bind is BindPolicy.FULL_PCPUS:
+        if request.bind is BindPolicy.FULL_PCPUS:
             yield layout.whole(left)
-        elif wish.bind is BindPolicy.SPREAD_BY_PCPUS:
+        elif request.bind is BindPolicy.SPREAD_BY_PCPUS:
             yield layout.first_threads(left)
     yield from (free & ~barred for barred in dict.fromkeys(levels))
 
@@ -327,9 +331,9 @@ def _widest(layout: CpuLayout, cpus: int) -> int:
 
 
 def _within_node(
-    layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand, share: NodeShare
+    layout: CpuLayout, free: int, holders: Holders, request: CpuDemand, share: NodeShare
 ) -> int:
-    if wish.bind is BindPolicy.SPREAD_BY_PCPUS:
-        accumulator = _accumulator(layout, free & share.node, holders, wish)
+    if request.bind is BindPolicy.SPREAD_BY_PCPUS:
+        accumulator = _accumulator(layout, free & share.node, holders, request)
         return accumulator.take(share.even + share.more, whole_cores=False)
     return take_share(layout, free, share)

@@ -43,15 +43,15 @@ class Relaxation:
     text: str = ""  # what follows "it fits if"
 
 
-def relaxations(host: Host, shape: SchedulingClass) -> list[Relaxation]:
+def relaxations(host: Host, scheduling_class: SchedulingClass) -> list[Relaxation]:
     """The smallest changes with which one fits on a host that has the amounts, each of them alone;
     none if it fits as it is, or if nothing helps that is tried.
     """
     books = host.cpus
     if books is None:
         return []
-    policy, limit = shape.cpus or (PLAIN, 0)
-    wish = CpuRequest.of(policy, host.booking_for(shape), limit)
+    policy, limit = scheduling_class.cpus or (PLAIN, 0)
+    wish = CpuRequest.of(policy, host.booking_for(scheduling_class), limit)
     if not _refused(books, wish):
         return []
     found = list(_preferred(books, wish))
@@ -64,11 +64,11 @@ def relaxations(host: Host, shape: SchedulingClass) -> list[Relaxation]:
     return found
 
 
-def fits_smaller(host: Host, shape: SchedulingClass, booking: Amounts) -> bool:
+def fits_smaller(host: Host, scheduling_class: SchedulingClass, booking: Amounts) -> bool:
     """True if the cpus and NUMA nodes of a host suit a shape that books less than it asks for."""
-    if host.cpus is None or not host.exactly(shape):
-        return host.suits(shape)
-    policy, limit = shape.cpus or (PLAIN, 0)
+    if host.cpus is None or not host.exactly(scheduling_class):
+        return host.suits(scheduling_class)
+    policy, limit = scheduling_class.cpus or (PLAIN, 0)
     return not _refused(
         host.cpus, CpuRequest.of(policy, booking, min(limit, booking.get(CPU_MILLI, 0)))
     )
@@ -77,11 +77,11 @@ def fits_smaller(host: Host, shape: SchedulingClass, booking: Amounts) -> bool:
 class EndsOfSlots:
     """Cpus of a host as they are when some of its slots have ended."""
 
-    def __init__(self, host: Host, shape: SchedulingClass) -> None:
-        policy, limit = shape.cpus or (PLAIN, 0)
-        self._wish = CpuRequest.of(policy, host.booking_for(shape), limit)
-        poolless = shape.best_effort and host.lacks_best_effort_pool
-        self._books = host.cpus if poolless or host.exactly(shape) else None
+    def __init__(self, host: Host, scheduling_class: SchedulingClass) -> None:
+        policy, limit = scheduling_class.cpus or (PLAIN, 0)
+        self._wish = CpuRequest.of(policy, host.booking_for(scheduling_class), limit)
+        poolless = scheduling_class.best_effort and host.lacks_best_effort_pool
+        self._books = host.cpus if poolless or host.exactly(scheduling_class) else None
         self.tries_left = ENDS_TRIED_MAX
 
     def fits_without(self, ended: Iterable[Slot]) -> bool:

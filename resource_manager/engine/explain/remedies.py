@@ -142,9 +142,9 @@ def _at_most(one: Judgement, name: str, amount: int) -> DimensionStatus:
     return DimensionStatus(name, one.asked[name], amount, amount, one.total.get(name, 0))
 
 
-def _askable(shape: SchedulingClass, cpu_milli: int) -> list[int]:
+def _askable(scheduling_class: SchedulingClass, cpu_milli: int) -> list[int]:
     """As much of it as can be asked for; of cpus of its own some numbers that are smaller."""
-    if not shape.policy.qos.is_pinned:
+    if not scheduling_class.policy.qos.is_pinned:
         return [cpu_milli]
     cpus = cpu_milli // MILLI_PER_CPU
     return [count * MILLI_PER_CPU for count in range(cpus, max(cpus - LOWERED_TRIED_MAX, 0), -1)]

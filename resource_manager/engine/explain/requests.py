@@ -102,16 +102,16 @@ def explain(
         settled = _settled(view, state.gangs.unconfirmed.get(request.spec.gang_id, 0))
         held = held_for(state, request, slot)
         return Explanation(view, view.reason, settled, number, resizes=resizes, reservation=held)
-    shape = state.queue.shape_of(request.spec)
+    scheduling_class = state.queue.shape_of(request.spec)
     held = held_for(state, request, None)
     own = {one.executor_id for one in held.executors} if held is not None else frozenset[str]()
-    survey = Survey.of(hosts, shape, own)
+    survey = Survey.of(hosts, scheduling_class, own)
     reason = pending_reason(state, request)
     ahead = _requests_ahead(state.gangs, state.queue, request)
     planned = planned_on(state.queue, state.elastic, request)
     stop, others = (
         waiting_stop(state.queue, state.gangs, state.quotas, request),
-        held_for_others(state, shape),
+        held_for_others(state, scheduling_class),
     )
     known = {
         Reason.WAITING_EXECUTOR: waits_for(state.provisions, state.started, planned)
@@ -195,7 +195,7 @@ def _verdict_message(one: Judgement) -> str:
 def _requests_ahead(gangs: GangLedger, queue: WaitingQueue, request: Request) -> int:
     gang = gangs.of(request)
     number = request.arrival_number if gang is None else gang.arrival_number
-    ahead = sum(shape.count_before(number) for shape in queue.shapes())
+    ahead = sum(scheduling_class.count_before(number) for scheduling_class in queue.shapes())
     return ahead + sum(
         len(waiting.members)
         for waiting in gangs.waiting.values()

@@ -57,11 +57,11 @@ def held_for(state: State, request: Request, slot: Slot | None) -> ReservationVi
     return _view(state.jobs, state.hosts, state.started, each) if each is not None else None
 
 
-def held_for_others(state: State, shape: SchedulingClass) -> list[ReservationView]:
+def held_for_others(state: State, scheduling_class: SchedulingClass) -> list[ReservationView]:
     """What is held where one of a shape would fit otherwise."""
     return [
         _view(state.jobs, state.hosts, state.started, each)
-        for each in held_from(state.hosts, state.reservations, shape)
+        for each in held_from(state.hosts, state.reservations, scheduling_class)
     ]
 
 

@@ -20,24 +20,26 @@ from resource_manager.engine.state import State
 def pending_by_reason(state: State) -> dict[str, int]:
     """How many requests wait for which primary reason."""
     counts: dict[str, int] = {}
-    for shape in state.queue.shapes():
+    for scheduling_class in state.queue.shapes():
         new = 0
         if state.considered_arrival < state.numbers.arrival:
-            new = shape.waiting - shape.count_before(state.considered_arrival + 1)
+            new = scheduling_class.waiting - scheduling_class.count_before(
+                state.considered_arrival + 1
+            )
         if new:
             reason = str(Reason.NOT_YET_CONSIDERED)
             counts[reason] = counts.get(reason, 0) + new
-        stopped = _stopped_by_limits(state, shape)
+        stopped = _stopped_by_limits(state, scheduling_class)
         if stopped:
             reason = str(Reason.WAITING_GROUP_LIMIT)
             counts[reason] = counts.get(reason, 0) + stopped
-        considered = max(0, shape.waiting - new - stopped)
-        if planned := min(considered, planned_count(state.queue, state.elastic, shape)):
+        considered = max(0, scheduling_class.waiting - new - stopped)
+        if planned := min(considered, planned_count(state.queue, state.elastic, scheduling_class)):
             reason = str(Reason.WAITING_EXECUTOR)
             counts[reason] = counts.get(reason, 0) + planned
             considered -= planned
         if considered:
-            reason = str(state.waiting_reasons.waiting_reason(shape))
+            reason = str(state.waiting_reasons.waiting_reason(scheduling_class))
             counts[reason] = counts.get(reason, 0) + considered
     for waiting in state.gangs.waiting.values():
         for reason, count in _gang_reasons(state, waiting):
@@ -70,18 +72,20 @@ def waiting_stop(
     return quotas.request_stop(queue.shape_of(request.spec), request.job_id)
 
 
-def _stopped_by_limits(state: State, shape: SchedulingClass) -> int:
+def _stopped_by_limits(state: State, scheduling_class: SchedulingClass) -> int:
     """How many wait with a shape whom the maximum of a group stops."""
     if not any(flow.maximum for flow in state.flows.groups.values()):
         return 0
     stopped: dict[Flow | None, bool] = {}  # by the group that a job is in
     count = 0
-    for line in shape.lines.values():
-        group = state.flows.jobs[line.job_id].parent
+    for job_queue in scheduling_class.lines.values():
+        group = state.flows.jobs[job_queue.job_id].parent
         if group not in stopped:
-            stopped[group] = state.quotas.request_stop(shape, line.job_id) is not None
+            stopped[group] = (
+                state.quotas.request_stop(scheduling_class, job_queue.job_id) is not None
+            )
         if stopped[group]:
-            count += line.numbers.count_within(0, state.considered_arrival + 1)
+            count += job_queue.numbers.count_within(0, state.considered_arrival + 1)
     return count
 
 

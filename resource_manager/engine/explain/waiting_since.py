@@ -21,8 +21,8 @@ def jobs_waiting_since(state: State, job_ids: Collection[str]) -> dict[str, int]
     """
     wanted = frozenset(job_ids)
     first: dict[str, int] = {}
-    for line in _lines_of(state.queue, wanted):
-        number, job_id = line.numbers.first, line.job_id
+    for job_queue in _lines_of(state.queue, wanted):
+        number, job_id = job_queue.numbers.first, job_queue.job_id
         if number < first.get(job_id, number + 1):
             first[job_id] = number
     for waiting in state.gangs.waiting.values():
@@ -38,9 +38,9 @@ def groups_waiting_since(state: State) -> dict[str, int]:
     """By group in whose jobs something waits (not in groups below it), likewise."""
     first: dict[str, int] = {}
     jobs = state.jobs
-    for shape in state.queue.shapes():
-        for job_id, line in shape.lines.items():
-            number, group = line.numbers.first, jobs[job_id].group
+    for scheduling_class in state.queue.shapes():
+        for job_id, job_queue in scheduling_class.lines.items():
+            number, group = job_queue.numbers.first, jobs[job_id].group
             if number < first.get(group, number + 1):
                 first[group] = number
     for waiting in state.gangs.waiting.values():
@@ -54,12 +54,12 @@ def groups_waiting_since(state: State) -> dict[str, int]:
 
 def _lines_of(queue: WaitingQueue, job_ids: Collection[str]) -> Iterable[JobQueue]:
     """The lines of some jobs, shape by shape, whichever are fewer: those jobs, or who waits."""
-    for shape in queue.shapes():
-        lines = shape.lines
-        if len(lines) <= len(job_ids):
-            yield from (line for job_id, line in lines.items() if job_id in job_ids)
+    for scheduling_class in queue.shapes():
+        job_queues = scheduling_class.lines
+        if len(job_queues) <= len(job_ids):
+            yield from (job_queue for job_id, job_queue in job_queues.items() if job_id in job_ids)
         else:
-            yield from (lines[job_id] for job_id in job_ids if job_id in lines)
+            yield from (job_queues[job_id] for job_id in job_ids if job_id in job_queues)
 
 
 def _asked_ms(requests: Requests, ranges: RangeLedger, number: int) -> int:

@@ -146,19 +146,19 @@ class CpuAllocator:
         """Takes in which settings hold, and what of the cpus cannot be had at present. True if that
         changes what slots can get.
         """
-        books, seen = self.cpus, self.executor.cpu_state
-        if books is None:
+        ledger, seen = self.cpus, self.executor.cpu_state
+        if ledger is None:
             return False
-        version = books.version
-        books.set_policy(self.present.policy)
-        known = CpuSet.from_bits(books.reported_layout.cpus)
+        version = ledger.version
+        ledger.set_policy(self.present.policy)
+        known = CpuSet.from_bits(ledger.reported_layout.cpus)
         offline, kubelet = seen.offline_cpus & known, seen.kubelet_cpus & known
-        books.set_unavailable(offline=offline, kubelet=kubelet, kubelet_memory=seen.kubelet_memory)
-        self.strict = books.policy.alignment.aligns
-        kind = (books.layout, books.policy, books.unavailable, books.best_effort_milli)
+        ledger.set_unavailable(offline=offline, kubelet=kubelet, kubelet_memory=seen.kubelet_memory)
+        self.strict = ledger.policy.alignment.aligns
+        kind = (ledger.layout, ledger.policy, ledger.unavailable, ledger.best_effort_milli)
         if kind != self.cpu_kind:
             self.cpu_kind = _shared(kind)
-        return books.version != version
+        return ledger.version != version
 
     # What can be had.
 
@@ -215,10 +215,10 @@ class CpuAllocator:
         """True if they would suit one of these if a slot were gone."""
         if not self.exactly(asked):
             return True
-        books = self.cpus.scratch() if self.cpus is not None else None
-        if books is not None:
-            books.remove(gone)
-        return isinstance(assign(books, self._wish(asked)), CpuAssignment)
+        ledger = self.cpus.scratch() if self.cpus is not None else None
+        if ledger is not None:
+            ledger.remove(gone)
+        return isinstance(assign(ledger, self._wish(asked)), CpuAssignment)
 
     def score(self, asked: ResourceRequest) -> int:
         """How well this host suits one of these that fits here; the best has the most."""
@@ -246,17 +246,17 @@ class CpuAllocator:
         one = self.assign(asked)
         return [_in_pools(asked) if isinstance(one, CpuRefusal) else one] * count
 
-    def _ask(self, books: CpuLedger, asked: ResourceRequest, count: int) -> Answer:
+    def _ask(self, ledger: CpuLedger, asked: ResourceRequest, count: int) -> Answer:
         version, known = self.answers
-        if version != books.version:
+        if version != ledger.version:
             known = {}
-            self.answers = books.version, known
-        wish = self._wish(asked)
-        answer = known.get(wish)
+            self.answers = ledger.version, known
+        request = self._wish(asked)
+        answer = known.get(request)
         if answer is None or (len(answer.given) < count and answer.refusal is None):
             if answer is None and len(known) >= ANSWERS_MAX:
                 known.clear()
-            answer = known[wish] = _answer(books, wish, count)
+            answer = known[request] = _answer(ledger, request, count)
         return answer
 
     def _wish(self, asked: ResourceRequest) -> CpuRequest:
@@ -274,19 +274,19 @@ def cpus_booked(slot: Slot) -> CpuAssignment | None:
     return together(slot.assignment, ordered)
 
 
-def cpu_offer(books: CpuLedger) -> dict[str, int]:
+def cpu_offer(ledger: CpuLedger) -> dict[str, int]:
     """What a host has of these columns."""
-    room = books.pin_room()
+    room = ledger.pin_room()
     return {
         PIN_CPUS: room.cpus,
         PIN_CORE_CPUS: room.whole_core_cpus,
         PIN_NODE_CPUS: room.most_on_a_node,
-        NODE_CPU_MILLI: max(books.available(at, CPU_MILLI) for at in books.layout.cpu_nodes),
+        NODE_CPU_MILLI: max(ledger.available(at, CPU_MILLI) for at in ledger.layout.cpu_nodes),
     }
 
 
-def _answer(books: CpuLedger, wish: CpuRequest, count: int) -> Answer:
-    found = [assign(books, wish)] if count == 1 else assign_many(books, repeat(wish, count))
+def _answer(ledger: CpuLedger, request: CpuRequest, count: int) -> Answer:
+    found = [assign(ledger, request)] if count == 1 else assign_many(ledger, repeat(request, count))
     given = [each for each in found if isinstance(each, CpuAssignment)]
     last = found[-1] if found else None
     return Answer(given, last if isinstance(last, CpuRefusal) else None)

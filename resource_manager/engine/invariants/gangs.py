@@ -26,9 +26,9 @@ def gang_problems(state: State) -> Iterator[str]:
         if name not in books.by_id:
             yield f"gang {name} is not known, and waits or is being confirmed"
     in_line = {
-        single.name: single.arrival_number
-        for single in state.queue.singles.all()
-        if single.kind is Kind.GANG
+        item.name: item.arrival_number
+        for item in state.queue.singles.all()
+        if item.kind is Kind.GANG
     }
     waiting = {name: each.gang.arrival_number for name, each in books.waiting.items()}
     if in_line != waiting:

@@ -57,8 +57,8 @@ def _plan(provisions: dict[str, Provision], elastic: Elastic) -> Iterator[str]:
 def _needed(capacity: Capacity, content: Content) -> dict[str, int]:
     """What is planned there altogether, but for gangs."""
     sums: dict[str, int] = {}
-    for shape, count in content.shapes.items():
-        need = shape.amounts[capacity.separate]
+    for scheduling_class, count in content.shapes.items():
+        need = scheduling_class.amounts[capacity.separate]
         if DEFAULT_SLOTS in need:
             need = {**capacity.default, SLOTS: 1}
         for dimension, amount in need.items():

@@ -27,14 +27,14 @@ def queue_problems(state: State) -> Iterator[str]:
         and (request.job_id not in state.endings or request in queue)
         for request in state.requests.values()
     ) + sum(len(part.waiting) for part in in_line(state.ranges, state.endings))
-    counted = sum(len(line.numbers) for line in queue.lines())
+    counted = sum(len(job_queue.numbers) for job_queue in queue.lines())
     if not len(queue) == waiting == counted:
         yield f"{len(queue)} requests in the queue, {counted} in lines, {waiting} are PENDING"
     sleeping = set(chain.from_iterable(queue.sleeping.values()))
     job_shapes: Counter[str] = Counter()
-    for shape in queue.shapes():
-        yield from _shape(state.requests, state.queue, shape, sleeping)
-        job_shapes.update(shape.lines.keys())
+    for scheduling_class in queue.shapes():
+        yield from _shape(state.requests, state.queue, scheduling_class, sleeping)
+        job_shapes.update(scheduling_class.lines.keys())
     awake = len(queue.round) + len(queue.roomy) + len(queue.open) + len(sleeping)
     if awake != len(queue.shapes()):
         yield f"{awake} shapes are to be tried or asleep, somebody waits with {len(queue.shapes())}"
@@ -47,55 +47,82 @@ def queue_problems(state: State) -> Iterator[str]:
 
 
 def _shape(
-    requests: Requests, queue: WaitingQueue, shape: SchedulingClass, sleeping: set[SchedulingClass]
+    requests: Requests,
+    queue: WaitingQueue,
+    scheduling_class: SchedulingClass,
+    sleeping: set[SchedulingClass],
 ) -> Iterator[str]:
-    title = f"shape {shape.number}"
-    places = [shape in queue.round, shape in queue.roomy, shape in queue.open, shape in sleeping]
+    title = f"shape {scheduling_class.number}"
+    places = [
+        scheduling_class in queue.round,
+        scheduling_class in queue.roomy,
+        scheduling_class in queue.open,
+        scheduling_class in sleeping,
+    ]
     if places.count(True) != 1:
         yield f"{title} is in the round, roomy, open, asleep: {places}; expected one"
-    if not shape.lines:
+    if not scheduling_class.lines:
         yield f"{title} has no lines"
-    waiting = sum(len(line.numbers) for line in shape.lines.values())
-    if shape.waiting != waiting:
-        yield f"{title} counts {shape.waiting} who wait, there are {waiting}"
-    first = min((line.numbers.first for line in shape.lines.values() if line.numbers), default=None)
-    if shape.head() != first:
-        yield f"{title} has {shape.head()} for its head, it is {first}"
-    for job_id, line in shape.lines.items():
-        if not line.numbers or line.job_id != job_id or line.shape is not shape:
-            yield f"{title} has a line of {line.job_id} under {job_id}: {line.numbers}"
-        yield from _line(requests, queue, line)
-    if not shape.parked.keys() <= set(shape.lines.values()):
+    waiting = sum(len(job_queue.numbers) for job_queue in scheduling_class.lines.values())
+    if scheduling_class.waiting != waiting:
+        yield f"{title} counts {scheduling_class.waiting} who wait, there are {waiting}"
+    first = min(
+        (
+            job_queue.numbers.first
+            for job_queue in scheduling_class.lines.values()
+            if job_queue.numbers
+        ),
+        default=None,
+    )
+    if scheduling_class.head() != first:
+        yield f"{title} has {scheduling_class.head()} for its head, it is {first}"
+    for job_id, job_queue in scheduling_class.lines.items():
+        if (
+            not job_queue.numbers
+            or job_queue.job_id != job_id
+            or job_queue.shape is not scheduling_class
+        ):
+            yield f"{title} has a line of {job_queue.job_id} under {job_id}: {job_queue.numbers}"
+        yield from _line(requests, queue, job_queue)
+    if not scheduling_class.parked.keys() <= set(scheduling_class.lines.values()):
         yield f"{title} keeps parked lines of nobody"
-    if shape.parked and shape in queue.roomy:
-        yield f"{title} has room, and {len(shape.parked)} parked lines"
+    if scheduling_class.parked and scheduling_class in queue.roomy:
+        yield f"{title} has room, and {len(scheduling_class.parked)} parked lines"
 
 
-def _line(requests: Requests, queue: WaitingQueue, line: JobQueue) -> Iterator[str]:
-    title = f"line of {line.job_id} with shape {line.shape.number}"
+def _line(requests: Requests, queue: WaitingQueue, job_queue: JobQueue) -> Iterator[str]:
+    title = f"line of {job_queue.job_id} with shape {job_queue.shape.number}"
     places = [
-        line.stands != INACTIVE,
-        line in line.shape.parked,
-        line in queue.stopped,
+        job_queue.stands != INACTIVE,
+        job_queue in job_queue.shape.parked,
+        job_queue in queue.stopped,
     ]
     if places.count(True) != 1:
         yield f"{title} stands, is parked, is stopped: {places}; expected one"
-    if line.stands != INACTIVE and line.numbers and line.stands > line.numbers.first:
-        yield f"{title} stands at {line.stands}, behind its first, {line.numbers.first}"
-    for start, _ in line.numbers.runs():
+    if (
+        job_queue.stands != INACTIVE
+        and job_queue.numbers
+        and job_queue.stands > job_queue.numbers.first
+    ):
+        yield f"{title} stands at {job_queue.stands}, behind its first, {job_queue.numbers.first}"
+    for start, _ in job_queue.numbers.runs():
         request = requests.at(start)
-        if request.job_id != line.job_id or queue.shape_of(request.spec) is not line.shape:
+        if (
+            request.job_id != job_queue.job_id
+            or queue.shape_of(request.spec) is not job_queue.shape
+        ):
             yield f"{title} holds {request.allocation_id}, which is not of it"
 
 
 def _lines(settings: EngineSettings, queue: WaitingQueue, flows: FlowTree) -> Iterator[str]:
     """Each job's lines stand where its turn is looked for, and it has one exactly if any do."""
     standing: Counter[str] = Counter()
-    for line in queue.lines():
-        standing[line.among.job_id] += line.stands != INACTIVE
-    for whose, lines in queue.turns.lines().items():
-        if lines.standing != standing[whose]:
-            yield f"{whose or 'all jobs'}: {lines.standing} lines counted, {standing[whose]} stand"
+    for job_queue in queue.lines():
+        standing[job_queue.among.job_id] += job_queue.stands != INACTIVE
+    for whose, job_queues in queue.turns.lines().items():
+        if job_queues.standing != standing[whose]:
+            counted = f"{job_queues.standing} lines counted, {standing[whose]} stand"
+            yield f"{whose or 'all jobs'}: {counted}"
     if settings.fairness.order == "fair":
         for job_id, flow in flows.jobs.items():
             if flow.active != (standing[job_id] > 0):

@@ -85,9 +85,9 @@ class GangMoves:
         if gang.waiting_until_ms is not None:
             self.timers.arm(Timer.GANG, gang.gang_id, gang.waiting_until_ms)
 
-    def try_gang(self, placing: PlacementPass, single: NonBatchable) -> bool:
+    def try_gang(self, placing: PlacementPass, item: NonBatchable) -> bool:
         """Places all members of a gang that waits, if there is room for all of them."""
-        waiting = self.gangs.waiting[single.name]
+        waiting = self.gangs.waiting[item.name]
         waiting.tried = True
         if passed_by(self.hosts, waiting.kind):
             return False

@@ -91,8 +91,8 @@ class RequestMoves:
         cost = self.costs.of(booked)
         assignments: Iterable[CpuAssignment | None] = repeat(None)
         if host.strict or policy is not PLAIN:
-            shape = self.queue.shape_of(requests[0].spec)
-            assignments = host.assignments(shape, len(requests))
+            scheduling_class = self.queue.shape_of(requests[0].spec)
+            assignments = host.assignments(scheduling_class, len(requests))
         self.hosts.in_use += not host.slots
         for request, assignment in zip(requests, assignments, strict=False):
             spec = request.spec
@@ -233,8 +233,8 @@ class RequestMoves:
         if request.job_id not in self.endings and not request.spec.gang_id:
             self.queue.add(request)
             if not request.spec.allow_pending:
-                shape = self.queue.shape_of(request.spec)
-                self.rejection_clock.requeued(shape, self.journal.now_ms)
+                scheduling_class = self.queue.shape_of(request.spec)
+                self.rejection_clock.requeued(scheduling_class, self.journal.now_ms)
         self.members.keep_move(request)
         if was_granted:
             self.journal.job_event(request, reason=reason, message=message, slot=slot)

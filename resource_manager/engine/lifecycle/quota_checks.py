@@ -44,20 +44,20 @@ class QuotaChecks:
         flow = self.flows.jobs.get(job_id)
         return [] if flow is None else [group for group in flow.ancestors() if group.maximum]
 
-    def admitted(self, line: JobQueue, most: int) -> int:
+    def admitted(self, job_queue: JobQueue, most: int) -> int:
         """How many of a line may be placed now, at most so many; if none, the line is stopped, or
         all of the group with it, if that admits nothing else that there is room for either.
         """
-        groups = self.limited(line.job_id)
+        groups = self.limited(job_queue.job_id)
         if not groups:
             return most
-        need = self.booked_at_most(line.shape)
+        need = self.booked_at_most(job_queue.shape)
         found = room(groups, need, most)
         stop = stopped_by(groups, need) if not found else None
         if stop is not None and not (
             self._is_full(groups, stop.group_id) and self.queue.turns.halt(stop.group_id)
         ):
-            self.queue.stop(line, stop.group_id)
+            self.queue.stop(job_queue, stop.group_id)
         return found
 
     def _is_full(self, groups: list[Flow], group_id: str) -> bool:
@@ -65,18 +65,18 @@ class QuotaChecks:
         group = [each for each in groups if each.id == group_id]
         roomy = self.queue.roomy
         return len(roomy) <= SHAPES_ASKED_MAX and not any(
-            room(group, self.booked_at_most(shape), 1) for shape in roomy
+            room(group, self.booked_at_most(scheduling_class), 1) for scheduling_class in roomy
         )
 
-    def admitted_of(self, shape: SchedulingClass, job_id: str, most: int) -> int:
+    def admitted_of(self, scheduling_class: SchedulingClass, job_id: str, most: int) -> int:
         """Likewise of a job's requests of a shape; nobody is stopped for it."""
         groups = self.limited(job_id)
-        return room(groups, self.booked_at_most(shape), most) if groups else most
+        return room(groups, self.booked_at_most(scheduling_class), most) if groups else most
 
-    def request_stop(self, shape: SchedulingClass, job_id: str) -> Stop | None:
+    def request_stop(self, scheduling_class: SchedulingClass, job_id: str) -> Stop | None:
         """The maximum that one request of a job does not get past."""
         groups = self.limited(job_id)
-        return stopped_by(groups, self.booked_at_most(shape)) if groups else None
+        return stopped_by(groups, self.booked_at_most(scheduling_class)) if groups else None
 
     def gang_stop(self, waiting: WaitingGang) -> Stop | None:
         """The maximum that a gang does not get past as a whole."""
@@ -85,22 +85,24 @@ class QuotaChecks:
 
     def gang_need(self, waiting: WaitingGang) -> Amounts:
         """What the members of a gang book at most together."""
-        shapes = [self.queue.shape_of(member.spec) for member in waiting.members]
-        return whole((self.booked_at_most(shape), 1) for shape in shapes)
+        scheduling_classes = [self.queue.shape_of(member.spec) for member in waiting.members]
+        return whole(
+            (self.booked_at_most(scheduling_class), 1) for scheduling_class in scheduling_classes
+        )
 
     def growth_stop(self, job_id: str, more: Amounts) -> Stop | None:
         """The maximum that a slot of a job does not get past that is to grow by so much."""
         groups = self.limited(job_id)
         return stopped_by(groups, counted(more)) if groups else None
 
-    def single_stop(self, single: NonBatchable) -> Stop | None:
+    def single_stop(self, item: NonBatchable) -> Stop | None:
         """The maximum that stops what waits one by one."""
-        if not self.limited(single.job_id):
+        if not self.limited(item.job_id):
             return None
-        if single.kind is Kind.GANG:
-            waiting = self.gangs.waiting.get(single.name)
+        if item.kind is Kind.GANG:
+            waiting = self.gangs.waiting.get(item.name)
             return self.gang_stop(waiting) if waiting is not None else None
-        slot = self.slots.get((single.name, single.generation))
+        slot = self.slots.get((item.name, item.generation))
         if slot is None or slot.wanted is None:
             return None
         return self.growth_stop(slot.job_id, growth(self.hosts[slot.executor_id], slot))
@@ -123,30 +125,34 @@ class QuotaChecks:
                 del loosened[group_id]
         return most - left
 
-    def _admits(self, group_id: str, shape: SchedulingClass) -> bool:
+    def _admits(self, group_id: str, scheduling_class: SchedulingClass) -> bool:
         """True if the maximum of a group lets one more of a shape be placed."""
         group = self.flows.groups.get(group_id.removeprefix(GROUP))
-        return group is None or bool(room([group], self.booked_at_most(shape), 1))
+        return group is None or bool(room([group], self.booked_at_most(scheduling_class), 1))
 
-    def booked_at_most(self, shape: SchedulingClass) -> Amounts:
+    def booked_at_most(self, scheduling_class: SchedulingClass) -> Amounts:
         """What one slot books, wherever it goes, as limits count it; of default slots, what the
         largest one books on any executor. Empty: no executor is known.
         """
         version = self.hosts.version
-        if shape.need is None or shape.need[0] != version:
-            shape.need = version, self._booked_at_most(shape)
-        return shape.need[1]
+        if scheduling_class.need is None or scheduling_class.need[0] != version:
+            scheduling_class.need = version, self._booked_at_most(scheduling_class)
+        return scheduling_class.need[1]
 
-    def cost_of(self, shape: SchedulingClass) -> float:
+    def cost_of(self, scheduling_class: SchedulingClass) -> float:
         """What one slot costs per second, at most."""
-        return self.costs.of(self.booked_at_most(shape))
+        return self.costs.of(self.booked_at_most(scheduling_class))
 
-    def _booked_at_most(self, shape: SchedulingClass) -> dict[str, int]:
-        if shape.profile is not None:
-            return counted(shared_booking(shape.profile, self.costs.in_parts, shape.best_effort))
+    def _booked_at_most(self, scheduling_class: SchedulingClass) -> dict[str, int]:
+        if scheduling_class.profile is not None:
+            return counted(
+                shared_booking(
+                    scheduling_class.profile, self.costs.in_parts, scheduling_class.best_effort
+                )
+            )
         most: dict[str, int] = {}
         for host in self.hosts.values():
-            for name, amount in counted(host.booking_for(shape)).items():
+            for name, amount in counted(host.booking_for(scheduling_class)).items():
                 most[name] = max(most.get(name, 0), amount)
         return most
 

@@ -78,9 +78,9 @@ class ResizeMoves:
     transitions: Transitions
     usage: UsageAccounting
 
-    def try_growth(self, placing: PlacementPass, single: NonBatchable) -> bool:
+    def try_growth(self, placing: PlacementPass, item: NonBatchable) -> bool:
         """Orders a change that waits in line if its growth fits now; False: it does not."""
-        slot = self.slots[single.name, single.generation]
+        slot = self.slots[item.name, item.generation]
         host = self.hosts[slot.executor_id]
         asked = growth(host, slot)
         if asked and not (host.eligible and fits(asked, host.spare())):

@@ -62,20 +62,20 @@ class WaitingReasons:
     queue: WaitingQueue
     reservations: Reservations
 
-    def waiting_reason(self, shape: SchedulingClass) -> Reason:
+    def waiting_reason(self, scheduling_class: SchedulingClass) -> Reason:
         """Why a shape waits that does not fit, as far as is known; the indexes must be fresh."""
-        if not shape.tried:
+        if not scheduling_class.tried:
             return Reason.NOT_YET_CONSIDERED
         number = self.journal.snapshot_number
-        if shape.reason is None or shape.reason[0] != number:
-            shape.reason = (
+        if scheduling_class.reason is None or scheduling_class.reason[0] != number:
+            scheduling_class.reason = (
                 number,
-                self._waiting_reason(shape),
+                self._waiting_reason(scheduling_class),
             )
-        return Reason(shape.reason[1])
+        return Reason(scheduling_class.reason[1])
 
-    def _waiting_reason(self, shape: SchedulingClass) -> Reason:
-        match feasibility(self.hosts, self.elastic, shape):
+    def _waiting_reason(self, scheduling_class: SchedulingClass) -> Reason:
+        match feasibility(self.hosts, self.elastic, scheduling_class):
             case Feasibility.NEVER:
                 return Reason.INFEASIBLE_NEVER
             case Feasibility.OFFLINE:
@@ -83,19 +83,19 @@ class WaitingReasons:
             case Feasibility.LABELS:
                 return Reason.WAITING_LABELS
             case Feasibility.POSSIBLE if any(
-                True for _ in held_from(self.hosts, self.reservations, shape)
+                True for _ in held_from(self.hosts, self.reservations, scheduling_class)
             ):
                 return Reason.WAITING_RESERVATION
             case Feasibility.POSSIBLE:
                 pass
-        sums = free_sums(self.hosts, shape)
-        amounts = list[Need](shape.amounts)
+        sums = free_sums(self.hosts, scheduling_class)
+        amounts = list[Need](scheduling_class.amounts)
         if not any(all(sums.get(name, 0) >= amount for name, amount in n.items()) for n in amounts):
             return Reason.WAITING_CAPACITY
-        if has_room(self.hosts, shape):
+        if has_room(self.hosts, scheduling_class):
             return Reason.WAITING_CAPACITY
-        if is_exact_somewhere(self.hosts, shape) and some_host_covers(
-            self.hosts, shape.labels, amounts
+        if is_exact_somewhere(self.hosts, scheduling_class) and some_host_covers(
+            self.hosts, scheduling_class.labels, amounts
         ):
             return Reason.WAITING_TOPOLOGY
         return Reason.WAITING_FRAGMENTED
@@ -131,11 +131,11 @@ class WaitingReasons:
             waiting.reasons = (self.journal.snapshot_number, {})
         known = waiting.reasons[1]
         if key not in known:
-            shape = self.queue.shape_at(key)
-            reason = self.waiting_reason(shape)
+            scheduling_class = self.queue.shape_at(key)
+            reason = self.waiting_reason(scheduling_class)
             if reason not in _OF_THE_MEMBER:
                 whole = self._of_the_gang(waiting.kind)
-                if whole is not Reason.WAITING_GANG or has_room(self.hosts, shape):
+                if whole is not Reason.WAITING_GANG or has_room(self.hosts, scheduling_class):
                     reason = whole
             known[key] = reason
         return Reason(known[key])
@@ -157,18 +157,22 @@ class WaitingReasons:
         and none can be asked for, nothing can be said, and everything waits;
         `scheduling/rejecting.py` looks at it later.
         """
-        shape = self.queue.shape_of(spec)
-        verdict = feasibility(self.hosts, self.elastic, shape)
+        scheduling_class = self.queue.shape_of(spec)
+        verdict = feasibility(self.hosts, self.elastic, scheduling_class)
         if spec.allow_pending or verdict not in INFEASIBLE:
             return None
-        amounts = shared_booking(spec.profile, False, shape.best_effort) if spec.profile else {}
+        amounts = (
+            shared_booking(spec.profile, False, scheduling_class.best_effort)
+            if spec.profile
+            else {}
+        )
         asked = _amounts_text(amounts) if amounts else "a default slot"
         if verdict is Feasibility.LABELS:
             labels = ", ".join(f"{name}={value}" for name, value in spec.required_labels)
             lack = f"no executor that could host {asked} carries the labels {labels}"
         else:
             lack = f"no executor could host {asked}, even when empty"
-        if unsuited := large_and_unsuited(self.hosts, shape):
+        if unsuited := large_and_unsuited(self.hosts, scheduling_class):
             host, refusal = unsuited
             lack += f" ({host.host_id} has that much, but {refusal.text})"
         if verdict is Feasibility.NEVER and self.elastic.provisioning:

@@ -55,7 +55,7 @@ class ExactSearch:
 
     def __init__(
         self,
-        shape: SchedulingClass,
+        scheduling_class: SchedulingClass,
         index: CapacityIndex,
         hosts: Mapping[str, Host],
         barred: Collection[int],
@@ -68,15 +68,15 @@ class ExactSearch:
         self.index = index
         self.asked = 0
         self.stopped = False
-        self._shape = shape
+        self._shape = scheduling_class
         self._hosts = hosts
         self._barred = barred
         self._among = among
-        self._labels = shape.labels if every_host else ()
+        self._labels = scheduling_class.labels if every_host else ()
         self._compared = compared
-        self._cursor = shape.cursor if among is None else shape.strict_cursor
+        self._cursor = scheduling_class.cursor if among is None else scheduling_class.strict_cursor
         self._asks = asks
-        self._needs = needs_of(shape)
+        self._needs = needs_of(scheduling_class)
         self._candidates: list[int] = []
         self._skipped: set[int] = set()  # barred ones
         self._frontier = 0  # of those from here on none was asked
@@ -198,10 +198,14 @@ class ExactSearch:
 
     def _need(self, host: Host) -> Need:
         """What one needs there, in columns; empty: it cannot go there."""
-        shape = self._shape
-        if shape.profile is not None:
-            return shape.separate_need if host.separate_pools else shape.pooled_need
-        booked = host.booking_for(shape)
+        scheduling_class = self._shape
+        if scheduling_class.profile is not None:
+            return (
+                scheduling_class.separate_need
+                if host.separate_pools
+                else scheduling_class.pooled_need
+            )
+        booked = host.booking_for(scheduling_class)
         return {**in_grains(booked), SLOTS: 1} if booked else {}
 
     def _host(self, position: int) -> Host:
@@ -217,11 +221,11 @@ class ExactSearch:
 
     def _rank(self, position: int) -> tuple[int, int, int, int]:
         """Of hosts that can serve one the best has the least."""
-        host, shape = self._host(position), self._shape
-        given = host.assign(shape)
+        host, scheduling_class = self._host(position), self._shape
+        given = host.assign(scheduling_class)
         unmet = len(given.notes) if isinstance(given, CpuAssignment) else 0
-        cpu = BEST_EFFORT_CPU_MILLI if shape.best_effort else CPU_MILLI
-        return unmet, self.index.value(host.host_id, cpu), -host.score(shape), position
+        cpu = BEST_EFFORT_CPU_MILLI if scheduling_class.best_effort else CPU_MILLI
+        return unmet, self.index.value(host.host_id, cpu), -host.score(scheduling_class), position
 
     def _least_loaded(self, besides: Collection[int]) -> Iterator[int]:
         """Hosts that can serve one, the least loaded first."""

@@ -75,9 +75,9 @@ class Judgement:
         return not self.blockers
 
 
-def judge(host: Host, shape: SchedulingClass) -> Judgement:
+def judge(host: Host, scheduling_class: SchedulingClass) -> Judgement:
     """All that stands between a shape and a host."""
-    asked = host.booking_for(shape)
+    asked = host.booking_for(scheduling_class)
     free = host.free()
     total = dict(host.total)
     missing = shortfall(asked, free)
@@ -88,58 +88,62 @@ def judge(host: Host, shape: SchedulingClass) -> Judgement:
         blockers.append(Blocker.DRAINING)
     if host.reach.unreachable:
         blockers.append(Blocker.UNREACHABLE)
-    if not carries(host, shape.labels):
+    if not carries(host, scheduling_class.labels):
         blockers.append(Blocker.LABEL_MISMATCH)
     if shortfall(asked, total):
         blockers.append(Blocker.TOTAL_TOO_SMALL)
     blockers.extend(f"INSUFFICIENT_{name.upper()}" for name in missing)
     if host.slots_left() < 1:
         blockers.append(Blocker.SLOT_LIMIT)
-    if host.refuses(shape):
+    if host.refuses(scheduling_class):
         blockers.append(Blocker.REFUSED)
-    if is_held_from(host, shape):
+    if is_held_from(host, scheduling_class):
         blockers.append(Blocker.HELD)
-    if shape.profile is None and not asked:
+    if scheduling_class.profile is None and not asked:
         blockers.append(Blocker.TOTAL_TOO_SMALL)
-    poolless = shape.best_effort and host.lacks_best_effort_pool
-    given = host.assign(shape) if poolless or host.exactly(shape) else None
+    poolless = scheduling_class.best_effort and host.lacks_best_effort_pool
+    given = host.assign(scheduling_class) if poolless or host.exactly(scheduling_class) else None
     refusal = given if isinstance(given, CpuRefusal) else None
     if refusal is not None:
         blockers.append(Blocker.TOPOLOGY)
     return Judgement(host, asked, free, total, missing, tuple(dict.fromkeys(blockers)), refusal)
 
 
-def feasibility(hosts: Hosts, elastic: Elastic, shape: SchedulingClass) -> Feasibility:
+def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
     """What the sizes of the hosts say, and of those that can be asked for; the indexes must be
     fresh.
     """
     version = hosts.version
-    if shape.verdict is not None and shape.verdict[0] == version:
-        return Feasibility(shape.verdict[1])
-    verdict = _feasibility(hosts, elastic, shape)
-    shape.verdict = (version, verdict)
+    if scheduling_class.verdict is not None and scheduling_class.verdict[0] == version:
+        return Feasibility(scheduling_class.verdict[1])
+    verdict = _feasibility(hosts, elastic, scheduling_class)
+    scheduling_class.verdict = (version, verdict)
     return verdict
 
 
-def _feasibility(hosts: Hosts, elastic: Elastic, shape: SchedulingClass) -> Feasibility:
+def _feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
     if not hosts and not elastic.provisioning:
         return Feasibility.POSSIBLE  # nobody has come yet; somebody may any moment
-    if elastic.fits_a_shape(shape):
+    if elastic.fits_a_shape(scheduling_class):
         return Feasibility.POSSIBLE  # such an executor can be asked for
-    if _some_host_could(hosts, shape, shape.labels, _needs(shape, ONLINE)):
+    if _some_host_could(
+        hosts, scheduling_class, scheduling_class.labels, _needs(scheduling_class, ONLINE)
+    ):
         return Feasibility.POSSIBLE
-    if _some_host_could(hosts, shape, shape.labels, _needs(shape, KNOWN)):
+    if _some_host_could(
+        hosts, scheduling_class, scheduling_class.labels, _needs(scheduling_class, KNOWN)
+    ):
         return Feasibility.OFFLINE
-    if shape.labels and (
-        _some_host_could(hosts, shape, (), _needs(shape, KNOWN))
-        or elastic.fits_a_shape(shape, labels=False)
+    if scheduling_class.labels and (
+        _some_host_could(hosts, scheduling_class, (), _needs(scheduling_class, KNOWN))
+        or elastic.fits_a_shape(scheduling_class, labels=False)
     ):
         return Feasibility.LABELS
     return Feasibility.NEVER
 
 
 def _some_host_could(
-    hosts: Hosts, shape: SchedulingClass, labels: Labels, needs: list[Need]
+    hosts: Hosts, scheduling_class: SchedulingClass, labels: Labels, needs: list[Need]
 ) -> bool:
     """True if some host with these labels covers one of these needs, in columns that say what it
     has when empty, and its cpus and NUMA nodes would suit then.
@@ -148,12 +152,14 @@ def _some_host_could(
     carry or be of a kind that suits.
     """
     indexes = hosts.indexes
-    if not (shape.exact or indexes.strict):
+    if not (scheduling_class.exact or indexes.strict):
         return some_host_covers(hosts, labels, needs)
-    index, could = indexes.of(labels), _CouldSuit(shape)
+    index, could = indexes.of(labels), _CouldSuit(scheduling_class)
     wanted = labels if index is indexes.main else ()
     suiting: Iterable[str] = hosts
-    if shape.policy.is_exact and shape.profile is not None:  # default slots differ within a kind
+    if (
+        scheduling_class.policy.is_exact and scheduling_class.profile is not None
+    ):  # default slots differ within a kind
         kinds = [names for names in indexes.kinds.values() if could(hosts[next(iter(names))])]
         suiting = chain.from_iterable(kinds)
     if wanted:
@@ -170,8 +176,8 @@ def _some_host_could(
 class _CouldSuit:
     """Whether cpus and NUMA nodes of hosts would suit one of a shape if they were empty."""
 
-    def __init__(self, shape: SchedulingClass) -> None:
-        self._shape = shape
+    def __init__(self, scheduling_class: SchedulingClass) -> None:
+        self._shape = scheduling_class
         self._known: dict[tuple[object, int], bool] = {}
 
     def __call__(self, host: Host) -> bool:
@@ -198,13 +204,13 @@ def some_host_covers(hosts: Hosts, labels: Labels, needs: list[Need]) -> bool:
     return False
 
 
-def free_sums(hosts: Hosts, shape: SchedulingClass) -> Amounts:
+def free_sums(hosts: Hosts, scheduling_class: SchedulingClass) -> Amounts:
     """What all hosts together have free that carry the labels of a shape."""
-    index = hosts.indexes.of(shape.labels)
-    if not shape.labels or index is not hosts.indexes.main:
+    index = hosts.indexes.of(scheduling_class.labels)
+    if not scheduling_class.labels or index is not hosts.indexes.main:
         return index.sums
-    carriers = [index.position[name] for name in hosts.indexes.carriers(shape.labels)]
-    pooled, separate = shape.amounts
+    carriers = [index.position[name] for name in hosts.indexes.carriers(scheduling_class.labels)]
+    pooled, separate = scheduling_class.amounts
     asked = pooled.keys() | separate.keys()
     return {
         name: sum(index.columns[name][0][at] for at in carriers)
@@ -212,25 +218,28 @@ def free_sums(hosts: Hosts, shape: SchedulingClass) -> Amounts:
     }
 
 
-def _needs(shape: SchedulingClass, prefix: str) -> list[Need]:
-    needs = {tuple(sorted(need.items())): need for need in (shape.pooled_need, shape.separate_need)}
+def _needs(scheduling_class: SchedulingClass, prefix: str) -> list[Need]:
+    needs = {
+        tuple(sorted(need.items())): need
+        for need in (scheduling_class.pooled_need, scheduling_class.separate_need)
+    }
     return [{prefix + name: amount for name, amount in need.items()} for need in needs.values()]
 
 
-def has_room(hosts: Hosts, shape: SchedulingClass) -> bool:
+def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
     """True if some host has room for one now, whether or not it would take it; the indexes must be
     fresh. Of hosts that have to be asked only so many are: whoever waits has asked them all.
     """
-    needs: list[Need] = [shape.pooled_need, shape.separate_need]
-    if not is_exact_somewhere(hosts, shape):
-        return some_host_covers(hosts, shape.labels, needs)
-    index = hosts.indexes.of(shape.labels)
+    needs: list[Need] = [scheduling_class.pooled_need, scheduling_class.separate_need]
+    if not is_exact_somewhere(hosts, scheduling_class):
+        return some_host_covers(hosts, scheduling_class.labels, needs)
+    index = hosts.indexes.of(scheduling_class.labels)
     asked = 0
     for at in index.covering(needs):
         host = hosts[index.ids[at]]
-        if index is hosts.indexes.main and not carries(host, shape.labels):
+        if index is hosts.indexes.main and not carries(host, scheduling_class.labels):
             continue
-        if host.suits(shape):
+        if host.suits(scheduling_class):
             return True
         asked += 1
         if asked == ASKED_MAX:
@@ -238,22 +247,26 @@ def has_room(hosts: Hosts, shape: SchedulingClass) -> bool:
     return False
 
 
-def is_exact_somewhere(hosts: Hosts, shape: SchedulingClass) -> bool:
+def is_exact_somewhere(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
     """True if there are hosts of which amounts do not say whether one fits."""
-    return shape.exact or bool(hosts.indexes.strict)
+    return scheduling_class.exact or bool(hosts.indexes.strict)
 
 
-def large_and_unsuited(hosts: Hosts, shape: SchedulingClass) -> tuple[Host, CpuRefusal] | None:
+def large_and_unsuited(
+    hosts: Hosts, scheduling_class: SchedulingClass
+) -> tuple[Host, CpuRefusal] | None:
     """A host that has the amounts when empty, and whose cpus or NUMA nodes do not suit then; the
     first one, of those that tell what their cpus are made of if there is any.
     """
-    if not is_exact_somewhere(hosts, shape):
+    if not is_exact_somewhere(hosts, scheduling_class):
         return None
-    amounts = [{KNOWN + name: amount for name, amount in need.items()} for need in shape.amounts]
+    amounts = [
+        {KNOWN + name: amount for name, amount in need.items()} for need in scheduling_class.amounts
+    ]
     index = hosts.indexes.main
     covering = (hosts[index.ids[at]] for at in index.covering(amounts))
-    large = [host for host in islice(covering, ASKED_MAX) if carries(host, shape.labels)]
+    large = [host for host in islice(covering, ASKED_MAX) if carries(host, scheduling_class.labels)]
     for host in sorted(large, key=lambda host: host.cpus is None):
-        if (refusal := host.never_suits(shape)) is not None:
+        if (refusal := host.never_suits(scheduling_class)) is not None:
             return host, refusal
     return None

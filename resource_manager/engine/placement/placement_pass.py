@@ -54,20 +54,20 @@ class PlacementPass:
             if name not in hosts or not hosts[name].refusals:
                 del hosts.refusing[name]
 
-    def has_room(self, shape: SchedulingClass) -> bool:
+    def has_room(self, scheduling_class: SchedulingClass) -> bool:
         """True if at least one slot of a shape can be placed."""
-        known = shape in self._searches or shape in self._exact
-        if not known and self._sleeps_on(shape):
+        known = scheduling_class in self._searches or scheduling_class in self._exact
+        if not known and self._sleeps_on(scheduling_class):
             return False
-        if not shape.exact and _ranked(self._search(shape), 1):
+        if not scheduling_class.exact and _ranked(self._search(scheduling_class), 1):
             return True
-        return self._has_exact(shape) and self._exactly(shape).has_room()
+        return self._has_exact(scheduling_class) and self._exactly(scheduling_class).has_room()
 
-    def has_room_for_more(self, shape: SchedulingClass) -> bool:
+    def has_room_for_more(self, scheduling_class: SchedulingClass) -> bool:
         """True if more than one slot of a shape can be placed, given that there is room for one."""
-        if shape.exact:
-            return self._exactly(shape).has_room_for_more()
-        search = self._search(shape)
+        if scheduling_class.exact:
+            return self._exactly(scheduling_class).has_room_for_more()
+        search = self._search(scheduling_class)
         if search.candidates and _fits_twice(search, search.candidates[0]):
             return True  # as it is with most: nobody has to be ranked
         ranked = _ranked(search, 2)
@@ -75,11 +75,11 @@ class PlacementPass:
             return True
         if not self._strict:
             return False
-        exactly = self._exactly(shape)
+        exactly = self._exactly(scheduling_class)
         return exactly.has_room() if ranked else exactly.has_room_for_more()
 
     def place(
-        self, shape: SchedulingClass, count: int, elsewhere: Collection[str] = ()
+        self, scheduling_class: SchedulingClass, count: int, elsewhere: Collection[str] = ()
     ) -> list[Run]:
         """Takes capacity for up to `count` slots, on hosts other than those of `elsewhere`; fewer
         come back if nothing more fits.
@@ -88,34 +88,34 @@ class PlacementPass:
         slots are placed exactly (`Host.exactly`) it lets the pass `follow` what was booked. Hosts
         that align everybody come after the others, whom amounts do: they are for those who need it.
         """
-        if shape.cpus is None and not self._strict:
-            return self._by_count(shape, count, elsewhere)  # as with most
-        runs = [] if shape.exact else self._by_count(shape, count, elsewhere)
+        if scheduling_class.cpus is None and not self._strict:
+            return self._by_count(scheduling_class, count, elsewhere)  # as with most
+        runs = [] if scheduling_class.exact else self._by_count(scheduling_class, count, elsewhere)
         left = count - sum(share for _, share in runs)
-        if left and self._has_exact(shape):
+        if left and self._has_exact(scheduling_class):
             spread = self._settings.strategy == "spread"
-            search = self._exactly(shape)
+            search = self._exactly(scheduling_class)
             known = search.index.position
             besides = {known[name] for name in elsewhere if search.index.knows(name)}
             runs += search.place(left, spread=spread, besides=besides)
         return runs
 
-    def asked(self, shape: SchedulingClass) -> int:
+    def asked(self, scheduling_class: SchedulingClass) -> int:
         """How many hosts were asked in this pass whether their cpus and NUMA nodes suit a shape."""
-        search = self._exact.get(shape)
+        search = self._exact.get(scheduling_class)
         return search.asked if search is not None else 0
 
-    def stopped(self, shape: SchedulingClass) -> bool:
+    def stopped(self, scheduling_class: SchedulingClass) -> bool:
         """True if too many hosts answered in this pass that they cannot serve a shape, or others,
         and there are more: nobody knows yet whether there is room.
         """
-        search = self._exact.get(shape)
+        search = self._exact.get(scheduling_class)
         return search is not None and search.stopped
 
     def _by_count(
-        self, shape: SchedulingClass, count: int, elsewhere: Collection[str]
+        self, scheduling_class: SchedulingClass, count: int, elsewhere: Collection[str]
     ) -> list[Run]:
-        search = self._search(shape, elsewhere)
+        search = self._search(scheduling_class, elsewhere)
         settings = self._settings
         if settings.strategy == "spread":
             taken = self._spread(search, count)
@@ -147,52 +147,56 @@ class PlacementPass:
             proportions.settle()
         self._hosts.indexes.settle(self._hosts)
 
-    def _sleeps_on(self, shape: SchedulingClass) -> bool:
+    def _sleeps_on(self, scheduling_class: SchedulingClass) -> bool:
         hosts = self._hosts
-        index = hosts.indexes.made_for(shape.labels, hosts.values())
+        index = hosts.indexes.made_for(scheduling_class.labels, hosts.values())
         growth = self._growth.get(index)
         if growth is None:
             growth = self._growth[index] = Growth(index, strict=bool(self._strict))
-        return growth.passes_by(shape)
+        return growth.passes_by(scheduling_class)
 
-    def _search(self, shape: SchedulingClass, elsewhere: Collection[str] = ()) -> Search:
+    def _search(self, scheduling_class: SchedulingClass, elsewhere: Collection[str] = ()) -> Search:
         hosts = self._hosts
-        search = self._searches.get(shape)
-        if search is not None and search.index is hosts.indexes.of(shape.labels) and not elsewhere:
+        search = self._searches.get(scheduling_class)
+        if (
+            search is not None
+            and search.index is hosts.indexes.of(scheduling_class.labels)
+            and not elsewhere
+        ):
             return search
-        index = hosts.indexes.made_for(shape.labels, hosts.values())
+        index = hosts.indexes.made_for(scheduling_class.labels, hosts.values())
         proportions = self._proportions.get(index)
         if proportions is None:
             proportions = self._proportions[index] = Proportions(index, hosts.indexes.main)
         search = Search(
-            shape,
+            scheduling_class,
             proportions,
             hosts,
-            self._barred(shape, index, elsewhere),
+            self._barred(scheduling_class, index, elsewhere),
             aside=hosts.indexes.strict_at(index).all if self._strict else (),
             every_host=index is hosts.indexes.main,
         )
         if not elsewhere:
-            self._searches[shape] = search
+            self._searches[scheduling_class] = search
         return search
 
-    def _has_exact(self, shape: SchedulingClass) -> bool:
+    def _has_exact(self, scheduling_class: SchedulingClass) -> bool:
         """True if hosts have to be asked about a shape."""
-        return bool(self._strict) or shape.exact
+        return bool(self._strict) or scheduling_class.exact
 
-    def _exactly(self, shape: SchedulingClass) -> ExactSearch:
+    def _exactly(self, scheduling_class: SchedulingClass) -> ExactSearch:
         hosts = self._hosts
-        search = self._exact.get(shape)
-        if search is not None and search.index is hosts.indexes.of(shape.labels):
+        search = self._exact.get(scheduling_class)
+        if search is not None and search.index is hosts.indexes.of(scheduling_class.labels):
             return search
-        index = hosts.indexes.made_for(shape.labels, hosts.values())
+        index = hosts.indexes.made_for(scheduling_class.labels, hosts.values())
         held = [name for name in self._reservations.on_host if name in hosts]
-        search = self._exact[shape] = ExactSearch(
-            shape,
+        search = self._exact[scheduling_class] = ExactSearch(
+            scheduling_class,
             index,
             hosts,
-            self._barred(shape, index, held),
-            among=None if shape.exact else hosts.indexes.strict_at(index),
+            self._barred(scheduling_class, index, held),
+            among=None if scheduling_class.exact else hosts.indexes.strict_at(index),
             every_host=index is hosts.indexes.main,
             compared=self._settings.pack_candidates,
             asks=self._asks,
@@ -200,11 +204,11 @@ class PlacementPass:
         return search
 
     def _barred(
-        self, shape: SchedulingClass, index: CapacityIndex, names: Iterable[str]
+        self, scheduling_class: SchedulingClass, index: CapacityIndex, names: Iterable[str]
     ) -> set[int]:
         """Positions of these hosts, and of those that refused the shape lately."""
         hosts = self._hosts
-        refusing = [name for name in hosts.refusing if hosts[name].refuses(shape)]
+        refusing = [name for name in hosts.refusing if hosts[name].refuses(scheduling_class)]
         return {index.position[name] for name in (*refusing, *names) if index.knows(name)}
 
     def _keep(self, search: Search, taken: list[_Taken]) -> None:

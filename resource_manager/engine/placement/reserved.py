@@ -138,20 +138,20 @@ class Reservations:
             del self.on_host[name]
 
 
-def is_held_from(host: Host, shape: SchedulingClass) -> bool:
+def is_held_from(host: Host, scheduling_class: SchedulingClass) -> bool:
     """True if one of a shape would fit on a host but for what is held there."""
     if host.held is None:
         return False
-    need = host.booking_for(shape)
+    need = host.booking_for(scheduling_class)
     if not need or host.slots_left() < 1 or not fits(need, host.free()):
         return False
-    if host.exactly(shape):  # there for nobody else, as long as anything is held
-        return host.suits(shape)
+    if host.exactly(scheduling_class):  # there for nobody else, as long as anything is held
+        return host.suits(scheduling_class)
     return host.spare_slots() < 1 or not fits(need, host.spare())
 
 
 def held_from(
-    hosts: Hosts, reservations: Reservations, shape: SchedulingClass
+    hosts: Hosts, reservations: Reservations, scheduling_class: SchedulingClass
 ) -> Iterator[Reservation]:
     """Reservations without which one of a shape would fit somewhere."""
     for each in reservations.all():
@@ -159,9 +159,9 @@ def held_from(
         if any(
             host is not None
             and host.eligible
-            and carries(host, shape.labels)
-            and not host.refuses(shape)
-            and is_held_from(host, shape)
+            and carries(host, scheduling_class.labels)
+            and not host.refuses(scheduling_class)
+            and is_held_from(host, scheduling_class)
             for host in holding
         ):
             yield each

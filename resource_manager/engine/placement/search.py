@@ -31,21 +31,21 @@ class Growth:
         self._strict = strict
         self._since: dict[int, tuple[list[int], _Most]] = {}  # by length of the log
 
-    def passes_by(self, shape: SchedulingClass) -> bool:
+    def passes_by(self, scheduling_class: SchedulingClass) -> bool:
         """True if nothing that grew since the shape was last tried has room for it, which is
         remembered with it then; False says nothing.
         """
-        index, cursor = self._index, shape.cursor
+        index, cursor = self._index, scheduling_class.cursor
         if not _is_through(cursor, index):
             return False
-        strict = shape.strict_cursor
+        strict = scheduling_class.strict_cursor
         through = _is_through(strict, index) and strict.log_length >= cursor.log_length
-        if self._strict and not shape.exact and not through:
+        if self._strict and not scheduling_class.exact and not through:
             return False
         positions, most = self._since.get(cursor.log_length) or self._look(cursor.log_length)
         if len(positions) > GROWN_CHECKED_ONE_BY_ONE:
             return False
-        pooled, separate = shape.pooled_need, shape.separate_need
+        pooled, separate = scheduling_class.pooled_need, scheduling_class.separate_need
         for need in (pooled,) if pooled == separate else (pooled, separate):
             for name, amount in need.items():
                 if most[name] < amount:
@@ -100,7 +100,7 @@ class Search:
 
     def __init__(
         self,
-        shape: SchedulingClass,
+        scheduling_class: SchedulingClass,
         proportions: Proportions,
         hosts: Mapping[str, Host],
         barred: Collection[int],
@@ -113,8 +113,8 @@ class Search:
         self.candidates: list[int] = []
         self.barred = barred
         self._aside = aside
-        self._shape = shape
-        self._labels = shape.labels if every_host else ()
+        self._shape = scheduling_class
+        self._labels = scheduling_class.labels if every_host else ()
         self._hosts = hosts
         self.booking = self._booking_everywhere()
         self._bookings: dict[int, Booking] = {}  # by position, where hosts differ
@@ -167,27 +167,32 @@ class Search:
 
     def _booking_everywhere(self) -> Booking | None:
         """What a slot takes on any host; None if that differs between hosts."""
-        shape, columns = self._shape, self.index.columns
-        if shape.profile is None:
+        scheduling_class, columns = self._shape, self.index.columns
+        if scheduling_class.profile is None:
             return None
         kinds = [
             separate
-            for separate, need in ((False, shape.pooled_need), (True, shape.separate_need))
+            for separate, need in (
+                (False, scheduling_class.pooled_need),
+                (True, scheduling_class.separate_need),
+            )
             if need.keys() <= columns.keys()
         ]
-        alike = len(kinds) == 1 or shape.pooled_need == shape.separate_need
+        alike = len(kinds) == 1 or scheduling_class.pooled_need == scheduling_class.separate_need
         if not kinds or not alike:
             return None
-        return self.proportions.booking(shared_booking(shape.profile, kinds[0], shape.best_effort))
+        return self.proportions.booking(
+            shared_booking(scheduling_class.profile, kinds[0], scheduling_class.best_effort)
+        )
 
     def _begin(self) -> Iterator[list[int]]:
         self._passed, found = go_on(self.index, self._shape.cursor, self.needs())
         return found
 
 
-def needs_of(shape: SchedulingClass) -> list[dict[str, int]]:
+def needs_of(scheduling_class: SchedulingClass) -> list[dict[str, int]]:
     """What a host must cover for one, by kind of host."""
-    pooled, separate = shape.pooled_need, shape.separate_need
+    pooled, separate = scheduling_class.pooled_need, scheduling_class.separate_need
     return [pooled] if pooled == separate else [pooled, separate]
 
 

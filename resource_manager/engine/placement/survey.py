@@ -68,9 +68,16 @@ class Survey:
     _kinds: dict[int, list[Dimension]] = field(default_factory=dict)  # by what a slot books
 
     @classmethod
-    def of(cls, hosts: Iterable[Host], shape: SchedulingClass, own: Collection[str] = ()) -> Survey:
+    def of(
+        cls, hosts: Iterable[Host], scheduling_class: SchedulingClass, own: Collection[str] = ()
+    ) -> Survey:
         """Looks at these hosts, of which some are held for whoever asks."""
-        survey = cls(shape, {host.host_id: host for host in hosts}, own=own, _exact=shape.exact)
+        survey = cls(
+            scheduling_class,
+            {host.host_id: host for host in hosts},
+            own=own,
+            _exact=scheduling_class.exact,
+        )
         for host_id, host in survey.hosts.items():
             survey._look(host_id, host)
         return survey

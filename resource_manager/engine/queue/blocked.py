@@ -19,37 +19,41 @@ class QuotaBlocked:
     def __bool__(self) -> bool:
         return bool(self._by_group)
 
-    def __contains__(self, line: JobQueue) -> bool:
-        return line in self._by_group.get(line.stopped_by, {}).get(line.shape, {})
+    def __contains__(self, job_queue: JobQueue) -> bool:
+        return job_queue in self._by_group.get(job_queue.stopped_by, {}).get(job_queue.shape, {})
 
     def __iter__(self) -> Iterator[JobQueue]:
-        for shapes in self._by_group.values():
-            yield from chain.from_iterable(shapes.values())
+        for scheduling_classes in self._by_group.values():
+            yield from chain.from_iterable(scheduling_classes.values())
 
     @property
     def groups(self) -> list[str]:
         """Those that stop anybody."""
         return list(self._by_group)
 
-    def put(self, line: JobQueue, group_id: str) -> None:
+    def put(self, job_queue: JobQueue, group_id: str) -> None:
         """A group stops a line."""
-        line.stopped_by = group_id
-        self._by_group.setdefault(group_id, {}).setdefault(line.shape, {})[line] = None
+        job_queue.stopped_by = group_id
+        self._by_group.setdefault(group_id, {}).setdefault(job_queue.shape, {})[job_queue] = None
 
-    def take(self, line: JobQueue) -> None:
+    def take(self, job_queue: JobQueue) -> None:
         """It is stopped no more."""
-        shapes = self._by_group[line.stopped_by]
-        del shapes[line.shape][line]
-        if not shapes[line.shape]:
-            del shapes[line.shape]
-            if not shapes:
-                del self._by_group[line.stopped_by]
-        line.stopped_by = ""
+        scheduling_classes = self._by_group[job_queue.stopped_by]
+        del scheduling_classes[job_queue.shape][job_queue]
+        if not scheduling_classes[job_queue.shape]:
+            del scheduling_classes[job_queue.shape]
+            if not scheduling_classes:
+                del self._by_group[job_queue.stopped_by]
+        job_queue.stopped_by = ""
 
     def of(
         self, group_id: str, admits: Callable[[SchedulingClass], bool], most: int
     ) -> list[JobQueue]:
         """Lines that a group stops, of shapes that it admits, so many at most."""
-        shapes = self._by_group.get(group_id, {})
-        admitted = (lines for shape, lines in shapes.items() if admits(shape))
+        scheduling_classes = self._by_group.get(group_id, {})
+        admitted = (
+            job_queues
+            for scheduling_class, job_queues in scheduling_classes.items()
+            if admits(scheduling_class)
+        )
         return list(islice(chain.from_iterable(admitted), most))

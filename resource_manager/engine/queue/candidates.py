@@ -25,33 +25,33 @@ class Round:
     def __len__(self) -> int:
         return len(self._at)
 
-    def __contains__(self, shape: SchedulingClass) -> bool:
-        return shape in self._stands
+    def __contains__(self, scheduling_class: SchedulingClass) -> bool:
+        return scheduling_class in self._stands
 
-    def begin(self, shapes: Iterable[SchedulingClass]) -> None:
+    def begin(self, scheduling_classes: Iterable[SchedulingClass]) -> None:
         """These, in place of what there was."""
         self._stands, self._at = {}, {}
-        for shape in shapes:
-            if (head := shape.head()) is not None:
-                self._stands[shape] = head
-                self._at[head] = shape
+        for scheduling_class in scheduling_classes:
+            if (head := scheduling_class.head()) is not None:
+                self._stands[scheduling_class] = head
+                self._at[head] = scheduling_class
         self._heap = sorted(self._at)
 
-    def put(self, shape: SchedulingClass, number: int) -> None:
+    def put(self, scheduling_class: SchedulingClass, number: int) -> None:
         """Lets a shape stand at the place of this arrival number."""
-        self.discard(shape)
-        self._stands[shape] = number
-        self._at[number] = shape
+        self.discard(scheduling_class)
+        self._stands[scheduling_class] = number
+        self._at[number] = scheduling_class
         heapq.heappush(self._heap, number)
 
-    def advance(self, shape: SchedulingClass, number: int) -> None:
+    def advance(self, scheduling_class: SchedulingClass, number: int) -> None:
         """The same, if the shape has its turn in this round, and only later than that."""
-        if self._stands.get(shape, -1) > number:
-            self.put(shape, number)
+        if self._stands.get(scheduling_class, -1) > number:
+            self.put(scheduling_class, number)
 
-    def discard(self, shape: SchedulingClass) -> None:
+    def discard(self, scheduling_class: SchedulingClass) -> None:
         """Takes a shape out."""
-        number = self._stands.pop(shape, None)
+        number = self._stands.pop(scheduling_class, None)
         if number is not None:
             del self._at[number]
 
@@ -69,9 +69,9 @@ class Round:
         number = self.first()
         if number is None:
             return None
-        shape = self._at[number]
-        self.discard(shape)
-        return shape
+        scheduling_class = self._at[number]
+        self.discard(scheduling_class)
+        return scheduling_class
 
     def until(self) -> int | None:
         """Arrival number at which a shape stands next, at the earliest."""

@@ -114,49 +114,49 @@ class NonBatchables:
         """True if executors with these labels are searched for."""
         return labels in self._asked_for
 
-    def add(self, single: NonBatchable) -> None:
+    def add(self, item: NonBatchable) -> None:
         """Lets it wait, awake: it is tried in the next round."""
-        self._asked_for.update(single.asked_for)
-        self._all[single.arrival_number] = single
-        self._open[single.arrival_number] = None
+        self._asked_for.update(item.asked_for)
+        self._all[item.arrival_number] = item
+        self._open[item.arrival_number] = None
         if self._flows is not None:
-            self._flows.wait(single.job_id, single.arrival_number, single.count)
+            self._flows.wait(item.job_id, item.arrival_number, item.count)
 
     def remove(self, number: int) -> NonBatchable | None:
         """Ends the waiting of the one at this number; None if there is none."""
-        single = self._all.pop(number, None)
-        if single is not None:
+        item = self._all.pop(number, None)
+        if item is not None:
             self._open.pop(number, None)
             self._round.pop(number, None)
             self._unstop(number)
-            self._rouse(single)
+            self._rouse(item)
             if self._flows is not None:
-                self._flows.wait_no_more(single.job_id, single.count)
-            for labels in single.asked_for:
+                self._flows.wait_no_more(item.job_id, item.count)
+            for labels in item.asked_for:
                 self._asked_for[labels] -= 1
                 if not self._asked_for[labels]:
                     del self._asked_for[labels]
-        return single
+        return item
 
-    def sleep(self, single: NonBatchable) -> None:
+    def sleep(self, item: NonBatchable) -> None:
         """It was tried in vain; it sleeps, unless somebody woke it meanwhile."""
-        number = single.arrival_number
+        number = item.arrival_number
         if number not in self._all or number in self._open:
             return
-        if single.host_id:
-            self._on_host.setdefault(single.host_id, {})[number] = None
+        if item.host_id:
+            self._on_host.setdefault(item.host_id, {})[number] = None
         else:
-            groups = self._anywhere.setdefault(single.labels[:1], {})
-            groups.setdefault(single.labels, {})[number] = None
+            groups = self._anywhere.setdefault(item.labels[:1], {})
+            groups.setdefault(item.labels, {})[number] = None
 
-    def stop(self, single: NonBatchable, group_id: str) -> None:
+    def stop(self, item: NonBatchable, group_id: str) -> None:
         """The maximum of a group stops it; it sleeps until that is eased, at the latest."""
-        number = single.arrival_number
+        number = item.arrival_number
         if number in self._all:
             self._unstop(number)
             self._stopped.setdefault(group_id, {})[number] = None
             self._stopped_by[number] = group_id
-        self.sleep(single)
+        self.sleep(item)
 
     def ease(self, group_id: str) -> None:
         """Has all those tried again whom the maximum of a group has stopped. (Some at a time would
@@ -187,9 +187,9 @@ class NonBatchables:
 
     def wake(self, number: int) -> None:
         """Has the one at this number tried in the next round, whatever has grown."""
-        single = self._all.get(number)
-        if single is not None and number not in self._round:
-            self._rouse(single)
+        item = self._all.get(number)
+        if item is not None and number not in self._round:
+            self._rouse(item)
             self._open[number] = None
 
     def begin_round(self) -> None:
@@ -272,14 +272,14 @@ class NonBatchables:
         if (group_id := self._stopped_by.pop(number, None)) is not None:
             _strike(self._stopped, group_id, number)
 
-    def _rouse(self, single: NonBatchable) -> None:
+    def _rouse(self, item: NonBatchable) -> None:
         """Strikes one from those that sleep."""
-        if single.host_id:
-            _strike(self._on_host, single.host_id, single.arrival_number)
+        if item.host_id:
+            _strike(self._on_host, item.host_id, item.arrival_number)
             return
-        first = single.labels[:1]
+        first = item.labels[:1]
         if first in self._anywhere:
-            _strike(self._anywhere[first], single.labels, single.arrival_number)
+            _strike(self._anywhere[first], item.labels, item.arrival_number)
             if not self._anywhere[first]:
                 del self._anywhere[first]
 

@@ -52,63 +52,63 @@ class ServiceOrder:
         if self._tree is not None:
             del self._by_job[job_id]
 
-    def stand(self, line: JobQueue) -> None:
+    def stand(self, job_queue: JobQueue) -> None:
         """A line that is parked is to have its turn again."""
-        if line.among.stand(line) and self._tree is not None:
-            self._tree.activate(line.job_id)
+        if job_queue.among.stand(job_queue) and self._tree is not None:
+            self._tree.activate(job_queue.job_id)
 
-    def unstand(self, line: JobQueue) -> None:
+    def unstand(self, job_queue: JobQueue) -> None:
         """A line is not to have a turn."""
-        if line.among.park(line) and self._tree is not None:
-            self._tree.deactivate(line.job_id)
+        if job_queue.among.park(job_queue) and self._tree is not None:
+            self._tree.deactivate(job_queue.job_id)
 
     def next_line(self) -> JobQueue | None:
         """The line whose turn it is among those that are not parked; None: nobody has one."""
         if self._tree is None:
-            lines = self._by_job.get(_EVERYBODY)
+            job_queues = self._by_job.get(_EVERYBODY)
         else:
             job = first_job(self._tree)
-            lines = self._by_job[job.name] if job is not None else None
-        return lines.first() if lines is not None else None
+            job_queues = self._by_job[job.name] if job is not None else None
+        return job_queues.first() if job_queues is not None else None
 
-    def next_single(self, line: JobQueue | None) -> NonBatchable | None:
+    def next_single(self, job_queue: JobQueue | None) -> NonBatchable | None:
         """What waits one by one and has its turn before a line (None: before nobody), taken out of
         the round. Whoever takes it lets it sleep or removes it.
         """
         if not self.singles.in_round:
             return None
         rank: Rank | None = None
-        if line is not None:
-            rank = ((), line.stands)
+        if job_queue is not None:
+            rank = ((), job_queue.stands)
             if self._tree is not None:
-                rank = (self._turn_of(line.job_id), line.stands)
+                rank = (self._turn_of(job_queue.job_id), job_queue.stands)
         return self.singles.next_before(rank)
 
-    def is_alone(self, line: JobQueue) -> bool:
+    def is_alone(self, job_queue: JobQueue) -> bool:
         """True if no other job has a turn."""
         if self._tree is None:
             return True
-        job = self._tree.jobs[line.job_id]
+        job = self._tree.jobs[job_queue.job_id]
         return not self.singles.in_round and all(flow.active == 1 for flow in job.ancestors())
 
-    def run_length(self, line: JobQueue, cost: float) -> float:
+    def run_length(self, job_queue: JobQueue, cost: float) -> float:
         """How many slots of this cost a line whose turn it is gets before it is another job's."""
         if self._tree is None:
             return inf
-        job = self._tree.jobs[line.job_id]
+        job = self._tree.jobs[job_queue.job_id]
         length = run_length(self._tree, job, cost)
-        if self.singles.in_round and self.singles.until(line.job_id) is None:
+        if self.singles.in_round and self.singles.until(job_queue.job_id) is None:
             length = min(length, max(1, job.running // RUN_PART))  # others may come first soon
         return length
 
-    def next_of(self, line: JobQueue, most: float) -> list[int]:
+    def next_of(self, job_queue: JobQueue, most: float) -> list[int]:
         """Arrival numbers of the next of a line whose turn it is: so many, of those who came before
         anything else that its job waits with.
         """
         count = TOGETHER_MAX if most > TOGETHER_MAX else int(most)
-        until = self._until(line)
+        until = self._until(job_queue)
         found: list[int] = []
-        for start, end in line.numbers.peek(count):
+        for start, end in job_queue.numbers.peek(count):
             if until is not None and end > until:
                 found.extend(range(start, until))
                 break
@@ -130,11 +130,11 @@ class ServiceOrder:
         while self._halted and self._tree is not None:
             self._tree.go_ahead(self._tree.groups[self._halted.pop().removeprefix(GROUP)])
 
-    def _until(self, line: JobQueue) -> int | None:
+    def _until(self, job_queue: JobQueue) -> int | None:
         """Arrival number of the next that a line's job waits with that is of another shape."""
-        number = line.among.until(line)
-        single = self.singles.until(line.job_id if self._tree is not None else "")
-        return single if number is None or (single is not None and single < number) else number
+        number = job_queue.among.until(job_queue)
+        item = self.singles.until(job_queue.job_id if self._tree is not None else "")
+        return item if number is None or (item is not None and item < number) else number
 
     def _turn_of(self, job_id: str) -> OrderKey:
         if self._tree is None or job_id not in self._tree.jobs:

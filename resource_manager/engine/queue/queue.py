@@ -76,8 +76,8 @@ class WaitingQueue:
         return self._waiting
 
     def __contains__(self, request: Request) -> bool:
-        line = self._line_of(request.spec, request.job_id)
-        return line is not None and request.arrival_number in line.numbers
+        job_queue = self._line_of(request.spec, request.job_id)
+        return job_queue is not None and request.arrival_number in job_queue.numbers
 
     # Who waits.
 
@@ -91,7 +91,11 @@ class WaitingQueue:
 
     def lines(self) -> list[JobQueue]:
         """All lines, by shape."""
-        return [line for shape in self._known.waited_with.values() for line in shape.lines.values()]
+        return [
+            job_queue
+            for scheduling_class in self._known.waited_with.values()
+            for job_queue in scheduling_class.lines.values()
+        ]
 
     def shape_of(self, spec: RequestSpec) -> SchedulingClass:
         """The shape of a request, whether or not anybody waits with it."""
@@ -104,8 +108,11 @@ class WaitingQueue:
     def new_shapes(self, job_id: str, specs: Iterable[RequestSpec]) -> int:
         """How many shapes more a job would wait with, if it asked for all of these."""
         keys = {scheduling_key(spec) for spec in specs}
-        shapes = (self._known.waited_with.get(key) for key in keys)
-        return sum(shape is None or job_id not in shape.lines for shape in shapes)
+        scheduling_classes = (self._known.waited_with.get(key) for key in keys)
+        return sum(
+            scheduling_class is None or job_id not in scheduling_class.lines
+            for scheduling_class in scheduling_classes
+        )
 
     def add(self, request: Request) -> None:
         """Lets a request wait."""
@@ -140,21 +147,21 @@ class WaitingQueue:
 
     def remove_run(self, spec: RequestSpec, job_id: str, number: int, count: int) -> None:
         """Ends the waiting of those of a job's equal requests whose numbers these are."""
-        line = self._line_of(spec, job_id)
-        if line is not None:
-            self._leave(line, number, number + count)
+        job_queue = self._line_of(spec, job_id)
+        if job_queue is not None:
+            self._leave(job_queue, number, number + count)
 
-    def served(self, shape: SchedulingClass, requests: Iterable[Request]) -> None:
+    def served(self, scheduling_class: SchedulingClass, requests: Iterable[Request]) -> None:
         """Ends the waiting of requests of one shape."""
         for request in requests:
-            line = shape.lines.get(request.job_id)
-            if line is not None:
-                self._leave(line, request.arrival_number, request.arrival_number + 1)
+            job_queue = scheduling_class.lines.get(request.job_id)
+            if job_queue is not None:
+                self._leave(job_queue, request.arrival_number, request.arrival_number + 1)
 
-    def taken(self, line: JobQueue, count: int) -> None:
+    def taken(self, job_queue: JobQueue, count: int) -> None:
         """Ends the waiting of the first so many of a line."""
-        line.numbers.take(count)
-        self._left(line, count)
+        job_queue.numbers.take(count)
+        self._left(job_queue, count)
 
     # What is to be tried.
 
@@ -184,193 +191,203 @@ class WaitingQueue:
 
         Whoever takes it says `has_room` or `sleep` of it afterwards.
         """
-        shape = self.round.take()
-        if shape is not None:
-            shape.tried = True
-        return shape
+        scheduling_class = self.round.take()
+        if scheduling_class is not None:
+            scheduling_class.tried = True
+        return scheduling_class
 
-    def has_room(self, shape: SchedulingClass, most: int) -> int:
+    def has_room(self, scheduling_class: SchedulingClass, most: int) -> int:
         """There is room for a shape: its parked lines, up to so many of them, stand among those of
         their jobs again. Answers with how many; with more left, it is to be looked at once more.
         """
-        lines = list(shape.parked)[:most] if len(shape.parked) > most else list(shape.parked)
-        for line in lines:
-            del shape.parked[line]
-            self.turns.stand(line)
-        if shape.parked:
-            self._put_into_round(shape)
+        job_queues = (
+            list(scheduling_class.parked)[:most]
+            if len(scheduling_class.parked) > most
+            else list(scheduling_class.parked)
+        )
+        for job_queue in job_queues:
+            del scheduling_class.parked[job_queue]
+            self.turns.stand(job_queue)
+        if scheduling_class.parked:
+            self._put_into_round(scheduling_class)
         else:
-            self.roomy[shape] = None
-        return len(lines)
+            self.roomy[scheduling_class] = None
+        return len(job_queues)
 
     def rest(self) -> None:
         """Nobody has a turn who may be served: shapes that there is room for sleep as well, until
         one of those who wait with them may.
         """
-        for shape in list(self.roomy):
-            self.sleep(shape)
-            self._resting[shape] = None
+        for scheduling_class in list(self.roomy):
+            self.sleep(scheduling_class)
+            self._resting[scheduling_class] = None
 
-    def park(self, line: JobQueue) -> None:
+    def park(self, job_queue: JobQueue) -> None:
         """A line is not to have a turn while its shape sleeps."""
-        line.shape.parked[line] = None
-        self.turns.unstand(line)
+        job_queue.shape.parked[job_queue] = None
+        self.turns.unstand(job_queue)
 
-    def stop(self, line: JobQueue, group_id: str) -> None:
+    def stop(self, job_queue: JobQueue, group_id: str) -> None:
         """A line is not to have a turn while the maximum of a group stops it."""
-        self.stopped.put(line, group_id)
-        self.turns.unstand(line)
+        self.stopped.put(job_queue, group_id)
+        self.turns.unstand(job_queue)
 
     def ease(self, group_id: str, admits: Callable[[SchedulingClass], bool], most: int) -> int:
         """Whoever was stopped by the maximum of a group is to be tried again: of lines, so many at
         most, with shapes that it admits now. Answers with how many.
         """
         self.singles.ease(group_id)
-        for shape in [each for each in self._resting if admits(each)]:
-            self._rouse(shape)
-        lines = self.stopped.of(group_id, admits, most)
-        for line in lines:
-            self.stopped.take(line)
-            self.turns.stand(line)
-            self._rouse(line.shape)
-        return len(lines)
+        for scheduling_class in [each for each in self._resting if admits(each)]:
+            self._rouse(scheduling_class)
+        job_queues = self.stopped.of(group_id, admits, most)
+        for job_queue in job_queues:
+            self.stopped.take(job_queue)
+            self.turns.stand(job_queue)
+            self._rouse(job_queue.shape)
+        return len(job_queues)
 
     def end_rest(self) -> None:
         """Shapes that rest are to be looked at again."""
-        for shape in list(self._resting):
-            self._rouse(shape)
+        for scheduling_class in list(self._resting):
+            self._rouse(scheduling_class)
 
-    def sleep(self, shape: SchedulingClass) -> None:
+    def sleep(self, scheduling_class: SchedulingClass) -> None:
         """Nothing fits this shape now."""
-        self.roomy.pop(shape, None)
-        self.sleeping.setdefault(shape.labels, {})[shape] = None
+        self.roomy.pop(scheduling_class, None)
+        self.sleeping.setdefault(scheduling_class.labels, {})[scheduling_class] = None
 
-    def look_on(self, shape: SchedulingClass) -> None:
+    def look_on(self, scheduling_class: SchedulingClass) -> None:
         """Nobody knows yet whether there is room for a shape, which is nowhere: the round goes on
         with it.
         """
-        if shape not in self.open:
-            self._put_into_round(shape)
+        if scheduling_class not in self.open:
+            self._put_into_round(scheduling_class)
 
     def wake(self, labels: Labels) -> None:
         """A host that carries these labels grew."""
-        if shapes := self.sleeping.pop(labels, None):
-            self.open.update(shapes)
-            for shape in shapes if self._resting else ():
-                self._resting.pop(shape, None)
+        if scheduling_classes := self.sleeping.pop(labels, None):
+            self.open.update(scheduling_classes)
+            for scheduling_class in scheduling_classes if self._resting else ():
+                self._resting.pop(scheduling_class, None)
 
-    def set_aside(self, line: JobQueue, number: int) -> None:
+    def set_aside(self, job_queue: JobQueue, number: int) -> None:
         """Lets somebody not stand in the way of others of his line, until he is taken back."""
-        self._leave(line, number, number + 1, counted=False)
+        self._leave(job_queue, number, number + 1, counted=False)
 
     def take_back(self, request: Request) -> None:
         """Lets a request that was set aside wait again. If its shape is still awake, it is tried
         in the next round.
         """
         self._add(request.spec, request.job_id, request.arrival_number, 1, counted=False)
-        shape = self._known.waited_with[scheduling_key(request.spec)]
-        shape.tried = True
-        if shape not in self.round and shape not in self.roomy and not self.sleeps(shape):
-            self.open[shape] = None
+        scheduling_class = self._known.waited_with[scheduling_key(request.spec)]
+        scheduling_class.tried = True
+        if (
+            scheduling_class not in self.round
+            and scheduling_class not in self.roomy
+            and not self.sleeps(scheduling_class)
+        ):
+            self.open[scheduling_class] = None
 
-    def sleeps(self, shape: SchedulingClass) -> bool:
+    def sleeps(self, scheduling_class: SchedulingClass) -> bool:
         """True if a shape sleeps."""
-        return shape in self.sleeping.get(shape.labels, ())
+        return scheduling_class in self.sleeping.get(scheduling_class.labels, ())
 
     # How it is done.
 
     def _line_of(self, spec: RequestSpec, job_id: str) -> JobQueue | None:
-        shape = self._known.waited_with.get(scheduling_key(spec))
-        return shape.lines.get(job_id) if shape is not None else None
+        scheduling_class = self._known.waited_with.get(scheduling_key(spec))
+        return scheduling_class.lines.get(job_id) if scheduling_class is not None else None
 
     def _add(
         self, spec: RequestSpec, job_id: str, number: int, count: int, *, counted: bool = True
     ) -> None:
         self.moves += 1
         key = scheduling_key(spec)
-        shape = self._known.waited_with.get(key) or self._begin(key)
-        line = shape.lines.get(job_id) or self._begin_line(shape, job_id)
-        line.may_reject |= not spec.allow_pending
-        added = line.numbers.add_run(number, number + count)
-        shape.waiting += added
+        scheduling_class = self._known.waited_with.get(key) or self._begin(key)
+        job_queue = scheduling_class.lines.get(job_id) or self._begin_line(scheduling_class, job_id)
+        job_queue.may_reject |= not spec.allow_pending
+        added = job_queue.numbers.add_run(number, number + count)
+        scheduling_class.waiting += added
         self._waiting += added
         if counted and self._flows is not None:
             self._flows.wait(job_id, number, added)
-        if line.numbers.first != number:
+        if job_queue.numbers.first != number:
             return
-        shape.stand(line, number)
-        self.round.advance(shape, number)
-        if line.stands != INACTIVE:
-            line.among.advance(line, number)
-        elif line not in shape.parked and not line.stopped_by:
-            if shape in self._resting:
-                self._rouse(shape)
-            self.turns.stand(line)
+        scheduling_class.stand(job_queue, number)
+        self.round.advance(scheduling_class, number)
+        if job_queue.stands != INACTIVE:
+            job_queue.among.advance(job_queue, number)
+        elif job_queue not in scheduling_class.parked and not job_queue.stopped_by:
+            if scheduling_class in self._resting:
+                self._rouse(scheduling_class)
+            self.turns.stand(job_queue)
 
     def _begin(self, key: SchedulingKey) -> SchedulingClass:
         """Somebody begins to wait with a shape."""
-        shape = self._known.begin(key)
-        self.open[shape] = None
-        shape.tried = False
-        return shape
+        scheduling_class = self._known.begin(key)
+        self.open[scheduling_class] = None
+        scheduling_class.tried = False
+        return scheduling_class
 
-    def _begin_line(self, shape: SchedulingClass, job_id: str) -> JobQueue:
+    def _begin_line(self, scheduling_class: SchedulingClass, job_id: str) -> JobQueue:
         """A job begins to wait with a shape."""
-        line = shape.lines[job_id] = JobQueue(shape, job_id, self.turns.lines_of(job_id))
+        job_queue = scheduling_class.lines[job_id] = JobQueue(
+            scheduling_class, job_id, self.turns.lines_of(job_id)
+        )
         self.job_shapes[job_id] = self.job_shapes.get(job_id, 0) + 1
-        return line
+        return job_queue
 
-    def _leave(self, line: JobQueue, start: int, end: int, *, counted: bool = True) -> None:
-        left = line.numbers.remove_run(start, end)
+    def _leave(self, job_queue: JobQueue, start: int, end: int, *, counted: bool = True) -> None:
+        left = job_queue.numbers.remove_run(start, end)
         if left:
-            self._left(line, left, counted=counted)
+            self._left(job_queue, left, counted=counted)
 
-    def _left(self, line: JobQueue, left: int, *, counted: bool = True) -> None:
+    def _left(self, job_queue: JobQueue, left: int, *, counted: bool = True) -> None:
         """So many of a line have left."""
-        shape = line.shape
+        scheduling_class = job_queue.shape
         self.moves += 1
         self._waiting -= left
-        shape.waiting -= left
-        if not line.numbers:
-            self._close_line(line)
-            if not shape.lines:
-                self._close(shape)
+        scheduling_class.waiting -= left
+        if not job_queue.numbers:
+            self._close_line(job_queue)
+            if not scheduling_class.lines:
+                self._close(scheduling_class)
         if counted and self._flows is not None:
-            self._flows.wait_no_more(line.job_id, left)
+            self._flows.wait_no_more(job_queue.job_id, left)
 
-    def _close_line(self, line: JobQueue) -> None:
+    def _close_line(self, job_queue: JobQueue) -> None:
         """The last one of a line has left."""
-        shape, job_id = line.shape, line.job_id
-        del shape.lines[job_id]
-        if line.stands != INACTIVE:
-            self.turns.unstand(line)
-        elif line.stopped_by:
-            self.stopped.take(line)
+        scheduling_class, job_id = job_queue.shape, job_queue.job_id
+        del scheduling_class.lines[job_id]
+        if job_queue.stands != INACTIVE:
+            self.turns.unstand(job_queue)
+        elif job_queue.stopped_by:
+            self.stopped.take(job_queue)
         else:
-            del shape.parked[line]
+            del scheduling_class.parked[job_queue]
         if self.job_shapes[job_id] > 1:
             self.job_shapes[job_id] -= 1
             return
         del self.job_shapes[job_id]
         self.turns.forget(job_id)
 
-    def _close(self, shape: SchedulingClass) -> None:
+    def _close(self, scheduling_class: SchedulingClass) -> None:
         """The last one who waited with a shape has left."""
-        self._known.end(shape)
-        self.round.discard(shape)
-        self.roomy.pop(shape, None)
-        self.open.pop(shape, None)
-        self.sleeping.get(shape.labels, {}).pop(shape, None)
-        self._resting.pop(shape, None)
+        self._known.end(scheduling_class)
+        self.round.discard(scheduling_class)
+        self.roomy.pop(scheduling_class, None)
+        self.open.pop(scheduling_class, None)
+        self.sleeping.get(scheduling_class.labels, {}).pop(scheduling_class, None)
+        self._resting.pop(scheduling_class, None)
 
-    def _rouse(self, shape: SchedulingClass) -> None:
+    def _rouse(self, scheduling_class: SchedulingClass) -> None:
         """Has a shape looked at in the next round, if it sleeps."""
-        shapes = self.sleeping.get(shape.labels, {})
-        if shape in shapes:
-            del shapes[shape]
-            self._resting.pop(shape, None)
-            self.open[shape] = None
+        scheduling_classes = self.sleeping.get(scheduling_class.labels, {})
+        if scheduling_class in scheduling_classes:
+            del scheduling_classes[scheduling_class]
+            self._resting.pop(scheduling_class, None)
+            self.open[scheduling_class] = None
 
-    def _put_into_round(self, shape: SchedulingClass) -> None:
-        if (head := shape.head()) is not None:
-            self.round.put(shape, head)
+    def _put_into_round(self, scheduling_class: SchedulingClass) -> None:
+        if (head := scheduling_class.head()) is not None:
+            self.round.put(scheduling_class, head)

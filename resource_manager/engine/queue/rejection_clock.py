@@ -48,10 +48,10 @@ class RejectionClock:
         self.gangs.clear()
         self._arm(now_ms)
 
-    def requeued(self, shape: SchedulingClass, now_ms: int) -> None:
+    def requeued(self, scheduling_class: SchedulingClass, now_ms: int) -> None:
         """A request of this shape waits again after it had a slot."""
         if not self.everything:
-            self.shapes[shape] = 0
+            self.shapes[scheduling_class] = 0
             self._arm(now_ms)
 
     def gang_requeued(self, gang_id: str, now_ms: int) -> None:

@@ -120,11 +120,11 @@ class SchedulingClass:
         """Arrival number of who waits longest with it; None: nobody waits."""
         heads = self.heads
         while heads:
-            number, line = heads[0]
-            if not line.numbers:
+            number, job_queue = heads[0]
+            if not job_queue.numbers:
                 heapq.heappop(heads)
-            elif line.numbers.first != number:
-                heapq.heapreplace(heads, (line.numbers.first, line))
+            elif job_queue.numbers.first != number:
+                heapq.heapreplace(heads, (job_queue.numbers.first, job_queue))
             else:
                 return number
         return None
@@ -136,17 +136,17 @@ class SchedulingClass:
         found: dict[JobQueue, None] = {}
         while len(found) < most and self.head() is not None:
             found[heapq.heappop(self.heads)[1]] = None  # some stand there more than once
-        for line in found:
-            heapq.heappush(self.heads, (line.numbers.first, line))
+        for job_queue in found:
+            heapq.heappush(self.heads, (job_queue.numbers.first, job_queue))
         return list(found)
 
-    def stand(self, line: JobQueue, number: int) -> None:
+    def stand(self, job_queue: JobQueue, number: int) -> None:
         """Who waits longest in a line of this shape has this number now, which is lower than it
         was.
         """
-        heapq.heappush(self.heads, (number, line))
+        heapq.heappush(self.heads, (number, job_queue))
         if len(self.heads) > STALE_MAX + 2 * len(self.lines):
-            self.heads = [(line.numbers.first, line) for line in self.lines.values()]
+            self.heads = [(job_queue.numbers.first, job_queue) for job_queue in self.lines.values()]
             heapq.heapify(self.heads)
 
     def runs(self) -> Iterator[Run]:
@@ -156,19 +156,19 @@ class SchedulingClass:
         self.head()
         left = list(self.heads)
         while left:
-            number, line = heapq.heappop(left)
-            start = line.numbers.next_from(number)
+            number, job_queue = heapq.heappop(left)
+            start = job_queue.numbers.next_from(number)
             if start is None:
                 continue
             if left and left[0][0] <= start:  # at the earliest
-                if left[0][1] is not line or left[0][0] != start:
-                    heapq.heappush(left, (start, line))
+                if left[0][1] is not job_queue or left[0][0] != start:
+                    heapq.heappush(left, (start, job_queue))
                 continue  # the same once more
-            _, end = next(line.numbers.runs_within(start, _NEVER))
+            _, end = next(job_queue.numbers.runs_within(start, _NEVER))
             if left:
                 end = min(end, left[0][0])
             yield start, end
-            heapq.heappush(left, (end, line))
+            heapq.heappush(left, (end, job_queue))
 
     def numbers(self) -> Iterator[int]:
         """Arrival numbers of those who wait, in order. Likewise."""
@@ -177,7 +177,7 @@ class SchedulingClass:
 
     def count_before(self, number: int) -> int:
         """How many wait with it who came before a number."""
-        return sum(line.numbers.count_within(0, number) for line in self.lines.values())
+        return sum(job_queue.numbers.count_within(0, number) for job_queue in self.lines.values())
 
 
 @dataclass(slots=True, eq=False)
@@ -231,55 +231,57 @@ class ActiveQueues:
         self.standing = 0
         self._heap: list[tuple[int, JobQueue]] = []
 
-    def stand(self, line: JobQueue) -> bool:
+    def stand(self, job_queue: JobQueue) -> bool:
         """Lets a line that is parked stand here; True if it is the only one."""
-        self._put(line, line.numbers.first)
+        self._put(job_queue, job_queue.numbers.first)
         self.standing += 1
         return self.standing == 1
 
-    def park(self, line: JobQueue) -> bool:
+    def park(self, job_queue: JobQueue) -> bool:
         """Lets a line stand here no more; True if it was the only one."""
-        line.stands = INACTIVE
+        job_queue.stands = INACTIVE
         self.standing -= 1
         if not self.standing:
             self._heap.clear()
         return not self.standing
 
-    def advance(self, line: JobQueue, number: int) -> None:
+    def advance(self, job_queue: JobQueue, number: int) -> None:
         """Somebody stands in a line here again, perhaps before all others."""
-        if number < line.stands:
-            self._put(line, number)
+        if number < job_queue.stands:
+            self._put(job_queue, number)
 
     def first(self) -> JobQueue | None:
         """The line of who waits longest."""
         heap = self._heap
         while heap:
-            number, line = heap[0]
-            if line.stands != number:
+            number, job_queue = heap[0]
+            if job_queue.stands != number:
                 heapq.heappop(heap)
-            elif (head := line.numbers.first) != number:
-                line.stands = head
-                heapq.heapreplace(heap, (head, line))
+            elif (head := job_queue.numbers.first) != number:
+                job_queue.stands = head
+                heapq.heapreplace(heap, (head, job_queue))
             else:
-                return line
+                return job_queue
         return None
 
-    def until(self, line: JobQueue) -> int | None:
+    def until(self, job_queue: JobQueue) -> int | None:
         """Arrival number at which another line stands next, given the first one."""
         heap = self._heap
         heapq.heappop(heap)
-        while heap and (heap[0][1].stands != heap[0][0] or heap[0][1] is line):
+        while heap and (heap[0][1].stands != heap[0][0] or heap[0][1] is job_queue):
             heapq.heappop(heap)
         number = heap[0][0] if heap else None
-        heapq.heappush(heap, (line.stands, line))
+        heapq.heappush(heap, (job_queue.stands, job_queue))
         return number
 
-    def _put(self, line: JobQueue, number: int) -> None:
-        line.stands = number
-        heapq.heappush(self._heap, (number, line))
+    def _put(self, job_queue: JobQueue, number: int) -> None:
+        job_queue.stands = number
+        heapq.heappush(self._heap, (number, job_queue))
         if len(self._heap) > STALE_MAX + 2 * self.standing:
-            there = {line: number for number, line in self._heap if line.stands == number}
-            self._heap = [(number, line) for line, number in there.items()]
+            there = {
+                job_queue: number for number, job_queue in self._heap if job_queue.stands == number
+            }
+            self._heap = [(number, job_queue) for job_queue, number in there.items()]
             heapq.heapify(self._heap)
 
 
@@ -317,32 +319,34 @@ class KnownClasses:
 
     def of(self, key: SchedulingKey) -> SchedulingClass:
         """The shape of requests that ask for this, whether or not anybody waits with it."""
-        shape = self.waited_with.get(key) or self._idle.get(key)
-        if shape is None:
-            shape = self._make(key)
-            self._retire(key, shape)
-        return shape
+        scheduling_class = self.waited_with.get(key) or self._idle.get(key)
+        if scheduling_class is None:
+            scheduling_class = self._make(key)
+            self._retire(key, scheduling_class)
+        return scheduling_class
 
     def begin(self, key: SchedulingKey) -> SchedulingClass:
         """Somebody begins to wait who asks for this."""
-        shape = self._idle.pop(key, None) or self._make(key)
-        self.waited_with[key] = shape
-        self._asked_for[shape.labels] = self._asked_for.get(shape.labels, 0) + 1
-        return shape
+        scheduling_class = self._idle.pop(key, None) or self._make(key)
+        self.waited_with[key] = scheduling_class
+        self._asked_for[scheduling_class.labels] = (
+            self._asked_for.get(scheduling_class.labels, 0) + 1
+        )
+        return scheduling_class
 
-    def end(self, shape: SchedulingClass) -> None:
+    def end(self, scheduling_class: SchedulingClass) -> None:
         """The last one who waited with a shape has left."""
-        key = shape.key
+        key = scheduling_class.key
         del self.waited_with[key]
-        self._asked_for[shape.labels] -= 1
-        if not self._asked_for[shape.labels]:
-            del self._asked_for[shape.labels]
-        shape.heads.clear()
-        self._retire(key, shape)
+        self._asked_for[scheduling_class.labels] -= 1
+        if not self._asked_for[scheduling_class.labels]:
+            del self._asked_for[scheduling_class.labels]
+        scheduling_class.heads.clear()
+        self._retire(key, scheduling_class)
 
-    def _retire(self, key: SchedulingKey, shape: SchedulingClass) -> None:
+    def _retire(self, key: SchedulingKey, scheduling_class: SchedulingClass) -> None:
         """Keeps what was learnt about a shape, for the next one who asks for the same."""
-        self._idle[key] = shape
+        self._idle[key] = scheduling_class
         if len(self._idle) > IDLE_SHAPES_MAX:
             del self._idle[next(iter(self._idle))]
 

@@ -62,9 +62,9 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
             each: new_members(state.ranges, each) for each in event.ranges + event.following_ranges
         }
         _refuse_too_many(state.requests, state.settings, job, len(new) + sum(ranges.values()))
-        shapes = [each.request for each, members in ranges.items() if members]
+        scheduling_classes = [each.request for each, members in ranges.items() if members]
         _refuse_too_many_shapes(
-            state.settings, state.gangs, state.queue, job, [*new.values(), *shapes]
+            state.settings, state.gangs, state.queue, job, [*new.values(), *scheduling_classes]
         )
     state.hosts.refresh(state.queue)
     refused = refused_members(state, job, event.gangs, event.requests)

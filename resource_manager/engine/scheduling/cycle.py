@@ -87,8 +87,8 @@ def place_waiting(context: EventContext) -> None:
         queue.turns.end_halts()
         goes_on = queue.begin_round()
     placing.finish()
-    for shape in unknown:
-        queue.look_on(shape)
+    for scheduling_class in unknown:
+        queue.look_on(scheduling_class)
     for request in set_aside:  # which is no work left over: nothing has changed for them yet
         queue.take_back(request)
 
@@ -101,27 +101,27 @@ def _look(
 ) -> None:
     """Finds out for which shapes there is room."""
     queue = context.state.queue
-    while budget.looks and budget.moves and (shape := queue.look()) is not None:
-        if placing.has_room(shape):
-            budget.moves -= max(1, queue.has_room(shape, budget.moves))
+    while budget.looks and budget.moves and (scheduling_class := queue.look()) is not None:
+        if placing.has_room(scheduling_class):
+            budget.moves -= max(1, queue.has_room(scheduling_class, budget.moves))
         else:
-            _found_none(context, placing, shape, unknown)
-            budget.looks -= min(budget.looks, 1 + placing.asked(shape))
+            _found_none(context, placing, scheduling_class, unknown)
+            budget.looks -= min(budget.looks, 1 + placing.asked(scheduling_class))
 
 
 def _found_none(
     context: EventContext,
     placing: PlacementPass,
-    shape: SchedulingClass,
+    scheduling_class: SchedulingClass,
     unknown: dict[SchedulingClass, None],
 ) -> None:
     """Nothing was found for a shape: there is no room, or not all hosts were asked."""
-    if placing.stopped(shape):
-        context.state.queue.roomy.pop(shape, None)
-        unknown[shape] = None
+    if placing.stopped(scheduling_class):
+        context.state.queue.roomy.pop(scheduling_class, None)
+        unknown[scheduling_class] = None
     else:
-        context.state.queue.sleep(shape)
-        tried_in_vain(context, shape)
+        context.state.queue.sleep(scheduling_class)
+        tried_in_vain(context, scheduling_class)
 
 
 def _serve(
@@ -136,94 +136,96 @@ def _serve(
     state, queue = context.state, context.state.queue
     set_aside: list[Request] = []
     while budget.tries and budget.moves:
-        line = queue.turns.next_line() if queue.roomy else None
-        single = queue.turns.next_single(line)
-        if single is not None:
-            if not _attempt(context, placing, single):
-                budget.tries -= min(budget.tries, _weight(state.gangs, single))
-        elif line is None:
+        job_queue = queue.turns.next_line() if queue.roomy else None
+        item = queue.turns.next_single(job_queue)
+        if item is not None:
+            if not _attempt(context, placing, item):
+                budget.tries -= min(budget.tries, _weight(state.gangs, item))
+        elif job_queue is None:
             queue.rest()
             break
-        elif line.shape not in queue.roomy:
-            queue.park(line)
+        elif job_queue.shape not in queue.roomy:
+            queue.park(job_queue)
             budget.moves -= 1
         else:
-            set_aside += _serve_line(context, placing, line, budget, unknown)
+            set_aside += _serve_line(context, placing, job_queue, budget, unknown)
     return set_aside
 
 
-def _weight(gangs: GangLedger, single: NonBatchable) -> int:
+def _weight(gangs: GangLedger, item: NonBatchable) -> int:
     """As how many shapes something counts that was tried in vain."""
-    waiting = gangs.waiting.get(single.name) if single.kind is Kind.GANG else None
+    waiting = gangs.waiting.get(item.name) if item.kind is Kind.GANG else None
     return len(waiting.kind.wishes) if waiting is not None else 1
 
 
-def _attempt(context: EventContext, placing: PlacementPass, single: NonBatchable) -> bool:
+def _attempt(context: EventContext, placing: PlacementPass, item: NonBatchable) -> bool:
     """Tries what waits by itself; False: in vain."""
     state, singles = context.state, context.state.queue.singles
-    if (stop := state.quotas.single_stop(single)) is not None:
-        if single.kind is Kind.GANG:
-            state.gangs.waiting[single.name].tried = True
-        singles.stop(single, stop.group_id)
+    if (stop := state.quotas.single_stop(item)) is not None:
+        if item.kind is Kind.GANG:
+            state.gangs.waiting[item.name].tried = True
+        singles.stop(item, stop.group_id)
         return False
-    if ATTEMPTS[single.kind](context.state, placing, single):
-        singles.remove(single.arrival_number)
-        context.state.starving.over(single.arrival_number)
+    if ATTEMPTS[item.kind](context.state, placing, item):
+        singles.remove(item.arrival_number)
+        context.state.starving.over(item.arrival_number)
         return True
-    singles.sleep(single)
-    tried_in_vain(context, single.arrival_number)
+    singles.sleep(item)
+    tried_in_vain(context, item.arrival_number)
     return False
 
 
 def _serve_line(
     context: EventContext,
     placing: PlacementPass,
-    line: JobQueue,
+    job_queue: JobQueue,
     budget: _Budget,
     unknown: dict[SchedulingClass, None],
 ) -> list[Request]:
     """Places the next requests of a line as far as there is room; answers with whoever has to be
     set aside.
     """
-    state, queue, shape = context.state, context.state.queue, line.shape
+    state, queue, scheduling_class = context.state, context.state.queue, job_queue.shape
     length, more = inf, True
-    if not queue.turns.is_alone(line):
-        more = placing.has_room_for_more(shape)
-        length = queue.turns.run_length(line, state.quotas.cost_of(shape)) if more else 1
-    numbers = queue.turns.next_of(line, length)
-    if not (most := state.quotas.admitted(line, len(numbers))):
+    if not queue.turns.is_alone(job_queue):
+        more = placing.has_room_for_more(scheduling_class)
+        length = (
+            queue.turns.run_length(job_queue, state.quotas.cost_of(scheduling_class)) if more else 1
+        )
+    numbers = queue.turns.next_of(job_queue, length)
+    if not (most := state.quotas.admitted(job_queue, len(numbers))):
         budget.moves -= 1
         return []
     del numbers[most:]
     count, elsewhere = _together(state.requests, state.slots, numbers)
     placed = 0
-    for host_id, share in placing.place(shape, count, elsewhere):
+    for host_id, share in placing.place(scheduling_class, count, elsewhere):
         some = [state.requests.at(number) for number in islice(numbers, placed, placed + share)]
         host = state.hosts[host_id]
         context.state.moves.place(some, host)
         placed += share
-        if host.exactly(shape):
+        if host.exactly(scheduling_class):
             placing.follow([host])
     if placed:
-        queue.taken(line, placed)
-        line.placed(context.now_ms, state.starving.placements)
+        queue.taken(job_queue, placed)
+        job_queue.placed(context.now_ms, state.starving.placements)
     elif elsewhere:  # only this one is held back; others of the shape may fit
         request = state.requests.at(numbers[0])
-        queue.set_aside(line, numbers[0])
+        queue.set_aside(job_queue, numbers[0])
         return [request]
     if not placed:
         budget.tries -= 1
     if placed < count or not more:
-        _look_again(context, placing, shape, budget, unknown)
-    if placed and (shape in queue.roomy or not shape.waiting):
-        state.starving.over(shape)  # there is enough for all who ask for this
+        _look_again(context, placing, scheduling_class, budget, unknown)
+    if placed and (scheduling_class in queue.roomy or not scheduling_class.waiting):
+        state.starving.over(scheduling_class)  # there is enough for all who ask for this
     return []
 
 
 def _look_again(
     context: EventContext,
     placing: PlacementPass,
-    shape: SchedulingClass,
+    scheduling_class: SchedulingClass,
     budget: _Budget,
     unknown: dict[SchedulingClass, None],
 ) -> None:
@@ -232,7 +234,7 @@ def _look_again(
     """
     queue = context.state.queue
     few = len(queue.roomy) <= LOOKED_AT_AGAIN_MAX
-    for each in list(queue.roomy) if few else [shape]:
+    for each in list(queue.roomy) if few else [scheduling_class]:
         if each in queue.roomy and not placing.has_room(each):
             _found_none(context, placing, each, unknown)
             budget.tries -= min(1, budget.tries)

@@ -89,52 +89,52 @@ class NextTurn:
         slot's own where there are too many to look at.
         """
         state, jobs = self._state, self.tree.jobs
-        for shape in state.queue.shapes():
+        for scheduling_class in state.queue.shapes():
             self._left -= 1
-            if there.fits(shape):
-                need = there.host.booking_for(shape)
-                for job_id in shape.lines:
+            if there.fits(scheduling_class):
+                need = there.host.booking_for(scheduling_class)
+                for job_id in scheduling_class.lines:
                     self._left -= 1
                     if self._left < 0:
                         break
                     if job_id != slot.job_id:
                         yield jobs[job_id], need
-        for single in state.queue.singles.all():
+        for item in state.queue.singles.all():
             self._left -= 1
-            if single.host_id not in ("", there.host.host_id):
+            if item.host_id not in ("", there.host.host_id):
                 continue
-            if single.job_id != slot.job_id and (need := self._need(single, there)):
-                yield jobs[single.job_id], need
+            if item.job_id != slot.job_id and (need := self._need(item, there)):
+                yield jobs[item.job_id], need
         if self._left < 0:
             yield jobs[slot.job_id], {}
 
-    def _need(self, single: NonBatchable, there: _There) -> dict[str, int]:
+    def _need(self, item: NonBatchable, there: _There) -> dict[str, int]:
         """What something that waits by itself would take there at the least; empty: it could not
         use it.
         """
         state = self._state
-        if single.kind is Kind.RESIZE:
-            more = dict(growth(there.host, state.slots[single.name, single.generation]))
+        if item.kind is Kind.RESIZE:
+            more = dict(growth(there.host, state.slots[item.name, item.generation]))
             return more if fits(more, there.amounts) else {}
-        for wish in state.gangs.waiting[single.name].kind.wishes:
-            shape = state.queue.shape_at(wish.key)
-            if there.fits(shape):
-                return there.host.booking_for(shape)
+        for wish in state.gangs.waiting[item.name].kind.wishes:
+            scheduling_class = state.queue.shape_at(wish.key)
+            if there.fits(scheduling_class):
+                return there.host.booking_for(scheduling_class)
         return {}
 
     def _came_before(self, slot: Slot, there: _There) -> bool:
         """True if somebody else came before all of the slot's job who could use it."""
         queue, first = self._state.queue, {True: UNLIMITED, False: UNLIMITED}
-        for shape in queue.shapes():
-            if there.fits(shape):
-                for job_id, line in shape.lines.items():
+        for scheduling_class in queue.shapes():
+            if there.fits(scheduling_class):
+                for job_id, job_queue in scheduling_class.lines.items():
                     own = job_id == slot.job_id
-                    first[own] = min(first[own], line.numbers.first)
-        for single in queue.singles.all():
-            here = single.host_id in ("", there.host.host_id)
-            if here and self._need(single, there):
-                own = single.job_id == slot.job_id
-                first[own] = min(first[own], single.arrival_number)
+                    first[own] = min(first[own], job_queue.numbers.first)
+        for item in queue.singles.all():
+            here = item.host_id in ("", there.host.host_id)
+            if here and self._need(item, there):
+                own = item.job_id == slot.job_id
+                first[own] = min(first[own], item.arrival_number)
         return first[False] < first[True]
 
 
@@ -156,15 +156,15 @@ class _There:
         # False: it is held for somebody.
         self.is_left = self.slots > 0 and fits(slot.booked, self.amounts)
 
-    def fits(self, shape: SchedulingClass) -> bool:
+    def fits(self, scheduling_class: SchedulingClass) -> bool:
         """True if one of this shape would fit."""
         host = self.host
-        need = host.booking_for(shape)
+        need = host.booking_for(scheduling_class)
         if not need or not fits(need, self.amounts) or self.slots < 1:
             return False
-        if not carries(host, shape.labels) or host.refuses(shape):
+        if not carries(host, scheduling_class.labels) or host.refuses(scheduling_class):
             return False
-        return host.suits_without(shape, self._gone)
+        return host.suits_without(scheduling_class, self._gone)
 
 
 class _Without:

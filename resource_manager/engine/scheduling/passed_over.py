@@ -99,41 +99,41 @@ def _is_among(flow: Flow, since_ms: int) -> bool:
     return bool(flow.waiting) and flow.served_ms is not None and flow.served_ms >= since_ms
 
 
-def needs_help(context: EventContext, line: JobQueue) -> bool:
+def needs_help(context: EventContext, job_queue: JobQueue) -> bool:
     """True if nothing of a line that is passed over was placed for long, or its job is behind."""
     state = context.state
-    if line.served_ms is None:
+    if job_queue.served_ms is None:
         return True
-    served = Mark(line.served_ms, line.served_placements, 0)
+    served = Mark(job_queue.served_ms, job_queue.served_placements, 0)
     return state.starving.is_long(served, context.now_ms) or _is_behind(
-        state.settings, state.queue, state.flows, line
+        state.settings, state.queue, state.flows, job_queue
     )
 
 
-def since_served(line: JobQueue, mark: Mark) -> Mark:
+def since_served(job_queue: JobQueue, mark: Mark) -> Mark:
     """From when it counts that a line is passed over, whose shape is since a mark."""
-    if line.served_ms is None or line.served_ms <= mark.since_ms:
+    if job_queue.served_ms is None or job_queue.served_ms <= mark.since_ms:
         return mark
-    return Mark(line.served_ms, line.served_placements, mark.last_arrival)
+    return Mark(job_queue.served_ms, job_queue.served_placements, mark.last_arrival)
 
 
 def _is_behind(
-    settings: EngineSettings, queue: WaitingQueue, flows: FlowTree, line: JobQueue
+    settings: EngineSettings, queue: WaitingQueue, flows: FlowTree, job_queue: JobQueue
 ) -> bool:
     """True if a job comes before another one that waits with something smaller, and has slots."""
     if settings.fairness.order != "fair":
         return False
-    own = turn_of(flows, flows.jobs[line.job_id])
-    rivals = islice(_waiting_with_less(queue, flows, line.shape), RIVALS_LOOKED_AT_MAX)
+    own = turn_of(flows, flows.jobs[job_queue.job_id])
+    rivals = islice(_waiting_with_less(queue, flows, job_queue.shape), RIVALS_LOOKED_AT_MAX)
     return any(flow.running and turn_of(flows, flow) > own for flow in rivals)
 
 
 def _waiting_with_less(
-    queue: WaitingQueue, flows: FlowTree, shape: SchedulingClass
+    queue: WaitingQueue, flows: FlowTree, scheduling_class: SchedulingClass
 ) -> Iterator[Flow]:
     """Jobs that wait with something that takes less of anything."""
     for other in queue.shapes():
         less = other.pooled_need
-        if any(less.get(name, 0) < amount for name, amount in shape.pooled_need.items()):
+        if any(less.get(name, 0) < amount for name, amount in scheduling_class.pooled_need.items()):
             for job_id in other.lines:
                 yield flows.jobs[job_id]

@@ -43,7 +43,11 @@ def infeasible_rang(context: EventContext) -> None:
         return
     if clock.everything:
         clock.everything = False
-        clock.shapes = {shape: 0 for shape in state.queue.shapes() if _may_reject(shape)}
+        clock.shapes = {
+            scheduling_class: 0
+            for scheduling_class in state.queue.shapes()
+            if _may_reject(scheduling_class)
+        }
         clock.gangs = {
             gang_id: None for gang_id, each in state.gangs.waiting.items() if each.may_reject
         }
@@ -70,33 +74,36 @@ def _all_known(hosts: Hosts) -> bool:
     return ExecutorState.ACTIVE in states and ExecutorState.UNCONFIRMED not in states
 
 
-def _may_reject(shape: SchedulingClass) -> bool:
-    return any(line.may_reject for line in shape.lines.values())
+def _may_reject(scheduling_class: SchedulingClass) -> bool:
+    return any(job_queue.may_reject for job_queue in scheduling_class.lines.values())
 
 
-def _look_at_shape(context: EventContext, shape: SchedulingClass, most: int) -> int:
+def _look_at_shape(context: EventContext, scheduling_class: SchedulingClass, most: int) -> int:
     """Rejects requests of a scheduling class if it is infeasible, up to `most` of them.
 
     Returns:
         Steps taken, at least 1.
     """
     clock = context.state.rejection_clock
-    after = clock.shapes.pop(shape)
+    after = clock.shapes.pop(scheduling_class)
     if (
-        not _may_reject(shape)
-        or feasibility(context.state.hosts, context.state.elastic, shape) not in INFEASIBLE
+        not _may_reject(scheduling_class)
+        or feasibility(context.state.hosts, context.state.elastic, scheduling_class)
+        not in INFEASIBLE
     ):
         return 1
     steps, runs = 1, []
-    for run, following in _runs(context.state.requests, context.state.ranges, shape, after):
+    for run, following in _runs(
+        context.state.requests, context.state.ranges, scheduling_class, after
+    ):
         runs.append(run)
         steps += 1
         if steps >= most:
-            clock.shapes[shape] = following
+            clock.shapes[scheduling_class] = following
             break
     else:
-        for line in shape.lines.values():
-            line.may_reject = False  # what is left allows to wait
+        for job_queue in scheduling_class.lines.values():
+            job_queue.may_reject = False  # what is left allows to wait
     outcome: ItemOutcome | None = None
     for run in runs:
         request = run if isinstance(run, Request) else run[0].member(run[1])
@@ -113,12 +120,12 @@ def _look_at_shape(context: EventContext, shape: SchedulingClass, most: int) -> 
 
 
 def _runs(
-    requests: Requests, ranges: RangeLedger, shape: SchedulingClass, after: int
+    requests: Requests, ranges: RangeLedger, scheduling_class: SchedulingClass, after: int
 ) -> Iterator[tuple[_Run, int]]:
     """What waits with a shape, in order of arrival from a number on, each with the number behind
     it. Members of a range that were never placed come together.
     """
-    for start, end in shape.runs():
+    for start, end in scheduling_class.runs():
         number = max(start, after)
         while number < end:
             part = ranges.at(number)
@@ -154,8 +161,11 @@ def _gang_fails(state: State, waiting: WaitingGang) -> bool:
     """
     if not waiting.may_reject:
         return False
-    shapes = (state.queue.shape_at(wish.key) for wish in waiting.kind.wishes)
-    if any(feasibility(state.hosts, state.elastic, shape) in INFEASIBLE for shape in shapes):
+    scheduling_classes = (state.queue.shape_at(wish.key) for wish in waiting.kind.wishes)
+    if any(
+        feasibility(state.hosts, state.elastic, scheduling_class) in INFEASIBLE
+        for scheduling_class in scheduling_classes
+    ):
         return True
     return state.waiting_reasons.kind_feasibility(waiting.kind) in INFEASIBLE
 

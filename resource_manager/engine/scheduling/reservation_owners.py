@@ -69,10 +69,10 @@ class ReservationOwner(Holder, ABC):
 class RequestOwner(ReservationOwner):
     """A request."""
 
-    def __init__(self, request: Request, line: JobQueue) -> None:
+    def __init__(self, request: Request, job_queue: JobQueue) -> None:
         self._request = request  # of a member of a range, perhaps made for the occasion
-        self._shape = self.who = line.shape
-        self.line = line
+        self._shape = self.who = job_queue.shape
+        self.line = job_queue
         self.number = request.arrival_number
         self.job_id = request.job_id
         self.allocation_id = request.allocation_id
@@ -167,9 +167,9 @@ class GangOwner(ReservationOwner):
 class GrowthOwner(ReservationOwner):
     """A slot that is to grow, which it can only do where it is."""
 
-    def __init__(self, slot: Slot, single: NonBatchable) -> None:
+    def __init__(self, slot: Slot, item: NonBatchable) -> None:
         self._slot = slot
-        self.number = self.who = single.arrival_number
+        self.number = self.who = item.arrival_number
         self.job_id = slot.job_id
         self.allocation_id = slot.allocation_id
 
@@ -234,11 +234,11 @@ def owner_of(made: Reservation) -> ReservationOwner:
     return made.holder
 
 
-def owner_waiting_as(slots: Slots, gangs: GangLedger, single: NonBatchable) -> ReservationOwner:
+def owner_waiting_as(slots: Slots, gangs: GangLedger, item: NonBatchable) -> ReservationOwner:
     """What waits by itself, as a holder."""
-    if single.kind is Kind.GANG:
-        return GangOwner(gangs.waiting[single.name])
-    return GrowthOwner(slots[single.name, single.generation], single)
+    if item.kind is Kind.GANG:
+        return GangOwner(gangs.waiting[item.name])
+    return GrowthOwner(slots[item.name, item.generation], item)
 
 
 def _place_for(
@@ -295,7 +295,7 @@ def _suits(hosts: Hosts, queue: WaitingQueue, at: Place, wishes: Sequence[Member
         return False
     refusing = [hosts[name] for name in hosts.refusing if name in at.held]
     for wish in wishes if refusing else ():
-        shape = queue.shape_at(wish.key)
-        if any(host.refuses(shape) for host in refusing):
+        scheduling_class = queue.shape_at(wish.key)
+        if any(host.refuses(scheduling_class) for host in refusing):
             return False
     return True

@@ -279,11 +279,11 @@ def _holders(state: State, passed: PassedOver) -> Iterator[ReservationOwner]:
     """
     who = passed.who
     if isinstance(who, int):
-        single = state.queue.singles.get(who)
-        if single is None:
+        item = state.queue.singles.get(who)
+        if item is None:
             state.starving.over(who)
-        elif state.quotas.single_stop(single) is None:
-            yield owner_waiting_as(state.slots, state.gangs, single)
+        elif state.quotas.single_stop(item) is None:
+            yield owner_waiting_as(state.slots, state.gangs, item)
     if not isinstance(who, SchedulingClass):
         return
     if not who.waiting:
@@ -291,21 +291,29 @@ def _holders(state: State, passed: PassedOver) -> Iterator[ReservationOwner]:
         return
     # In order of arrival nobody is passed over by those who came earlier and ask for the same.
     most = HEADS_LOOKED_AT_MAX if state.settings.fairness.order == "fair" else 1
-    for line in _first_lines(state.quotas, who, most):
-        yield RequestOwner(state.requests.at(line.numbers.first), line)
+    for job_queue in _first_lines(state.quotas, who, most):
+        yield RequestOwner(state.requests.at(job_queue.numbers.first), job_queue)
 
 
-def _first_lines(quotas: QuotaChecks, shape: SchedulingClass, most: int) -> list[JobQueue]:
+def _first_lines(
+    quotas: QuotaChecks, scheduling_class: SchedulingClass, most: int
+) -> list[JobQueue]:
     """The lines of those who wait longest with a shape and whom no maximum stops, so many at most;
     all lines are looked at only where very many of the first are stopped.
     """
-    near = shape.first_lines(2 * most)
-    found = [line for line in near if quotas.request_stop(shape, line.job_id) is None]
+    near = scheduling_class.first_lines(2 * most)
+    found = [
+        job_queue
+        for job_queue in near
+        if quotas.request_stop(scheduling_class, job_queue.job_id) is None
+    ]
     if len(found) < most and len(near) == 2 * most:
         every = (
-            line for line in shape.lines.values() if quotas.request_stop(shape, line.job_id) is None
+            job_queue
+            for job_queue in scheduling_class.lines.values()
+            if quotas.request_stop(scheduling_class, job_queue.job_id) is None
         )
-        return heapq.nsmallest(most, every, key=lambda line: line.numbers.first)
+        return heapq.nsmallest(most, every, key=lambda job_queue: job_queue.numbers.first)
     return found[:most]
 
 
@@ -355,8 +363,8 @@ def _since_ms(context: EventContext, who: SchedulingClass | int) -> int:
             first = state.requests.at(head)
             waiting_since_ms = None if first.generation else first.create_time_ms
     elif who <= state.restored_arrival:
-        single = state.queue.singles.get(who)
-        waiting = state.gangs.waiting.get(single.name) if single is not None else None
+        item = state.queue.singles.get(who)
+        waiting = state.gangs.waiting.get(item.name) if item is not None else None
         if waiting is not None:
             waiting_since_ms = waiting.gang.waiting_since_time_ms
     if waiting_since_ms is None:

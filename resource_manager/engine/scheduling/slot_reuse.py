@@ -175,9 +175,9 @@ def _hand_on(context: EventContext, request: Request, waiting: Request) -> None:
     """The slot goes on with the work of a request that waits."""
     state = context.state
     slot = state.slots.of(request)
-    line = state.queue.shape_of(waiting.spec).lines.get(waiting.job_id)
-    if line is not None:
-        line.placed(context.now_ms, state.starving.placements)
+    job_queue = state.queue.shape_of(waiting.spec).lines.get(waiting.job_id)
+    if job_queue is not None:
+        job_queue.placed(context.now_ms, state.starving.placements)
     context.state.moves.end_request(
         waiting, RequestInput.REUSE, reason=Reason.REUSED, message=HANDED_ON
     )
