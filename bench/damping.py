@@ -46,7 +46,7 @@ def measure(set_up: SetUp, settled_s: float) -> tuple[list[float | None], float]
 
 def row(thread_s: int, lookahead_s: int, *, alike: bool) -> list[str]:
     """One line of the table."""
-    fairness = Fairness(service="slots", lookahead_ms=lookahead_s * 1_000)
+    fairness = Fairness(usage_measure="slots", lookahead_ms=lookahead_s * 1_000)
     set_up = one_after_another(thread_s * 1_000, fairness, alike=alike)
     converged, worst = measure(set_up, 60 + 3 * thread_s)
     times = ["-" if each is None else f"{each:.0f} s" for each in converged]

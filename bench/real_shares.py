@@ -121,7 +121,7 @@ def row(phase: Phase, results: dict[str, list[ThreadResult]]) -> str:
 
 
 async def run(args: argparse.Namespace) -> None:
-    fairness = Fairness(service="cpu", lookahead_ms=args.lookahead * 1_000)
+    fairness = Fairness(usage_measure="cpu", lookahead_ms=args.lookahead * 1_000)
     share = ExecutorShare(f"bench-{os.getpid()}", cpu_milli=CPU_MILLI, memory_bytes=2 * fg.GIB)
     with (
         tempfile.TemporaryDirectory(prefix="fg-shares-") as folder,

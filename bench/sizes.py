@@ -29,7 +29,7 @@ COMES_MS = 60_000
 
 def row(size: int, timeout_s: int, hosts: int, mean_s: int, hours: float) -> list[str]:
     """One line of the table."""
-    fairness = Fairness(service="cpu", starvation_timeout_ms=timeout_s * 1_000)
+    fairness = Fairness(usage_measure="cpu", starvation_timeout_ms=timeout_s * 1_000)
     cluster = Cluster(equal_nodes(hosts, CORES), EngineSettings(fairness=fairness))
     end_ms = round(hours * 3_600_000)
     for name, each, at_ms in (("small", 1, 0), ("large", size, COMES_MS)):

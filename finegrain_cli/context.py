@@ -6,6 +6,7 @@ connection.
 
 from __future__ import annotations
 
+import sys
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -36,7 +37,14 @@ class Invocation:
             from finegrain_cli.config.load import load_configuration
 
             self._configuration = load_configuration(self.config_file)
+            warn_of(self._configuration)
         return self._configuration
+
+
+def warn_of(configuration: Configuration) -> None:
+    """Says on standard error what the configuration should be written as."""
+    for warning in configuration.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 _CURRENT: ContextVar[Invocation | None] = ContextVar("invocation", default=None)

@@ -44,7 +44,9 @@ class ResourceManagerOptions:
     cpu_milli_min: int = 10
     memory_bytes_min: int = 4 * 1024 * 1024
     job_requests_max: int = 1_000_000  # live requests of one job
-    job_shapes_max: int = 10_000  # different profiles and labels that one job waits with
+    job_scheduling_classes_max: int = (
+        10_000  # different profiles and labels that one job waits with
+    )
     requests_max: int = 2_000_000  # live requests of all jobs
     infeasible_after_ms: int = 30_000  # no executor could host it for so long: rejected
     job_calls_max: int = 64  # calls of one job that wait for an answer

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from finegrain.errors import ConfigurationError, InvalidArgument
 from finegrain.units import parse_bytes, parse_duration_ms
 from finegrain_cli.common import ConfigOption, OutputOption, enter_command, reporting_errors
-from finegrain_cli.context import current
+from finegrain_cli.context import current, warn_of
 from finegrain_cli.text.output import OutputFormat
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ def serve_resource_manager(config: ConfigOption = "", **given: Any) -> None:
     from finegrain_cli.config.load import load_configuration
 
     loaded = load_configuration(config, flags=flags_given(RM_SECTIONS, given))
+    warn_of(loaded)
     options = resource_manager_options(loaded.settings)
     _need("resource-manager", "sqlalchemy", "structlog", "grpc")
     from resource_manager.main import run
@@ -155,6 +156,7 @@ def serve_executor(config: ConfigOption = "", **given: Any) -> None:
     from finegrain_cli.config.load import load_configuration
 
     loaded = load_configuration(config, flags=flags_given(EXECUTOR_SECTIONS, given))
+    warn_of(loaded)
     options = task_executor_options(loaded.settings)
     _need("task-executor", "structlog", "grpc")
     from task_executor.main import run
@@ -170,6 +172,7 @@ def serve_helper(config: ConfigOption = "", **given: Any) -> None:
     from finegrain_cli.config.load import load_configuration
 
     loaded = load_configuration(config, flags=flags_given(EXECUTOR_SECTIONS, given))
+    warn_of(loaded)
     from task_executor.helper_main import run
 
     raise typer.Exit(run(task_executor_options(loaded.settings)))

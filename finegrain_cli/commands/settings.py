@@ -74,11 +74,11 @@ def check(
     from finegrain_cli.config.load import check_file, load_configuration
 
     if file:
-        settings, read = check_file(Path(file)), [file]
+        loaded, read = check_file(Path(file)), [file]
     else:
         loaded = load_configuration(config)
-        settings, read = loaded.settings, sorted(set(loaded.origins.values()))
-    problems = find_problems(settings)
+        read = sorted(set(loaded.origins.values()))
+    problems = [*loaded.warnings, *find_problems(loaded.settings)]
     text = "\n".join(problems) or f"ok: {', '.join(read) or 'nothing is set, defaults hold'}"
     data = {"ok": not problems, "sources": read, "problems": problems}
     print_object("ConfigurationCheck", data, output, text)

@@ -165,7 +165,7 @@ def _fairness(service: str, half_life: str, lookahead: str, starvation_timeout: 
     if service not in measures:
         raise InvalidArgument("--service", service, f"one of {', '.join(measures)}")
     return Fairness(
-        service=measures[service],
+        usage_measure=measures[service],
         half_life_ms=half_life_ms,
         lookahead_ms=parse_duration_ms("--lookahead", lookahead),
         starvation_timeout_ms=timeout_ms,

@@ -43,7 +43,7 @@ def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
         cpu_milli_min=rm.cpu_min,
         memory_bytes_min=rm.memory_min,
         job_requests_max=rm.job_requests_max,
-        job_shapes_max=rm.job_shapes_max,
+        job_scheduling_classes_max=rm.job_scheduling_classes_max,
         requests_max=rm.requests_max,
         infeasible_after_ms=rm.infeasible_after,
         job_calls_max=rm.job_calls_max,
@@ -63,14 +63,14 @@ def fairness_options(settings: Settings) -> Fairness:
     section = settings.fairness
     return Fairness(
         order=cast("Order", section.order),
-        service=cast("Measure", section.service),
+        usage_measure=cast("Measure", section.usage_measure),
         half_life_ms=section.half_life,
         lookahead_ms=section.lookahead,
         starvation_timeout_ms=section.starvation_timeout,
         starvation_placements=section.starvation_placements,
         reservations_max=section.reservations_max,
         reserved_part_max=section.reserved_part_max,
-        tally_interval_ms=section.tally_interval,
+        usage_interval_ms=section.usage_interval,
     )
 
 

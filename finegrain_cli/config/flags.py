@@ -12,6 +12,7 @@ from typing import Annotated, Any, get_origin
 import typer
 
 from finegrain_cli.config.load import Flag
+from finegrain_cli.config.renamed import old_names, renaming_warning
 from finegrain_cli.config.values import Key, amount_text, keys_of
 
 _NAMES = {"labels": "label", "memory_pools": "memory-pool", "extended": "resource"}
@@ -20,44 +21,58 @@ _METAVARS = {"manager": "HOST:PORT[,...]", "labels": "KEY=VALUE", "memory_pools"
 
 
 def parameters(*sections: str) -> list[inspect.Parameter]:
-    """One parameter of a typer command per key; None means that the flag was not given."""
-    return [_parameter(key) for section in sections for key in keys_of(section)]
+    """One parameter of a typer command per key, and a hidden one per old name of it; None means
+    that the flag was not given.
+    """
+    keys = [key for section in sections for key in keys_of(section)]
+    return [
+        *(_parameter(key) for key in keys),
+        *(_parameter(key, old) for key in keys for old in old_names(key.section, key.name)),
+    ]
 
 
 def flags_given(sections: tuple[str, ...], given: Mapping[str, Any]) -> list[Flag]:
     """The flags that were given, by the values of the `parameters`."""
-    return [
-        Flag(flag_name(key), key.section, key.name, _value(given[_argument(key)]))
-        for section in sections
-        for key in keys_of(section)
-        if given.get(_argument(key)) not in (None, [])
-    ]
+    found: list[Flag] = []
+    for key in (key for section in sections for key in keys_of(section)):
+        for name in (*old_names(key.section, key.name), key.name):
+            value = given.get(f"{key.section}_{name}")
+            if value in (None, []):
+                continue
+            said, now = flag_name(key, name), flag_name(key)
+            warning = renaming_warning(said, now) if said != now else ""
+            found.append(Flag(said, key.section, key.name, _value(value), warning))
+    return found
 
 
-def flag_name(key: Key) -> str:
-    """The flag of a key: "--log-level" for log.level, "--listen" for rm.listen."""
-    name = _NAMES.get(key.name, key.name.replace("_", "-"))
+def flag_name(key: Key, name: str = "") -> str:
+    """The flag of a key: "--log-level" for log.level, "--listen" for rm.listen; with `name` as it
+    is for that, older, name of the key.
+    """
+    name = name or key.name
+    name = _NAMES.get(name, name.replace("_", "-"))
     return f"--{key.section}-{name}" if key.section in _NAMED_SECTIONS else f"--{name}"
 
 
-def _argument(key: Key) -> str:
-    return f"{key.section}_{key.name}"
-
-
-def _parameter(key: Key) -> inspect.Parameter:
-    default, annotation = _shape(key)
+def _parameter(key: Key, old: str = "") -> inspect.Parameter:
+    default, annotation = _option(key, old)
     return inspect.Parameter(
-        _argument(key), inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        f"{key.section}_{old or key.name}",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=annotation,
     )
 
 
-def _shape(key: Key) -> tuple[Any, Any]:
-    name = flag_name(key)
+def _option(key: Key, old: str) -> tuple[Any, Any]:
+    name, hidden = flag_name(key, old), bool(old)
     text = (key.help[:1].upper() + key.help[1:] + _default_text(key)).rstrip()
     if key.field.annotation is bool:
-        option = typer.Option(f"{name}/--no-{name[2:]}", help=text, show_default=False)
+        option = typer.Option(
+            f"{name}/--no-{name[2:]}", help=text, show_default=False, hidden=hidden
+        )
         return None, Annotated[bool | None, option]
-    option = typer.Option(name, help=text, metavar=_metavar(key), show_default=False)
+    option = typer.Option(name, help=text, metavar=_metavar(key), show_default=False, hidden=hidden)
     if get_origin(key.field.annotation) is dict:
         return [], Annotated[list[str], option]
     return None, Annotated[str | None, option]

@@ -9,15 +9,16 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from finegrain.errors import ConfigurationError
 from finegrain_cli.config.model import Kind, Settings
+from finegrain_cli.config.renamed import RENAMED, renaming_warning
 from finegrain_cli.config.values import amount_text, keys_of
 
 HOST_FILE = Path("/etc/finegrain/finegrain.toml")
@@ -27,10 +28,17 @@ ENV_SEPARATOR = "__"
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """The merged settings; `origins` says for "section.key" where a value that is set came from."""
+    """The merged settings.
+
+    Attributes:
+        settings: all of them.
+        origins: for "section.key" where a value that is set came from.
+        warnings: names that were used and are no longer the right ones, in sentences.
+    """
 
     settings: Settings
     origins: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +49,7 @@ class Flag:
     section: str
     key: str
     value: Any
+    warning: str = ""
 
 
 def load_configuration(
@@ -60,14 +69,24 @@ def load_configuration(
         ConfigurationError: a file is missing or no TOML, a key is unknown, a value is wrong.
     """
     environment = os.environ if environment is None else environment
+    given = [
+        (flag.name, [Value(flag.section, flag.key, flag.value, flag.warning)]) for flag in flags
+    ]
+    return _merged((*_layers(config_file, environment), *given))
+
+
+def _merged(layers: Iterable[tuple[str, list[Value]]]) -> Configuration:
+    """Merges layers, the weakest first, each with where its values come from."""
     merged: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
-    given = [(flag.name, [(flag.section, flag.key, flag.value)]) for flag in flags]
-    for origin, values in (*_layers(config_file, environment), *given):
-        for section, key, value in values:
+    warnings: list[str] = []
+    for origin, values in layers:
+        for section, key, value, warning in values:
             merged.setdefault(section, {})[key] = value
             origins[f"{section}.{key}"] = origin
-    return Configuration(_validated(merged, origins), origins)
+            if warning:
+                warnings.append(warning)
+    return Configuration(_validated(merged, origins), origins, tuple(warnings))
 
 
 def user_file(environment: Mapping[str, str]) -> Path:
@@ -76,19 +95,22 @@ def user_file(environment: Mapping[str, str]) -> Path:
     return Path(base) / "finegrain" / "config.toml"
 
 
-Value = tuple[str, str, Any]
+class Value(NamedTuple):
+    """One value of a layer; `warning` if it was given under an old name."""
+
+    section: str
+    key: str
+    value: Any
+    warning: str = ""
 
 
-def check_file(path: Path) -> Settings:
-    """The settings of one file alone, with defaults.
+def check_file(path: Path) -> Configuration:
+    """The configuration of one file alone, with defaults.
 
     Raises:
         ConfigurationError: it cannot be read, is no TOML, has an unknown key or a wrong value.
     """
-    merged: dict[str, dict[str, Any]] = {}
-    for section, key, value in _from_file(path):
-        merged.setdefault(section, {})[key] = value
-    return _validated(merged, {f"{s}.{k}": str(path) for s, table in merged.items() for k in table})
+    return _merged([(str(path), _from_file(path))])
 
 
 def _layers(config_file: str, environment: Mapping[str, str]) -> Iterator[tuple[str, list[Value]]]:
@@ -116,9 +138,18 @@ def _from_file(path: Path) -> list[Value]:
         _check_section(section, str(path))
         if not isinstance(table, dict):
             raise ConfigurationError(f"{path}: {section} is a table, written [{section}]")
-        for key, value in table.items():
+        for name, value in table.items():
+            key = RENAMED.get((section, name), name)
             _check_key(section, key, str(path))
-            values.append((section, key, value))
+            if key == name:
+                values.append(Value(section, key, value))
+                continue
+            old, new = f"{section}.{name}", f"{section}.{key}"
+            if key in table:
+                raise ConfigurationError(
+                    f"{path}: {old} is the old name of {new}, and both are set; keep {new}"
+                )
+            values.append(Value(section, key, value, f"{path}: {renaming_warning(old, new)}"))
     return values
 
 
@@ -126,10 +157,17 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, lis
     for name, text in sorted(environment.items()):
         if not name.startswith(ENV_PREFIX) or ENV_SEPARATOR not in name:
             continue  # FINEGRAIN_MANAGER and the like belong to flags and to tasks
-        section, _, key = name.removeprefix(ENV_PREFIX).lower().partition(ENV_SEPARATOR)
+        section, _, said = name.removeprefix(ENV_PREFIX).lower().partition(ENV_SEPARATOR)
+        key = RENAMED.get((section, said), said)
         _check_section(section, name)
         _check_key(section, key, name)
-        yield name, [(section, key, text)]
+        variable = f"{ENV_PREFIX}{section}{ENV_SEPARATOR}{key}".upper()
+        if key != said and variable in environment:
+            raise ConfigurationError(
+                f"{name} is the old name of {variable}, and both are set; keep {variable}"
+            )
+        warning = renaming_warning(name, variable) if key != said else ""
+        yield name, [Value(section, key, text, warning)]
 
 
 def _check_section(section: str, where: str) -> None:

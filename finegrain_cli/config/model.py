@@ -192,7 +192,7 @@ class RmSection(ListenSection):
     cpu_min: Cpu = Field(10, ge=1, description="least cpu of a specified request")
     memory_min: Size = Field(4 << 20, ge=1, description="least memory of a specified request")
     job_requests_max: int = Field(1_000_000, ge=1, description="live requests of one job")
-    job_shapes_max: int = Field(
+    job_scheduling_classes_max: int = Field(
         10_000, ge=1, description="different profiles and labels that one job waits with"
     )
     requests_max: int = Field(2_000_000, ge=1, description="live requests of all jobs")
@@ -219,8 +219,8 @@ class RmSection(ListenSection):
 class FairnessSection(Section):
     """How the resource manager shares capacity between resource groups and jobs."""
 
-    service: str = Field(
-        _FAIRNESS.service,
+    usage_measure: str = Field(
+        _FAIRNESS.usage_measure,
         pattern="^(dominant|slots|cpu)$",
         description="what a slot's time counts: its largest share of the cluster (dominant), 1 "
         "(slots), or its cores (cpu)",
@@ -261,10 +261,10 @@ class FairnessSection(Section):
         description="part of any resource of the cluster that all reservations but that of who was "
         "passed over longest hold together at most; 1: all of it",
     )
-    tally_interval: Duration = Field(
-        _FAIRNESS.tally_interval_ms,
+    usage_interval: Duration = Field(
+        _FAIRNESS.usage_interval_ms,
         ge=100,
-        description="how often tallies are written; what was received since is lost in a crash",
+        description="how often usage is stored; what was used since is lost in a crash",
     )
 
 

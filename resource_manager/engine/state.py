@@ -73,7 +73,7 @@ class State:
         self.endings: dict[str, Ending] = {}  # jobs that have ended and still have live requests
         fairness = settings.fairness
         self.flows = FlowTree(fairness, at.monotonic_ms)
-        self.costs = Costs(fairness.service)
+        self.costs = Costs(fairness.usage_measure)
         self.checkpoints = Checkpoints(self.flows, fairness)
         self.queue = WaitingQueue(self.flows, fair=fairness.order == "fair")
         self.timers = Timers()

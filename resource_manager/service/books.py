@@ -147,7 +147,7 @@ class Books:
             del snapshot
         if others := self._state.usage_checkpoints.begun_anew:
             _log.warning(
-                "tallies_begun_anew", tallies=others, service=self._settings.fairness.service
+                "tallies_begun_anew", tallies=others, service=self._settings.fairness.usage_measure
             )
         self.check()
 

@@ -55,7 +55,7 @@ def settings_of(
         cpu_milli_min=options.cpu_milli_min,
         memory_bytes_min=options.memory_bytes_min,
         job_requests_max=options.job_requests_max,
-        job_shapes_max=options.job_shapes_max,
+        job_scheduling_classes_max=options.job_scheduling_classes_max,
         requests_max=options.requests_max,
         infeasible_after_ms=options.infeasible_after_ms,
         lease_default_ms=options.lease_default_ms,
@@ -76,14 +76,14 @@ def _sound(fairness: Fairness) -> Fairness:
     """
     for name, value, known in (
         ("order", fairness.order, get_args(Order)),
-        ("service", fairness.service, get_args(Measure)),
+        ("usage_measure", fairness.usage_measure, get_args(Measure)),
     ):
         if value not in known:
             raise InvalidArgument(f"fairness.{name}", value, f"one of {', '.join(known)}")
     least = {
         "half_life_ms": 1_000,
         "lookahead_ms": 0,
-        "tally_interval_ms": 1,
+        "usage_interval_ms": 1,
         "starvation_timeout_ms": 1,
         "starvation_placements": 0,
         "reservations_max": 0,

@@ -15,10 +15,10 @@ from itertools import pairwise
 
 from resource_manager.engine.model.settings import Fairness
 
-SEED_MEASURE = Fairness(service="slots", half_life_ms=None, lookahead_ms=0)
+SEED_MEASURE = Fairness(usage_measure="slots", half_life_ms=None, lookahead_ms=0)
 """Service as the paper defines it, and nothing else: time that threads ran."""
 
-COUNTED_IN_SLOTS = Fairness(service="slots")
+COUNTED_IN_SLOTS = Fairness(usage_measure="slots")
 """The default choice, with a slot as the unit of service."""
 
 UNITS = 100

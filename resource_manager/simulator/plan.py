@@ -34,7 +34,7 @@ def simulated(settings: EngineSettings) -> EngineSettings:
         gang_members_max=_WITHOUT_LIMIT,
         cpu_milli_min=0,
         memory_bytes_min=0,
-        fairness=replace(settings.fairness, tally_interval_ms=_FOR_EVER_MS),
+        fairness=replace(settings.fairness, usage_interval_ms=_FOR_EVER_MS),
     )
 
 

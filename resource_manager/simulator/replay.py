@@ -195,7 +195,7 @@ def _outcome(
 def _shares(
     cluster: Cluster, settings: EngineSettings, weights: Mapping[str, float]
 ) -> tuple[dict[str, Account], list[ShareGap]]:
-    costs = Costs(settings.fairness.service)
+    costs = Costs(settings.fairness.usage_measure)
     for name, executor in cluster.executors.items():
         costs.count(name, dict(executor.node.total))
 

@@ -57,7 +57,7 @@ def trace_data(
             "group_by": plan.group_by or (workload.owner_keys or ("none",))[0],
             "weights": dict(plan.weights),
             "moldable": plan.moldable,
-            "service": fairness.service,
+            "service": fairness.usage_measure,
             "half_life_s": None if half_life_ms is None else half_life_ms / 1_000,
             "lookahead_s": fairness.lookahead_ms / 1_000,
             "starvation_timeout_s": fairness.starvation_timeout_ms / 1_000,

@@ -30,7 +30,9 @@ SETTLED, ENOUGH = 10, 110
 @pytest.fixture(scope="module")
 def crowded(home: Path) -> Iterator[Small]:
     """Two cores in all, and no look ahead beyond a round of threads."""
-    shares = Fairness(service="cpu", half_life_ms=60_000, lookahead_ms=2_000, tally_interval_ms=500)
+    shares = Fairness(
+        usage_measure="cpu", half_life_ms=60_000, lookahead_ms=2_000, usage_interval_ms=500
+    )
     with small_cluster(home, fairness=shares) as small:
         yield small
 

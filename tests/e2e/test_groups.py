@@ -20,7 +20,7 @@ SMALL = fg.SlotSpec(cpu_milli=100, memory_bytes=8 * fg.MIB, count=4)
 @pytest.fixture
 def daemons(home: Path) -> Iterator[Daemons]:
     made = Daemons(home)
-    made.manager.command += ("--fairness-tally-interval", "200ms")
+    made.manager.command += ("--fairness-usage-interval", "200ms")
     yield made
     made.clean_up()
 

@@ -7,7 +7,7 @@ from random import Random
 
 from resource_manager.engine.model.settings import EngineSettings, Fairness, Provisioning
 
-USUAL = Fairness(tally_interval_ms=1_000)
+USUAL = Fairness(usage_interval_ms=1_000)
 
 
 def some_settings(
@@ -51,10 +51,10 @@ def some_settings(
 def _some_fairness(rng: Random) -> Fairness:
     return Fairness(
         order=rng.choice(("fair", "fair", "fair", "fair", "arrival")),
-        service=rng.choice(("dominant", "slots", "cpu")),
+        usage_measure=rng.choice(("dominant", "slots", "cpu")),
         half_life_ms=rng.choice((5_000, 60_000, 900_000, None)),
         lookahead_ms=rng.choice((0, 1_000, 30_000)),
-        tally_interval_ms=1_000,
+        usage_interval_ms=1_000,
         starvation_timeout_ms=rng.choice((500, 2_000, 8_000, 300_000)),
         starvation_placements=rng.choice((0, 0, 3, 20)),
         reservations_max=rng.choice((0, 1, 2, 8, 8)),

@@ -54,7 +54,7 @@ class TallyChecks:
         # Every process has a monotonic clock of its own, and the tree that of its last event.
         at_ms = tree.clock.now_ms + manager.loop.now_ms - manager.at.monotonic_ms
         flows = {flow.id: (tree.tally(flow).service, flow.rate) for flow in _flows(manager.state)}
-        window_ms = manager.settings.fairness.tally_interval_ms + LATE_MS
+        window_ms = manager.settings.fairness.usage_interval_ms + LATE_MS
         self._decided[id(changes)] = _Books(at_ms, manager.wall_ahead_ms, flows, window_ms)
 
     def stored(self, changes: Changes) -> None:
@@ -81,7 +81,7 @@ class TallyChecks:
         if not self._known or self._clocks != {manager.wall_ahead_ms}:
             return
         left, counted_s = _decay(past_s, fairness)
-        window_s = (fairness.tally_interval_ms + LATE_MS) / 1_000
+        window_s = (fairness.usage_interval_ms + LATE_MS) / 1_000
         for flow in _flows(state):
             # What slots cost is fixed anew at a restart.
             expected = self._known.get(flow.id, 0.0) * left + flow.rate * counted_s

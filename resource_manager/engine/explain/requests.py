@@ -141,7 +141,9 @@ def explain(
         blocked_by=blocking_slots(survey),
         planned_on=planned,
         gang=explain_gang(state, request),
-        steps=steps(state.flows, request.job_id, state.jobs, fairness.service) if in_turn else (),
+        steps=steps(state.flows, request.job_id, state.jobs, fairness.usage_measure)
+        if in_turn
+        else (),
         limits=[stop] if stop is not None else [],
         reservation=held,
         held_for_others=others,

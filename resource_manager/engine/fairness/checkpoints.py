@@ -1,7 +1,7 @@
 """Tallies that last: which are written when, and what a restart makes of them.
 
 Decides how far off a tally may be: it is written when it begins to grow, and again at least every
-`tally_interval_ms` as long as it does. After a crash whatever runs then is charged from the time of
+`usage_interval_ms` as long as it does. After a crash whatever runs then is charged from the time of
 the row on. So what slots received is lost that were gone by then, and too much is charged for those
 that came later: one interval of accrual at most, either way, and where slots follow one another the
 two make up for each other. Rows are written in rounds: whatever has changed by the beginning of one
@@ -34,8 +34,8 @@ class Checkpoints:
 
     def __init__(self, tree: FlowTree, fairness: Fairness) -> None:
         self._tree = tree
-        self._measure = fairness.service
-        self._interval_ms = fairness.tally_interval_ms
+        self._measure = fairness.usage_measure
+        self._interval_ms = fairness.usage_interval_ms
         self._round: deque[Flow] = deque()
         self._next_round_ms = 0
 
@@ -100,7 +100,7 @@ def restore_tallies(
     for tally in tallies:
         if tally.flow_id not in flows:
             continue
-        if tally.measure == fairness.service:
+        if tally.measure == fairness.usage_measure:
             known[tally.flow_id] = tally
             begins_ms[tally.flow_id] = tally.time_ms
         else:

@@ -66,10 +66,10 @@ class Fairness:
     """Who is served next, when there is not enough for all."""
 
     order: Order = "fair"
-    service: Measure = "dominant"
+    usage_measure: Measure = "dominant"
     half_life_ms: int | None = 900 * SECOND_MS  # service received counts half then; None: for ever
     lookahead_ms: int = 30 * SECOND_MS  # what runs counts as if it had run for so much longer
-    tally_interval_ms: int = 10 * SECOND_MS  # between two times that tallies are stored
+    usage_interval_ms: int = 10 * SECOND_MS  # between two times that tallies are stored
     starvation_timeout_ms: int = 300 * SECOND_MS  # passed over for so long: capacity is held
     starvation_placements: int = 0  # likewise, for so many placements of others; 0: no such limit
     reservations_max: int = 8  # held at once; 0: none
@@ -97,7 +97,9 @@ class EngineSettings:
     cpu_milli_min: int = 10
     memory_bytes_min: int = 4 * MIB
     job_requests_max: int = 1_000_000  # live requests of one job
-    job_shapes_max: int = 10_000  # different ones that a job waits with at once; each takes turns
+    job_scheduling_classes_max: int = (
+        10_000  # different ones that a job waits with at once; each takes turns
+    )
     requests_max: int = 2_000_000  # of all jobs together: each takes about a KiB of memory
     infeasible_after_ms: int = 30 * SECOND_MS  # no executor could host it for so long: rejected
 

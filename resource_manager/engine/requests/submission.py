@@ -108,7 +108,7 @@ def _refuse_too_many_shapes(
     too: whether they would be is not known yet.
     """
     waiting = queue.job_shapes.get(job.job_id, 0) + gangs.by_job[job.job_id]
-    most = settings.job_shapes_max
+    most = settings.job_scheduling_classes_max
     if waiting + len(specs) <= most:
         return
     new = queue.new_shapes(job.job_id, [spec for spec in specs if not spec.gang_id])
@@ -118,7 +118,7 @@ def _refuse_too_many_shapes(
             f"job {job.job_id} waits with {waiting} different profiles or labels, those of gangs"
             f" apart, and asks with {new} more; one job may wait with {most} at once: ask for fewer"
             " different ones, for less in one call, or again when some have been granted",
-            details={"waiting": waiting, "asked": new, "job_shapes_max": most},
+            details={"waiting": waiting, "asked": new, "job_scheduling_classes_max": most},
             retry_after_s=5.0,
         )
 

@@ -33,7 +33,7 @@ def groups_message(
     """All groups, how service is counted, and what is held for whom."""
     message = cluster_pb2.ListGroupsResponse(
         groups=[group_status(view) for view in views],
-        service_measure=fairness.service,
+        service_measure=fairness.usage_measure,
         reservations=[reservation(each) for each in held],
     )
     if fairness.half_life_ms is not None:

@@ -28,19 +28,19 @@ def test_shares_are_those_of_the_configuration(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "here.toml"
-    file.write_text('[fairness]\nservice = "slots"\nlookahead = "5s"\n', encoding="utf-8")
+    file.write_text('[fairness]\nusage_measure = "slots"\nlookahead = "5s"\n', encoding="utf-8")
     monkeypatch.setenv("FINEGRAIN_FAIRNESS__LOOKAHEAD", "2s")
     result = finegrain("up", "--config", str(file))
 
     assert result.exit_code == 0, result.output
-    assert (made[0].fairness.service, made[0].fairness.lookahead_ms) == ("slots", 2_000)
+    assert (made[0].fairness.usage_measure, made[0].fairness.lookahead_ms) == ("slots", 2_000)
 
 
 def test_a_mistake_in_the_configuration_is_told_at_once(
     finegrain: Finegrain, made: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FINEGRAIN_FAIRNESS__SERVICE", "luck")
+    monkeypatch.setenv("FINEGRAIN_FAIRNESS__USAGE_MEASURE", "luck")
     result = finegrain("up")
 
     assert (result.exit_code, made) == (1, [])
-    assert "service" in result.stderr
+    assert "usage_measure" in result.stderr

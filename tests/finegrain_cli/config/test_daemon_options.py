@@ -138,7 +138,7 @@ lease = "20s"
 cpu_min = "0.1"
 memory_min = "8M"
 job_requests_max = 10
-job_shapes_max = 5
+job_scheduling_classes_max = 5
 requests_max = 20
 infeasible_after = "9s"
 job_calls_max = 3
@@ -151,7 +151,7 @@ providers_file = "/etc/finegrain/providers.toml"
 database_lease = "2s"
 executor_tls_ca = "/ca"
 [fairness]
-service = "slots"
+usage_measure = "slots"
 order = "arrival"
 half_life = "never"
 lookahead = 0
@@ -159,7 +159,7 @@ starvation_timeout = "1m"
 starvation_placements = 100
 reservations_max = 2
 reserved_part_max = 0.5
-tally_interval = "1s"
+usage_interval = "1s"
 [executor]
 state_dir = "/srv/executor"
 run_dir = "/run/x"

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from finegrain.errors import ConfigurationError
+from finegrain_cli.config.flags import flags_given
 from finegrain_cli.config.load import Flag, check_file, load_configuration
 
 LEASE = Flag("--lease", "rm", "lease", "50s")
@@ -141,3 +142,52 @@ def test_variables_hold_lists_and_tables_as_text() -> None:
     assert found.memory_pools == {"managed_memory_bytes": 1 << 30}
     assert found.orphan_timeout is None
     assert found.allow_root_tasks is True
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        ("rm.job_shapes_max", "rm.job_scheduling_classes_max", "7"),
+        ("fairness.service", "fairness.usage_measure", "slots"),
+        ("fairness.tally_interval", "fairness.usage_interval", "7s"),
+    ],
+)
+def test_an_old_name_of_a_key_still_works_and_says_the_new_one(
+    places: dict[str, Path], old: str, new: str, text: str
+) -> None:
+    section, old_key = old.split(".")
+    new_key = new.removeprefix(f"{section}.")
+    as_now = {"FINEGRAIN_" + new.upper().replace(".", "__"): text}
+    as_before = {"FINEGRAIN_" + old.upper().replace(".", "__"): text}
+    expected = load_configuration(environment=as_now)
+    assert expected.warnings == ()
+
+    file = places["named"]
+    file.write_text(f'[{section}]\n{old_key} = "{text}"\n')
+    of_file = load_configuration(str(file), environment={})
+    assert getattr(of_file.settings, section) == getattr(expected.settings, section)
+    assert of_file.origins == {new: str(file)}
+    (warning,) = of_file.warnings
+    assert warning.startswith(f"{file}: {old} is now called {new}")
+
+    of_variable = load_configuration(environment=as_before)
+    assert of_variable.settings == expected.settings
+    assert of_variable.warnings[0].startswith(f"{next(iter(as_before))} is now called")
+
+    given = flags_given((section,), {f"{section}_{old_key}": text})
+    of_flag = load_configuration(environment={}, flags=given)
+    assert of_flag.settings == expected.settings
+    prefix = "--fairness-" if section == "fairness" else "--"
+    assert of_flag.warnings[0].startswith(
+        f"{prefix}{old_key.replace('_', '-')} is now called {prefix}{new_key.replace('_', '-')};"
+    )
+
+
+def test_both_names_of_a_key_at_once_are_refused(places: dict[str, Path]) -> None:
+    file = places["named"]
+    file.write_text("[rm]\njob_shapes_max = 7\njob_scheduling_classes_max = 8\n")
+    with pytest.raises(ConfigurationError, match=r"keep rm\.job_scheduling_classes_max"):
+        load_configuration(str(file), environment={})
+    both = {"FINEGRAIN_FAIRNESS__SERVICE": "slots", "FINEGRAIN_FAIRNESS__USAGE_MEASURE": "cpu"}
+    with pytest.raises(ConfigurationError, match="keep FINEGRAIN_FAIRNESS__USAGE_MEASURE"):
+        load_configuration(environment=both)

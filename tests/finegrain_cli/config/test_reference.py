@@ -20,4 +20,4 @@ def test_the_example_of_the_page_is_a_valid_file(tmp_path: Path) -> None:
     file = tmp_path / "example.toml"
     file.write_text(example)
 
-    assert check_file(file).executor.labels == tomllib.loads(example)["executor"]["labels"]
+    assert check_file(file).settings.executor.labels == tomllib.loads(example)["executor"]["labels"]

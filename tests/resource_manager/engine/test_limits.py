@@ -71,7 +71,7 @@ def of_size(number: int, name: str = "") -> RequestSpec:
 
 
 def test_shapes_that_one_job_waits_with_are_limited_as_a_whole_call() -> None:
-    cluster = cluster_of("job", "other", job_shapes_max=3)
+    cluster = cluster_of("job", "other", job_scheduling_classes_max=3)
     for job_id in ("job", "other"):  # each has as many, though they are the same
         specs = tuple(of_size(number, f"{job_id}{number}") for number in range(2))
         cluster.batch(RequestsSubmitted(cluster.at, job_id, specs))
@@ -97,7 +97,7 @@ def test_shapes_that_one_job_waits_with_are_limited_as_a_whole_call() -> None:
 
 
 def test_a_shape_counts_no_more_when_its_last_request_is_placed() -> None:
-    cluster = cluster_of("job", job_shapes_max=1)
+    cluster = cluster_of("job", job_scheduling_classes_max=1)
     for number in range(3):
         profile = ResourceProfile(100 + number, 64 * MIB)
         cluster.batch(RequestsSubmitted(cluster.at, "job", (RequestSpec(f"r{number}", profile),)))

@@ -137,7 +137,10 @@ async def test_a_call_in_parts_is_answered_in_order_and_refused_as_a_whole(tmp_p
 
 
 async def test_a_job_may_wait_with_so_many_different_profiles_and_no_more(tmp_path: Path) -> None:
-    async with running_rm(tmp_path, job_shapes_max=CALL_ITEMS - 100) as rm, ScriptedExecutor(rm):
+    async with (
+        running_rm(tmp_path, job_scheduling_classes_max=CALL_ITEMS - 100) as rm,
+        ScriptedExecutor(rm),
+    ):
         job = await ScriptedJob(rm).register()
         requests = too_large(CALL_ITEMS)
         for number, request in enumerate(requests):

@@ -17,7 +17,7 @@ OPTIONS = ResourceManagerOptions(state_dir=Path("/nowhere"))
 
 
 def test_fairness_arrives_as_it_was_chosen() -> None:
-    chosen = Fairness(order="arrival", service="cpu", half_life_ms=None, reservations_max=0)
+    chosen = Fairness(order="arrival", usage_measure="cpu", half_life_ms=None, reservations_max=0)
 
     assert settings_of(replace(OPTIONS, fairness=chosen)).fairness == chosen
 
@@ -26,10 +26,10 @@ def test_fairness_arrives_as_it_was_chosen() -> None:
     ("field", "value", "expected"),
     [
         ("order", "random", "one of fair, arrival"),
-        ("service", "gpu", "one of dominant, slots, cpu"),
+        ("usage_measure", "gpu", "one of dominant, slots, cpu"),
         ("half_life_ms", 999, "1000 or more"),
         ("lookahead_ms", -1, "0 or more"),
-        ("tally_interval_ms", 0, "1 or more"),
+        ("usage_interval_ms", 0, "1 or more"),
         ("starvation_timeout_ms", 0, "1 or more"),
         ("starvation_placements", -1, "0 or more"),
         ("reservations_max", -1, "0 or more"),

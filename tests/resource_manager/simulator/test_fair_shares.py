@@ -91,7 +91,7 @@ def test_large_threads_are_served_although_small_ones_flood(
     Whoever is first in line waits for the timeout at most, and then until what ran on the host that
     is held has ended; whoever is behind, for those before as well.
     """
-    fairness = Fairness(service="cpu", starvation_timeout_ms=STARVATION_TIMEOUT_MS)
+    fairness = Fairness(usage_measure="cpu", starvation_timeout_ms=STARVATION_TIMEOUT_MS)
     cluster = Cluster(equal_nodes(hosts, cpus=4), EngineSettings(fairness=fairness))
     idle = IdleCheck(cluster)
     # Threads of many durations, so that no two of them end together.
@@ -117,7 +117,7 @@ def test_large_threads_get_their_share_of_what_small_ones_had(cores: int) -> Non
     """No core that becomes free is enough for a large thread, and large threads are placed all the
     time, where another one has ended: without help there would never be more of them.
     """
-    fairness = Fairness(service="cpu", starvation_timeout_ms=30_000)
+    fairness = Fairness(usage_measure="cpu", starvation_timeout_ms=30_000)
     cluster = Cluster(equal_nodes(4, cpus=4), EngineSettings(fairness=fairness))
     idle = IdleCheck(cluster)
     for job_id, each, at_ms in (("small", 1, 0), ("large", cores, 60_000)):
@@ -136,7 +136,7 @@ def test_another_job_that_asks_for_the_same_keeps_nobody_from_help() -> None:
     """Large threads of one group are placed again and again where others of it have ended; those of
     the other group never find room, since small ones of their own group take what it is due.
     """
-    fairness = Fairness(service="cpu", starvation_timeout_ms=30_000)
+    fairness = Fairness(usage_measure="cpu", starvation_timeout_ms=30_000)
     cluster = Cluster(equal_nodes(4, cpus=4), EngineSettings(fairness=fairness))
     cluster.set_group("g", weight=1)
     cluster.set_group("h", weight=1)

@@ -158,12 +158,12 @@ def test_a_clock_that_was_set_back_neither_pays_back_nor_charges() -> None:
 
 
 def test_tallies_of_another_measure_count_for_nothing() -> None:
-    life = Life(Fairness(service="slots"))
+    life = Life(Fairness(usage_measure="slots"))
     life.start("1")
     life.wait(60_000)
     life.write()
     life.rows["job/over"] = Tally("job/over", "slots", 1.0, 0.0, START_MS)  # it would be told again
-    life.fairness = Fairness(service="cpu")
+    life.fairness = Fairness(usage_measure="cpu")
     assert life.crash(skew_ms=START_MS + 60_000) == 4
     assert set(life.received().values()) == {0.0}
     life.wait(2_000)
@@ -187,7 +187,7 @@ def test_rows_are_written_a_few_at_a_time_and_only_what_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checkpoints, "STORED_AT_ONCE", 2)
-    life = Life(Fairness(tally_interval_ms=10_000))
+    life = Life(Fairness(usage_interval_ms=10_000))
     assert life.write() == 0  # nothing has happened
     assert life.again_ms == life.now_ms + 10_000
     life.start("1")
@@ -219,7 +219,7 @@ class Lives(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         half_life_ms = None if self.half_life_s == inf else int(self.half_life_s * 1_000)
-        fairness = Fairness(half_life_ms=half_life_ms, tally_interval_ms=10_000)
+        fairness = Fairness(half_life_ms=half_life_ms, usage_interval_ms=10_000)
         self.life, self.true = Life(fairness), Life(fairness)
         self.life.write()
         self.peaks: dict[str, float] = {}  # highest rate since they were compared

@@ -177,7 +177,7 @@ def ahead(flow: Flow, other: Flow) -> bool:
 def test_a_burst_gets_nobody_ahead_by_more_than_a_run(seed: int) -> None:
     """Capacity for thousands appears at once, and many wait for it who had nothing before."""
     rng = random.Random(seed)
-    life = Life(Fairness(service="slots"))
+    life = Life(Fairness(usage_measure="slots"))
     for number in range(4):
         life.batch(GroupSet(life.cluster.at, f"g{number}", weight=rng.choice([0.5, 1, 3, 16])))
     for number in range(10):

@@ -13,8 +13,8 @@ from resource_manager.engine.fairness.flows import Flow, FlowTree
 from resource_manager.engine.model.settings import Fairness
 from tests.support.properties import examples
 
-SLOTS = Fairness(service="slots", half_life_ms=None)
-BARE = Fairness(service="slots", half_life_ms=None, lookahead_ms=0)
+SLOTS = Fairness(usage_measure="slots", half_life_ms=None)
+BARE = Fairness(usage_measure="slots", half_life_ms=None, lookahead_ms=0)
 
 
 def tree_of(fairness: Fairness, groups: dict[str, float], jobs: dict[str, str]) -> FlowTree:

@@ -24,7 +24,7 @@ def request(number: int, job_id: str = "job", profile: ResourceProfile | None = 
 
 
 def tree(*job_ids: str) -> FlowTree:
-    flows = FlowTree(Fairness(service="slots"), 0)
+    flows = FlowTree(Fairness(usage_measure="slots"), 0)
     flows.put_group("default")
     for job_id in job_ids:
         flows.add_job(job_id, "default")

@@ -120,7 +120,7 @@ def test_a_member_names_a_gang_that_its_call_declares() -> None:
 
 
 def test_a_gang_counts_like_the_shapes_that_its_members_have() -> None:
-    cluster = cluster_of(job_shapes_max=2)
+    cluster = cluster_of(job_scheduling_classes_max=2)
     full = replace(RequestSpec("full", ResourceProfile(4_000, GIB)))
     submit(cluster, (full,))
     submit(cluster, members(2), GANG)
