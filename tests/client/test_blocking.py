@@ -3,15 +3,21 @@
 import asyncio
 import inspect
 import os
+import pydoc
+import re
 import signal
 import threading
-from collections.abc import Coroutine, Iterator
-from typing import Any
+from collections.abc import Coroutine, Generator, Iterator
+from typing import Any, Self, TypeVar, get_type_hints
 
 import pytest
 
 import finegrain_client as fg
-from tests.client.scripted import GRANTED, LOST, Program, Scripted, serving
+from finegrain_client.blocking.handle import ContextHandle
+from finegrain_client.blocking.loop import PrivateLoop
+from tests.client.scripted import GRANTED, LOST, Program, Scripted, eventually, serving
+
+T = TypeVar("T")
 
 TEXT = b"the quick brown fox"
 
@@ -67,7 +73,6 @@ def cluster(served: Served) -> Iterator[fg.blocking.Cluster]:
 def test_a_whole_job(served: Served, cluster: fg.blocking.Cluster) -> None:
     servant = served.servant
     servant.programs["say"] = Program(stdout=TEXT)
-    cat = servant.programs["cat"] = Program()
     heard: list[bytes] = []
     with cluster.job("blocking") as job:
         requests = job.request_slots(fg.SlotSpec(cpu_milli=100, count=2))
@@ -76,14 +81,12 @@ def test_a_whole_job(served: Served, cluster: fg.blocking.Cluster) -> None:
                 task = slot.run(["say"], output=lambda chunk: heard.append(chunk.data))
                 assert task.wait(timeout_s=10).ok
                 assert b"".join(each.data for each in task.output()) == TEXT
-                slot.run(["cat"], stdin=iter([b"a", b"b"])).wait(timeout_s=10)
         events = job.events()
         (last,) = job.request_slots(fg.SlotSpec())
         granted = next(each for each in events if each.allocation_id == last.allocation_id)
         assert granted.state is fg.RequestState.GRANTED
         assert last.explain().primary_reason == "WAITING_CAPACITY"
     assert b"".join(heard) == TEXT * 2
-    assert bytes(cat.read) in (b"", b"a", b"ab")
     assert len(servant.calls["EndJob"]) == 1
     assert [each.executor_id for each in cluster.executors()] == ["host-0", "host-1", "host-2"]
     assert [each.sequence for each in cluster.events()] == [1, 2, 3]
@@ -177,20 +180,93 @@ def test_a_closed_client_says_so_and_leaves_no_thread(served: Served) -> None:
     assert "finegrain-client" not in {each.name for each in threading.enumerate()}
 
 
-@pytest.mark.parametrize("name", ["Cluster", "Job", "Request", "RequestRange", "Slot", "Task"])
-def test_the_blocking_twin_has_the_same_names_and_arguments(name: str) -> None:
-    inner_only = {"take_state", "reject", "fail", "on_change", "off_change", "end", "mark_released"}
-    inner_only |= {"stub", "guard", "call", "after_break", "in_use", "size", "take_status"}
-    inner_only |= {"add", "forget", "take_over", "message_of", "waiting_within", "single_out"}
-    inner_only |= {"took_step", "end_waiting"}
-    ours, twin = getattr(fg, name), getattr(fg.blocking, name)
-    for each, member in inspect.getmembers(ours):
-        if each.startswith("_") or (each in inner_only and not hasattr(twin, each)):
-            continue
-        assert hasattr(twin, each), f"{name}.{each} is missing"
-        if inspect.isfunction(member):
-            expected = list(inspect.signature(member).parameters)
-            assert list(inspect.signature(getattr(twin, each)).parameters) == expected, each
+def test_standard_input_may_come_from_a_blocking_iterator(
+    served: Served, cluster: fg.blocking.Cluster
+) -> None:
+    cat = served.servant.programs["cat"] = Program(ends=False)
+    with cluster.job("feeding") as job:
+        (request,) = job.request_slots(fg.SlotSpec())
+        task = request.granted(timeout_s=10).run(["cat"], stdin=iter([b"one ", b"two"]))
+        served.run(eventually(lambda: cat.eof))
+        assert bytes(cat.read) == b"one two"
+        task.cancel()
+
+
+def test_an_iterator_that_is_closed_listens_no_longer(
+    served: Served, cluster: fg.blocking.Cluster
+) -> None:
+    with cluster.job("listening") as job:
+        events = job.events()
+        job.request_slots(fg.SlotSpec())
+        next(events)
+        slots = job.request_range(fg.SlotSpec(count=2)).slots()
+        next(slots)
+        for iterator in (events, slots):
+            assert isinstance(iterator, Generator)
+            iterator.close()
+            with pytest.raises(StopIteration):
+                next(iterator)
+
+
+class Room:
+    """An async context manager that writes down what happens to it."""
+
+    def __init__(self) -> None:
+        self.happened: list[str] = []
+
+    async def __aenter__(self) -> Self:
+        self.happened.append("entered")
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        self.happened.append("left")
+
+
+class InterruptedLoop(PrivateLoop):
+    """Ctrl-C comes just when the first call is done."""
+
+    interrupted = False
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        result = super().run(work)
+        if not self.interrupted:
+            self.interrupted = True
+            raise KeyboardInterrupt
+        return result
+
+
+def test_what_was_entered_when_ctrl_c_came_is_left() -> None:
+    loop, room = InterruptedLoop(), Room()
+    with pytest.raises(KeyboardInterrupt):
+        ContextHandle(loop, room).__enter__()
+    assert room.happened == ["entered", "left"]
+    loop.close()
+
+
+def test_nothing_is_left_that_was_not_entered() -> None:
+    class Locked(Room):
+        async def __aenter__(self) -> Self:
+            raise fg.Unavailable("locked")
+
+    loop, room = PrivateLoop(), Locked()
+    with pytest.raises(fg.Unavailable):
+        ContextHandle(loop, room).__enter__()
+    assert room.happened == []
+    loop.close()
+
+
+@pytest.mark.parametrize("name", sorted(set(fg.blocking.__all__) - {"as_granted", "connect"}))
+def test_help_speaks_of_blocking_calls(name: str) -> None:
+    twin = getattr(fg.blocking, name)
+    assert twin.__doc__
+    for each, member in inspect.getmembers(twin, inspect.isfunction):
+        if not each.startswith("_"):
+            assert member.__doc__, each
+            assert not inspect.iscoroutinefunction(member)
+            get_type_hints(member)
+    text = pydoc.plain(pydoc.render_doc(twin))
+    text = re.sub(r"Handle\[.*|LoopOwner\[.*|finegrain_client\S+", "", text)
+    assert not re.search(r"\b(async|await|anext|aclose|asyncio\.Event)\b", text)
 
 
 def test_slots_of_a_range_can_be_waited_for_one_by_one(served: Served) -> None:

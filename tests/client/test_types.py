@@ -1,5 +1,6 @@
 """The public API is typed: programs written against it pass strict checks, wrong ones do not."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,10 +17,35 @@ async def program() -> None:
         slot = await request.granted(timeout_s=1)
         reveal_type(slot.profile)
         reveal_type(await (await slot.run(["a"])).wait())
-    with fg.blocking.connect() as blocking:
-        reveal_type(blocking.executors())
     fg.SlotSpec(cpus=1)
+
+def blocking_program() -> None:
+    with fg.blocking.connect() as cluster, cluster.job("typed") as job:
+        reveal_type(cluster.executors())
+        reveal_type(job.request_range(fg.SlotSpec(count=2)).slots())
+        (request,) = job.request_slots(fg.SlotSpec())
+        with request.granted(timeout_s=1) as slot:
+            reveal_type(slot.run(["a"], stdin=[b"in"], output=lambda chunk: print(chunk.data)))
+            reveal_type(slot.lost)
+            slot.run(["a"], timeout="1")
+        for slot in fg.blocking.as_granted([request]):
+            reveal_type(slot.reuse_for(request))
+            slot.reuse_for(slot)
 """
+REVEALED = (
+    "finegrain.resources.ResourceProfile",
+    "finegrain_client.types.status.TaskResult",
+    "list[finegrain_client.types.status.ExecutorStatus]",
+    "typing.Iterator[finegrain_client.blocking.generated.Slot]",
+    "finegrain_client.blocking.generated.Task",
+    "finegrain_client.blocking.handle.Lost",
+    "bool",
+)
+ERRORS = (
+    'Unexpected keyword argument "cpus"',
+    'Unexpected keyword argument "timeout"',
+    'Argument 1 to "reuse_for" of "Slot" has incompatible type "Slot"',
+)
 
 
 @pytest.mark.slow
@@ -34,9 +60,9 @@ def test_types_reach_the_programs_of_users(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert 'Revealed type is "finegrain.resources.ResourceProfile"' in ran.stdout
-    assert 'Revealed type is "finegrain_client.types.status.TaskResult"' in ran.stdout
-    assert "list[finegrain_client.types.status.ExecutorStatus]" in ran.stdout
+    revealed = re.findall(r'Revealed type is "(.*)"', ran.stdout)
+    assert revealed == list(REVEALED), ran.stdout
     errors = [line for line in ran.stdout.splitlines() if " error: " in line]
-    assert len(errors) == 1, ran.stdout
-    assert 'Unexpected keyword argument "cpus"' in errors[0]
+    assert len(errors) == len(ERRORS), ran.stdout
+    for error, expected in zip(errors, ERRORS, strict=True):
+        assert expected in error

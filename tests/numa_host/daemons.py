@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import finegrain_client as fg
-from finegrain_client.blocking.cluster import Cluster
-from finegrain_client.blocking.handles import Slot, Task
+from finegrain_client.blocking import Cluster, Slot, Task
 from tests.e2e.driving import free_address
 from tests.systemd_host.machine import eventually, groups_left
 

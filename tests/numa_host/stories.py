@@ -10,7 +10,7 @@ from typing import Any
 
 import finegrain_client as fg
 from finegrain.cpuset import EMPTY, CpuSet, union
-from finegrain_client.blocking.handles import Slot, Task
+from finegrain_client.blocking import Slot, Task
 from tests.numa_host import kernel
 from tests.numa_host.daemons import Host, spin
 from tests.systemd_host.machine import alive, eventually, start_ticks

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import finegrain_client as fg
-from finegrain_client.blocking.handles import Slot
+from finegrain_client.blocking import Slot
 from tests.systemd_host.machine import (
     FRONT,
     HELPER,

@@ -16,8 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import finegrain_client as fg
-from finegrain_client.blocking.cluster import Cluster
-from finegrain_client.blocking.handles import Slot, Task
+from finegrain_client.blocking import Cluster, Slot, Task
 from tests.systemd_host.machine import (
     FRONT,
     HELPER,

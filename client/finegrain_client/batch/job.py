@@ -43,6 +43,8 @@ class BatchJob:
         state_file: where the state is kept: a file for its owner only, on a local disk.
     """
 
+    state_file: Path
+
     def __init__(
         self,
         cluster: Cluster,

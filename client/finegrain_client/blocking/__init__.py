@@ -8,17 +8,27 @@
 
 A private event loop runs in a thread of its own. Functions given as `output` are called on that
 thread: they may not block, nor call anything of this package.
+
+`generated.py` and `generated_batch.py` are written from the asyncio classes by
+`python -m tests.support.blocking_client`.
 """
 
 from typing import TYPE_CHECKING, Any
 
-from finegrain_client.blocking.cluster import Cluster, connect
-from finegrain_client.blocking.handles import AsGranted, Lost, Request, Slot, Task, as_granted
-from finegrain_client.blocking.job import Job
-from finegrain_client.blocking.ranges import RequestRange
+from finegrain_client.blocking.generated import (
+    Cluster,
+    Job,
+    Request,
+    RequestRange,
+    Slot,
+    Task,
+    connect,
+)
+from finegrain_client.blocking.granted import AsGranted, as_granted
+from finegrain_client.blocking.handle import Lost
 
 if TYPE_CHECKING:
-    from finegrain_client.blocking.batch import BatchJob
+    from finegrain_client.blocking.generated_batch import BatchJob
 
 __all__ = [
     "AsGranted",
@@ -38,7 +48,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Imports the batch runner when it is first used; see `finegrain_client.__getattr__`."""
     if name == "BatchJob":
-        from finegrain_client.blocking.batch import BatchJob
+        from finegrain_client.blocking.generated_batch import BatchJob
 
         return BatchJob
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

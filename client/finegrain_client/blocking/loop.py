@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -125,16 +125,3 @@ def _deliver(task: asyncio.Task[T], outcome: Future[T]) -> None:
         outcome.set_exception(error)
     else:
         outcome.set_result(task.result())
-
-
-async def in_threads(items: Iterable[T]) -> AsyncIterator[T]:
-    """The items of a blocking iterable, each taken in a thread that may wait."""
-    iterator = iter(items)
-
-    def take() -> tuple[T] | None:
-        for item in iterator:
-            return (item,)
-        return None
-
-    while (found := await asyncio.to_thread(take)) is not None:
-        yield found[0]

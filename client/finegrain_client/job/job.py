@@ -55,6 +55,11 @@ class Job:
             another process.
     """
 
+    name: str
+    group: str
+    lease_s: float
+    detached: bool
+
     def __init__(
         self,
         connection: Connection,
@@ -166,8 +171,8 @@ class Job:
     ) -> list[Slot]:
         """Slots of which all are needed, or none: returns when all are granted, in the order given.
 
-        If this is cancelled or fails, the whole gang is taken back. To hold the requests while they
-        wait, pass a `GangSpec` to `request_slots` instead.
+        If this is cancelled or fails, the whole gang is taken back. To hold the requests while
+        they wait, pass a `GangSpec` to `request_slots` instead.
 
         Args:
             members: one spec with a `count`, or several; see `GangSpec`.

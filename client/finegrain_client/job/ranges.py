@@ -19,6 +19,7 @@ from finegrain.v1 import slots_pb2
 from finegrain_client.decoding import read
 from finegrain_client.durations import duration
 from finegrain_client.errors import Rejection
+from finegrain_client.internal import internal
 from finegrain_client.job.context import JobContext
 from finegrain_client.job.request import Request
 from finegrain_client.slot.slot import Slot
@@ -42,6 +43,12 @@ class RequestRange:
         rejection: why it was refused as a whole, or None.
     """
 
+    range_id: str
+    requests: dict[int, Request]
+    ended: Counter[RequestState]
+    acknowledged: bool
+    rejection: Rejection | None
+
     def __init__(self, context: JobContext, message: slots_pb2.SlotRequest) -> None:
         self._context = context
         self._asked = message
@@ -50,10 +57,10 @@ class RequestRange:
         self._listeners: set[GrantedSlots] = set()
         self._error: FinegrainError | None = None
         self.range_id = message.allocation_id
-        self.requests: dict[int, Request] = {}
-        self.ended: Counter[RequestState] = Counter()
+        self.requests = {}
+        self.ended = Counter()
         self.acknowledged = False
-        self.rejection: Rejection | None = None
+        self.rejection = None
 
     def __repr__(self) -> str:
         return (
@@ -151,6 +158,7 @@ class RequestRange:
 
     # What follows is for the job that owns the range.
 
+    @internal
     def add(self, start: int, end: int) -> int:
         """These members wait; answers with how many of them are new."""
         new = self._members.add_run(start, end)
@@ -158,12 +166,14 @@ class RequestRange:
             self._waiting.add_run(start, end)
         return new
 
+    @internal
     def take_over(self, index: int, request: Request) -> None:
         """A request turns out to be a member."""
         if index not in self._members:
             self._members.add(index)
             self.requests[index] = request
 
+    @internal
     def message_of(self, index: int) -> slots_pb2.SlotRequest:
         """What a member asks for."""
         message = slots_pb2.SlotRequest()
@@ -171,10 +181,12 @@ class RequestRange:
         message.allocation_id = f"{self.range_id}.{index}"
         return message
 
+    @internal
     def waiting_within(self, start: int, end: int) -> list[Run]:
         """Of these members, those that wait, as far as is known, and never had a slot."""
         return list(self._waiting.runs_within(start, end))
 
+    @internal
     def single_out(self, index: int) -> Request | None:
         """The request of a member that waited and has a story of its own now; None: there is
         nothing to single out.
@@ -186,6 +198,7 @@ class RequestRange:
         request.acknowledged = True
         return request
 
+    @internal
     def took_step(self, index: int) -> None:
         """The request of a member has taken in a step of its story."""
         request = self.requests[index]
@@ -200,21 +213,25 @@ class RequestRange:
                 listener.forget_member(request.allocation_id)
             self._look_whether_over()
 
+    @internal
     def end_waiting(self, start: int, end: int, state: RequestState) -> None:
         """Members that waited have ended."""
         self.ended[state] += self._waiting.remove_run(start, end)
         self._look_whether_over()
 
+    @internal
     def reject(self, rejection: Rejection) -> None:
         """The RM did not take the members in that were asked for last."""
         self.rejection = rejection
         self._look_whether_over()
 
+    @internal
     def forget(self, start: int, end: int) -> None:
         """Nobody knows of these members, or nobody holds them any more."""
         self._waiting.remove_run(start, end)
         self._members.remove_run(start, end)
 
+    @internal
     def fail(self, error: FinegrainError) -> None:
         """The job is over, or its story can no longer be heard."""
         if not self.has_ended:

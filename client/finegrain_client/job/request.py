@@ -23,6 +23,7 @@ from finegrain_client.errors import (
     StillWaiting,
     rejected,
 )
+from finegrain_client.internal import internal
 from finegrain_client.job.background import Changes
 from finegrain_client.job.context import JobContext
 from finegrain_client.retry import RetryPolicy
@@ -45,6 +46,14 @@ class Request:
         acknowledged: the RM has taken it in, durably.
     """
 
+    allocation_id: str
+    state: RequestState
+    reason: str
+    message: str
+    slot: Slot | None
+    gang: Gang | None
+    acknowledged: bool
+
     def __init__(
         self, context: JobContext, message: slots_pb2.SlotRequest, gang: Gang | None = None
     ) -> None:
@@ -59,7 +68,7 @@ class Request:
         self.state = RequestState.PENDING
         self.reason = ""
         self.message = ""
-        self.slot: Slot | None = None
+        self.slot = None
 
     def __repr__(self) -> str:
         why = f" ({self.reason})" if self.reason else ""
@@ -151,16 +160,19 @@ class Request:
         """True where `granted` returns or raises at once."""
         return self.has_ended or (self.slot is not None and not self.slot.has_ended)
 
+    @internal
     def on_change(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after every change, until `off_change`."""
         self._changes.listeners.add(listener)
 
+    @internal
     def off_change(self, listener: Callable[[], None]) -> None:
         """Stops calling `listener`."""
         self._changes.listeners.discard(listener)
 
     # What follows is for the job that owns the request.
 
+    @internal
     def take_state(
         self, state: RequestState, reason: str, message: str, slot: SlotStatus | None
     ) -> None:
@@ -184,17 +196,20 @@ class Request:
             self._rejection = Rejection(self.allocation_id, reason, message)
         self._changes.notify()
 
+    @internal
     def take_status(self, status: RequestStatus) -> None:
         """A snapshot shows it where it is known to stand."""
         self.reason = status.reason
         if status.slot is not None and self.slot is not None:
             self.slot.size.see(status.slot)
 
+    @internal
     def reject(self, rejection: Rejection) -> None:
         """The RM did not take the request in."""
         self._rejection = rejection
         self.take_state(RequestState.REJECTED, rejection.reason, rejection.message, None)
 
+    @internal
     def fail(self, error: FinegrainError) -> None:
         """The job is over, or its story can no longer be heard."""
         if self._error is None and not self.state.has_ended:

@@ -12,6 +12,7 @@ import grpc
 from finegrain.errors import FinegrainError, NotFound, Reason
 from finegrain.v1 import cluster_pb2
 from finegrain_client.errors import SlotLost
+from finegrain_client.internal import internal
 from finegrain_client.job.background import unless
 from finegrain_client.job.context import JobContext
 from finegrain_client.retry import call_with_retries
@@ -39,6 +40,9 @@ class SlotAtExecutor:
         error: why it ended, once it has; None before.
     """
 
+    lost: asyncio.Event
+    error: FinegrainError | None
+
     def __init__(self, context: JobContext, status: SlotStatus) -> None:
         self._context = context
         self._size = SlotSize(context, status)
@@ -46,7 +50,7 @@ class SlotAtExecutor:
         self._stub: TaskExecutorServiceAsyncStub | None = None  # dialled when first needed
         self._readers = 0
         self.lost = asyncio.Event()
-        self.error: FinegrainError | None = None
+        self.error = None
 
     @property
     def status(self) -> SlotStatus:
@@ -83,6 +87,7 @@ class SlotAtExecutor:
         """True once the slot is lost or given back."""
         return self.error is not None
 
+    @internal
     def end(self, error: FinegrainError, *, at_once: bool) -> None:
         """The slot is gone. Its tasks' waits end `at_once`, or when their streams end."""
         if self.error is None:
@@ -93,6 +98,7 @@ class SlotAtExecutor:
         self._hang_up()
 
     @property
+    @internal
     def stub(self) -> TaskExecutorServiceAsyncStub:
         """The executor's service.
 
@@ -103,6 +109,7 @@ class SlotAtExecutor:
             self._stub = self._context.connection.acquire_executor(self._address)
         return self._stub
 
+    @internal
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Keeps the channel to the executor, also when the slot ends meanwhile."""
@@ -119,6 +126,7 @@ class SlotAtExecutor:
             self._stub = None
             self._context.connection.release_executor(self._address)
 
+    @internal
     async def guard(self, work: Awaitable[T]) -> T:
         """The result of `work`, unless the slot is lost before; errors say what they mean then.
 
@@ -140,6 +148,7 @@ class SlotAtExecutor:
                 ) from error
             raise
 
+    @internal
     async def call(
         self, attempt: Callable[[TaskExecutorServiceAsyncStub, float], Awaitable[T]]
     ) -> T:
@@ -158,6 +167,7 @@ class SlotAtExecutor:
             )
         )
 
+    @internal
     async def after_break(self, failures: int) -> None:
         """Between two tries: gives up if the slot is lost, or has ended and nobody answers for
         long; asks where the executor is by now.

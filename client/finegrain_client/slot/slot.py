@@ -16,6 +16,7 @@ from finegrain.resources import ResourceProfile
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain_client.durations import duration
 from finegrain_client.errors import SlotLost, StillResizing
+from finegrain_client.internal import internal
 from finegrain_client.slot.at_executor import SlotAtExecutor
 from finegrain_client.slot.resizing import SizeChange
 from finegrain_client.slot.reusing import Reusable, reuse
@@ -93,8 +94,8 @@ class Slot(SlotAtExecutor):
                 a function (plain or async): called with every `OutputChunk`.
             output_limit_bytes: kept on the executor's disk per stream; 0: its default.
             task_id: identity; made up where empty.
-            take_back: whether cancelling this call cancels the task as well; False: it runs on, if
-                it was taken in, for whoever submits it again under its `task_id`.
+            take_back: whether cancelling this call cancels the task as well; False: if it was
+                accepted, it runs on, and the same `task_id` submitted again finds it.
 
         Raises:
             TaskNotStarted: the command cannot be executed; `reason` says why.
@@ -216,10 +217,12 @@ class Slot(SlotAtExecutor):
     # What follows is for the request and the tasks of the slot.
 
     @property
+    @internal
     def size(self) -> SlotSize:
         """What it consists of, as the news of it tell."""
         return self._size
 
+    @internal
     def mark_released(self) -> None:
         """The RM has taken the slot back from us; waits for tasks go on until these have ended."""
         self.end(

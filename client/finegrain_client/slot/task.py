@@ -102,6 +102,9 @@ class Task:
         status: what was last heard of it.
     """
 
+    task_id: str
+    status: TaskStatus
+
     def __init__(
         self, slot: SlotAtExecutor, context: JobContext, status: TaskStatus, options: TaskOptions
     ) -> None:

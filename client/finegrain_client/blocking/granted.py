@@ -1,0 +1,38 @@
+"""The slots of several requests, in the order in which they are granted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from finegrain_client.blocking.generated import Request, Slot
+from finegrain_client.job.request import as_granted as async_as_granted
+
+
+class AsGranted:
+    """Slots in the order in which they are granted; see `as_granted`."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.loop = requests[0].loop if requests else None
+        inner = [each.inner for each in requests]
+        self.inner = self.loop.call(lambda: async_as_granted(inner)) if self.loop else None
+
+    def __iter__(self) -> Iterator[Slot]:
+        return self
+
+    def __next__(self) -> Slot:
+        if self.loop is None or self.inner is None:
+            raise StopIteration
+        try:
+            return Slot(self.loop, self.loop.run(anext(self.inner)))
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+
+def as_granted(requests: Iterable[Request]) -> AsGranted:
+    """Iterates over the slots of `requests`, each once, in the order in which they are granted.
+
+    Where a request ends without a slot, the step raises what `Request.granted` raises; go on with
+    `next` on the same iterator to get the others. Leaving the loop early leaves the other requests
+    in line.
+    """
+    return AsGranted(list(requests))

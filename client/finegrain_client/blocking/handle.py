@@ -1,0 +1,105 @@
+"""What all handles of the blocking client have: a loop, and an object that lives on it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from finegrain_client.blocking.loop import PrivateLoop
+
+InnerT = TypeVar("InnerT")
+ContextT = TypeVar("ContextT", bound=AbstractAsyncContextManager[Any])
+
+
+class Handle(Generic[InnerT]):
+    """Gives callers without an event loop the methods of an object of the asyncio client.
+
+    Attributes:
+        loop: where `inner` lives.
+        inner: the object of the asyncio client; use it on that loop only.
+    """
+
+    def __init__(self, loop: PrivateLoop, inner: InnerT) -> None:
+        self.loop = loop
+        self.inner = inner
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+
+class ContextHandle(Handle[ContextT]):
+    """A handle of an async context manager."""
+
+    def __enter__(self) -> Self:
+        entered = False
+
+        async def enter() -> None:
+            nonlocal entered
+            await self.inner.__aenter__()
+            entered = True
+
+        try:
+            self.loop.run(enter())
+        except BaseException as error:
+            if entered:  # an interruption came too late to cancel it
+                self.loop.run(self.inner.__aexit__(type(error), error, None))
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.loop.run(self.inner.__aexit__(kind, error, trace))
+
+
+class Closable(AbstractAsyncContextManager[Any], Protocol):
+    """What a `LoopOwner` needs of its inner object."""
+
+    async def close(self) -> None:
+        """Closes what it has open."""
+
+
+ClosableT = TypeVar("ClosableT", bound=Closable)
+
+
+class LoopOwner(ContextHandle[ClosableT]):
+    """The handle that all others of its loop come from; closing it ends the loop's thread."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes every channel and ends the thread; what is still in flight is cancelled."""
+        if not self.loop.is_closed:
+            self.loop.run(self.inner.close())
+            self.loop.close()
+
+
+class Lost(Handle[asyncio.Event]):
+    """Whether a slot is lost; used like a `threading.Event`."""
+
+    def is_set(self) -> bool:
+        """Returns True once the slot is known to be lost."""
+        return self.inner.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits for the loss; returns False if the slot is not lost within `timeout_s`."""
+
+        async def wait() -> bool:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await self.inner.wait()
+            except TimeoutError:
+                return False
+
+        return self.loop.run(wait())

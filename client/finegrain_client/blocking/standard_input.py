@@ -1,0 +1,23 @@
+"""Standard input of a task from a blocking iterable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from typing import Literal, cast
+
+from finegrain_client.slot.task import StdinSource
+
+
+def async_input(stdin: bytes | Iterable[bytes] | Literal["pipe"] | None) -> StdinSource:
+    """Returns what the asyncio client takes as `stdin`: iterables become asynchronous."""
+    if stdin is None or isinstance(stdin, bytes | str):
+        return cast("StdinSource", stdin)
+    return _taken_in_threads(stdin)
+
+
+async def _taken_in_threads(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
+    """Yields the chunks; each is taken in a thread, since that may block."""
+    iterator = iter(chunks)
+    while (chunk := await asyncio.to_thread(next, iterator, None)) is not None:
+        yield chunk
