@@ -1,8 +1,7 @@
-"""The cluster as one client sees it: jobs for job masters, lists for everybody. The
-levers of operators stand in `admin/operations.py`.
+"""The cluster as one client sees it: jobs for job masters, lists for everyone. What operators
+change is in `admin/operations.py`.
 
-Decides how pages, batches and long polls become plain lists and iterators. Refuses to know how
-anything is shown.
+Pages, batches and long polls become plain lists and iterators here.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from finegrain.rpc.tokens import read_token
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
-from finegrain_client.admin.operations import Levers
+from finegrain_client.admin.operations import Operations
 from finegrain_client.connection import Connection
 from finegrain_client.decoding import read
 from finegrain_client.durations import duration
@@ -79,7 +78,7 @@ def connect(
     return Cluster(Connection(addresses, token=token, tls=tls, insecure=insecure, policy=policy))
 
 
-class Cluster(Levers):
+class Cluster(Operations):
     """One cluster. Use it as an async context manager, on one event loop."""
 
     def __init__(self, connection: Connection) -> None:

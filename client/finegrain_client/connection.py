@@ -147,7 +147,7 @@ class Connection:
             once,
             where=lambda: used,
             policy=policy or self.policy,
-            turn=lambda error: self.leave_manager(used, error),
+            redirect=lambda error: self.leave_manager(used, error),
         )
 
     def acquire_executor(self, address: str) -> TaskExecutorServiceAsyncStub:

@@ -41,8 +41,8 @@ REFUSALS = (
 """After these a call has certainly changed nothing; after any other error it may have."""
 
 
-Turn = Callable[[FinegrainError | None], bool]
-"""Turns to another server after a failure; True: it is worth calling at once."""
+Redirect = Callable[[FinegrainError | None], bool]
+"""Turns to another server after a failure. True: it is worth calling at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ async def call_with_retries(
     where: Callable[[], str],
     policy: RetryPolicy,
     after_unavailable: Callable[[int], Awaitable[None]] | None = None,
-    turn: Turn | None = None,
+    redirect: Redirect | None = None,
 ) -> T:
     """The answer of a unary call.
 
@@ -118,7 +118,7 @@ async def call_with_retries(
         where: address of the server, for the message of an error.
         policy: budget and delays.
         after_unavailable: told, before the next try, how many tries found nobody.
-        turn: told what an unavailable server said; True: the next try need not wait.
+        redirect: called with the error of an unavailable server. True: the next try need not wait.
 
     Raises:
         FinegrainError: the call failed for good, or the budget is used up.
@@ -137,8 +137,8 @@ async def call_with_retries(
                 late = code_of(error) is grpc.StatusCode.DEADLINE_EXCEEDED
                 raise error_from_rpc(last if late and last else error, where()) from None
             last = error
-            if turn is not None and code_of(error) is grpc.StatusCode.UNAVAILABLE:
-                delay_s = 0.0 if turn(error_from_rpc(error, where())) else delay_s
+            if redirect is not None and code_of(error) is grpc.StatusCode.UNAVAILABLE:
+                delay_s = 0.0 if redirect(error_from_rpc(error, where())) else delay_s
         except asyncio.CancelledError:
             raise_if_closed()
             raise
@@ -161,7 +161,7 @@ async def resumed(
     where: Callable[[], str],
     policy: RetryPolicy,
     after_break: Callable[[int], Awaitable[None]] | None = None,
-    turn: Turn | None = None,
+    redirect: Redirect | None = None,
     is_complete: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[T, None]:
     """The messages of a server stream, opened again whenever it breaks or ends.
@@ -174,8 +174,8 @@ async def resumed(
         where: address of the server, for the message of an error.
         policy: delays; the budget does not count.
         after_break: told, after each break, how many there were since the last message.
-        turn: told what the server said when it broke the stream, None where it ended it; True: the
-            next try need not wait.
+        redirect: called with the error that broke the stream, None where the server ended it.
+            True: the next try need not wait.
         is_complete: asked when the server has ended the stream properly.
 
     Raises:
@@ -200,7 +200,7 @@ async def resumed(
         if error is None and is_complete():
             return
         delay_s = backoff.next_s() if error is None else _stream_delay(error, backoff, where())
-        if turn is not None and turn(error_from_rpc(error, where()) if error else None):
+        if redirect is not None and redirect(error_from_rpc(error, where()) if error else None):
             delay_s = 0.0
         if after_break is not None:
             await after_break(backoff.failures)

@@ -1,7 +1,7 @@
 """What a job master asks for: slot specifications, and how they become batches.
 
-Decides the defaults of a half-said wish and where a large batch is cut. Refuses to know whether
-anything fits: that is the RM's business.
+Here are the defaults of a specification, and where a large batch is cut. Whether anything fits, the
+RM decides.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _AMOUNTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSpec:
-    """One wish, `count` times.
+    """One slot request, `count` times.
 
     With no amount given at all the slot is *unknown*: it gets the default slot profile of the
     executor it is placed on. As soon as one amount is given, a missing CPU becomes 1000 milli and
@@ -155,12 +155,12 @@ class SlotSpec:
         profile.task_off_heap_memory_bytes = self.task_off_heap_memory_bytes
         profile.managed_memory_bytes = self.managed_memory_bytes
         profile.network_memory_bytes = self.network_memory_bytes
-        said = (
+        other_than_heap = (
             self.task_off_heap_memory_bytes + self.managed_memory_bytes + self.network_memory_bytes
         )
         heap = self.memory_bytes
         if heap is None:
-            heap = 0 if said else MEMORY_BYTES_DEFAULT
+            heap = 0 if other_than_heap else MEMORY_BYTES_DEFAULT
         profile.task_heap_memory_bytes = heap
         profile.extended.update({name: amount for name, amount in self.extended.items() if amount})
 
@@ -177,16 +177,16 @@ _STRENGTHS = {
 }
 
 
-def _policy(name: str, said: object, kind: type[StrEnum]) -> str:
+def _policy(name: str, value: object, kind: type[StrEnum]) -> str:
     """The policy as it is written; empty: nothing is said."""
-    text = policy_text(*read_policy(name, _text(name, said) or DEFAULT, kind))
+    text = policy_text(*read_policy(name, _text(name, value) or DEFAULT, kind))
     return "" if text == DEFAULT else text
 
 
-def _text(name: str, said: object) -> str:
-    if not isinstance(said, str):
-        raise InvalidArgument(name, said, "a word as text")
-    return said
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise InvalidArgument(name, value, "a word as text")
+    return value
 
 
 def _check_amount(name: str, value: object) -> None:

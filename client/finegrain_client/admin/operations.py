@@ -45,15 +45,15 @@ from finegrain_client.types import status as types
 from finegrain_client.types.groups import GroupStatus
 from finegrain_client.types.host_policy import HostPolicy
 
-LOOK_EVERY_S = 20.0
+POLL_INTERVAL_S = 20.0
 """A slot that is to change is looked at this often if no event tells of it."""
 
 NO_LIMIT = -1
 """How the protocol says that a limit is taken away."""
 
 
-class Levers:
-    """The part of `Cluster` that changes something."""
+class Operations:
+    """The part of `Cluster` that changes the cluster."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -259,7 +259,7 @@ class Levers:
         try:
             async with asyncio.timeout(timeout_s):
                 next_sequence = await self._next_sequence()
-                status = await self._ask_for_size(allocation_id, change, wait_for_use=wait_for_use)
+                status = await self._request_size(allocation_id, change, wait_for_use=wait_for_use)
                 return await self._resized(status, change, next_sequence) if wait else status
         except FinegrainError:
             raise
@@ -278,13 +278,13 @@ class Levers:
         size = status.profile, status.cpu_limit_milli
         return await self._resize(status, size, wait_for_use=True)
 
-    async def _ask_for_size(
+    async def _request_size(
         self, allocation_id: str, change: SizeChange, *, wait_for_use: bool
     ) -> types.SlotStatus:
         for tries_left in reversed(range(TRIES_MAX)):
             status = await self._slot(allocation_id)
             try:
-                return await self._resize(status, change.wish(status), wait_for_use=wait_for_use)
+                return await self._resize(status, change.target(status), wait_for_use=wait_for_use)
             except FailedPrecondition as error:
                 if error.reason is not Reason.STALE_RESIZE or not tries_left:
                     raise
@@ -307,10 +307,10 @@ class Levers:
         return read(types.SlotStatus, answer.slot)
 
     async def _resized(
-        self, asked: types.SlotStatus, change: SizeChange, next_sequence: int
+        self, requested: types.SlotStatus, change: SizeChange, next_sequence: int
     ) -> types.SlotStatus:
         """Waits for the outcome, looking whenever something happened to the slot."""
-        status, number, message = asked, asked.resize_number, ""
+        status, number, message = requested, requested.resize_number, ""
         while True:
             reason = Reason.RESIZE_REFUSED if message else ""
             found = outcome(status, change, number, reason, message)
@@ -318,22 +318,24 @@ class Levers:
                 return found
             if found is not None:
                 raise found
-            message, next_sequence = await self._news_of(asked.allocation_id, next_sequence)
-            request = await request_of(self._connection, asked.allocation_id)
+            message, next_sequence = await self._news_of(requested.allocation_id, next_sequence)
+            request = await request_of(self._connection, requested.allocation_id)
             if (
                 request is None
                 or request.slot is None
-                or (request.slot.generation != asked.generation)
+                or (request.slot.generation != requested.generation)
             ):
                 why = "it ended before it was resized"
-                raise SlotLost(asked.allocation_id, asked.generation, asked.executor_id, "", why)
+                raise SlotLost(
+                    requested.allocation_id, requested.generation, requested.executor_id, "", why
+                )
             status = request.slot
             if status.resize_number < number:
                 raise ResizeRefused(status, number, FORGOTTEN)
 
     async def _news_of(self, allocation_id: str, next_sequence: int) -> tuple[str, int]:
         """Waits until something happens to a slot; why a change was refused, if that did."""
-        answer = await self._events(allocation_id, next_sequence, LOOK_EVERY_S)
+        answer = await self._events(allocation_id, next_sequence, POLL_INTERVAL_S)
         refused = [each.message for each in answer.events if each.kind == "slot_resize_refused"]
         return refused[-1] if refused else "", answer.next_sequence
 

@@ -26,7 +26,7 @@ from finegrain_client.batch.holding import (
     take_last,
 )
 from finegrain_client.batch.rate import Rate
-from finegrain_client.batch.rows import AskedRow, AttemptRow, Known
+from finegrain_client.batch.rows import AttemptRow, Known, SubmittedRow
 from finegrain_client.batch.spec import BatchSpec
 from finegrain_client.batch.threads import DELAYED, DONE, ENDED, FAILED, RUNNING, TODO, Threads
 from finegrain_client.batch.values import ThreadResult, ThreadState, nothing_known
@@ -51,7 +51,7 @@ class Book:
         stopping: why nothing more is started; empty while all is well.
         threads: where each of them stands.
         holds: slots by allocation id.
-        waiting: members of the job's range that are in line.
+        waiting: members of the job's range that are queued.
     """
 
     def __init__(self, spec: BatchSpec, known: Known, job: int = 0) -> None:
@@ -69,7 +69,9 @@ class Book:
         self._failures = dict(known.failures)
         self._lost = dict(known.losses)
         self._runs_of: dict[int, set[AttemptKey]] = {}
-        self._next_member = max((each.first_index + each.count for each in known.asked), default=0)
+        self._next_member = max(
+            (each.first_index + each.count for each in known.submitted), default=0
+        )
         self._in: dict[Phase, dict[str, Hold]] = {phase: {} for phase in Phase}
         self._named: dict[int, bool] = {}  # members named in a question of reuse: are they gone?
         self._given_up = IntervalSet()
@@ -129,7 +131,7 @@ class Book:
             self._close(former, "cancelled", "its thread is done, or runs elsewhere")
             self._enter(hold, Phase.SPENT)  # nobody waits for what runs in it
 
-    def back_in_line(self, allocation_id: str, member: int) -> None:
+    def requeued(self, allocation_id: str, member: int) -> None:
         """Its slot was lost; it waits for the next one."""
         self._drop(allocation_id)
         if member not in self._named and member not in self._given_up:
@@ -145,7 +147,7 @@ class Book:
         for each in self._named.keys() & range(member, member + count) if count > 1 else ():
             self._named[each] = True
 
-    def in_line(self, first: int, count: int) -> None:
+    def queued(self, first: int, count: int) -> None:
         """Requests wait, as far as the resource manager says."""
         self.waiting.add_run(first, first + count)
 
@@ -270,7 +272,7 @@ class Book:
             self._give_back(hold)
 
     def _balance(self, need: int) -> None:
-        """As many in line, or free, as there are threads that need one."""
+        """As many queued, or free, as there are threads that need one."""
         have = len(self.waiting) + len(self._in[Phase.FREE]) + len(self._in[Phase.ASKING])
         for hold in list(self._in[Phase.FREE].values())[: max(0, have - need)]:
             self._give_back(hold)
@@ -284,7 +286,7 @@ class Book:
             missing = min(missing, self.spec.slots_max - len(self.waiting) - len(self.holds))
         if missing > 0:
             self._next.ask = self._next_member, missing
-            self._next.changes.asked.append(AskedRow(self._next_member, missing))
+            self._next.changes.submitted.append(SubmittedRow(self._next_member, missing))
             self.waiting.add_run(self._next_member, self._next_member + missing)
             self._next_member += missing
 

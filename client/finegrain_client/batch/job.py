@@ -76,7 +76,7 @@ class BatchJob:
         self._results_dir = Path(results_dir).absolute() if results_dir is not None else None
         self._lease_s = lease_s
         self._runner: Runner | None = None
-        self._wish = ""  # of whoever ends it before there is a runner
+        self._stop_mode = ""  # of whoever ends it before there is a runner
         self._running: asyncio.Task[BatchOutcome] | None = None
         name = spec.name if spec is not None else ""
         self.state_file = Path(state_file) if state_file else default_state_file(name)
@@ -99,7 +99,7 @@ class BatchJob:
 
     @property
     def progress(self) -> Progress:
-        """How far it is; all queued before `run`. For batches that others run see `look`."""
+        """How far it is; all queued before `run`. For batches that others run see `read_status`."""
         if self._runner is not None:
             return self._runner.report.progress
         threads = self.spec.threads
@@ -123,12 +123,12 @@ class BatchJob:
         Raises:
             AlreadyExists: another runner works on it (STORE_IN_USE), or another batch is in the
                 state file.
-            NotFound, ConfigurationError: see `look`.
+            NotFound, ConfigurationError: see `read_status`.
             FinegrainError: the resource manager refused us, or a disk failed (DISK_FULL, ...).
         """
         if self._running is not None and not self._running.done():
             raise FailedPrecondition("this batch is being run already; await that")
-        self._runner, self._wish = None, ""
+        self._runner, self._stop_mode = None, ""
         work = self._work(on_progress, retry_failed=retry_failed)
         self._running = asyncio.create_task(work, name=f"batch {self.state_file}")
         try:
@@ -150,7 +150,7 @@ class BatchJob:
 
         Raises:
             AlreadyExists: another process works on it: STORE_IN_USE.
-            NotFound, ConfigurationError: see `look`.
+            NotFound, ConfigurationError: see `read_status`.
         """
         await self._end("cancel")
 
@@ -165,7 +165,7 @@ class BatchJob:
         """The results so far, by index; one per thread at most.
 
         Raises:
-            NotFound, ConfigurationError: see `look`.
+            NotFound, ConfigurationError: see `read_status`.
         """
         return read_thread_results(self.state_file, failed_only=failed_only)
 
@@ -180,7 +180,7 @@ class BatchJob:
             self._runner = Runner(
                 self._cluster, state, lease_s=self._lease_s, on_progress=on_progress
             )
-            self._wake(self._wish)
+            self._wake(self._stop_mode)
             return await self._runner.run()
         except OSError as error:
             if isinstance(error, FinegrainError):
@@ -189,14 +189,14 @@ class BatchJob:
         finally:
             state.close()
 
-    def _wake(self, wish: str) -> None:
-        self._wish = wish
-        if wish and self._runner is not None:
-            self._runner.wake(wish)
+    def _wake(self, stop_mode: str) -> None:
+        self._stop_mode = stop_mode
+        if stop_mode and self._runner is not None:
+            self._runner.wake(stop_mode)
 
-    async def _end(self, wish: str) -> None:
+    async def _end(self, stop_mode: str) -> None:
         if self._running is not None and not self._running.done():
-            self._wake(wish)
+            self._wake(stop_mode)
             await asyncio.wait([self._running])
             return
         state = await asyncio.to_thread(StateFile.open, self.state_file)

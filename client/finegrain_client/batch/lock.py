@@ -15,9 +15,9 @@ from typing import Any
 
 from finegrain.errors import AlreadyExists, Reason
 
-LOOKS_MAX = 5
-LOOK_AGAIN_S = 0.05
-"""Whoever looks who works on a batch has the lock for a moment."""
+TRIES_MAX = 5
+RETRY_DELAY_S = 0.05
+"""A process that only reads who works on a batch has the lock for a moment."""
 
 
 def lock_path(path: Path) -> Path:
@@ -47,13 +47,13 @@ def take_lock(path: Path) -> int:
         AlreadyExists: STORE_IN_USE, another runner has it.
     """
     descriptor = os.open(lock_path(path), os.O_RDWR | os.O_CREAT, 0o600)
-    for tries_left in reversed(range(LOOKS_MAX)):
+    for tries_left in reversed(range(TRIES_MAX)):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            if tries_left:  # somebody may only be looking
-                time.sleep(LOOK_AGAIN_S)
+            if tries_left:  # it may only be `runner_of`
+                time.sleep(RETRY_DELAY_S)
     else:
         who = _holder(descriptor)
         os.close(descriptor)

@@ -22,7 +22,7 @@ class RunOver:
 
 @dataclass(frozen=True, slots=True)
 class AskFailed:
-    """Requests are not in line; why, where asking again would not help."""
+    """Requests are not queued; why, where asking again would not help."""
 
     first: int
     count: int
@@ -50,7 +50,7 @@ class CommandRan:
 
 @dataclass(frozen=True, slots=True)
 class WakeUp:
-    """Somebody wishes something of the loop."""
+    """The session was asked to stop."""
 
 
 News = SlotNews | RunOver | AskFailed | ReuseAnswered | Broken | CommandRan | WakeUp

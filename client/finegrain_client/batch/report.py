@@ -24,9 +24,9 @@ from finegrain_client.batch.values import BatchState, Progress
 if TYPE_CHECKING:
     from finegrain_client.cluster import Cluster
 
-TOLD_EVERY_S = 0.2
-KEPT_EVERY_S = 1.0
-LOOK_EVERY_S = 5.0
+REPORT_INTERVAL_S = 0.2
+SAVE_INTERVAL_S = 1.0
+POLL_INTERVAL_S = 5.0
 
 
 class Report:
@@ -48,7 +48,7 @@ class Report:
         self._on_progress = on_progress
         self._total: Mapping[str, int] = {}
         self._trouble = ""
-        self._told, self._kept = -TOLD_EVERY_S, -KEPT_EVERY_S
+        self._reported_s, self._saved_s = -REPORT_INTERVAL_S, -SAVE_INTERVAL_S
         self.progress = Progress(BatchState.OPEN, threads, 0, 0, 0, threads)
 
     def before_write(self, session: Session, changes: Changes) -> None:
@@ -56,12 +56,12 @@ class Report:
         progress goes with them.
         """
         now = time.monotonic()
-        if now - self._told >= TOLD_EVERY_S:
-            self._told = now
+        if now - self._reported_s >= REPORT_INTERVAL_S:
+            self._reported_s = now
             self.progress = self._progress_of(session)
-            self._tell()
-        if now - self._kept >= KEPT_EVERY_S:
-            self._kept = now
+            self._report()
+        if now - self._saved_s >= SAVE_INTERVAL_S:
+            self._saved_s = now
             changes.meta.update(self._kept_progress())
 
     def conclude(self, state: BatchState, done: int, failed: int, why: str) -> Changes:
@@ -84,13 +84,11 @@ class Report:
             message=why,
             update_time=datetime.now(UTC),
         )
-        self._tell()
+        self._report()
         return Changes(meta=self._kept_progress())
 
     async def watch_cluster(self) -> None:
-        """Looks now and then how large the cluster is that the slots are a share of, and whether
-        it answers at all.
-        """
+        """Polls how large the cluster is that the slots are a share of, and whether it answers."""
         while True:
             trouble = ""
             try:
@@ -100,10 +98,10 @@ class Report:
             if trouble != self._trouble:
                 self._trouble = trouble
                 self.progress = replace(self.progress, message=trouble)
-                self._tell()
-            await asyncio.sleep(LOOK_EVERY_S)
+                self._report()
+            await asyncio.sleep(POLL_INTERVAL_S)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._on_progress is not None:
             self._on_progress(self.progress)
 

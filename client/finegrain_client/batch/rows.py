@@ -22,7 +22,7 @@ class JobRow:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedRow:
+class SubmittedRow:
     """Requests that were asked for, members of the job's range."""
 
     first_index: int
@@ -51,11 +51,11 @@ class Changes:
     reopened: list[tuple[int, int]] = field(default_factory=list)  # thread, attempt
     ended: list[tuple[int, int, str, str]] = field(default_factory=list)  # + outcome, message
     results: list[ThreadResult] = field(default_factory=list)
-    asked: list[AskedRow] = field(default_factory=list)
+    submitted: list[SubmittedRow] = field(default_factory=list)
     meta: dict[str, str] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return any((self.begun, self.reopened, self.ended, self.results, self.asked, self.meta))
+        return any((self.begun, self.reopened, self.ended, self.results, self.submitted, self.meta))
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Known:
     durations_s: list[float] = field(default_factory=list)  # of those that are done
     job: JobRow | None = None  # the last one
     # Of that job, while it is not known to have ended:
-    asked: list[AskedRow] = field(default_factory=list)
+    submitted: list[SubmittedRow] = field(default_factory=list)
     open: list[AttemptRow] = field(default_factory=list)  # outcome unknown
     lost: list[AttemptRow] = field(default_factory=list)
     used: set[tuple[str, int]] = field(default_factory=set)  # slots that ran something

@@ -45,8 +45,8 @@ ENDING_S = 20.0
 """How long leaving may try to end the job; after that its lease ends it."""
 
 
-class _Wished(Exception):
-    """Somebody wishes the end of the run."""
+class _StopRequested(Exception):
+    """The runner was asked to stop."""
 
 
 class Runner:
@@ -69,12 +69,12 @@ class Runner:
         self._lease_s = lease_s
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="finegrain-batch")
         self._session: Session | None = None
-        self._wish = ""
-        self._wished = asyncio.Event()
+        self._stop_mode = ""
+        self._stop_requested = asyncio.Event()
         self.report = Report(cluster, state.spec.threads, state.create_time, on_progress)
 
     async def run(self) -> BatchOutcome:
-        """Works until the batch is done, stopped, or somebody wishes otherwise.
+        """Works until the batch is done, or stopped.
 
         Raises:
             FinegrainError, OSError: it cannot go on; a new runner may.
@@ -88,8 +88,8 @@ class Runner:
                 if len(known.final) == self._state.spec.threads:
                     await self._end_left(known)  # killed after the last result, before that
                     why = ""
-                elif self._wish:
-                    if self._wish == "cancel":
+                elif self._stop_mode:
+                    if self._stop_mode == "cancel":
                         await self._end_left(known)  # of the last runner
                     why = ""
                 else:
@@ -100,19 +100,21 @@ class Runner:
             await asyncio.gather(watching, return_exceptions=True)
             self._disk.shutdown()
 
-    def wake(self, wish: str) -> None:
+    def wake(self, stop_mode: str) -> None:
         """Ends `run` soon: "cancel" gives everything back, "leave" leaves all as it is."""
-        self._wish = self._wish or wish
-        self._wished.set()
+        self._stop_mode = self._stop_mode or stop_mode
+        self._stop_requested.set()
         if self._session is not None:
-            self._session.wake(wish)
+            self._session.wake(stop_mode)
 
     async def _life(self, known: Known) -> str | None:
         """Works as long as one job lives; why it is to stop, or None: go on with another job."""
         async with AsyncExitStack() as stack:
             try:
-                job, row = await unless(self._wished, self._job(stack, known), _Wished)
-            except _Wished:
+                job, row = await unless(
+                    self._stop_requested, self._job(stack, known), _StopRequested
+                )
+            except _StopRequested:
                 return None  # nobody answers, and nobody waits for that any longer
             book = Book(self._state.spec, known, row.number)
             if known.job is not None and known.job.number == row.number:
@@ -122,15 +124,15 @@ class Runner:
                 self._state, book, slots, row, disk=self._disk, notify=self.report.before_write
             )
             self._session = session
-            if self._wish:
-                session.wake(self._wish)
+            if self._stop_mode:
+                session.wake(self._stop_mode)
             try:
                 await session.run()
             except JobGone as gone:
                 return await self._gone(gone.error, row)
             finally:
                 self._session = None
-            if session.wish != "leave":
+            if session.stop_mode != "leave":
                 await self._end(job, row)
             return book.stopping
 
@@ -156,7 +158,7 @@ class Runner:
 
     async def _gone(self, error: FinegrainError, row: JobRow) -> str | None:
         if not isinstance(error, JobEnded):
-            return None  # its story could not be heard to the end; the job may live
+            return None  # its watch stream failed; the job may live
         await self._on_disk(partial(self._state.end_job, row.number))
         reason = error.details.get("end_reason", "")
         ours = await self._on_disk(partial(self._state.meta, ENDING)) == str(row.number)
@@ -170,7 +172,7 @@ class Runner:
         Raises:
             FinegrainError: the state file cannot be used.
         """
-        self._wish = "cancel"
+        self._stop_mode = "cancel"
         try:
             await self._end_left(await self._on_disk(self._state.known))
             await self._conclude("it was cancelled")
@@ -202,7 +204,7 @@ class Runner:
         state = BatchState.ENDED
         if left:
             state = {"cancel": BatchState.CANCELLED, "leave": BatchState.OPEN}.get(
-                self._wish, BatchState.STOPPED
+                self._stop_mode, BatchState.STOPPED
             )
         changes = self.report.conclude(state, done, failed, why)
         await self._on_disk(partial(self._state.write, 0, changes))

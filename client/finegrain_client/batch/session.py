@@ -37,11 +37,11 @@ from finegrain_client.batch.news import (
 from finegrain_client.batch.output import Output, publish_all
 from finegrain_client.batch.rows import Changes, JobRow
 from finegrain_client.batch.slots import (
-    BackInLine,
     BatchSlots,
     Granted,
     JobOver,
     RequestOver,
+    Requeued,
 )
 from finegrain_client.batch.state_file import StateFile
 from finegrain_client.batch.work import Attempt
@@ -53,8 +53,8 @@ T = TypeVar("T")
 GIVING_BACK_S = 5.0
 """How long the end of a batch waits until its last slots are given back."""
 
-LOOK_UP_S = 1.0
-"""The loop looks up so often although nothing happens: stragglers, progress."""
+WAKE_INTERVAL_S = 1.0
+"""The loop wakes this often although nothing happens: stragglers, progress."""
 
 
 ASK_AGAIN_S = 1.0
@@ -85,7 +85,7 @@ class Session:
         self.book = book
         self.slots = slots
         self.row = row
-        self.wish = ""  # "cancel" or "leave"
+        self.stop_mode = ""  # "cancel" or "leave"
         self._state = state
         self._disk = disk
         self._notify = notify
@@ -97,7 +97,7 @@ class Session:
         self._ahead_s = time.time() - time.monotonic()
 
     async def run(self) -> None:
-        """Works until nothing is left to do, or somebody wishes otherwise.
+        """Works until nothing is left to do, or `wake` was called.
 
         Raises:
             JobGone: the job is over.
@@ -110,12 +110,12 @@ class Session:
                 actions = self.book.decide(self.now())
                 await self._write(actions)
                 self._carry_out(actions)
-                if self.wish:
+                if self.stop_mode:
                     return
                 if self.book.is_over:
                     await self._given_back()
                     return
-                await self._hear()
+                await self._wait_for_news()
         finally:
             for each in self._beside:
                 each.cancel()
@@ -135,24 +135,26 @@ class Session:
         """
         return self._ahead_s + time.monotonic()
 
-    def wake(self, wish: str) -> None:
+    def wake(self, stop_mode: str) -> None:
         """Leave the loop when it has written down what it knows."""
-        self.wish = self.wish or wish
+        self.stop_mode = self.stop_mode or stop_mode
         self._inbox.put_nowait(WakeUp())
 
     def _begin(self) -> None:
         granted, waiting = self.slots.present()
         for first, count in waiting:
-            self.book.in_line(first, count)
+            self.book.queued(first, count)
         for each in granted:
             self.book.granted(each.key, each.member, each.executor_id)
         self.book.taken_over()
 
     # News.
 
-    async def _hear(self) -> None:
+    async def _wait_for_news(self) -> None:
         due = self.book.threads.next_due
-        wait_s = LOOK_UP_S if due is None else min(LOOK_UP_S, max(0.0, due - self.now()))
+        wait_s = (
+            WAKE_INTERVAL_S if due is None else min(WAKE_INTERVAL_S, max(0.0, due - self.now()))
+        )
         try:
             async with asyncio.timeout(wait_s):
                 self._take(await self._inbox.get())
@@ -164,7 +166,7 @@ class Session:
     def _take(self, news: News) -> None:
         book = self.book
         match news:
-            case Granted() | BackInLine() | RequestOver():
+            case Granted() | Requeued() | RequestOver():
                 self._take_request(news)
             case RunOver(key, outcome):
                 self._attempts.pop(key, None)
@@ -185,12 +187,12 @@ class Session:
             case WakeUp():
                 pass
 
-    def _take_request(self, news: Granted | BackInLine | RequestOver) -> None:
+    def _take_request(self, news: Granted | Requeued | RequestOver) -> None:
         match news:
             case Granted(key, member, executor_id):
                 self.book.granted(key, member, executor_id)
-            case BackInLine(allocation_id, member):
-                self.book.back_in_line(allocation_id, member)
+            case Requeued(allocation_id, member):
+                self.book.requeued(allocation_id, member)
             case RequestOver():
                 self.book.request_ended(news.allocation_id, news.member, news.count)
                 if news.state is RequestState.REJECTED:

@@ -45,7 +45,7 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class BackInLine:
+class Requeued:
     """The slot of a request was lost; it waits for another one."""
 
     allocation_id: str
@@ -66,12 +66,12 @@ class RequestOver:
 
 @dataclass(frozen=True, slots=True)
 class JobOver:
-    """The job is over, or its story can no longer be heard."""
+    """The job is over, or its watch stream is."""
 
     error: FinegrainError
 
 
-SlotNews = Granted | BackInLine | RequestOver | JobOver
+SlotNews = Granted | Requeued | RequestOver | JobOver
 
 
 async def insist(work: Callable[[], Awaitable[T]], what: str) -> T:
@@ -127,15 +127,15 @@ class BatchSlots:
             granted.append(Granted(key, member, slot.executor_id))
         return granted, waiting
 
-    async def listen(self, tell: Callable[[SlotNews], None]) -> None:
-        """Tells what happens since this was made, until the job is over."""
+    async def listen(self, deliver: Callable[[SlotNews], None]) -> None:
+        """Delivers what happens since this was made, until the job is over."""
         try:
             async for event in self._events:
                 news = self._news(event)
                 if news is not None:
-                    tell(news)
+                    deliver(news)
         except FinegrainError as error:
-            tell(JobOver(error))
+            deliver(JobOver(error))
 
     async def ask(self, first: int, count: int) -> None:
         """Asks for members of the range.
@@ -177,10 +177,10 @@ class BatchSlots:
     async def reuse(self, pairs: Sequence[tuple[SlotKey, int]]) -> list[bool]:
         """Whether each slot may do the work of a request that waits; if not, it is given back."""
         there = {key: slot for key, _ in pairs if (slot := self.slot(key)) is not None}
-        wishes = [(there[key], self._id(member)) for key, member in pairs if key in there]
-        if not wishes:
+        reuses = [(there[key], self._id(member)) for key, member in pairs if key in there]
+        if not reuses:
             return [False] * len(pairs)
-        outcomes = await insist(lambda: self._job.reuse(wishes), "asking to reuse slots")
+        outcomes = await insist(lambda: self._job.reuse(reuses), "asking to reuse slots")
         agreed = {each.id for each in outcomes if each.ok}
         return [key in there and key[0] in agreed for key, _ in pairs]
 
@@ -195,7 +195,7 @@ class BatchSlots:
             return Granted(key, member, event.slot.executor_id)
         if event.state is RequestState.PENDING:
             self._forget(event)
-            return BackInLine(event.allocation_id, member)
+            return Requeued(event.allocation_id, member)
         if event.state.has_ended:
             self._forget(event)
             return RequestOver(
@@ -205,7 +205,7 @@ class BatchSlots:
 
     def _take(self, event: JobEvent, status: SlotStatus) -> bool:
         """The slot of an event; False: it is no more, and later events tell."""
-        request = self._job._story.requests.get(event.allocation_id)
+        request = self._job._watch.requests.get(event.allocation_id)
         if request is None:
             # Asked for in vain, as far as was known, and taken in all the same: nobody else holds
             # it, and it must not be held for nothing.

@@ -20,7 +20,7 @@ from pathlib import Path
 from finegrain.errors import AlreadyExists, ConfigurationError, FinegrainError, NotFound, Reason
 from finegrain.ids import new_id
 from finegrain_client.batch.lock import take_lock
-from finegrain_client.batch.rows import AskedRow, AttemptRow, Changes, JobRow, Known
+from finegrain_client.batch.rows import AttemptRow, Changes, JobRow, Known, SubmittedRow
 from finegrain_client.batch.schema import (
     APPLICATION_ID,
     RESULT_COLUMNS,
@@ -179,7 +179,7 @@ class StateFile:
             )
             connection.executemany(
                 "insert into asked (job, first_index, count) values (?, ?, ?)",
-                [(job, each.first_index, each.count) for each in changes.asked],
+                [(job, each.first_index, each.count) for each in changes.submitted],
             )
             connection.executemany(
                 "insert into meta values (?, ?) on conflict (key) do update set value = ?2",
@@ -228,8 +228,8 @@ class StateFile:
             return list(read_results(self._connection, failed_only=failed_only, limit=limit))
 
     def _read_job(self, known: Known, number: int) -> None:
-        known.asked = [
-            AskedRow(first, count, bool(taken_in))
+        known.submitted = [
+            SubmittedRow(first, count, bool(taken_in))
             for first, count, taken_in in self._connection.execute(
                 "select first_index, count, taken_in from asked where job = ? order by first_index",
                 (number,),

@@ -70,10 +70,10 @@ class Threads:
             if self._state[thread] == DELAYED:
                 self.to_do(thread)
 
-    def next(self, wish: int) -> int | None:
-        """Takes `wish` if that is to be run, else the lowest that is; None: there is none."""
-        if wish < len(self) and self._state[wish] == TODO:
-            return wish
+    def next(self, preferred: int) -> int | None:
+        """Takes `preferred` if that is to be run, else the lowest that is; None: there is none."""
+        if preferred < len(self) and self._state[preferred] == TODO:
+            return preferred
         while self._todo:
             thread = heapq.heappop(self._todo)
             if self._state[thread] == TODO:

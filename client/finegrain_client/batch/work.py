@@ -145,8 +145,8 @@ class Attempt:
         )
 
     def _how(self, result: TaskResult) -> str:
-        said = self.output.tail("stderr")[-200:].decode("utf-8", errors="replace").strip()
-        return f"{result.how}; it said: {said}" if said else result.how
+        stderr = self.output.tail("stderr")[-200:].decode("utf-8", errors="replace").strip()
+        return f"{result.how}; it said: {stderr}" if stderr else result.how
 
     def _refused(self, error: TaskNotStarted) -> RunOutcome:
         message = f"could not be started on {self.slot.executor_id}: {error.message}"

@@ -310,8 +310,8 @@ class Slot(ContextHandle[AsyncSlot]):
         """Changes what the slot consists of, without touching its tasks; returns when it has.
 
         What is not named stays as it is, or as a change that is under way makes it; see
-        `SizeChange`. Growth waits in line until its executor has room. Interrupting this, or a
-        timeout, keeps the change in line; `withdraw_resize` takes it back.
+        `SizeChange`. Growth is queued until its executor has room. Interrupting this, or a timeout,
+        keeps the change queued; `withdraw_resize` takes it back.
 
         Args:
             wait_for_use: where the slot uses more memory than it is to have: wait until it uses
@@ -385,7 +385,7 @@ class Slot(ContextHandle[AsyncSlot]):
 
 
 class Request(Handle[AsyncRequest]):
-    """A slot request that the RM has acknowledged: it is in line until it ends.
+    """A slot request that the RM has acknowledged: it is queued until it is granted or ends.
 
     Attributes:
         allocation_id: identity of the request and of the slot that will serve it.
@@ -439,7 +439,7 @@ class Request(Handle[AsyncRequest]):
         return self.inner.rejection
 
     def granted(self, timeout_s: float | None = None) -> Slot:
-        """The slot, once there is one. Interrupting this, or a timeout, keeps the request in line.
+        """The slot, once there is one. Interrupting this, or a timeout, keeps the request queued.
 
         After a loss with `restart_on_loss` it waits for the next slot.
 

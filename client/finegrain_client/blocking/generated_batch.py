@@ -74,7 +74,7 @@ class BatchJob(Handle[AsyncBatchJob]):
 
     @property
     def progress(self) -> Progress:
-        """How far it is; all queued before `run`. For batches that others run see `look`."""
+        """How far it is; all queued before `run`. For batches that others run see `read_status`."""
         return self.inner.progress
 
     def run(
@@ -92,7 +92,7 @@ class BatchJob(Handle[AsyncBatchJob]):
         Raises:
             AlreadyExists: another runner works on it (STORE_IN_USE), or another batch is in the
                 state file.
-            NotFound, ConfigurationError: see `look`.
+            NotFound, ConfigurationError: see `read_status`.
             FinegrainError: the resource manager refused us, or a disk failed (DISK_FULL, ...).
         """
         return self.loop.run(self.inner.run(on_progress, retry_failed=retry_failed))
@@ -105,7 +105,7 @@ class BatchJob(Handle[AsyncBatchJob]):
 
         Raises:
             AlreadyExists: another process works on it: STORE_IN_USE.
-            NotFound, ConfigurationError: see `look`.
+            NotFound, ConfigurationError: see `read_status`.
         """
         self.loop.run(self.inner.cancel())
 
@@ -119,6 +119,6 @@ class BatchJob(Handle[AsyncBatchJob]):
         """The results so far, by index; one per thread at most.
 
         Raises:
-            NotFound, ConfigurationError: see `look`.
+            NotFound, ConfigurationError: see `read_status`.
         """
         return self.inner.results(failed_only=failed_only)

@@ -33,6 +33,6 @@ def as_granted(requests: Iterable[Request]) -> AsGranted:
 
     Where a request ends without a slot, the step raises what `Request.granted` raises; go on with
     `next` on the same iterator to get the others. Leaving the loop early leaves the other requests
-    in line.
+    queued.
     """
     return AsGranted(list(requests))

@@ -1,7 +1,7 @@
-"""An event loop in a thread of its own, for callers who have none.
+"""An event loop in a dedicated thread, for callers that have none.
 
-Decides how a call gets there and back, and what an interruption (Ctrl-C) does: it cancels the call
-that is waited for, waits until that has cleaned up, and is then raised as usual.
+An interruption (Ctrl-C) cancels the call that is waited for, waits until that has cleaned up, and
+is then raised as usual.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from finegrain.errors import ConfigurationError
 
 T = TypeVar("T")
 
-LOOK_UP_S = 1.0
+WAKE_INTERVAL_S = 1.0
 LEAVING_S = 30.0
 """How long an interrupted call may take to clean up."""
 
 
 class PrivateLoop:
-    """An event loop in a thread of its own."""
+    """An event loop in a dedicated thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -38,7 +38,11 @@ class PrivateLoop:
         return self._loop.is_closed()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine; an interruption cancels it and waits for its end."""
+        """Runs a coroutine and returns its result. An interruption cancels it and waits for it.
+
+        Raises:
+            ConfigurationError: the loop is closed, or this is its own thread.
+        """
         if self._loop.is_closed() or threading.get_ident() == self._thread.ident:
             work.close()
             raise ConfigurationError(
@@ -67,7 +71,7 @@ class PrivateLoop:
             raise
 
     def call(self, function: Callable[[], T]) -> T:
-        """The result of a plain function, called on the loop's thread."""
+        """Calls a plain function on the loop's thread and returns its result."""
 
         async def work() -> T:
             return function()
@@ -75,7 +79,7 @@ class PrivateLoop:
         return self.run(work())
 
     def iterate(self, items: AsyncIterator[T]) -> Generator[T, None, None]:
-        """The items of an async iterator, which is closed at the end."""
+        """Yields the items of an async iterator, which is closed at the end."""
 
         async def step() -> tuple[T] | None:
             try:
@@ -102,12 +106,12 @@ class PrivateLoop:
 
 
 def _wait_for(outcome: Future[T]) -> T:
-    """The outcome. A signal that comes just before the thread goes to sleep would not wake it, so
-    it looks up now and then.
+    """Returns the outcome. A signal that comes just before the thread sleeps would not wake it, so
+    it wakes now and then by itself.
     """
     while True:
         try:
-            return outcome.result(LOOK_UP_S)
+            return outcome.result(WAKE_INTERVAL_S)
         except TimeoutError:
             if outcome.done():  # the work's own, or it came just now
                 return outcome.result()

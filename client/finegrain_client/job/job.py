@@ -1,8 +1,8 @@
-"""One job as its master holds it: registration, requests, the way out.
+"""One job as its master holds it: registration, requests, the end.
 
-Decides that nothing outlives the job's `async with`. Refuses to know how requests are sent and
-taken back (`submission.py`), how slots are given back (`releasing.py`) or go on
-(`slot/reusing.py`), and how their story is heard (`watch.py`).
+Nothing outlives the job's `async with`, unless it is detached. Requests are submitted and taken
+back in `submission.py`, slots released in `releasing.py` or reused in `slot/reusing.py`, and the
+events of both taken in by `watch.py`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from finegrain_client.job.gangs import GangSpec
 from finegrain_client.job.ranges import RequestRange, check_range
 from finegrain_client.job.releasing import release
 from finegrain_client.job.request import Request, all_granted
-from finegrain_client.job.submission import Asking
-from finegrain_client.job.watch import Story
+from finegrain_client.job.submission import Submission
+from finegrain_client.job.watch import JobWatch
 from finegrain_client.slot.reusing import Reuse, reuse
 from finegrain_client.slot.slot import Slot
 from finegrain_client.specs import SlotSpec
@@ -73,8 +73,8 @@ class Job:
     ) -> None:
         self._context = JobContext(connection, job_id or new_id(), secret)
         self._attached = bool(secret)
-        self._story = Story(self._context, from_snapshot=self._attached)
-        self._asking = Asking(self._context, self._story)
+        self._watch = JobWatch(self._context, from_snapshot=self._attached)
+        self._submission = Submission(self._context, self._watch)
         self._offers: OfferServer | None = None
         self.name = name
         self.group = group
@@ -99,26 +99,26 @@ class Job:
         """The requests that have not ended, in the order in which they were made; of ranges, those
         that have slots, or had some.
         """
-        return list(self._story.requests.values())
+        return list(self._watch.requests.values())
 
     @property
     def ranges(self) -> list[RequestRange]:
         """The ranges of which some members have not ended."""
-        return list(self._story.ranges.by_id.values())
+        return list(self._watch.ranges.by_id.values())
 
     async def __aenter__(self) -> Self:
         if not self._attached:
             await self._register()
         background = self._context.background
-        background.start(self._story.watch(), f"watching job {self.job_id}")
+        background.start(self._watch.run(), f"watching job {self.job_id}")
         interval_s = KEEP_ALIVE_LONGEST_S if self.detached else self.lease_s / 3
         background.start(
-            self._story.keep_alive(min(KEEP_ALIVE_LONGEST_S, interval_s)),
+            self._watch.keep_alive(min(KEEP_ALIVE_LONGEST_S, interval_s)),
             f"keeping job {self.job_id} alive",
         )
         if self._attached:
             try:
-                await self._story.first_snapshot()
+                await self._watch.first_snapshot()
             except BaseException:
                 await background.stop()
                 raise
@@ -158,7 +158,7 @@ class Job:
             FinegrainError: the call failed as a whole.
         """
         self._check_alive()
-        return await self._asking.ask(specs, raise_on_reject=raise_on_reject)
+        return await self._submission.submit(specs, raise_on_reject=raise_on_reject)
 
     async def request_gang(
         self,
@@ -194,7 +194,7 @@ class Job:
         try:
             return await all_granted(requests)
         except BaseException:
-            self._asking.give_up(requests)
+            self._submission.give_up(requests)
             raise
 
     async def request_range(
@@ -223,7 +223,7 @@ class Job:
         """
         self._check_alive()
         check_range(spec, range_id, first_index)
-        found = await self._asking.ask_range(spec, range_id or new_id(), first_index)
+        found = await self._submission.submit_range(spec, range_id or new_id(), first_index)
         if found.rejection is not None and raise_on_reject:
             raise rejected([found.rejection])
         return found
@@ -234,7 +234,7 @@ class Job:
         Raises:
             FinegrainError: the RM could not be told.
         """
-        return await self._asking.cancel([each.allocation_id for each in requests])
+        return await self._submission.cancel([each.allocation_id for each in requests])
 
     async def release(
         self, slots: Sequence[Slot], grace_s: float | None = None
@@ -270,7 +270,7 @@ class Job:
 
     def events(self) -> JobEvents:
         """What happens to the job's requests from now on, in order and once; see `JobEvents`."""
-        return self._story.listen()
+        return self._watch.listen()
 
     async def serve_offers(
         self,
@@ -303,7 +303,7 @@ class Job:
             FinegrainError: the RM could not be told.
         """
         await self._end(self._context.connection, grace_s)
-        self._story.over(JobEnded(f"job {self.job_id} was ended by its master"), expected=True)
+        self._watch.over(JobEnded(f"job {self.job_id} was ended by its master"), expected=True)
 
     async def _end(
         self, connection: Connection, grace_s: float | None, budget_s: float | None = None
@@ -323,10 +323,10 @@ class Job:
             return  # over already
 
     async def _leave(self) -> None:
-        ended = self._story.error is not None
+        ended = self._watch.error is not None
         if self.detached:  # its slots live on: tasks can be taken back until we know them no more
             await self._context.background.settle(ENDING_BUDGET_S)
-        self._story.over(JobEnded(f"job {self.job_id} was left"), expected=True)
+        self._watch.over(JobEnded(f"job {self.job_id} was left"), expected=True)
         await self._context.background.stop()
         if self._offers is not None:
             await self._offers.stop()
@@ -379,11 +379,11 @@ class Job:
             log.warning("job %s may exist until its lease ends: %s", self.job_id, error.message)
 
     def _may_accept(self, allocation_id: str, generation: int) -> bool:
-        request = self._story.requests.get(allocation_id)
+        request = self._watch.requests.get(allocation_id)
         return request is not None and generation >= request.generation
 
     def _check_alive(self) -> None:
         if not self._context.secret:
             raise FailedPrecondition(f'job {self.name!r} is not registered; use "async with"')
-        if self._story.error is not None:
-            raise self._story.error
+        if self._watch.error is not None:
+            raise self._watch.error

@@ -1,7 +1,7 @@
-"""The ranges of one job, and what its story means for them.
+"""The ranges of one job, and what events and snapshots mean for them.
 
-Decides which range an event or an entry of a snapshot is about, and which members a snapshot should
-have shown. Refuses to know where the story comes from (`watch.py`).
+Finds the range that an event or an entry of a snapshot is about, and the members that a snapshot
+should have shown. The stream itself is read in `watch.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from finegrain_client.job.request import Request
 from finegrain_client.types.status import JobEvent, RequestState, RequestStatus
 
 
-class RangeStory:
+class WatchedRanges:
     """All ranges that a job master holds, by id."""
 
     def __init__(self, context: JobContext) -> None:
@@ -41,11 +41,11 @@ class RangeStory:
             requests[event.allocation_id] = request
         return owner
 
-    def took_step(self, owner: RequestRange, event: JobEvent) -> None:
-        """The request that an event is about, a member of this range, has taken it in."""
+    def member_changed(self, owner: RequestRange, event: JobEvent) -> None:
+        """Updates a range after the request of a member has taken in `event`."""
         index = owner.index_of(event.allocation_id)
         if index is not None and index in owner.requests:
-            owner.took_step(index)
+            owner.member_changed(index)
         self.drop_if_over(owner)
 
     def drop_if_over(self, owner: RequestRange) -> None:
@@ -81,10 +81,12 @@ class RangeStory:
         """Ranges of which a snapshot has not shown all who waited: some have ended meanwhile."""
         return [name for name, unseen in self._unseen.items() if unseen and name in self.by_id]
 
-    def end_unseen(self, found: Iterable[RequestStatus], tell: Callable[[JobEvent], None]) -> None:
+    def end_unseen(
+        self, found: Iterable[RequestStatus], dispatch: Callable[[JobEvent], None]
+    ) -> None:
         """What became of those: the RM has said so of some; the others it does not know any more.
 
-        `tell` gets one event for each run of members.
+        `dispatch` gets one event for each run of members.
         """
         statuses: Sequence[RequestStatus] = list(found)
         for name in self.not_shown():
@@ -94,10 +96,10 @@ class RangeStory:
                 index = owner.index_of(status.allocation_id)
                 if index is not None and status.state.has_ended:
                     for run in list(unseen.runs_within(index, index + status.count)):
-                        self._end(owner, run, status.state, status.reason, tell)
+                        self._end(owner, run, status.state, status.reason, dispatch)
                         unseen.remove_run(*run)
             for run in list(unseen.runs()):
-                self._end(owner, run, RequestState.CANCELLED, Reason.ALLOCATION_UNKNOWN, tell)
+                self._end(owner, run, RequestState.CANCELLED, Reason.ALLOCATION_UNKNOWN, dispatch)
         self._unseen.clear()
 
     def adopt(self, message: rm.RequestStatus) -> bool:
@@ -108,10 +110,10 @@ class RangeStory:
             return False
         owner = self.by_id.get(message.range_id)
         if owner is None:
-            asked = slots_pb2.SlotRequest()
-            asked.CopyFrom(message.request)
-            asked.allocation_id = message.range_id
-            owner = self.by_id[message.range_id] = RequestRange(self._context, asked)
+            template = slots_pb2.SlotRequest()
+            template.CopyFrom(message.request)
+            template.allocation_id = message.range_id
+            owner = self.by_id[message.range_id] = RequestRange(self._context, template)
             owner.acknowledged = True
         index = owner.index_of(message.allocation_id)
         waits = message.state == slots_pb2.REQUEST_STATE_PENDING and not message.generation
@@ -133,10 +135,10 @@ class RangeStory:
         run: tuple[int, int],
         state: RequestState,
         reason: str,
-        tell: Callable[[JobEvent], None],
+        dispatch: Callable[[JobEvent], None],
     ) -> None:
         for start, end in owner.waiting_within(*run):
-            tell(
+            dispatch(
                 JobEvent(
                     sequence=0,
                     event_time=None,

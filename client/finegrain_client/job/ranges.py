@@ -1,8 +1,7 @@
 """Many equal slot requests that differ in nothing but their index, as their job master holds them.
 
-Decides what is kept of them here: those that wait, and those that have ended, are numbers only;
-who was granted a slot is a `Request` like any other. Refuses to know where the story comes from
-(`watch.py`) and how ranges are asked for (`submission.py`).
+Members that wait, and those that have ended, are kept as numbers only; one that was granted a slot
+is a `Request` like any other. Events come from `watch.py`; `submission.py` submits ranges.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class RequestRange:
 
     def __init__(self, context: JobContext, message: slots_pb2.SlotRequest) -> None:
         self._context = context
-        self._asked = message
+        self._template = message
         self._waiting = IntervalSet()
         self._members = IntervalSet()
         self._listeners: set[GrantedSlots] = set()
@@ -177,7 +176,7 @@ class RequestRange:
     def message_of(self, index: int) -> slots_pb2.SlotRequest:
         """What a member asks for."""
         message = slots_pb2.SlotRequest()
-        message.CopyFrom(self._asked)
+        message.CopyFrom(self._template)
         message.allocation_id = f"{self.range_id}.{index}"
         return message
 
@@ -188,9 +187,7 @@ class RequestRange:
 
     @internal
     def single_out(self, index: int) -> Request | None:
-        """The request of a member that waited and has a story of its own now; None: there is
-        nothing to single out.
-        """
+        """Makes a request of a member that has waited until now; None: it has not."""
         if index not in self._waiting:
             return None
         self._waiting.discard(index)
@@ -199,8 +196,8 @@ class RequestRange:
         return request
 
     @internal
-    def took_step(self, index: int) -> None:
-        """The request of a member has taken in a step of its story."""
+    def member_changed(self, index: int) -> None:
+        """Updates the range after the request of a member has changed."""
         request = self.requests[index]
         slot = request.slot
         if request.state is RequestState.GRANTED and slot is not None and not slot.has_ended:
@@ -211,19 +208,19 @@ class RequestRange:
             self.ended[request.state] += 1
             for listener in self._listeners:
                 listener.forget_member(request.allocation_id)
-            self._look_whether_over()
+            self._end_if_over()
 
     @internal
     def end_waiting(self, start: int, end: int, state: RequestState) -> None:
         """Members that waited have ended."""
         self.ended[state] += self._waiting.remove_run(start, end)
-        self._look_whether_over()
+        self._end_if_over()
 
     @internal
     def reject(self, rejection: Rejection) -> None:
         """The RM did not take the members in that were asked for last."""
         self.rejection = rejection
-        self._look_whether_over()
+        self._end_if_over()
 
     @internal
     def forget(self, start: int, end: int) -> None:
@@ -233,13 +230,13 @@ class RequestRange:
 
     @internal
     def fail(self, error: FinegrainError) -> None:
-        """The job is over, or its story can no longer be heard."""
+        """The job is over, or its watch stream is."""
         if not self.has_ended:
             self._error = error
         for listener in list(self._listeners):
             listener.end(error)
 
-    def _look_whether_over(self) -> None:
+    def _end_if_over(self) -> None:
         if self.has_ended:
             for listener in list(self._listeners):
                 listener.end(None)
@@ -260,7 +257,7 @@ class GrantedSlots:
         self._owner = owner
         self._forget = forget
         self._waiting: deque[Slot] = deque()
-        self._told: dict[str, int] = {}  # the generation that came last
+        self._yielded: dict[str, int] = {}  # by allocation id, the newest generation
         self._changed = asyncio.Event()
         self._end: Exception | None = None
 
@@ -281,14 +278,14 @@ class GrantedSlots:
 
     def put(self, slot: Slot) -> None:
         """A slot is granted; one that came already (its size changed) does not come again."""
-        if self._told.get(slot.allocation_id, 0) < slot.generation:
-            self._told[slot.allocation_id] = slot.generation
+        if self._yielded.get(slot.allocation_id, 0) < slot.generation:
+            self._yielded[slot.allocation_id] = slot.generation
             self._waiting.append(slot)
             self._changed.set()
 
     def forget_member(self, allocation_id: str) -> None:
         """It has ended, and is not granted again."""
-        self._told.pop(allocation_id, None)
+        self._yielded.pop(allocation_id, None)
 
     def end(self, error: FinegrainError | None) -> None:
         """No more will come; what waits can still be taken."""
@@ -319,14 +316,14 @@ def check_range(spec: SlotSpec, range_id: str, first_index: int) -> None:
 
 
 def range_message(
-    asked: slots_pb2.SlotRequest, first_index: int, count: int
+    template: slots_pb2.SlotRequest, first_index: int, count: int
 ) -> slots_pb2.RequestRange:
-    """So many members of the range that `asked` is named for, as they are asked for."""
+    """Returns the message for `count` members of the range whose id `template` has."""
     request = slots_pb2.SlotRequest()
-    request.CopyFrom(asked)
+    request.CopyFrom(template)
     request.allocation_id = ""
     return slots_pb2.RequestRange(
-        range_id=asked.allocation_id, first_index=first_index, count=count, request=request
+        range_id=template.allocation_id, first_index=first_index, count=count, request=request
     )
 
 

@@ -1,7 +1,6 @@
 """One slot request as its job master holds it.
 
-Decides how a request's story (told by the watch stream) becomes a slot, an error, or further
-waiting. Refuses to know where the story comes from.
+The states that the watch stream reports become a slot, an error, or further waiting.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ REASON_POLICY = RetryPolicy(budget_s=2.0)
 
 
 class Request:
-    """A slot request that the RM has acknowledged: it is in line until it ends.
+    """A slot request that the RM has acknowledged: it is queued until it is granted or ends.
 
     Attributes:
         allocation_id: identity of the request and of the slot that will serve it.
@@ -58,7 +57,6 @@ class Request:
         self, context: JobContext, message: slots_pb2.SlotRequest, gang: Gang | None = None
     ) -> None:
         self._context = context
-        self._asked = message
         self._changes = Changes()
         self._error: FinegrainError | None = None
         self._rejection: Rejection | None = None
@@ -90,7 +88,7 @@ class Request:
         return self._rejection
 
     async def granted(self, timeout_s: float | None = None) -> Slot:
-        """The slot, once there is one. Cancelling this, or a timeout, keeps the request in line.
+        """The slot, once there is one. Cancelling this, or a timeout, keeps the request queued.
 
         After a loss with `restart_on_loss` it waits for the next slot.
 
@@ -176,14 +174,14 @@ class Request:
     def take_state(
         self, state: RequestState, reason: str, message: str, slot: SlotStatus | None
     ) -> None:
-        """Takes one step of the story in; repeated steps change nothing."""
+        """Takes in a state that the RM reports; repeated reports change nothing."""
         if self._error is not None:
             return
-        back_in_line = self.state is RequestState.PENDING
+        requeued = self.state is RequestState.PENDING
         self.state, self.reason, self.message = state, reason, message
         if state is RequestState.GRANTED and slot is not None:
             # Of the same generation where a lost executor has come back with the slot.
-            if self.slot is None or back_in_line or slot.generation > self.slot.generation:
+            if self.slot is None or requeued or slot.generation > self.slot.generation:
                 self._end_slot(at_once=True)
                 self.slot = Slot(self._context, slot)
             elif slot.generation == self.slot.generation:  # its size is another one
@@ -211,7 +209,7 @@ class Request:
 
     @internal
     def fail(self, error: FinegrainError) -> None:
-        """The job is over, or its story can no longer be heard."""
+        """The job is over, or its watch stream is."""
         if self._error is None and not self.state.has_ended:
             self._error = error
             if self.slot is not None:
@@ -290,11 +288,11 @@ class AsGranted:
         if request.is_settled:
             self._ready.append(request)
             return
-        listener = partial(self._look, request)
+        listener = partial(self._move_if_settled, request)
         self._waiting[request] = listener
         request.on_change(listener)
 
-    def _look(self, request: Request) -> None:
+    def _move_if_settled(self, request: Request) -> None:
         if request.is_settled:
             request.off_change(self._waiting.pop(request))
             self._ready.append(request)
@@ -306,6 +304,6 @@ def as_granted(requests: Iterable[Request]) -> AsGranted:
 
     Where a request ends without a slot, the step raises what `Request.granted` raises; go on with
     `anext` on the same iterator to get the others. Leaving the loop early leaves the other requests
-    in line.
+    queued.
     """
     return AsGranted(requests)

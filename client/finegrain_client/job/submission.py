@@ -1,7 +1,7 @@
-"""How requests are asked for and taken back: in calls that one message can carry.
+"""How requests are submitted and taken back, in calls that one message can carry.
 
-Decides where many requests are cut (a gang never is), and that what nobody holds is taken back.
-Refuses to know what becomes of a request that was taken in.
+Many requests are cut into batches; a gang never is. Requests that no handle refers to any more,
+since the call failed or was cancelled, are taken back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from finegrain_client.job.context import JobContext
 from finegrain_client.job.gangs import GangSpec
 from finegrain_client.job.ranges import RequestRange, range_message
 from finegrain_client.job.request import Request
-from finegrain_client.job.watch import Story
+from finegrain_client.job.watch import JobWatch
 from finegrain_client.retry import REFUSALS
 from finegrain_client.specs import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, SlotSpec, id_batches
 from finegrain_client.types.status import Gang, ItemOutcome
@@ -78,21 +78,21 @@ def batches(
         yield batch
 
 
-class Asking:
-    """The requests of one job, from the wish until they are in line or taken back."""
+class Submission:
+    """Submits the requests of one job, and takes requests back."""
 
-    def __init__(self, context: JobContext, story: Story) -> None:
+    def __init__(self, context: JobContext, watch: JobWatch) -> None:
         self._context = context
-        self._story = story
+        self._watch = watch
 
-    async def ask(self, wanted: Wanted, *, raise_on_reject: bool) -> list[Request]:
+    async def submit(self, wanted: Wanted, *, raise_on_reject: bool) -> list[Request]:
         """See `Job.request_slots`."""
         many = list(pieces(wanted))
         requests: list[Request] = []
         for piece in many:
             gang = read(Gang, piece.gang) if piece.gang is not None else None
             requests += [self._request(each, gang) for each in piece.requests]
-        self._story.requests.update({each.allocation_id: each for each in requests})
+        self._watch.requests.update({each.allocation_id: each for each in requests})
         tried: list[Batch] = []
         try:
             for batch in batches(many):
@@ -110,15 +110,15 @@ class Asking:
             raise rejected(rejections)
         return requests
 
-    async def ask_range(self, spec: SlotSpec, range_id: str, first: int) -> RequestRange:
+    async def submit_range(self, spec: SlotSpec, range_id: str, first: int) -> RequestRange:
         """See `Job.request_range`; one that is refused says so in `rejection`."""
-        (asked,) = replace(spec, count=1, allocation_id=range_id).messages()
-        known = self._story.ranges.by_id.setdefault(range_id, RequestRange(self._context, asked))
+        (template,) = replace(spec, count=1, allocation_id=range_id).messages()
+        known = self._watch.ranges.by_id.setdefault(range_id, RequestRange(self._context, template))
         known.rejection = None
         members = first, first + spec.count
         is_new = known.add(*members) == spec.count
         message = rm.RequestResourceRequest(
-            job_id=self._context.job_id, ranges=[range_message(asked, first, spec.count)]
+            job_id=self._context.job_id, ranges=[range_message(template, first, spec.count)]
         )
         try:
             answer = await self._context.connection.call_manager(
@@ -129,8 +129,8 @@ class Asking:
         except BaseException as error:
             if is_new:
                 known.forget(*members)
-                self._story.ranges.drop_if_over(known)
-                if not isinstance(error, REFUSALS) and self._story.error is None:
+                self._watch.ranges.drop_if_over(known)
+                if not isinstance(error, REFUSALS) and self._watch.error is None:
                     self._take_members_back(range_id, *members)
             raise
         known.acknowledged = True
@@ -139,7 +139,7 @@ class Asking:
             if is_new:
                 known.forget(*members)
             known.reject(Rejection(range_id, outcome.reason, outcome.message, outcome.details))
-        self._story.ranges.drop_if_over(known)
+        self._watch.ranges.drop_if_over(known)
         return known
 
     def _take_members_back(self, range_id: str, first: int, end: int) -> None:
@@ -188,24 +188,24 @@ class Asking:
                 message, timeout=timeout_s, metadata=self._context.metadata
             )
         )
-        for asked, result in zip(batch.requests, answer.results, strict=True):
-            request = self._story.requests.get(asked.allocation_id)
+        for sent, result in zip(batch.requests, answer.results, strict=True):
+            request = self._watch.requests.get(sent.allocation_id)
             if request is None:
-                continue  # the stream told of its end already
+                continue  # the stream reported its end already
             request.acknowledged = True
             if result.HasField("error"):
                 outcome = read(ItemOutcome, result)
                 request.reject(
-                    Rejection(asked.allocation_id, outcome.reason, outcome.message, outcome.details)
+                    Rejection(sent.allocation_id, outcome.reason, outcome.message, outcome.details)
                 )
-                del self._story.requests[asked.allocation_id]
+                del self._watch.requests[sent.allocation_id]
 
     def _forget(self, ids: Iterable[str]) -> None:
         for allocation_id in ids:
-            self._story.requests.pop(allocation_id, None)
+            self._watch.requests.pop(allocation_id, None)
 
     def _take_back(self, ids: Sequence[str]) -> None:
-        if ids and self._story.error is None:
+        if ids and self._watch.error is None:
             self._context.background.start(
                 self._cancel_all(ids),
                 f"{CLEANING_UP} {len(ids)} requests of job {self._context.job_id}",

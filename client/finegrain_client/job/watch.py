@@ -1,8 +1,7 @@
-"""A job's story: its watch stream, taken in without gap or repeat, and its lease.
+"""A job's watch stream, taken in without gap or repeat, and its lease.
 
-Decides where a broken stream goes on (after the last sequence number taken in), what a snapshot
-means for requests that it does not show, and when the job is over. Refuses to know what requests
-make of their states.
+A broken stream goes on after the last sequence number taken in. Requests that a snapshot does not
+show are looked up. The job is over when the resource manager reports it or no longer knows the job.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from finegrain_client.decoding import read
 from finegrain_client.errors import JobEnded
 from finegrain_client.job.context import JobContext
 from finegrain_client.job.events import JobEvents
-from finegrain_client.job.range_events import RangeStory
+from finegrain_client.job.range_events import WatchedRanges
 from finegrain_client.job.request import Request
 from finegrain_client.retry import Backoff, StreamCall, follow, resumed
 from finegrain_client.specs import id_batches
@@ -34,20 +33,20 @@ from finegrain_client.types.status import Gang, JobEvent, RequestState, RequestS
 
 log = logging.getLogger("finegrain_client")
 
-ASKED_MAX = 500
-"""Requests that a snapshot does not show, asked about in one call."""
+LISTED_MAX = 500
+"""Requests that a snapshot does not show, looked up in one call."""
 
 _ALL_STATES = tuple(number for number in slots_pb2.RequestState.values() if number)
 
 
-class Story:
-    """What is known of one job's requests, and who wants to hear more.
+class JobWatch:
+    """Keeps a job's requests and ranges as the resource manager reports them, and feeds listeners.
 
     Attributes:
         requests: those that have not ended, by allocation id; of ranges, those that have slots.
         ranges: those of whose members some have not ended.
         sequence: the last event taken in.
-        error: why the story is over; None while it goes on.
+        error: why the stream is over; None while it goes on.
     """
 
     def __init__(self, context: JobContext, *, from_snapshot: bool = False) -> None:
@@ -60,7 +59,7 @@ class Story:
         self._watched = context.connection.manager_address
         self._begun = asyncio.Event()
         self.requests: dict[str, Request] = {}
-        self.ranges = RangeStory(context)
+        self.ranges = WatchedRanges(context)
         self.sequence = 0
         self.error: FinegrainError | None = None
 
@@ -87,12 +86,12 @@ class Story:
         self._begun.set()
 
     async def first_snapshot(self) -> None:
-        """Waits for the snapshot that the story began with."""
+        """Waits for the snapshot that the stream begins with."""
         await self._begun.wait()
         if self.error is not None:
             raise self.error
 
-    async def watch(self) -> None:
+    async def run(self) -> None:
         """Reads the watch stream until the job is over."""
         backoff = Backoff(self._context.connection.policy)
         while self.error is None:
@@ -101,7 +100,9 @@ class Story:
                     self._open,
                     where=lambda: self._context.connection.manager_address,
                     policy=self._context.connection.policy,
-                    turn=lambda error: self._context.connection.leave_manager(self._watched, error),
+                    redirect=lambda error: self._context.connection.leave_manager(
+                        self._watched, error
+                    ),
                 )
                 await follow(stream, self._take)
             except OutOfRange as error:
@@ -167,7 +168,7 @@ class Story:
                     f"{self.sequence}"
                 )
             self.sequence = message.sequence
-            self._tell(read(JobEvent, message))
+            self._dispatch(read(JobEvent, message))
         return self.error is not None
 
     async def _take_snapshot(self, snapshot: rm.JobSnapshot) -> None:
@@ -191,7 +192,7 @@ class Story:
             statuses += await self._what_became_of(self._not_shown, snapshot.sequence)
             self._not_shown = []
         for status in statuses:
-            self._tell_difference(snapshot.sequence, status)
+            self._dispatch_difference(snapshot.sequence, status)
         if not snapshot.more:
             await self._end_unseen(snapshot.sequence)
         self.sequence = snapshot.sequence
@@ -204,19 +205,21 @@ class Story:
         """Members that waited and are not shown have ended; how, the RM is asked."""
         ranges = self.ranges.not_shown()
         found = await self._listed([f"{each}." for each in ranges]) if ranges else []
-        self.ranges.end_unseen(found, lambda event: self._tell(replace(event, sequence=sequence)))
+        self.ranges.end_unseen(
+            found, lambda event: self._dispatch(replace(event, sequence=sequence))
+        )
 
     def _adopt(self, message: rm.RequestStatus) -> None:
-        asked = slots_pb2.SlotRequest()
-        asked.CopyFrom(message.request)
-        asked.allocation_id = message.allocation_id
+        submitted = slots_pb2.SlotRequest()
+        submitted.CopyFrom(message.request)
+        submitted.allocation_id = message.allocation_id
         gang = read(Gang, message.gang) if message.HasField("gang") else None
-        request = Request(self._context, asked, gang)
+        request = Request(self._context, submitted, gang)
         request.acknowledged = True
         self.requests[message.allocation_id] = request
         self.ranges.adopt_request(message.range_id, request)
 
-    def _tell_difference(self, sequence: int, status: RequestStatus) -> None:
+    def _dispatch_difference(self, sequence: int, status: RequestStatus) -> None:
         request = self.requests.get(status.allocation_id)
         if request is None:
             request = self._member(status)
@@ -229,7 +232,7 @@ class Story:
                 request.take_status(status)
                 return
             reason = Reason.RESIZED
-        self._tell(
+        self._dispatch(
             JobEvent(
                 sequence=sequence,
                 event_time=None,
@@ -244,7 +247,7 @@ class Story:
         request.take_status(status)  # of restored books, say: fewer changes than were known
 
     def _member(self, status: RequestStatus) -> Request | None:
-        """The member of a range that has a story of its own since the last that was heard."""
+        """Makes a request of a member of a range that has more to report than that it waits."""
         if status.state is RequestState.PENDING and status.generation == 0:
             return None
         owner = self.ranges.shown(status)
@@ -254,7 +257,7 @@ class Story:
             self.requests[status.allocation_id] = request
         return request
 
-    def _tell(self, event: JobEvent) -> None:
+    def _dispatch(self, event: JobEvent) -> None:
         owner = self.ranges.about(event, self.requests)
         request = self.requests.get(event.allocation_id)
         if request is not None:
@@ -262,7 +265,7 @@ class Story:
             if request.has_ended:
                 del self.requests[event.allocation_id]
         if owner is not None:
-            self.ranges.took_step(owner, event)
+            self.ranges.member_changed(owner, event)
         for listener in list(self._listeners):
             listener.put(event)
 
@@ -272,7 +275,7 @@ class Story:
         for request in missing:
             if request.allocation_id not in found:
                 # Of restored books, say. Listeners hear it, too: they may wait for its slot.
-                self._tell(
+                self._dispatch(
                     JobEvent(
                         sequence=sequence,
                         event_time=None,
@@ -289,7 +292,7 @@ class Story:
     async def _listed(self, allocation_ids: list[str]) -> list[RequestStatus]:
         """Where requests stand of these ids, or with ids that begin so; also if they have ended."""
         found: list[RequestStatus] = []
-        for ids in id_batches(allocation_ids, items_max=ASKED_MAX):
+        for ids in id_batches(allocation_ids, items_max=LISTED_MAX):
             message = cluster_pb2.ListRequestsRequest(
                 job_id=self._context.job_id, states=_ALL_STATES, allocation_ids=ids
             )

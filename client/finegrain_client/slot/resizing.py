@@ -89,8 +89,8 @@ class SizeChange:
         size = status.profile, status.cpu_limit_milli
         return self.applied_to(*size) == size
 
-    def wish(self, status: SlotStatus) -> tuple[ResourceProfile, int]:
-        """The whole size that is to be asked for, given what the slot is, or is becoming."""
+    def target(self, status: SlotStatus) -> tuple[ResourceProfile, int]:
+        """Returns the whole size to request, given what the slot is, or is becoming."""
         if status.resizes:
             newest = status.resizes[-1]
             return self.applied_to(newest.profile, newest.cpu_limit_milli)

@@ -1,7 +1,6 @@
 """Slots whose work is done and that may do the work of further requests of their job.
 
-Decides how batches are cut, and that a slot which may not is one that was given back. Refuses to
-know who may: the RM says.
+The RM decides which may; a slot that may not was given back.
 """
 
 from __future__ import annotations
@@ -41,21 +40,21 @@ Reuse: TypeAlias = tuple[Finished, Reusable | str]
 
 
 async def reuse(
-    context: JobContext, wishes: Sequence[Reuse], grace_s: float | None
+    context: JobContext, pairs: Sequence[Reuse], grace_s: float | None
 ) -> list[ItemOutcome]:
     """See `Job.reuse`."""
     outcomes: list[ItemOutcome] = []
-    for start in range(0, len(wishes), BATCH_ITEMS_MAX):
-        some = wishes[start : start + BATCH_ITEMS_MAX]
+    for start in range(0, len(pairs), BATCH_ITEMS_MAX):
+        some = pairs[start : start + BATCH_ITEMS_MAX]
         message = rm.ReuseSlotsRequest(
             job_id=context.job_id,
             slots=[
                 rm.SlotReuse(
                     allocation_id=slot.allocation_id,
                     generation=slot.generation,
-                    for_allocation_id=wish if isinstance(wish, str) else wish.allocation_id,
+                    for_allocation_id=_id_of(request),
                 )
-                for slot, wish in some
+                for slot, request in some
             ],
             grace=duration(grace_s),
         )
@@ -70,3 +69,7 @@ async def reuse(
                 slot.mark_released()
             outcomes.append(outcome)
     return outcomes
+
+
+def _id_of(request: Reusable | str) -> str:
+    return request if isinstance(request, str) else request.allocation_id

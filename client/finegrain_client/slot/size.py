@@ -38,7 +38,7 @@ class _Waiter:
         self._outcome: SlotStatus | FinegrainError | None = None
         self.number = resize_number
 
-    def tell(self, status: SlotStatus, reason: str, message: str) -> None:
+    def update(self, status: SlotStatus, reason: str, message: str) -> None:
         if found := outcome(status, self._change, self.number, reason, message):
             self.settle(found)
         elif status.resize_number < self.number:  # old news, or nobody knows of the change
@@ -77,7 +77,7 @@ class SlotSize:
         if status.resize_number >= self.status.resize_number:
             self.status = status
         for each in self._waiters:
-            each.tell(status, reason, message)
+            each.update(status, reason, message)
 
     def see(self, status: SlotStatus) -> None:
         """The RM has the slot like this now. That may be less than was known: older books were
@@ -85,7 +85,7 @@ class SlotSize:
         """
         self.status = status
         for each in self._waiters:
-            each.tell(status, "", "")
+            each.update(status, "", "")
 
     def end(self, error: FinegrainError) -> None:
         """There is no slot any more."""
@@ -100,23 +100,23 @@ class SlotSize:
     async def change(self, change: SizeChange, *, wait_for_use: bool) -> SlotStatus:
         """Asks for a change, and waits until the slot has it; see `Slot.resize`."""
         for tries_left in reversed(range(TRIES_MAX)):
-            number, size = self.status.resize_number + 1, change.wish(self.status)
+            number, size = self.status.resize_number + 1, change.target(self.status)
             with self._expecting(change, number) as waiter:  # before anybody could tell
                 try:
-                    status = await self._ask(size, number, wait_for_use=wait_for_use)
+                    status = await self._request(size, number, wait_for_use=wait_for_use)
                 except FailedPrecondition as error:
                     if error.reason is not Reason.STALE_RESIZE or not tries_left:
                         raise
                 else:
                     self._take_answer(status)
                     return await self._done(waiter)
-            self.see(await self._look())
+            self.see(await self._fetch_status())
         raise AssertionError("the last try returns or raises")
 
     async def _done(self, waiter: _Waiter) -> SlotStatus:
         """The outcome of a change that the RM has acknowledged."""
         while (status := await waiter.news()) is None:
-            self.see(now := await self._look())
+            self.see(now := await self._fetch_status())
             if now.resize_number < waiter.number:
                 raise ResizeRefused(now, waiter.number, FORGOTTEN)
         return status
@@ -126,14 +126,14 @@ class SlotSize:
         for tries_left in reversed(range(TRIES_MAX)):
             size = self.status.profile, self.status.cpu_limit_milli
             try:
-                status = await self._ask(size, self.status.resize_number + 1, wait_for_use=True)
+                status = await self._request(size, self.status.resize_number + 1, wait_for_use=True)
             except FailedPrecondition as error:
                 if error.reason is not Reason.STALE_RESIZE or not tries_left:
                     raise
             else:
                 self._take_answer(status)
                 return status
-            self.see(await self._look())
+            self.see(await self._fetch_status())
         raise AssertionError("the last try returns or raises")
 
     def _take_answer(self, status: SlotStatus) -> None:
@@ -149,7 +149,7 @@ class SlotSize:
         finally:
             self._waiters.discard(waiter)
 
-    async def _ask(
+    async def _request(
         self, size: tuple[ResourceProfile, int], number: int, *, wait_for_use: bool
     ) -> SlotStatus:
         message = rm.ResourceManagerServiceResizeSlotRequest(
@@ -168,7 +168,7 @@ class SlotSize:
         )
         return read(SlotStatus, answer.slot)
 
-    async def _look(self) -> SlotStatus:
+    async def _fetch_status(self) -> SlotStatus:
         ours = self.status
         found = await request_of(self._context.connection, ours.allocation_id)
         if found is None or found.slot is None or found.slot.generation != ours.generation:

@@ -170,8 +170,8 @@ class Slot(SlotAtExecutor):
         """Changes what the slot consists of, without touching its tasks; returns when it has.
 
         What is not named stays as it is, or as a change that is under way makes it; see
-        `SizeChange`. Growth waits in line until its executor has room. Cancelling this, or a
-        timeout, keeps the change in line; `withdraw_resize` takes it back.
+        `SizeChange`. Growth is queued until its executor has room. Cancelling this, or a timeout,
+        keeps the change queued; `withdraw_resize` takes it back.
 
         Args:
             wait_for_use: where the slot uses more memory than it is to have: wait until it uses

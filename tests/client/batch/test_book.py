@@ -67,7 +67,7 @@ def test_a_new_batch_asks_for_a_slot_per_thread() -> None:
     story = Story(5)
     actions = story.decide()
     assert actions.ask == (0, 5)
-    assert [(each.first_index, each.count) for each in actions.changes.asked] == [(0, 5)]
+    assert [(each.first_index, each.count) for each in actions.changes.submitted] == [(0, 5)]
     assert story.decide().ask is None
 
 
@@ -168,7 +168,7 @@ def test_a_lost_slot_is_no_failure_and_its_thread_comes_first() -> None:
     story = Story(3, retries=0)
     story.decide()
     story.grant(0, 1)
-    story.book.back_in_line("r.0", 0)
+    story.book.requeued("r.0", 0)
     story.end(0, 1, LOST)
     assert story.book.threads[0] == TODO
     assert story.grant(2).start == [Start(slot(2), 2, 1)]
@@ -180,7 +180,7 @@ def test_a_slot_that_comes_back_with_its_task_goes_on_with_it() -> None:
     story = Story(1)
     story.decide()
     story.grant(0)
-    story.book.back_in_line("r.0", 0)
+    story.book.requeued("r.0", 0)
     story.end(0, 1, LOST)
     actions = story.grant(0)
     assert actions.start == [Start(slot(0), 0, 1, again=True)]
@@ -204,7 +204,7 @@ def test_a_thread_that_loses_every_slot_is_given_up() -> None:
     story.decide()
     for generation in range(1, LOSSES_MAX + 1):
         story.grant(0, generation=generation)
-        story.book.back_in_line("r.0", 0)
+        story.book.requeued("r.0", 0)
         actions = story.end(0, generation, LOST)
     (result,) = actions.changes.results
     assert "lost its slot" in result.message

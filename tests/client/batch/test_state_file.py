@@ -17,7 +17,7 @@ import pytest
 
 import finegrain_client as fg
 from finegrain_client.batch.lock import lock_path
-from finegrain_client.batch.rows import AskedRow, AttemptRow, Changes
+from finegrain_client.batch.rows import AttemptRow, Changes, SubmittedRow
 from finegrain_client.batch.state_file import StateFile
 from finegrain_client.batch.status import read_status, read_thread_results, state_files
 from finegrain_client.batch.values import nothing_known
@@ -48,7 +48,8 @@ from finegrain_client.batch.values import nothing_known
 state = StateFile.create(Path({str(path)!r}), fg.BatchSpec(3, ["work"]), None)
 row = state.add_job("job-1", "secret")
 begun = AttemptRow(1, 1, 1, "r.1", 1, "host-a", 1000.5)
-state.write(1, Changes(begun=[begun], results=[nothing_known(0, "why")], asked=[AskedRow(0, 3)]))
+submitted = [SubmittedRow(0, 3)]
+state.write(1, Changes(begun=[begun], results=[nothing_known(0, "why")], submitted=submitted))
 os._exit(9)
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -57,7 +58,7 @@ os._exit(9)
     assert known.final == {0: fg.ThreadState.FAILED}
     assert known.open == [BEGUN]
     assert known.used == {("r.1", 1)}
-    assert known.asked == [AskedRow(0, 3)]
+    assert known.submitted == [SubmittedRow(0, 3)]
     assert known.job is not None
     assert (known.job.job_id, known.job.secret, known.job.ended) == ("job-1", "secret", False)
 
@@ -133,10 +134,10 @@ def test_a_batch_is_not_made_where_there_is_one(path: Path) -> None:
 def test_what_ran_under_a_job_that_is_over_is_not_expected_back(path: Path) -> None:
     state = StateFile.create(path, SPEC, None)
     row = state.add_job("job-1", "secret")
-    state.write(row.number, Changes(begun=[BEGUN], asked=[AskedRow(0, 3)]))
+    state.write(row.number, Changes(begun=[BEGUN], submitted=[SubmittedRow(0, 3)]))
     state.end_job(row.number)
     known = state.known()
-    assert (known.open, known.asked, known.losses) == ([], [], {})
+    assert (known.open, known.submitted, known.losses) == ([], [], {})
     assert known.attempts == {1: 1}  # its number is not used again
 
 

@@ -21,7 +21,7 @@ from finegrain.resources import ResourceProfile
 from finegrain_client.batch import runner
 from finegrain_client.batch.holding import SlotKey
 from finegrain_client.batch.rows import Changes, JobRow
-from finegrain_client.batch.slots import BackInLine, Granted, JobOver, RequestOver, SlotNews
+from finegrain_client.batch.slots import Granted, JobOver, RequestOver, Requeued, SlotNews
 from finegrain_client.batch.state_file import StateFile
 from finegrain_client.types.status import OutputChunk, RequestState, TaskResult
 
@@ -150,7 +150,7 @@ class World:
         job, member = living[self.chance(len(living))]
         slot = job.granted.pop(member)
         slot.lost.set()
-        self.tell(job, BackInLine(slot.allocation_id, member))
+        self.tell(job, Requeued(slot.allocation_id, member))
         if comes_back:
             slot.lost = asyncio.Event()
             job.granted[member] = slot
