@@ -115,7 +115,7 @@ def gen_workload(hosts: int, slots: int, arrivals: int = 200) -> dict[str, Any]:
             entries[random.below(kinds)][1] += 1
         jobs.append(entries)
         left -= total
-    singles = [
+    non_batchables = [
         [[profile_id, count] for profile_id, count in zip(distinct(3), (4, 3, 3), strict=True)]
         for _ in range(arrivals)
     ]
@@ -123,7 +123,7 @@ def gen_workload(hosts: int, slots: int, arrivals: int = 200) -> dict[str, Any]:
         "hosts": dict(_HOST, count=hosts),
         "profiles": profiles,
         "jobs": jobs,
-        "arrivals": singles,
+        "arrivals": non_batchables,
     }
 
 
@@ -246,7 +246,7 @@ def counted(
     """One pass by count: CPU seconds, and the runs of each entry."""
     bench = Bench(workload, settings)
     bench.batch(*bench.registrations())
-    shapes = [bench.state.queue.shape_of(RequestSpec("", profile)) for profile in bench.profiles]
+    shapes = [bench.state.queue.class_of(RequestSpec("", profile)) for profile in bench.profiles]
     entries = [(shapes[number], count) for job in workload["jobs"] for number, count in job]
     started = time.process_time()
     placing = PlacementPass(bench.state.hosts, bench.state.reservations)

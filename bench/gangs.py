@@ -137,7 +137,7 @@ def run_waiting(bench: GangBench, waiting: int, *, alike: bool) -> None:
     show("a host is empty: the first that fits takes it", seconds, f"{left} wait")
     done = [
         (each.allocation_id, 0)
-        for waiting in bench.state.gangs.in_line()
+        for waiting in bench.state.gangs.in_order()
         for each in waiting.members
     ]
     bench.settle(bench.batch(SlotsReleased(AT, "gangs", tuple(done))))

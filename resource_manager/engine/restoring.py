@@ -123,7 +123,7 @@ def _line_up(state: State, at: Instant) -> None:
         if part.row.job_id not in state.endings:
             for run in part.waiting.runs():
                 line_up_members(state.queue, part, *run)
-    for scheduling_class in state.queue.shapes():
+    for scheduling_class in state.queue.classes():
         scheduling_class.tried = True
 
 

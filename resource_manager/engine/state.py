@@ -223,4 +223,4 @@ class State:
     @property
     def unfinished(self) -> bool:
         """True if the next decision has something to do that this one left over."""
-        return bool(self.endings or self.flows.loosened) or self.queue.in_round
+        return bool(self.endings or self.flows.loosened) or self.queue.in_pass

@@ -205,7 +205,7 @@ def _decide(context: EventContext) -> None:
 def _waiting_reason(state: State, request: Request) -> str:
     if request.spec.gang_id:
         return state.waiting_reasons.member_reason(request)
-    return state.waiting_reasons.waiting_reason(state.queue.shape_of(request.spec))
+    return state.waiting_reasons.waiting_reason(state.queue.class_of(request.spec))
 
 
 def _tick(context: EventContext, event: Ticked) -> None:  # noqa: C901, PLR0912 -- one case per timer

@@ -81,6 +81,6 @@ def _observe_reservations(metrics: ResourceManagerMetrics, state: State, at: Ins
 
 
 def _oldest_pending_s(state: State, at: Instant) -> float:
-    heads = [head for shape in state.queue.shapes() if (head := shape.head()) is not None]
+    heads = [head for shape in state.queue.classes() if (head := shape.head()) is not None]
     oldest = min((state.requests.at(head).create_time_ms for head in heads), default=None)
     return 0.0 if oldest is None else max(0, at.time_ms - oldest) / 1000

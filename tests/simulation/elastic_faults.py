@@ -37,6 +37,7 @@ def executor_comes_by_hand(world: World, rng: Random) -> bool:
     ]
     taken = rng.choice(awaited) if awaited and rng.random() < 0.3 else ""
     world.by_hand += 1
+    world.checks.provisions.started_by_hand(taken)
     total = dict(shape.total)
     total["cpu_milli"] = total["cpu_milli"] * rng.choice((2, 4, 5)) // 4
     plan = HostPlan(

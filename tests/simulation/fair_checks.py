@@ -193,7 +193,7 @@ class Limits:
         """Likewise one more request."""
         if not self._any:
             return False
-        shape = self._state.queue.shape_of(spec)
+        shape = self._state.queue.class_of(spec)
         return self.stop(job_id, [self._state.quotas.booked_at_most(shape)])
 
 
@@ -266,10 +266,10 @@ def _minimum_passed_over(
     limits = Limits(state)
     lines = [
         line
-        for line in state.queue.lines()
+        for line in state.queue.job_queues()
         if line.numbers
         and _may_go(state, line)
-        and not limits.stop(line.job_id, [state.quotas.booked_at_most(line.shape)])
+        and not limits.stop(line.job_id, [state.quotas.booked_at_most(line.scheduling_class)])
     ]
     for slot in placed:
         request = state.requests.get(slot.allocation_id)
@@ -296,7 +296,7 @@ def _is_passed_over(
     """True if a line of the same stands in a group that lacks its minimum, beside one that did not
     even before.
     """
-    shape = line.shape
+    shape = line.scheduling_class
     if shape.key != scheduling_key(request.spec):
         return False
     for mine, theirs in zip(

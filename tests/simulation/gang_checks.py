@@ -159,7 +159,7 @@ def room_for_gangs(state: State) -> Iterator[str]:
         alike = {scheduling_key(each.spec) for each in members}
         if members[0].job_id in state.endings or len(alike) > 1:
             continue
-        needs = [state.quotas.booked_at_most(state.queue.shape_of(each.spec)) for each in members]
+        needs = [state.quotas.booked_at_most(state.queue.class_of(each.spec)) for each in members]
         if limits.stop(members[0].job_id, needs):
             continue
         counts = {
@@ -177,8 +177,8 @@ def _count(state: State, host: Host, members: list[Request]) -> int:
     spec = members[0].spec
     if not host.eligible or not all(host.labels.get(k) == v for k, v in spec.required_labels):
         return 0
-    shape = state.queue.shape_of(spec)
-    if host.refuses(shape) or (host.held is not None and host.exactly(shape)):
+    shape = state.queue.class_of(spec)
+    if host.refuses(shape) or (host.held is not None and host.needs_topology(shape)):
         return 0
     names = {request.allocation_id for request in members}
     if any(name in names for name, _ in host.slots):
@@ -187,7 +187,7 @@ def _count(state: State, host: Host, members: list[Request]) -> int:
     while count < min(len(members), host.spare_slots()) and fits(need, free):
         free = {name: amount - need.get(name, 0) for name, amount in free.items()}
         count += 1
-    return len(host.assign_many(shape, count)) if host.exactly(shape) else count
+    return len(host.assign_many(shape, count)) if host.needs_topology(shape) else count
 
 
 def _is_enough(spec: GangSpec, counts: dict[Host, int], members: int) -> bool:

@@ -109,8 +109,8 @@ def _must_wait(checks: Checks, state: State, request: Request) -> None:
         host = state.hosts.get(executor.executor_id)
         if host is None or not host.eligible or _is_double(checks, state, executor):
             continue
-        shape = state.queue.shape_of(spec)
-        if host.exactly(shape) and (host.held is not None or not host.suits(shape)):
+        shape = state.queue.class_of(spec)
+        if host.needs_topology(shape) and (host.held is not None or not host.suits(shape)):
             continue
         profile = spec.profile or executor.default_profile
         separate = has_separate_pools(executor.share.total)
@@ -131,7 +131,7 @@ def _must_wait(checks: Checks, state: State, request: Request) -> None:
             and set(spec.required_labels) <= set(executor.labels)
             and left > 0
         ):
-            why = state.waiting_reasons.waiting_reason(state.queue.shape_of(spec))
+            why = state.waiting_reasons.waiting_reason(state.queue.class_of(spec))
             raise Violation(
                 f"{request.allocation_id} waits ({why}), but {executor.name} has room for it"
             )

@@ -17,9 +17,10 @@ def idle_capacity(state: State) -> Iterator[str]:
         return
     limits = Limits(state)
     heads = [
-        (line.shape, state.requests.at(line.numbers.first))
-        for line in state.queue.lines()
-        if line.numbers and not limits.stop(line.job_id, [state.quotas.booked_at_most(line.shape)])
+        (line.scheduling_class, state.requests.at(line.numbers.first))
+        for line in state.queue.job_queues()
+        if line.numbers
+        and not limits.stop(line.job_id, [state.quotas.booked_at_most(line.scheduling_class)])
     ]
     if not heads:
         return
@@ -37,7 +38,7 @@ def idle_capacity(state: State) -> Iterator[str]:
 def _has_room(host: Host, shape: SchedulingClass, free: dict[str, int], slots: int) -> bool:
     if slots < 1 or not all(host.labels.get(name) == value for name, value in shape.labels):
         return False
-    if host.exactly(shape) and (host.held is not None or not host.suits(shape)):
+    if host.needs_topology(shape) and (host.held is not None or not host.suits(shape)):
         return False
     need = host.booking_for(shape)
     if DEFAULT_SLOTS in need:

@@ -120,7 +120,7 @@ def event_numbers_are_not_durable(patch: Patch) -> None:
 
 def nobody_wakes_when_a_host_grows(patch: Patch) -> None:
     """Work waits beside free capacity."""
-    patch.setattr(WaitingQueue, "wake", lambda _queue, _labels: None)
+    patch.setattr(WaitingQueue, "unblock", lambda _queue, _labels: None)
 
 
 def capacity_is_free_before_the_processes_are_gone(patch: Patch) -> None:

@@ -42,6 +42,7 @@ class ProvisionChecks:
     wrong: list[str] = field(default_factory=list)  # found where nobody can be told
     _asked: set[str] = field(default_factory=set)  # ever durable
     _disobeyed: set[str] = field(default_factory=set)
+    _by_hand: set[str] = field(default_factory=set)
 
     # -- the provider ----------------------------------------------------------------------
 
@@ -53,6 +54,12 @@ class ProvisionChecks:
     def disobeyed(self, executor_id: str) -> None:
         """It runs although its provider said that nothing was left."""
         self._disobeyed.add(executor_id)
+
+    def started_by_hand(self, executor_id: str) -> None:
+        """An operator has started an executor under the id of one that was asked for, or another
+        one (empty).
+        """
+        self._by_hand.add(executor_id)
 
     def is_over(self, executor_id: str) -> bool:
         """A provider has ended it: whoever knows need not wait for its silence."""
@@ -105,6 +112,8 @@ class ProvisionChecks:
         awaited = {each.executor_id for each in pending}
         stopping = state.provisions.keys() - registered - awaited
         running = self.cloud.running()
+        # Where the provider started nothing, the one started by hand serves instead.
+        registered -= self._by_hand
         if running - state.provisions.keys():
             yield f"{sorted(running - state.provisions.keys())} run, and nobody knows of them"
         if registered - running:
@@ -193,7 +202,7 @@ def served_first(state: State, planned: Planned) -> Iterator[str]:
         if any(wish.best_effort and wish.profile is None for wish, _ in content):
             continue  # default slots are planned by the cpu of those that are not best-effort
         for wish, count in content:
-            if host.exactly(wish):
+            if host.needs_topology(wish):
                 continue  # planned by its amounts: what its cpus are it told only now
             there = sum(_is_of(state, slot, wish) for slot in host.slots.values())
             if there < count and _somebody_may(state, wish):
@@ -207,7 +216,7 @@ def _somebody_may(state: State, wish: SchedulingClass) -> bool:
     """True if anybody waits with this whom no maximum stops."""
     limits, need = Limits(state), [state.quotas.booked_at_most(wish)]
     return any(
-        line.numbers and not limits.stop(job_id, need) for job_id, line in wish.lines.items()
+        line.numbers and not limits.stop(job_id, need) for job_id, line in wish.job_queues.items()
     )
 
 

@@ -38,7 +38,7 @@ def _wrong(state: State, spec: RequestSpec) -> Iterator[str]:
         return  # another member may be to blame
     if spec.allow_pending:
         yield f"{spec.allocation_id} is rejected, and allows to wait"
-    if spec.cpu_policy.is_exact or spec.cpu_policy.best_effort or state.hosts.indexes.strict:
+    if spec.cpu_policy.is_exact or spec.cpu_policy.best_effort or state.hosts.indexes.aligning:
         return
     for host in state.hosts.values():
         if spec.profile is None or not set(spec.required_labels) <= host.labels.items():

@@ -130,7 +130,7 @@ class ResizeChecks:
             for slot in host.slots.values():
                 if not _waits_for_room(state, host, slot):
                     continue
-                if host.strict or slot.assignment is not None:
+                if host.aligning or slot.assignment is not None:
                     continue  # amounts do not say whether its cpus or NUMA nodes may grow
                 more = _growth(host, slot)
                 if fits(more, host.spare()) and not limits.stop(slot.job_id, [more]):

@@ -66,7 +66,7 @@ def relaxations(host: Host, scheduling_class: SchedulingClass) -> list[Relaxatio
 
 def fits_smaller(host: Host, scheduling_class: SchedulingClass, booking: Amounts) -> bool:
     """True if the cpus and NUMA nodes of a host suit a shape that books less than it asks for."""
-    if host.cpus is None or not host.exactly(scheduling_class):
+    if host.cpus is None or not host.needs_topology(scheduling_class):
         return host.suits(scheduling_class)
     policy, limit = scheduling_class.cpus or (PLAIN, 0)
     return not _refused(
@@ -81,7 +81,7 @@ class EndsOfSlots:
         policy, limit = scheduling_class.cpus or (PLAIN, 0)
         self._wish = CpuRequest.of(policy, host.booking_for(scheduling_class), limit)
         poolless = scheduling_class.best_effort and host.lacks_best_effort_pool
-        self._books = host.cpus if poolless or host.exactly(scheduling_class) else None
+        self._books = host.cpus if poolless or host.needs_topology(scheduling_class) else None
         self.tries_left = ENDS_TRIED_MAX
 
     def fits_without(self, ended: Iterable[Slot]) -> bool:

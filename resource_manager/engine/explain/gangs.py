@@ -293,6 +293,6 @@ def _lack(hosts: Hosts, wishes: Sequence[MemberRequest], spots: Sequence[GangSpo
     texts += [f"room for {slots} more slots"] if slots > 0 else []
     if texts:
         return [f"fits if {host.host_id} has {' and '.join(texts)}"]
-    if any(host.exactly(wish) for wish in wishes):
+    if any(host.needs_topology(wish) for wish in wishes):
         return [f"{host.host_id} has the amounts, but not on cpus and NUMA nodes that suit all"]
     return []

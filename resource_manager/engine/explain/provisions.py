@@ -133,7 +133,7 @@ def planned_on(queue: WaitingQueue, elastic: Elastic, request: Request) -> str:
         return ""
     if gang_id := request.spec.gang_id:
         return next(iter(elastic.plan.planned_gang(gang_id)), "")
-    shape = queue.shape_of(request.spec)
+    shape = queue.class_of(request.spec)
     return _places(queue, elastic, shape).get(request.arrival_number, "")
 
 

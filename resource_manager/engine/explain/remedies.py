@@ -80,7 +80,7 @@ def counterfactuals(
         one = survey.judge(host_id)
         found += [_relaxed(one, change) for change in relaxations(one.host, survey.shape)]
     if request.spec.profile is not None:
-        most = LOWERED_ON_MAX if survey.shape.exact else LOOKED_AT_MAX
+        most = LOWERED_ON_MAX if survey.shape.topology_constrained else LOOKED_AT_MAX
         for _, _, host_id in heapq.nsmallest(most, survey.lacking):
             one = survey.judge(host_id)
             lowered = _lowered(settings, survey, one)

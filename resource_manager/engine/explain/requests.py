@@ -102,7 +102,7 @@ def explain(
         settled = _settled(view, state.gangs.unconfirmed.get(request.spec.gang_id, 0))
         held = held_for(state, request, slot)
         return Explanation(view, view.reason, settled, number, resizes=resizes, reservation=held)
-    scheduling_class = state.queue.shape_of(request.spec)
+    scheduling_class = state.queue.class_of(request.spec)
     held = held_for(state, request, None)
     own = {one.executor_id for one in held.executors} if held is not None else frozenset[str]()
     survey = Survey.of(hosts, scheduling_class, own)
@@ -197,7 +197,7 @@ def _verdict_message(one: Judgement) -> str:
 def _requests_ahead(gangs: GangLedger, queue: WaitingQueue, request: Request) -> int:
     gang = gangs.of(request)
     number = request.arrival_number if gang is None else gang.arrival_number
-    ahead = sum(scheduling_class.count_before(number) for scheduling_class in queue.shapes())
+    ahead = sum(scheduling_class.count_before(number) for scheduling_class in queue.classes())
     return ahead + sum(
         len(waiting.members)
         for waiting in gangs.waiting.values()

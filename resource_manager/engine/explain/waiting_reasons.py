@@ -20,7 +20,7 @@ from resource_manager.engine.state import State
 def pending_by_reason(state: State) -> dict[str, int]:
     """How many requests wait for which primary reason."""
     counts: dict[str, int] = {}
-    for scheduling_class in state.queue.shapes():
+    for scheduling_class in state.queue.classes():
         new = 0
         if state.considered_arrival < state.numbers.arrival:
             new = scheduling_class.waiting - scheduling_class.count_before(
@@ -59,7 +59,7 @@ def pending_reason(state: State, request: Request) -> str:
         return Reason.WAITING_EXECUTOR
     if request.spec.gang_id:
         return state.waiting_reasons.member_reason(request)
-    return state.waiting_reasons.waiting_reason(state.queue.shape_of(request.spec))
+    return state.waiting_reasons.waiting_reason(state.queue.class_of(request.spec))
 
 
 def waiting_stop(
@@ -69,7 +69,7 @@ def waiting_stop(
     waiting = gangs.waiting.get(request.spec.gang_id)
     if waiting is not None:
         return quotas.gang_stop(waiting)
-    return quotas.request_stop(queue.shape_of(request.spec), request.job_id)
+    return quotas.request_stop(queue.class_of(request.spec), request.job_id)
 
 
 def _stopped_by_limits(state: State, scheduling_class: SchedulingClass) -> int:
@@ -78,7 +78,7 @@ def _stopped_by_limits(state: State, scheduling_class: SchedulingClass) -> int:
         return 0
     stopped: dict[Flow | None, bool] = {}  # by the group that a job is in
     count = 0
-    for job_queue in scheduling_class.lines.values():
+    for job_queue in scheduling_class.job_queues.values():
         group = state.flows.jobs[job_queue.job_id].parent
         if group not in stopped:
             stopped[group] = (

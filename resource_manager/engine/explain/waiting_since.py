@@ -38,8 +38,8 @@ def groups_waiting_since(state: State) -> dict[str, int]:
     """By group in whose jobs something waits (not in groups below it), likewise."""
     first: dict[str, int] = {}
     jobs = state.jobs
-    for scheduling_class in state.queue.shapes():
-        for job_id, job_queue in scheduling_class.lines.items():
+    for scheduling_class in state.queue.classes():
+        for job_id, job_queue in scheduling_class.job_queues.items():
             number, group = job_queue.numbers.first, jobs[job_id].group
             if number < first.get(group, number + 1):
                 first[group] = number
@@ -54,8 +54,8 @@ def groups_waiting_since(state: State) -> dict[str, int]:
 
 def _lines_of(queue: WaitingQueue, job_ids: Collection[str]) -> Iterable[JobQueue]:
     """The lines of some jobs, shape by shape, whichever are fewer: those jobs, or who waits."""
-    for scheduling_class in queue.shapes():
-        job_queues = scheduling_class.lines
+    for scheduling_class in queue.classes():
+        job_queues = scheduling_class.job_queues
         if len(job_queues) <= len(job_ids):
             yield from (job_queue for job_id, job_queue in job_queues.items() if job_id in job_ids)
         else:

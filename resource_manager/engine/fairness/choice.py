@@ -47,7 +47,7 @@ def run_length(tree: FlowTree, job: Flow, cost: float) -> float:
     return length
 
 
-def turn_of(tree: FlowTree, job: Flow) -> tuple[Standing, ...]:
+def order_key_of(tree: FlowTree, job: Flow) -> tuple[Standing, ...]:
     """By what a job is compared with others, the lesser first: how it and its ancestors stand
     among their siblings, from the root down.
     """

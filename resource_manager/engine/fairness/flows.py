@@ -248,7 +248,7 @@ class FlowTree:
             self._mark(flow)
             flow = flow.parent
 
-    def halt(self, group: Flow) -> None:
+    def pause(self, group: Flow) -> None:
         """A group is to have no turn for a while, whatever is active in it."""
         group.halted = True
         self._mark(group)

@@ -5,8 +5,8 @@ there is room is asked for it right afterwards. Knows one host; refuses to know 
 that may be had (`Host.free`), which are asked first, and who is to be served.
 
 Some are placed *exactly*: those who ask for more of their cpus than an amount, and on hosts that
-align everybody to NUMA nodes (`Host.strict`) all others as well. For them amounts are necessary and
-never sufficient.
+align everybody to NUMA nodes (`Host.aligning`) all others as well. For them amounts are necessary
+and never sufficient.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ResourceRequest(Protocol):
         """True if it books best-effort cpu."""
 
     @property
-    def exact(self) -> bool:
+    def topology_constrained(self) -> bool:
         """True if amounts alone never say whether a host can serve it."""
 
     @property
@@ -116,7 +116,7 @@ class CpuAllocator:
     slots: dict[SlotKey, Slot] = field(init=False, default_factory=dict)
     cpus: CpuLedger | None = field(init=False, default=None)
     cpu_kind: CpuKind | None = field(init=False, default=None)
-    strict: bool = field(init=False, default=False)
+    aligning: bool = field(init=False, default=False)
     answers: Answers = field(init=False, default_factory=no_answers)
 
     if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class CpuAllocator:
         layout = _layout(registration)
         self.answers = no_answers()
         if layout is None:
-            self.cpus, self.cpu_kind, self.strict = None, None, False
+            self.cpus, self.cpu_kind, self.aligning = None, None, False
             return
         own = registration.total.get(BEST_EFFORT_CPU_MILLI)
         self.cpus = CpuLedger(layout, self.present.policy, best_effort_milli=own)
@@ -154,7 +154,7 @@ class CpuAllocator:
         known = CpuSet.from_bits(ledger.reported_layout.cpus)
         offline, kubelet = seen.offline_cpus & known, seen.kubelet_cpus & known
         ledger.set_unavailable(offline=offline, kubelet=kubelet, kubelet_memory=seen.kubelet_memory)
-        self.strict = ledger.policy.alignment.aligns
+        self.aligning = ledger.policy.alignment.aligns
         kind = (ledger.layout, ledger.policy, ledger.unavailable, ledger.best_effort_milli)
         if kind != self.cpu_kind:
             self.cpu_kind = _shared(kind)
@@ -167,9 +167,9 @@ class CpuAllocator:
         """True if best-effort slots would have no cpu to run on, whatever is left to book."""
         return self.cpus is not None and not self.cpus.best_effort_cpus
 
-    def exactly(self, asked: ResourceRequest) -> bool:
+    def needs_topology(self, asked: ResourceRequest) -> bool:
         """True if amounts do not say whether one of these fits here; ask `suits` then."""
-        return self.strict or asked.exact
+        return self.aligning or asked.topology_constrained
 
     def assign(self, asked: ResourceRequest) -> CpuAssignment | CpuRefusal:
         """The cpus and NUMA nodes that one of these would get here now, or why there are none.
@@ -197,7 +197,7 @@ class CpuAllocator:
         """True if the host's cpus and NUMA nodes suit so many of these; always, where amounts
         decide.
         """
-        if not self.exactly(asked):
+        if not self.needs_topology(asked):
             return True
         return len(self.assign_many(asked, count)) == count
 
@@ -207,13 +207,13 @@ class CpuAllocator:
 
     def never_suits(self, asked: ResourceRequest) -> CpuRefusal | None:
         """Why they would not even then; None: they would."""
-        if not self.exactly(asked):
+        if not self.needs_topology(asked):
             return None
         return fits_empty(self.cpus, self._wish(asked))
 
     def suits_without(self, asked: ResourceRequest, gone: SlotKey) -> bool:
         """True if they would suit one of these if a slot were gone."""
-        if not self.exactly(asked):
+        if not self.needs_topology(asked):
             return True
         ledger = self.cpus.scratch() if self.cpus is not None else None
         if ledger is not None:
@@ -233,7 +233,7 @@ class CpuAllocator:
         Raises:
             InvariantBroken: there is not enough for them; whoever places looks first.
         """
-        if self.exactly(asked):
+        if self.needs_topology(asked):
             found = self.assign_many(asked, count)
             if len(found) < count:
                 raise InvariantBroken(

@@ -19,11 +19,11 @@ def cpu_problems(host: Host) -> Iterator[str]:
     """What slots hold of their host's cpus, and that nobody holds what is another's."""
     title, books = f"executor {host.host_id}", host.cpus
     if books is None:
-        if host.strict:
+        if host.aligning:
             yield f"{title} aligns everybody, and nothing is known of its cpus"
         return
-    if host.strict != host.present.policy.alignment.aligns:
-        yield f"{title} aligns everybody: {host.strict}, its settings say otherwise"
+    if host.aligning != host.present.policy.alignment.aligns:
+        yield f"{title} aligns everybody: {host.aligning}, its settings say otherwise"
     if books.policy != host.present.policy:
         yield f"{title} gives cpus by other settings than those that hold there"
     for problem in books.problems():

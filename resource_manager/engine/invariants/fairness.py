@@ -59,9 +59,9 @@ def _jobs(slots: Slots, queue: WaitingQueue, flows: FlowTree) -> Iterator[str]:
         if slot.state is not SlotState.FREEING:
             rates[slot.job_id] = rates.get(slot.job_id, 0.0) + slot.cost
     waiting: Counter[str] = Counter()
-    for job_queue in queue.lines():
+    for job_queue in queue.job_queues():
         waiting[job_queue.job_id] += len(job_queue.numbers)
-    for item in queue.singles.all():
+    for item in queue.non_batchables.all():
         waiting[item.job_id] += item.count
     for job_id, flow in flows.jobs.items():
         have = (flow.running, flow.waiting, flow.rate, flow.used)

@@ -25,14 +25,14 @@ def gang_problems(state: State) -> Iterator[str]:
     for name in books.waiting.keys() | books.unconfirmed.keys():
         if name not in books.by_id:
             yield f"gang {name} is not known, and waits or is being confirmed"
-    in_line = {
+    in_order = {
         item.name: item.arrival_number
-        for item in state.queue.singles.all()
+        for item in state.queue.non_batchables.all()
         if item.kind is Kind.GANG
     }
     waiting = {name: each.gang.arrival_number for name, each in books.waiting.items()}
-    if in_line != waiting:
-        yield f"gangs {in_line} stand in line, {waiting} wait"
+    if in_order != waiting:
+        yield f"gangs {in_order} stand in line, {waiting} wait"
     by_job: Counter[str] = Counter()
     for each in books.waiting.values():
         by_job[each.gang.job_id] += len(each.kind.wishes)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from resource_manager.engine.fairness.flows import FlowTree
-from resource_manager.engine.invariants.ranges import in_line
+from resource_manager.engine.invariants.ranges import in_order
 from resource_manager.engine.model.entities import RequestState
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.queue.queue import WaitingQueue
@@ -26,90 +26,90 @@ def queue_problems(state: State) -> Iterator[str]:
         and not request.spec.gang_id
         and (request.job_id not in state.endings or request in queue)
         for request in state.requests.values()
-    ) + sum(len(part.waiting) for part in in_line(state.ranges, state.endings))
-    counted = sum(len(job_queue.numbers) for job_queue in queue.lines())
+    ) + sum(len(part.waiting) for part in in_order(state.ranges, state.endings))
+    counted = sum(len(job_queue.numbers) for job_queue in queue.job_queues())
     if not len(queue) == waiting == counted:
         yield f"{len(queue)} requests in the queue, {counted} in lines, {waiting} are PENDING"
-    sleeping = set(chain.from_iterable(queue.sleeping.values()))
-    job_shapes: Counter[str] = Counter()
-    for scheduling_class in queue.shapes():
-        yield from _shape(state.requests, state.queue, scheduling_class, sleeping)
-        job_shapes.update(scheduling_class.lines.keys())
-    awake = len(queue.round) + len(queue.roomy) + len(queue.open) + len(sleeping)
-    if awake != len(queue.shapes()):
-        yield f"{awake} shapes are to be tried or asleep, somebody waits with {len(queue.shapes())}"
-    if not set(queue.stopped) <= set(queue.lines()):
+    blocked = set(chain.from_iterable(queue.blocked.values()))
+    classes_by_job: Counter[str] = Counter()
+    for scheduling_class in queue.classes():
+        yield from _shape(state.requests, state.queue, scheduling_class, blocked)
+        classes_by_job.update(scheduling_class.job_queues.keys())
+    awake = len(queue.current_pass) + len(queue.fitting) + len(queue.for_next_pass) + len(blocked)
+    if awake != len(queue.classes()):
+        yield f"{awake} classes are to be tried or blocked, {len(queue.classes())} are pending"
+    if not set(queue.quota_blocked) <= set(queue.job_queues()):
         yield "maxima stop lines that are no more"
-    if queue.job_shapes != job_shapes:
-        yield f"shapes by job are counted as {queue.job_shapes}, there are {dict(job_shapes)}"
+    if queue.classes_by_job != classes_by_job:
+        yield f"classes by job: counted {queue.classes_by_job}, there are {dict(classes_by_job)}"
     yield from _lines(state.settings, state.queue, state.flows)
-    yield from queue.singles.problems()
+    yield from queue.non_batchables.problems()
 
 
 def _shape(
     requests: Requests,
     queue: WaitingQueue,
     scheduling_class: SchedulingClass,
-    sleeping: set[SchedulingClass],
+    blocked: set[SchedulingClass],
 ) -> Iterator[str]:
     title = f"shape {scheduling_class.number}"
     places = [
-        scheduling_class in queue.round,
-        scheduling_class in queue.roomy,
-        scheduling_class in queue.open,
-        scheduling_class in sleeping,
+        scheduling_class in queue.current_pass,
+        scheduling_class in queue.fitting,
+        scheduling_class in queue.for_next_pass,
+        scheduling_class in blocked,
     ]
     if places.count(True) != 1:
         yield f"{title} is in the round, roomy, open, asleep: {places}; expected one"
-    if not scheduling_class.lines:
+    if not scheduling_class.job_queues:
         yield f"{title} has no lines"
-    waiting = sum(len(job_queue.numbers) for job_queue in scheduling_class.lines.values())
+    waiting = sum(len(job_queue.numbers) for job_queue in scheduling_class.job_queues.values())
     if scheduling_class.waiting != waiting:
         yield f"{title} counts {scheduling_class.waiting} who wait, there are {waiting}"
     first = min(
         (
             job_queue.numbers.first
-            for job_queue in scheduling_class.lines.values()
+            for job_queue in scheduling_class.job_queues.values()
             if job_queue.numbers
         ),
         default=None,
     )
     if scheduling_class.head() != first:
         yield f"{title} has {scheduling_class.head()} for its head, it is {first}"
-    for job_id, job_queue in scheduling_class.lines.items():
+    for job_id, job_queue in scheduling_class.job_queues.items():
         if (
             not job_queue.numbers
             or job_queue.job_id != job_id
-            or job_queue.shape is not scheduling_class
+            or job_queue.scheduling_class is not scheduling_class
         ):
             yield f"{title} has a line of {job_queue.job_id} under {job_id}: {job_queue.numbers}"
         yield from _line(requests, queue, job_queue)
-    if not scheduling_class.parked.keys() <= set(scheduling_class.lines.values()):
+    if not scheduling_class.inactive.keys() <= set(scheduling_class.job_queues.values()):
         yield f"{title} keeps parked lines of nobody"
-    if scheduling_class.parked and scheduling_class in queue.roomy:
-        yield f"{title} has room, and {len(scheduling_class.parked)} parked lines"
+    if scheduling_class.inactive and scheduling_class in queue.fitting:
+        yield f"{title} has room, and {len(scheduling_class.inactive)} parked lines"
 
 
 def _line(requests: Requests, queue: WaitingQueue, job_queue: JobQueue) -> Iterator[str]:
-    title = f"line of {job_queue.job_id} with shape {job_queue.shape.number}"
+    title = f"line of {job_queue.job_id} with shape {job_queue.scheduling_class.number}"
     places = [
-        job_queue.stands != INACTIVE,
-        job_queue in job_queue.shape.parked,
-        job_queue in queue.stopped,
+        job_queue.position != INACTIVE,
+        job_queue in job_queue.scheduling_class.inactive,
+        job_queue in queue.quota_blocked,
     ]
     if places.count(True) != 1:
         yield f"{title} stands, is parked, is stopped: {places}; expected one"
     if (
-        job_queue.stands != INACTIVE
+        job_queue.position != INACTIVE
         and job_queue.numbers
-        and job_queue.stands > job_queue.numbers.first
+        and job_queue.position > job_queue.numbers.first
     ):
-        yield f"{title} stands at {job_queue.stands}, behind its first, {job_queue.numbers.first}"
+        yield f"{title} stands at {job_queue.position}, behind its first, {job_queue.numbers.first}"
     for start, _ in job_queue.numbers.runs():
         request = requests.at(start)
         if (
             request.job_id != job_queue.job_id
-            or queue.shape_of(request.spec) is not job_queue.shape
+            or queue.class_of(request.spec) is not job_queue.scheduling_class
         ):
             yield f"{title} holds {request.allocation_id}, which is not of it"
 
@@ -117,11 +117,11 @@ def _line(requests: Requests, queue: WaitingQueue, job_queue: JobQueue) -> Itera
 def _lines(settings: EngineSettings, queue: WaitingQueue, flows: FlowTree) -> Iterator[str]:
     """Each job's lines stand where its turn is looked for, and it has one exactly if any do."""
     standing: Counter[str] = Counter()
-    for job_queue in queue.lines():
-        standing[job_queue.among.job_id] += job_queue.stands != INACTIVE
-    for whose, job_queues in queue.turns.lines().items():
-        if job_queues.standing != standing[whose]:
-            counted = f"{job_queues.standing} lines counted, {standing[whose]} stand"
+    for job_queue in queue.job_queues():
+        standing[job_queue.active_queues.job_id] += job_queue.position != INACTIVE
+    for whose, job_queues in queue.order.active().items():
+        if job_queues.active_count != standing[whose]:
+            counted = f"{job_queues.active_count} lines counted, {standing[whose]} stand"
             yield f"{whose or 'all jobs'}: {counted}"
     if settings.fairness.order == "fair":
         for job_id, flow in flows.jobs.items():

@@ -28,7 +28,7 @@ def range_problems(state: State) -> Iterator[str]:
         yield f"{len(state.ranges.members)} members are requests, {singled} are singled out"
 
 
-def in_line(ranges: RangeLedger, endings: dict[str, Ending]) -> Iterator[Part]:
+def in_order(ranges: RangeLedger, endings: dict[str, Ending]) -> Iterator[Part]:
     """Parts whose members stand in line as long as they wait; of jobs that end, those that have not
     been taken out.
     """

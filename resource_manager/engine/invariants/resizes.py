@@ -27,8 +27,8 @@ def sizes(host: Host) -> Iterator[str]:
 
 def line(state: State) -> Iterator[str]:
     """A change that waits stands in line, or pauses; nobody else does."""
-    singles = state.queue.singles
-    standing = {each.arrival_number for each in singles.all() if each.kind is Kind.RESIZE}
+    non_batchables = state.queue.non_batchables
+    standing = {each.arrival_number for each in non_batchables.all() if each.kind is Kind.RESIZE}
     for key, slot in state.slots.items():
         wanted = slot.wanted
         if wanted is None:

@@ -45,7 +45,7 @@ def waiting_gangs(gangs: GangLedger) -> Iterator[tuple[Gang, list[Request]]]:
     """Gangs that wait, in the order of their places in line, with their living members in order of
     arrival.
     """
-    for waiting in gangs.in_line():
+    for waiting in gangs.in_order():
         yield waiting.gang, waiting.members
 
 
@@ -81,7 +81,7 @@ class GangMoves:
     def queue_gang(self, gang: Gang, *, tried: bool = False) -> None:
         """Puts a gang into the line, at its place."""
         members = list(living(self.requests, gang))
-        self.gangs.begin_to_wait(gang, members, self.queue.singles, tried=tried)
+        self.gangs.begin_to_wait(gang, members, self.queue.non_batchables, tried=tried)
         if gang.waiting_until_ms is not None:
             self.timers.arm(Timer.GANG, gang.gang_id, gang.waiting_until_ms)
 
@@ -117,7 +117,7 @@ class GangMoves:
             self.moves.place(some, self.hosts[share.host_id])
         self.transitions.move_gang(waiting.gang, GangInput.PLACE)
         self.gangs.unconfirmed[waiting.gang.gang_id] = len(waiting.members)
-        self.gangs.stop_waiting(waiting.gang, self.queue.singles)
+        self.gangs.stop_waiting(waiting.gang, self.queue.non_batchables)
 
     def confirm(
         self, slot: Slot, *, isolation: dict[str, object] | None = None, cpus: str = ""
@@ -197,7 +197,7 @@ class GangMoves:
             return
         waiting = self.gangs.waiting.get(gang.gang_id)
         if alone and waiting is not None and len(waiting.members) > 1:
-            self.gangs.stop_waiting(gang, self.queue.singles)
+            self.gangs.stop_waiting(gang, self.queue.non_batchables)
             self.moves.give_up(request, reason=reason, message=message, grace_ms=grace_ms)
             self.queue_gang(gang, tried=waiting.tried)
             return
@@ -212,7 +212,7 @@ class GangMoves:
         if gang is None:
             self.queue.remove(request)
         else:
-            self.gangs.stop_waiting(gang, self.queue.singles)
+            self.gangs.stop_waiting(gang, self.queue.non_batchables)
 
     def gang_rang(self, gang_id: str) -> int:
         """Ends a gang that has waited for too long; answers with how many requests ended."""
@@ -242,7 +242,7 @@ class GangMoves:
     def _leave(self, gang: Gang, what: GangInput) -> None:
         """It is not to be placed, nor are confirmations waited for."""
         self.transitions.move_gang(gang, what)
-        self.gangs.stop_waiting(gang, self.queue.singles)
+        self.gangs.stop_waiting(gang, self.queue.non_batchables)
         self.gangs.unconfirmed.pop(gang.gang_id, None)
 
     def _by_wish(self, waiting: WaitingGang) -> dict[MemberRequest, list[Request]]:

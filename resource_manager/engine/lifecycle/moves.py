@@ -90,8 +90,8 @@ class RequestMoves:
         booked = host.booking_of(profile, best_effort=policy.best_effort)
         cost = self.costs.of(booked)
         assignments: Iterable[CpuAssignment | None] = repeat(None)
-        if host.strict or policy is not PLAIN:
-            scheduling_class = self.queue.shape_of(requests[0].spec)
+        if host.aligning or policy is not PLAIN:
+            scheduling_class = self.queue.class_of(requests[0].spec)
             assignments = host.assignments(scheduling_class, len(requests))
         self.hosts.in_use += not host.slots
         for request, assignment in zip(requests, assignments, strict=False):
@@ -233,7 +233,7 @@ class RequestMoves:
         if request.job_id not in self.endings and not request.spec.gang_id:
             self.queue.add(request)
             if not request.spec.allow_pending:
-                scheduling_class = self.queue.shape_of(request.spec)
+                scheduling_class = self.queue.class_of(request.spec)
                 self.rejection_clock.requeued(scheduling_class, self.journal.now_ms)
         self.members.keep_move(request)
         if was_granted:
@@ -339,7 +339,7 @@ class RequestMoves:
         request = self.requests.get(slot.allocation_id)  # none: a member that has ended
         gang = self.gangs.of(request) if request is not None else None
         if gang is not None:
-            self.queue.singles.wake(gang.arrival_number)  # it may go there now
+            self.queue.non_batchables.unblock(gang.arrival_number)  # it may go there now
 
 
 def _describe(slot: Slot, isolation: dict[str, object] | None, cpus: str) -> None:

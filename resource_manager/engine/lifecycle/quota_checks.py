@@ -51,21 +51,21 @@ class QuotaChecks:
         groups = self.limited(job_queue.job_id)
         if not groups:
             return most
-        need = self.booked_at_most(job_queue.shape)
+        need = self.booked_at_most(job_queue.scheduling_class)
         found = room(groups, need, most)
         stop = stopped_by(groups, need) if not found else None
         if stop is not None and not (
-            self._is_full(groups, stop.group_id) and self.queue.turns.halt(stop.group_id)
+            self._is_full(groups, stop.group_id) and self.queue.order.pause(stop.group_id)
         ):
-            self.queue.stop(job_queue, stop.group_id)
+            self.queue.block_by_quota(job_queue, stop.group_id)
         return found
 
     def _is_full(self, groups: list[Flow], group_id: str) -> bool:
         """True if a group admits none of the shapes that there is room for."""
         group = [each for each in groups if each.id == group_id]
-        roomy = self.queue.roomy
-        return len(roomy) <= SHAPES_ASKED_MAX and not any(
-            room(group, self.booked_at_most(scheduling_class), 1) for scheduling_class in roomy
+        fitting = self.queue.fitting
+        return len(fitting) <= SHAPES_ASKED_MAX and not any(
+            room(group, self.booked_at_most(scheduling_class), 1) for scheduling_class in fitting
         )
 
     def admitted_of(self, scheduling_class: SchedulingClass, job_id: str, most: int) -> int:
@@ -85,7 +85,7 @@ class QuotaChecks:
 
     def gang_need(self, waiting: WaitingGang) -> Amounts:
         """What the members of a gang book at most together."""
-        scheduling_classes = [self.queue.shape_of(member.spec) for member in waiting.members]
+        scheduling_classes = [self.queue.class_of(member.spec) for member in waiting.members]
         return whole(
             (self.booked_at_most(scheduling_class), 1) for scheduling_class in scheduling_classes
         )
@@ -95,7 +95,7 @@ class QuotaChecks:
         groups = self.limited(job_id)
         return stopped_by(groups, counted(more)) if groups else None
 
-    def single_stop(self, item: NonBatchable) -> Stop | None:
+    def non_batchable_stop(self, item: NonBatchable) -> Stop | None:
         """The maximum that stops what waits one by one."""
         if not self.limited(item.job_id):
             return None
@@ -113,14 +113,16 @@ class QuotaChecks:
         none of those who were eased is among them again before the group has more than now.
         """
         queue, loosened = self.queue, self.flows.loosened
-        if queue.stopped_at_version != self.hosts.version:  # default slots may be others now
-            queue.stopped_at_version = self.hosts.version
-            loosened.update(dict.fromkeys([*queue.stopped.groups, *queue.singles.stopped_by]))
-            queue.end_rest()
+        if queue.quota_version != self.hosts.version:  # default slots may be others now
+            queue.quota_version = self.hosts.version
+            loosened.update(
+                dict.fromkeys([*queue.quota_blocked.groups, *queue.non_batchables.blocked_by])
+            )
+            queue.reconsider_fitting()
         left = most
         while loosened and left > 0:
             group_id = next(iter(loosened))
-            left -= queue.ease(group_id, partial(self._admits, group_id), left)
+            left -= queue.unblock_by_quota(group_id, partial(self._admits, group_id), left)
             if left:
                 del loosened[group_id]
         return most - left

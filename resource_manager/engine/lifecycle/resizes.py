@@ -148,12 +148,14 @@ class ResizeMoves:
             return
         found = self.assignment_for(host, slot)
         if not (growth(host, slot) or isinstance(found, CpuRefusal)):
-            self.queue.singles.remove(wanted.arrival_number)
+            self.queue.non_batchables.remove(wanted.arrival_number)
             self.order(slot, found)
-        elif wanted.arrival_number not in self.queue.singles:
+        elif wanted.arrival_number not in self.queue.non_batchables:
             self.queue.add_resize(slot)
         else:
-            self.queue.singles.wake(wanted.arrival_number)  # it may grow by less than it was to
+            self.queue.non_batchables.unblock(
+                wanted.arrival_number
+            )  # it may grow by less than it was to
 
     def stop(self, slot: Slot) -> None:
         """A slot is being taken down: its size is changed no more.
@@ -166,7 +168,7 @@ class ResizeMoves:
         host.to_resize.pop(key, None)
         host.resize_holds.pop(key, None)
         if slot.wanted is not None:
-            self.queue.singles.remove(slot.wanted.arrival_number)
+            self.queue.non_batchables.remove(slot.wanted.arrival_number)
 
     def resume(self, slot: Slot) -> None:
         """A conversation with an executor began anew, or it came back with the slot: what was
@@ -350,7 +352,7 @@ class ResizeMoves:
     def withdraw(self, host: Host, slot: Slot) -> None:
         """Strikes the change that a slot waits with, if any."""
         if slot.wanted is not None:
-            self.queue.singles.remove(slot.wanted.arrival_number)
+            self.queue.non_batchables.remove(slot.wanted.arrival_number)
             host.resize_holds.pop((slot.allocation_id, slot.generation), None)
             with self.transitions.moving_resize(slot, ResizeInput.WITHDRAW):
                 slot.wanted = None

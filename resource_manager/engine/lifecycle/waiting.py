@@ -116,7 +116,7 @@ class WaitingReasons:
         spec = request.spec
         waiting = self.gangs.waiting.get(spec.gang_id)
         if waiting is None:  # its job has ended
-            return self.waiting_reason(self.queue.shape_of(spec))
+            return self.waiting_reason(self.queue.class_of(spec))
         return self._member_reason(waiting, scheduling_key(spec))
 
     def reasons(self, waiting: WaitingGang) -> Iterator[tuple[Reason, int]]:
@@ -131,7 +131,7 @@ class WaitingReasons:
             waiting.reasons = (self.journal.snapshot_number, {})
         known = waiting.reasons[1]
         if key not in known:
-            scheduling_class = self.queue.shape_at(key)
+            scheduling_class = self.queue.class_for(key)
             reason = self.waiting_reason(scheduling_class)
             if reason not in _OF_THE_MEMBER:
                 whole = self._of_the_gang(waiting.kind)
@@ -157,7 +157,7 @@ class WaitingReasons:
         and none can be asked for, nothing can be said, and everything waits;
         `scheduling/rejecting.py` looks at it later.
         """
-        scheduling_class = self.queue.shape_of(spec)
+        scheduling_class = self.queue.class_of(spec)
         verdict = feasibility(self.hosts, self.elastic, scheduling_class)
         if spec.allow_pending or verdict not in INFEASIBLE:
             return None

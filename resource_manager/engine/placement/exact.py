@@ -74,7 +74,9 @@ class ExactSearch:
         self._among = among
         self._labels = scheduling_class.labels if every_host else ()
         self._compared = compared
-        self._cursor = scheduling_class.cursor if among is None else scheduling_class.strict_cursor
+        self._cursor = (
+            scheduling_class.cursor if among is None else scheduling_class.aligning_cursor
+        )
         self._asks = asks
         self._needs = needs_of(scheduling_class)
         self._candidates: list[int] = []

@@ -102,7 +102,9 @@ def judge(host: Host, scheduling_class: SchedulingClass) -> Judgement:
     if scheduling_class.profile is None and not asked:
         blockers.append(Blocker.TOTAL_TOO_SMALL)
     poolless = scheduling_class.best_effort and host.lacks_best_effort_pool
-    given = host.assign(scheduling_class) if poolless or host.exactly(scheduling_class) else None
+    given = (
+        host.assign(scheduling_class) if poolless or host.needs_topology(scheduling_class) else None
+    )
     refusal = given if isinstance(given, CpuRefusal) else None
     if refusal is not None:
         blockers.append(Blocker.TOPOLOGY)
@@ -152,7 +154,7 @@ def _some_host_could(
     carry or be of a kind that suits.
     """
     indexes = hosts.indexes
-    if not (scheduling_class.exact or indexes.strict):
+    if not (scheduling_class.topology_constrained or indexes.aligning):
         return some_host_covers(hosts, labels, needs)
     index, could = indexes.of(labels), _CouldSuit(scheduling_class)
     wanted = labels if index is indexes.main else ()
@@ -181,7 +183,7 @@ class _CouldSuit:
         self._known: dict[tuple[object, int], bool] = {}
 
     def __call__(self, host: Host) -> bool:
-        if not host.exactly(self._shape):
+        if not host.needs_topology(self._shape):
             return True
         booked = id(host.default_booking) if self._shape.profile is None else host.separate_pools
         kind = id(host.cpu_kind), booked
@@ -249,7 +251,7 @@ def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
 
 def is_exact_somewhere(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
     """True if there are hosts of which amounts do not say whether one fits."""
-    return scheduling_class.exact or bool(hosts.indexes.strict)
+    return scheduling_class.topology_constrained or bool(hosts.indexes.aligning)
 
 
 def large_and_unsuited(

@@ -65,7 +65,7 @@ class Trials:
 
     def fit(self, wish: ResourceRequest, host: Host, most: int) -> int:
         """How many members a host's cpus and NUMA nodes suit, so many at most."""
-        if not most or not host.exactly(wish):
+        if not most or not host.needs_topology(wish):
             return most
         if host.cpus is None:
             return len(host.assign_many(wish, most))
@@ -85,7 +85,7 @@ class Trials:
 
     def fits_all(self, wishes: Iterable[tuple[MemberRequest, int]], host: Host) -> bool:
         """True if a host suits all of these together, so many of each, in this order."""
-        several = [(wish, count) for wish, count in wishes if host.exactly(wish)]
+        several = [(wish, count) for wish, count in wishes if host.needs_topology(wish)]
         if len(several) < 2:
             return all(self.fit(wish, host, count) == count for wish, count in several)
         books = self._trials.get(host.host_id) or self._books_of(host)
@@ -102,7 +102,7 @@ class Trials:
         """
         if host.cpus is None:
             return
-        exactly = host.exactly(wish)
+        exactly = host.needs_topology(wish)
         trial = self._trials.get(host.host_id)
         if trial is None:
             books = self._books_of(host)
@@ -122,7 +122,7 @@ class Trials:
 
     def suits_instead(self, wish: MemberRequest, host: Host) -> bool:
         """True if a host suits one if nothing were given away in this search."""
-        if not host.exactly(wish):
+        if not host.needs_topology(wish):
             return True
         books = self._books_of(host)
         if books is None:

@@ -136,7 +136,7 @@ class Room:
         self._proportions: Proportions | None = None
         self._journal: list[tuple[int, str, int]] = []
         self._trials = Trials(as_if_empty, alike=True) if prefix else Trials()
-        self.exactly = bool(every.indexes.strict)
+        self.needs_topology = bool(every.indexes.aligning)
 
     def ask(self, number: int, wish: MemberRequest) -> Ask:
         """What the members of one wish ask for."""
@@ -145,7 +145,7 @@ class Room:
             hosts = self.every
             refusing = [n for n in hosts.refusing if n in hosts and hosts[n].refuses(wish)]
             barred = wish.elsewhere.union(refusing)
-        self.exactly = self.exactly or wish.exact
+        self.needs_topology = self.needs_topology or wish.topology_constrained
         pooled, at_least = _apart(need_of(wish.profile, wish.cpus, separate_pools=False))
         separate, _ = _apart(need_of(wish.profile, wish.cpus, separate_pools=True))
         return Ask(
@@ -178,7 +178,7 @@ class Room:
             fit = column[0][at] // amount
             if fit < most:  # noqa: PLR1730 -- as in `placement_pass.py`
                 most = fit
-        if self.exactly and most > 0 and ask.wishes:
+        if self.needs_topology and most > 0 and ask.wishes:
             return self._exact_fit(ask, host_id, most)
         return max(0, most)
 
@@ -191,7 +191,7 @@ class Room:
     def suits_instead(self, ask: Ask, host_id: str) -> bool:
         """True if a host's cpus and NUMA nodes suit one if nothing were taken."""
         host = self.every[host_id]
-        return not self.exactly or all(
+        return not self.needs_topology or all(
             self._trials.suits_instead(wish, host) for wish, _ in ask.wishes
         )
 
@@ -206,7 +206,7 @@ class Room:
             self._lower(at, self._prefix + DEFAULT_SLOTS, ask.defaults * count)
         if self._proportions is not None:
             self._proportions.free.pop(at, None)
-        for wish, each in ask.wishes if self.exactly else ():
+        for wish, each in ask.wishes if self.needs_topology else ():
             self._trials.take(wish, host, each * count)
         self.shares.append(Share(ask.number, host_id, count))
 

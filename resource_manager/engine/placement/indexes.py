@@ -43,7 +43,7 @@ class Indexes:
     Attributes:
         main: the index of all hosts.
         selected: indexes of hosts that carry the labels of a selector.
-        strict: hosts where whoever asks for amounts alone is placed exactly as well.
+        aligning: hosts where whoever asks for amounts alone is placed exactly as well.
         kinds: hosts by all that decides what their cpus suit when they are empty; those that do not
             tell what their cpus are made of are of one kind (`UNTOLD`).
     """
@@ -56,12 +56,12 @@ class Indexes:
         self.selected: dict[Labels, CapacityIndex] = {}
         self._labels: dict[str, dict[str, str]] = {}  # of hosts, as last taken in
         self._carriers: dict[tuple[str, str], dict[str, None]] = {}  # hosts by label and value
-        self.strict: dict[str, None] = {}
+        self.aligning: dict[str, None] = {}
         self.kinds: dict[CpuKind, dict[str, None]] = {}
         self._kind_of: dict[str, CpuKind] = {}
-        self._strict_version = 0
+        self._aligning_version = 0
         # Where strict hosts are in an index, as of its version and theirs.
-        self._strict_at: dict[CapacityIndex, tuple[tuple[int, int], Positions]] = {}
+        self._aligning_at: dict[CapacityIndex, tuple[tuple[int, int], Positions]] = {}
 
     def of(self, labels: Labels) -> CapacityIndex:
         """The index of the hosts that carry these labels, or that of all hosts."""
@@ -103,11 +103,11 @@ class Indexes:
                 self.main.log_growth(host.host_id)
             if relabelled or rose:
                 grew = True
-                queue.singles.grew(host.host_id, host.labels)
+                queue.non_batchables.grew(host.host_id, host.labels)
             for labels, index in self.selected.items():
                 if carries(host, labels):
                     if index.put(host.host_id, vector):
-                        queue.wake(labels)
+                        queue.unblock(labels)
                 elif index.knows(host.host_id):
                     index.remove(host.host_id)
         self.main.freshen()
@@ -117,7 +117,7 @@ class Indexes:
             self._wake_in_main(queue)
         if len(self.selected) >= self._settings.label_indexes_max:
             for labels in [labels for labels in self.selected if not queue.is_asked_for(labels)]:
-                self._strict_at.pop(self.selected.pop(labels), None)
+                self._aligning_at.pop(self.selected.pop(labels), None)
         self._may_build = BUILT_AT_ONCE
 
     def lower(
@@ -165,29 +165,29 @@ class Indexes:
         """Makes all who wait look at this host again."""
         self.main.log_growth(host.host_id)
         self._wake_in_main(queue)
-        queue.singles.grew(host.host_id, host.labels)
+        queue.non_batchables.grew(host.host_id, host.labels)
         for labels, index in self.selected.items():
             if carries(host, labels):
                 index.log_growth(host.host_id)
-                queue.wake(labels)
+                queue.unblock(labels)
 
     def remove(self, host: Host) -> None:
         """Forgets a host."""
         for label in self._labels.pop(host.host_id, {}).items():
             self._forget_carrier(label, host.host_id)
         self._put_into_kind(host.host_id, None)
-        self._make_strict(host.host_id, strict=False)
+        self._set_aligning(host.host_id, aligning=False)
         for index in (self.main, *self.selected.values()):
             if index.knows(host.host_id):
                 index.remove(host.host_id)
 
-    def strict_at(self, index: CapacityIndex) -> Positions:
+    def aligning_at(self, index: CapacityIndex) -> Positions:
         """Positions of strict hosts in an index."""
-        version = index.version, self._strict_version
-        known = self._strict_at.get(index)
+        version = index.version, self._aligning_version
+        known = self._aligning_at.get(index)
         if known is None or known[0] != version:
-            found = sorted(index.position[name] for name in self.strict if index.knows(name))
-            known = self._strict_at[index] = version, Positions(tuple(found), frozenset(found))
+            found = sorted(index.position[name] for name in self.aligning if index.knows(name))
+            known = self._aligning_at[index] = version, Positions(tuple(found), frozenset(found))
         return known[1]
 
     def all(self) -> dict[Labels, CapacityIndex]:
@@ -196,25 +196,25 @@ class Indexes:
 
     def _wake_in_main(self, queue: WaitingQueue) -> None:
         """Wakes those who are searched for in the index of all hosts."""
-        for labels in list(queue.sleeping):
+        for labels in list(queue.blocked):
             if labels not in self.selected:
-                queue.wake(labels)
+                queue.unblock(labels)
 
     def _sort_by_cpus(self, host: Host) -> None:
         """Takes in what kind of host it is, as far as its cpus go."""
         name = host.host_id
-        if host.strict != (name in self.strict):
-            self._make_strict(name, strict=host.strict)
+        if host.aligning != (name in self.aligning):
+            self._set_aligning(name, aligning=host.aligning)
         kind = UNTOLD if host.cpu_kind is None else host.cpu_kind
         if kind is not self._kind_of.get(name):
             self._put_into_kind(name, kind)
 
-    def _make_strict(self, host_id: str, *, strict: bool) -> None:
-        if strict:
-            self.strict[host_id] = None
-        elif host_id in self.strict:
-            del self.strict[host_id]
-        self._strict_version += 1
+    def _set_aligning(self, host_id: str, *, aligning: bool) -> None:
+        if aligning:
+            self.aligning[host_id] = None
+        elif host_id in self.aligning:
+            del self.aligning[host_id]
+        self._aligning_version += 1
 
     def _put_into_kind(self, host_id: str, kind: CpuKind | None) -> None:
         before = self._kind_of.pop(host_id, None)

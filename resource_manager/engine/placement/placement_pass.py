@@ -48,7 +48,7 @@ class PlacementPass:
         self._searches: dict[SchedulingClass, Search] = {}
         self._exact: dict[SchedulingClass, ExactSearch] = {}
         self._asks = Asks(self._settings.hosts_asked_max)
-        self._strict = hosts.indexes.strict
+        self._strict = hosts.indexes.aligning
         self._growth: dict[CapacityIndex, Growth] = {}
         for name in list(hosts.refusing):
             if name not in hosts or not hosts[name].refusals:
@@ -59,13 +59,13 @@ class PlacementPass:
         known = scheduling_class in self._searches or scheduling_class in self._exact
         if not known and self._sleeps_on(scheduling_class):
             return False
-        if not scheduling_class.exact and _ranked(self._search(scheduling_class), 1):
+        if not scheduling_class.topology_constrained and _ranked(self._search(scheduling_class), 1):
             return True
         return self._has_exact(scheduling_class) and self._exactly(scheduling_class).has_room()
 
     def has_room_for_more(self, scheduling_class: SchedulingClass) -> bool:
         """True if more than one slot of a shape can be placed, given that there is room for one."""
-        if scheduling_class.exact:
+        if scheduling_class.topology_constrained:
             return self._exactly(scheduling_class).has_room_for_more()
         search = self._search(scheduling_class)
         if search.candidates and _fits_twice(search, search.candidates[0]):
@@ -85,12 +85,17 @@ class PlacementPass:
         come back if nothing more fits.
 
         Books nothing: slots on hosts are the caller's to make, before it asks again; of those whose
-        slots are placed exactly (`Host.exactly`) it lets the pass `follow` what was booked. Hosts
-        that align everybody come after the others, whom amounts do: they are for those who need it.
+        slots are placed exactly (`Host.needs_topology`) it lets the pass `follow` what was booked.
+        Hosts that align everybody come after the others, whom amounts do: they are for those who
+        need it.
         """
         if scheduling_class.cpus is None and not self._strict:
             return self._by_count(scheduling_class, count, elsewhere)  # as with most
-        runs = [] if scheduling_class.exact else self._by_count(scheduling_class, count, elsewhere)
+        runs = (
+            []
+            if scheduling_class.topology_constrained
+            else self._by_count(scheduling_class, count, elsewhere)
+        )
         left = count - sum(share for _, share in runs)
         if left and self._has_exact(scheduling_class):
             spread = self._settings.strategy == "spread"
@@ -173,7 +178,7 @@ class PlacementPass:
             proportions,
             hosts,
             self._barred(scheduling_class, index, elsewhere),
-            aside=hosts.indexes.strict_at(index).all if self._strict else (),
+            aside=hosts.indexes.aligning_at(index).all if self._strict else (),
             every_host=index is hosts.indexes.main,
         )
         if not elsewhere:
@@ -182,7 +187,7 @@ class PlacementPass:
 
     def _has_exact(self, scheduling_class: SchedulingClass) -> bool:
         """True if hosts have to be asked about a shape."""
-        return bool(self._strict) or scheduling_class.exact
+        return bool(self._strict) or scheduling_class.topology_constrained
 
     def _exactly(self, scheduling_class: SchedulingClass) -> ExactSearch:
         hosts = self._hosts
@@ -196,7 +201,9 @@ class PlacementPass:
             index,
             hosts,
             self._barred(scheduling_class, index, held),
-            among=None if scheduling_class.exact else hosts.indexes.strict_at(index),
+            among=None
+            if scheduling_class.topology_constrained
+            else hosts.indexes.aligning_at(index),
             every_host=index is hosts.indexes.main,
             compared=self._settings.pack_candidates,
             asks=self._asks,

@@ -145,7 +145,7 @@ def is_held_from(host: Host, scheduling_class: SchedulingClass) -> bool:
     need = host.booking_for(scheduling_class)
     if not need or host.slots_left() < 1 or not fits(need, host.free()):
         return False
-    if host.exactly(scheduling_class):  # there for nobody else, as long as anything is held
+    if host.needs_topology(scheduling_class):  # there for nobody else, as long as anything is held
         return host.suits(scheduling_class)
     return host.spare_slots() < 1 or not fits(need, host.spare())
 

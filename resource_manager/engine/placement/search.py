@@ -38,9 +38,9 @@ class Growth:
         index, cursor = self._index, scheduling_class.cursor
         if not _is_through(cursor, index):
             return False
-        strict = scheduling_class.strict_cursor
+        strict = scheduling_class.aligning_cursor
         through = _is_through(strict, index) and strict.log_length >= cursor.log_length
-        if self._strict and not scheduling_class.exact and not through:
+        if self._strict and not scheduling_class.topology_constrained and not through:
             return False
         positions, most = self._since.get(cursor.log_length) or self._look(cursor.log_length)
         if len(positions) > GROWN_CHECKED_ONE_BY_ONE:

@@ -76,7 +76,7 @@ class Survey:
             scheduling_class,
             {host.host_id: host for host in hosts},
             own=own,
-            _exact=scheduling_class.exact,
+            _exact=scheduling_class.topology_constrained,
         )
         for host_id, host in survey.hosts.items():
             survey._look(host_id, host)
@@ -120,7 +120,7 @@ class Survey:
         others = absent + (not labelled) + refused + (host.slots_left() < 1)
         others += is_held_from(host, self.shape)
         hard = others + too_small
-        if not (hard or short) and (self._exact or host.strict):
+        if not (hard or short) and (self._exact or host.aligning):
             hard, lack = self._misfit(host)
             too_small = bool(hard)
         glance = (hard, lack, host_id)
@@ -141,7 +141,7 @@ class Survey:
 
     def _misfit(self, host: Host) -> tuple[int, int]:
         """Obstacles and lack of a host that has the amounts, by its cpus and NUMA nodes."""
-        if not host.exactly(self.shape):
+        if not host.needs_topology(self.shape):
             return SUITS
         if self.asked == ASKED_MAX:
             self.unasked += 1

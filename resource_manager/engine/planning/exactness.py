@@ -86,7 +86,7 @@ def together(gangs: Iterable[GangWish]) -> list[Mapping[int, int]]:
 
 
 def _fit(host: Host | None, asked: ResourceRequest) -> int:
-    if host is None or not host.exactly(asked):
+    if host is None or not host.needs_topology(asked):
         return UNBOUNDED
     found = len(host.assign_many(asked, TRIED_MAX))
     return found if found < TRIED_MAX else UNBOUNDED

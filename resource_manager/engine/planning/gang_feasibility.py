@@ -45,7 +45,9 @@ def gang_could_be_provided(
         {kind: each.count for kind, each in enumerate(members)}, where.placement, where.label
     )
     exact: dict[int, ResourceRequest] = {
-        kind: each for kind, each in enumerate(members) if each.exact or hosts.indexes.strict
+        kind: each
+        for kind, each in enumerate(members)
+        if each.topology_constrained or hosts.indexes.aligning
     }
     wishes = [wish_of(each) for each in members]
     backlog = Backlog(

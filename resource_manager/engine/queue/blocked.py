@@ -1,6 +1,4 @@
-"""What waits although there may be room for it, since the maximum of a group stops it. Knows which
-group; what a maximum admits is not its business.
-"""
+"""Job queues that a quota blocks, although hosts may have room for them."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from resource_manager.engine.queue.scheduling_classes import JobQueue, Schedulin
 
 
 class QuotaBlocked:
-    """Lines by group and shape: of one shape and one group, a maximum admits all or none."""
+    """Job queues by group and class: a quota admits all queues of a class, or none."""
 
     def __init__(self) -> None:
         self._by_group: dict[str, dict[SchedulingClass, dict[JobQueue, None]]] = {}
@@ -20,7 +18,9 @@ class QuotaBlocked:
         return bool(self._by_group)
 
     def __contains__(self, job_queue: JobQueue) -> bool:
-        return job_queue in self._by_group.get(job_queue.stopped_by, {}).get(job_queue.shape, {})
+        return job_queue in self._by_group.get(job_queue.blocked_by, {}).get(
+            job_queue.scheduling_class, {}
+        )
 
     def __iter__(self) -> Iterator[JobQueue]:
         for scheduling_classes in self._by_group.values():
@@ -28,28 +28,30 @@ class QuotaBlocked:
 
     @property
     def groups(self) -> list[str]:
-        """Those that stop anybody."""
+        """Returns the groups whose quota blocks anything."""
         return list(self._by_group)
 
     def put(self, job_queue: JobQueue, group_id: str) -> None:
-        """A group stops a line."""
-        job_queue.stopped_by = group_id
-        self._by_group.setdefault(group_id, {}).setdefault(job_queue.shape, {})[job_queue] = None
+        """Notes that the quota of a group blocks a job queue."""
+        job_queue.blocked_by = group_id
+        self._by_group.setdefault(group_id, {}).setdefault(job_queue.scheduling_class, {})[
+            job_queue
+        ] = None
 
     def take(self, job_queue: JobQueue) -> None:
-        """It is stopped no more."""
-        scheduling_classes = self._by_group[job_queue.stopped_by]
-        del scheduling_classes[job_queue.shape][job_queue]
-        if not scheduling_classes[job_queue.shape]:
-            del scheduling_classes[job_queue.shape]
+        """Takes a job queue out."""
+        scheduling_classes = self._by_group[job_queue.blocked_by]
+        del scheduling_classes[job_queue.scheduling_class][job_queue]
+        if not scheduling_classes[job_queue.scheduling_class]:
+            del scheduling_classes[job_queue.scheduling_class]
             if not scheduling_classes:
-                del self._by_group[job_queue.stopped_by]
-        job_queue.stopped_by = ""
+                del self._by_group[job_queue.blocked_by]
+        job_queue.blocked_by = ""
 
     def of(
         self, group_id: str, admits: Callable[[SchedulingClass], bool], most: int
     ) -> list[JobQueue]:
-        """Lines that a group stops, of shapes that it admits, so many at most."""
+        """Returns up to `most` job queues that a group blocks, of classes that it admits now."""
         scheduling_classes = self._by_group.get(group_id, {})
         admitted = (
             job_queues

@@ -1,4 +1,4 @@
-"""Which shape is looked at next, in one round. Knows places in line, not what fits."""
+"""Scheduling classes that have yet to be looked at in one pass, the longest waiting first."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ if TYPE_CHECKING:
     from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 
-class Round:
-    """Shapes that are to be looked at, whoever waits longest with one first.
+class ClassPass:
+    """Classes of one pass, in order of their oldest request.
 
-    Nobody is searched for in the heap: numbers at which no shape stands any more are passed over
-    when their turn comes.
+    The heap may hold numbers that belong to no class any more; they are skipped when they come up.
     """
 
     def __init__(self) -> None:
@@ -29,7 +28,7 @@ class Round:
         return scheduling_class in self._stands
 
     def begin(self, scheduling_classes: Iterable[SchedulingClass]) -> None:
-        """These, in place of what there was."""
+        """Begins a pass over these classes."""
         self._stands, self._at = {}, {}
         for scheduling_class in scheduling_classes:
             if (head := scheduling_class.head()) is not None:
@@ -38,25 +37,25 @@ class Round:
         self._heap = sorted(self._at)
 
     def put(self, scheduling_class: SchedulingClass, number: int) -> None:
-        """Lets a shape stand at the place of this arrival number."""
+        """Puts a class at the place of this arrival number."""
         self.discard(scheduling_class)
         self._stands[scheduling_class] = number
         self._at[number] = scheduling_class
         heapq.heappush(self._heap, number)
 
     def advance(self, scheduling_class: SchedulingClass, number: int) -> None:
-        """The same, if the shape has its turn in this round, and only later than that."""
+        """Moves a class of this pass forward to this arrival number, if it is further behind."""
         if self._stands.get(scheduling_class, -1) > number:
             self.put(scheduling_class, number)
 
     def discard(self, scheduling_class: SchedulingClass) -> None:
-        """Takes a shape out."""
+        """Takes a class out."""
         number = self._stands.pop(scheduling_class, None)
         if number is not None:
             del self._at[number]
 
     def first(self) -> int | None:
-        """Arrival number of whoever waits longest with one of the shapes."""
+        """Returns the arrival number of the oldest request of all classes; None: there is none."""
         while (number := self.until()) is not None:
             head = self._at[number].head()
             if head is None or head == number:
@@ -65,7 +64,7 @@ class Round:
         return None
 
     def take(self) -> SchedulingClass | None:
-        """Takes out the shape whose turn it is."""
+        """Takes the first class out; None: the pass is over."""
         number = self.first()
         if number is None:
             return None
@@ -74,7 +73,7 @@ class Round:
         return scheduling_class
 
     def until(self) -> int | None:
-        """Arrival number at which a shape stands next, at the earliest."""
+        """Returns the lowest arrival number at which a class may be; None: there is none."""
         heap, at = self._heap, self._at
         while heap and heap[0] not in at:
             heapq.heappop(heap)

@@ -72,7 +72,7 @@ class MemberRequest:
         return self.cpus is not None and self.cpus[0].best_effort
 
     @property
-    def exact(self) -> bool:
+    def topology_constrained(self) -> bool:
         """True if amounts alone never say whether a host can serve one; see `shapes.is_exact`."""
         return is_exact(self.profile, self.cpus)
 
@@ -126,7 +126,7 @@ class GangLedger:
     moves: int = 0  # rises whenever a gang begins or ends to wait
     _kinds: dict[tuple[Where, tuple[MemberRequest, ...]], GangKind] = field(default_factory=dict)
 
-    def in_line(self) -> list[WaitingGang]:
+    def in_order(self) -> list[WaitingGang]:
         """Those that wait, in order of their places in line."""
         return sorted(self.waiting.values(), key=lambda each: each.gang.arrival_number)
 
@@ -139,7 +139,12 @@ class GangLedger:
         return request.spec.gang_id in self.waiting and request.state not in ENDED_REQUEST_STATES
 
     def begin_to_wait(
-        self, gang: Gang, members: list[Request], singles: NonBatchables, *, tried: bool = False
+        self,
+        gang: Gang,
+        members: list[Request],
+        non_batchables: NonBatchables,
+        *,
+        tried: bool = False,
     ) -> None:
         """Puts a gang into the line, at its old place."""
         self.moves += 1
@@ -150,7 +155,7 @@ class GangLedger:
         self.by_job[gang.job_id] += len(kind.wishes)
         labels = set(members[0].spec.required_labels)
         labels.intersection_update(*(each.spec.required_labels for each in members))
-        singles.add(
+        non_batchables.add(
             NonBatchable(
                 gang.arrival_number,
                 Kind.GANG,
@@ -162,13 +167,13 @@ class GangLedger:
             )
         )
 
-    def stop_waiting(self, gang: Gang, singles: NonBatchables) -> None:
+    def stop_waiting(self, gang: Gang, non_batchables: NonBatchables) -> None:
         """Takes a gang out of the line, if it is there."""
         waiting = self.waiting.pop(gang.gang_id, None)
         if waiting is None:
             return
         self.moves += 1
-        singles.remove(gang.arrival_number)
+        non_batchables.remove(gang.arrival_number)
         kind = waiting.kind
         self.by_job[gang.job_id] -= len(kind.wishes)
         if not self.by_job[gang.job_id]:

@@ -1,16 +1,11 @@
-"""Who waits, and which of them are to be tried. Knows shapes, lines and arrival numbers; whether
-anything fits is not its business, and who is to be served first, the tree of flows says.
+"""Everything that is pending, and what of it is tried next.
 
-Shapes are tried in *rounds*. A round may take several decisions; what wakes or comes meanwhile is
-tried in the next one. So everybody has a turn, however many shapes wait and however often they
-wake. In a round each shape is first looked at, in order of who waits longest with it: if there is
-no room for it, it sleeps until a host of its labels grows, else it may be served. Whose turn it is
-then among those who may, `order.py` says: the job that is to be served first, and its request that
-has waited longest. If that is of a shape that sleeps, or stopped by a limit, its line is parked
-(`scheduling_classes.py`), and the job goes on with its next one, or has no turn while it has none.
-A shape that has room again gets its parked lines back.
-
-What waits one by one (`non_batchable.py`) belongs to jobs as well, and takes part in the rounds.
+Equal requests form a scheduling class, and those of one job in it a job queue. Classes are tried in
+passes, which may span several decisions: each class is looked at once per pass, so that each gets
+its turn however many there are. A class without room on any host is blocked until a host that
+carries its labels has more room. Of those with room, `order.py` picks the job queue that is served
+next. A job queue whose class is blocked, or that a quota blocks, is inactive: its job goes on with
+its other queues. Gangs and resizes (`non_batchable.py`) take part in the same passes.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ from resource_manager.engine.model.scheduling_key import (
     scheduling_key,
 )
 from resource_manager.engine.queue.blocked import QuotaBlocked
-from resource_manager.engine.queue.candidates import Round
+from resource_manager.engine.queue.candidates import ClassPass
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.order import ServiceOrder
 from resource_manager.engine.queue.scheduling_classes import (
@@ -38,99 +33,109 @@ from resource_manager.engine.queue.scheduling_classes import (
 
 
 class WaitingQueue:
-    """All requests that wait, by shape and job.
+    """All pending requests, by scheduling class and job.
 
-    A shape is to be looked at in the present `round`, or `roomy` (it was, and there was room), or
-    *open* (to be looked at in the next round); else it *sleeps* until a host of its labels grows.
-    The one that is being looked at is nowhere.
+    A class is in exactly one of `current_pass`, `fitting`, `for_next_pass` and `blocked`; while it
+    is being looked at (between `next_class` and `has_room` or `block`), in none.
 
     Attributes:
-        turns: whose turn it is.
-        singles: what waits in the same line one by one.
-        job_shapes: how many shapes a job waits with; jobs that wait with none are not in it.
-        moves: rises whenever a request comes or leaves.
-        stopped: lines parked for the maximum of a group.
-        stopped_at_version: of the cluster, when they were looked at last.
+        order: picks the job queue that is served next.
+        non_batchables: gangs and resizes that are pending.
+        current_pass: classes that have yet to be looked at in this pass.
+        fitting: classes that were looked at in this pass and have room.
+        for_next_pass: classes that are new, or were unblocked during this pass.
+        blocked: classes that no host has room for, by labels.
+        quota_blocked: job queues that the quota of a group blocks.
+        quota_version: version of the hosts when quotas were checked last.
+        classes_by_job: number of classes that a job has pending requests of; jobs without any are
+            not in it.
+        moves: rises whenever a request enters or leaves.
     """
 
     def __init__(self, flows: FlowTree | None = None, *, fair: bool = True) -> None:
-        """`flows`: who is served first, and who is told who waits; all their jobs have to be known
-        there. Without them, or with `fair` False, arrival alone decides.
+        """Makes an empty queue.
+
+        Args:
+            flows: the fairness tree; it has to know every job that requests are added of. None:
+                requests are served in order of arrival.
+            fair: False: likewise, although the tree is kept up to date.
         """
         self._flows = flows
-        self.turns = ServiceOrder(flows, fair=fair)
-        self.singles = self.turns.singles
-        self.round = Round()
-        self.roomy: dict[SchedulingClass, None] = {}
-        self.open: dict[SchedulingClass, None] = {}
-        self.sleeping: dict[Labels, dict[SchedulingClass, None]] = {}
-        self.stopped = QuotaBlocked()
-        self.stopped_at_version = -1
-        self.job_shapes: dict[str, int] = {}
+        self.order = ServiceOrder(flows, fair=fair)
+        self.non_batchables = self.order.non_batchables
+        self.current_pass = ClassPass()
+        self.fitting: dict[SchedulingClass, None] = {}
+        self.for_next_pass: dict[SchedulingClass, None] = {}
+        self.blocked: dict[Labels, dict[SchedulingClass, None]] = {}
+        self.quota_blocked = QuotaBlocked()
+        self.quota_version = -1
+        self.classes_by_job: dict[str, int] = {}
         self.moves = 0
         self._known = KnownClasses()
-        self._resting: dict[SchedulingClass, None] = {}  # asleep, with room: nobody may be served
+        self._fitting_blocked: dict[
+            SchedulingClass, None
+        ] = {}  # asleep, with room: nobody may be served
         self._waiting = 0
 
     def __len__(self) -> int:
         return self._waiting
 
     def __contains__(self, request: Request) -> bool:
-        job_queue = self._line_of(request.spec, request.job_id)
+        job_queue = self._job_queue_of(request.spec, request.job_id)
         return job_queue is not None and request.arrival_number in job_queue.numbers
 
     # Who waits.
 
     def is_asked_for(self, labels: Labels) -> bool:
-        """True if somebody waits for a host with these labels."""
-        return self._known.is_asked_for(labels) or self.singles.is_asked_for(labels)
+        """True if a pending request requires hosts with these labels."""
+        return self._known.is_asked_for(labels) or self.non_batchables.is_asked_for(labels)
 
-    def shapes(self) -> list[SchedulingClass]:
-        """Shapes that somebody waits with."""
+    def classes(self) -> list[SchedulingClass]:
+        """Returns the classes that have pending requests."""
         return list(self._known.waited_with.values())
 
-    def lines(self) -> list[JobQueue]:
-        """All lines, by shape."""
+    def job_queues(self) -> list[JobQueue]:
+        """Returns all job queues, class by class."""
         return [
             job_queue
             for scheduling_class in self._known.waited_with.values()
-            for job_queue in scheduling_class.lines.values()
+            for job_queue in scheduling_class.job_queues.values()
         ]
 
-    def shape_of(self, spec: RequestSpec) -> SchedulingClass:
-        """The shape of a request, whether or not anybody waits with it."""
+    def class_of(self, spec: RequestSpec) -> SchedulingClass:
+        """Returns the class of a request, whether or not any such request is pending."""
         return self._known.of(scheduling_key(spec))
 
-    def shape_at(self, key: SchedulingKey) -> SchedulingClass:
-        """The shape of requests that ask for this, likewise."""
+    def class_for(self, key: SchedulingKey) -> SchedulingClass:
+        """Returns the class of requests with this key, likewise."""
         return self._known.of(key)
 
-    def new_shapes(self, job_id: str, specs: Iterable[RequestSpec]) -> int:
-        """How many shapes more a job would wait with, if it asked for all of these."""
+    def new_classes(self, job_id: str, specs: Iterable[RequestSpec]) -> int:
+        """Returns by how many classes a job would have more if it submitted all of these."""
         keys = {scheduling_key(spec) for spec in specs}
         scheduling_classes = (self._known.waited_with.get(key) for key in keys)
         return sum(
-            scheduling_class is None or job_id not in scheduling_class.lines
+            scheduling_class is None or job_id not in scheduling_class.job_queues
             for scheduling_class in scheduling_classes
         )
 
     def add(self, request: Request) -> None:
-        """Lets a request wait."""
+        """Adds a request."""
         self._add(request.spec, request.job_id, request.arrival_number, 1)
 
     def add_run(self, spec: RequestSpec, job_id: str, number: int, count: int) -> None:
-        """Lets equal requests wait, with arrival numbers one after the other from `number` on."""
+        """Adds `count` equal requests, with consecutive arrival numbers from `number` on."""
         self._add(spec, job_id, number, count)
 
     def add_resize(self, slot: Slot) -> None:
-        """Lets the change that a slot waits with stand in line.
+        """Adds the pending resize of a slot.
 
         Raises:
-            InvariantBroken: it waits with none.
+            InvariantBroken: it has none.
         """
         if slot.wanted is None:
             raise InvariantBroken(f"slot {slot.allocation_id} waits with no change of its size")
-        self.singles.add(
+        self.non_batchables.add(
             NonBatchable(
                 slot.wanted.arrival_number,
                 Kind.RESIZE,
@@ -142,24 +147,24 @@ class WaitingQueue:
         )
 
     def remove(self, request: Request) -> None:
-        """Ends a request's waiting."""
+        """Takes a request out."""
         self.remove_run(request.spec, request.job_id, request.arrival_number, 1)
 
     def remove_run(self, spec: RequestSpec, job_id: str, number: int, count: int) -> None:
-        """Ends the waiting of those of a job's equal requests whose numbers these are."""
-        job_queue = self._line_of(spec, job_id)
+        """Takes `count` equal requests of a job out, by arrival numbers from `number` on."""
+        job_queue = self._job_queue_of(spec, job_id)
         if job_queue is not None:
             self._leave(job_queue, number, number + count)
 
     def served(self, scheduling_class: SchedulingClass, requests: Iterable[Request]) -> None:
-        """Ends the waiting of requests of one shape."""
+        """Takes requests of one class out."""
         for request in requests:
-            job_queue = scheduling_class.lines.get(request.job_id)
+            job_queue = scheduling_class.job_queues.get(request.job_id)
             if job_queue is not None:
                 self._leave(job_queue, request.arrival_number, request.arrival_number + 1)
 
     def taken(self, job_queue: JobQueue, count: int) -> None:
-        """Ends the waiting of the first so many of a line."""
+        """Takes the first `count` requests of a job queue out."""
         job_queue.numbers.take(count)
         self._left(job_queue, count)
 
@@ -167,136 +172,150 @@ class WaitingQueue:
 
     @property
     def awake(self) -> bool:
-        """True if anything is to be tried."""
-        return bool(self.round or self.roomy or self.open) or self.singles.awake
+        """True if anything is to be tried, in this pass or the next one."""
+        return (
+            bool(self.current_pass or self.fitting or self.for_next_pass)
+            or self.non_batchables.awake
+        )
 
     @property
-    def in_round(self) -> bool:
-        """True if the present round is not over."""
-        return bool(self.round or self.roomy) or self.singles.in_round
+    def in_pass(self) -> bool:
+        """True if the current pass is not over."""
+        return bool(self.current_pass or self.fitting) or self.non_batchables.in_pass
 
-    def begin_round(self) -> bool:
-        """Begins the next round if the present one is over and there is anything to try. True if
-        so.
+    def begin_pass(self) -> bool:
+        """Begins the next pass if the current one is over and there is anything to try.
+
+        Returns:
+            True if it began one.
         """
-        if self.in_round or not self.awake:
+        if self.in_pass or not self.awake:
             return False
-        self.round.begin(self.open)
-        self.open.clear()
-        self.singles.begin_round()
+        self.current_pass.begin(self.for_next_pass)
+        self.for_next_pass.clear()
+        self.non_batchables.begin_pass()
         return True
 
-    def look(self) -> SchedulingClass | None:
-        """The next shape of the round that there may be room for; None: all were looked at.
+    def next_class(self) -> SchedulingClass | None:
+        """Returns the next class to look at in this pass; None: all were looked at.
 
-        Whoever takes it says `has_room` or `sleep` of it afterwards.
+        The caller reports back with `has_room`, `block` or `continue_with`.
         """
-        scheduling_class = self.round.take()
+        scheduling_class = self.current_pass.take()
         if scheduling_class is not None:
             scheduling_class.tried = True
         return scheduling_class
 
     def has_room(self, scheduling_class: SchedulingClass, most: int) -> int:
-        """There is room for a shape: its parked lines, up to so many of them, stand among those of
-        their jobs again. Answers with how many; with more left, it is to be looked at once more.
+        """Notes that a class has room, and activates up to `most` of its inactive job queues.
+
+        Returns:
+            How many it activated. If some are left, the class is looked at once more.
         """
         job_queues = (
-            list(scheduling_class.parked)[:most]
-            if len(scheduling_class.parked) > most
-            else list(scheduling_class.parked)
+            list(scheduling_class.inactive)[:most]
+            if len(scheduling_class.inactive) > most
+            else list(scheduling_class.inactive)
         )
         for job_queue in job_queues:
-            del scheduling_class.parked[job_queue]
-            self.turns.stand(job_queue)
-        if scheduling_class.parked:
-            self._put_into_round(scheduling_class)
+            del scheduling_class.inactive[job_queue]
+            self.order.activate(job_queue)
+        if scheduling_class.inactive:
+            self._put_into_pass(scheduling_class)
         else:
-            self.roomy[scheduling_class] = None
+            self.fitting[scheduling_class] = None
         return len(job_queues)
 
-    def rest(self) -> None:
-        """Nobody has a turn who may be served: shapes that there is room for sleep as well, until
-        one of those who wait with them may.
+    def block_fitting(self) -> None:
+        """Blocks the classes that have room, since no job may be served: until a quota or one of
+        their job queues changes.
         """
-        for scheduling_class in list(self.roomy):
-            self.sleep(scheduling_class)
-            self._resting[scheduling_class] = None
+        for scheduling_class in list(self.fitting):
+            self.block(scheduling_class)
+            self._fitting_blocked[scheduling_class] = None
 
-    def park(self, job_queue: JobQueue) -> None:
-        """A line is not to have a turn while its shape sleeps."""
-        job_queue.shape.parked[job_queue] = None
-        self.turns.unstand(job_queue)
+    def deactivate(self, job_queue: JobQueue) -> None:
+        """Makes a job queue inactive until its class has room."""
+        job_queue.scheduling_class.inactive[job_queue] = None
+        self.order.deactivate(job_queue)
 
-    def stop(self, job_queue: JobQueue, group_id: str) -> None:
-        """A line is not to have a turn while the maximum of a group stops it."""
-        self.stopped.put(job_queue, group_id)
-        self.turns.unstand(job_queue)
+    def block_by_quota(self, job_queue: JobQueue, group_id: str) -> None:
+        """Makes a job queue inactive until the quota of a group admits it."""
+        self.quota_blocked.put(job_queue, group_id)
+        self.order.deactivate(job_queue)
 
-    def ease(self, group_id: str, admits: Callable[[SchedulingClass], bool], most: int) -> int:
-        """Whoever was stopped by the maximum of a group is to be tried again: of lines, so many at
-        most, with shapes that it admits now. Answers with how many.
+    def unblock_by_quota(
+        self, group_id: str, admits: Callable[[SchedulingClass], bool], most: int
+    ) -> int:
+        """Activates what the quota of a group blocked.
+
+        Args:
+            group_id: the group whose usage fell, or whose maximum rose.
+            admits: whether it admits one more slot of a class now.
+            most: job queues that are activated at most.
+
+        Returns:
+            How many were.
         """
-        self.singles.ease(group_id)
-        for scheduling_class in [each for each in self._resting if admits(each)]:
-            self._rouse(scheduling_class)
-        job_queues = self.stopped.of(group_id, admits, most)
+        self.non_batchables.unblock_by_quota(group_id)
+        for scheduling_class in [each for each in self._fitting_blocked if admits(each)]:
+            self._reconsider(scheduling_class)
+        job_queues = self.quota_blocked.of(group_id, admits, most)
         for job_queue in job_queues:
-            self.stopped.take(job_queue)
-            self.turns.stand(job_queue)
-            self._rouse(job_queue.shape)
+            self.quota_blocked.take(job_queue)
+            self.order.activate(job_queue)
+            self._reconsider(job_queue.scheduling_class)
         return len(job_queues)
 
-    def end_rest(self) -> None:
-        """Shapes that rest are to be looked at again."""
-        for scheduling_class in list(self._resting):
-            self._rouse(scheduling_class)
+    def reconsider_fitting(self) -> None:
+        """Has classes looked at again that are blocked although they have room."""
+        for scheduling_class in list(self._fitting_blocked):
+            self._reconsider(scheduling_class)
 
-    def sleep(self, scheduling_class: SchedulingClass) -> None:
-        """Nothing fits this shape now."""
-        self.roomy.pop(scheduling_class, None)
-        self.sleeping.setdefault(scheduling_class.labels, {})[scheduling_class] = None
+    def block(self, scheduling_class: SchedulingClass) -> None:
+        """Notes that no host has room for a class."""
+        self.fitting.pop(scheduling_class, None)
+        self.blocked.setdefault(scheduling_class.labels, {})[scheduling_class] = None
 
-    def look_on(self, scheduling_class: SchedulingClass) -> None:
-        """Nobody knows yet whether there is room for a shape, which is nowhere: the round goes on
-        with it.
-        """
-        if scheduling_class not in self.open:
-            self._put_into_round(scheduling_class)
+    def continue_with(self, scheduling_class: SchedulingClass) -> None:
+        """Puts a class back into the current pass: it is not known yet whether it has room."""
+        if scheduling_class not in self.for_next_pass:
+            self._put_into_pass(scheduling_class)
 
-    def wake(self, labels: Labels) -> None:
-        """A host that carries these labels grew."""
-        if scheduling_classes := self.sleeping.pop(labels, None):
-            self.open.update(scheduling_classes)
-            for scheduling_class in scheduling_classes if self._resting else ():
-                self._resting.pop(scheduling_class, None)
+    def unblock(self, labels: Labels) -> None:
+        """Unblocks classes that require these labels: a host that has them has more room."""
+        if scheduling_classes := self.blocked.pop(labels, None):
+            self.for_next_pass.update(scheduling_classes)
+            for scheduling_class in scheduling_classes if self._fitting_blocked else ():
+                self._fitting_blocked.pop(scheduling_class, None)
 
     def set_aside(self, job_queue: JobQueue, number: int) -> None:
-        """Lets somebody not stand in the way of others of his line, until he is taken back."""
+        """Takes a request out for the rest of this decision, so that those behind it are tried."""
         self._leave(job_queue, number, number + 1, counted=False)
 
     def take_back(self, request: Request) -> None:
-        """Lets a request that was set aside wait again. If its shape is still awake, it is tried
-        in the next round.
+        """Adds a request again that was set aside. If its class is not blocked, it is tried in the
+        next pass.
         """
         self._add(request.spec, request.job_id, request.arrival_number, 1, counted=False)
         scheduling_class = self._known.waited_with[scheduling_key(request.spec)]
         scheduling_class.tried = True
         if (
-            scheduling_class not in self.round
-            and scheduling_class not in self.roomy
-            and not self.sleeps(scheduling_class)
+            scheduling_class not in self.current_pass
+            and scheduling_class not in self.fitting
+            and not self.is_blocked(scheduling_class)
         ):
-            self.open[scheduling_class] = None
+            self.for_next_pass[scheduling_class] = None
 
-    def sleeps(self, scheduling_class: SchedulingClass) -> bool:
-        """True if a shape sleeps."""
-        return scheduling_class in self.sleeping.get(scheduling_class.labels, ())
+    def is_blocked(self, scheduling_class: SchedulingClass) -> bool:
+        """True if no host had room for a class when it was looked at last."""
+        return scheduling_class in self.blocked.get(scheduling_class.labels, ())
 
     # How it is done.
 
-    def _line_of(self, spec: RequestSpec, job_id: str) -> JobQueue | None:
+    def _job_queue_of(self, spec: RequestSpec, job_id: str) -> JobQueue | None:
         scheduling_class = self._known.waited_with.get(scheduling_key(spec))
-        return scheduling_class.lines.get(job_id) if scheduling_class is not None else None
+        return scheduling_class.job_queues.get(job_id) if scheduling_class is not None else None
 
     def _add(
         self, spec: RequestSpec, job_id: str, number: int, count: int, *, counted: bool = True
@@ -304,7 +323,9 @@ class WaitingQueue:
         self.moves += 1
         key = scheduling_key(spec)
         scheduling_class = self._known.waited_with.get(key) or self._begin(key)
-        job_queue = scheduling_class.lines.get(job_id) or self._begin_line(scheduling_class, job_id)
+        job_queue = scheduling_class.job_queues.get(job_id) or self._begin_job_queue(
+            scheduling_class, job_id
+        )
         job_queue.may_reject |= not spec.allow_pending
         added = job_queue.numbers.add_run(number, number + count)
         scheduling_class.waiting += added
@@ -314,27 +335,27 @@ class WaitingQueue:
         if job_queue.numbers.first != number:
             return
         scheduling_class.stand(job_queue, number)
-        self.round.advance(scheduling_class, number)
-        if job_queue.stands != INACTIVE:
-            job_queue.among.advance(job_queue, number)
-        elif job_queue not in scheduling_class.parked and not job_queue.stopped_by:
-            if scheduling_class in self._resting:
-                self._rouse(scheduling_class)
-            self.turns.stand(job_queue)
+        self.current_pass.advance(scheduling_class, number)
+        if job_queue.position != INACTIVE:
+            job_queue.active_queues.advance(job_queue, number)
+        elif job_queue not in scheduling_class.inactive and not job_queue.blocked_by:
+            if scheduling_class in self._fitting_blocked:
+                self._reconsider(scheduling_class)
+            self.order.activate(job_queue)
 
     def _begin(self, key: SchedulingKey) -> SchedulingClass:
-        """Somebody begins to wait with a shape."""
+        """Makes a class known that had no pending request."""
         scheduling_class = self._known.begin(key)
-        self.open[scheduling_class] = None
+        self.for_next_pass[scheduling_class] = None
         scheduling_class.tried = False
         return scheduling_class
 
-    def _begin_line(self, scheduling_class: SchedulingClass, job_id: str) -> JobQueue:
-        """A job begins to wait with a shape."""
-        job_queue = scheduling_class.lines[job_id] = JobQueue(
-            scheduling_class, job_id, self.turns.lines_of(job_id)
+    def _begin_job_queue(self, scheduling_class: SchedulingClass, job_id: str) -> JobQueue:
+        """Makes the queue of a job in a class."""
+        job_queue = scheduling_class.job_queues[job_id] = JobQueue(
+            scheduling_class, job_id, self.order.active_queues_of(job_id)
         )
-        self.job_shapes[job_id] = self.job_shapes.get(job_id, 0) + 1
+        self.classes_by_job[job_id] = self.classes_by_job.get(job_id, 0) + 1
         return job_queue
 
     def _leave(self, job_queue: JobQueue, start: int, end: int, *, counted: bool = True) -> None:
@@ -343,51 +364,51 @@ class WaitingQueue:
             self._left(job_queue, left, counted=counted)
 
     def _left(self, job_queue: JobQueue, left: int, *, counted: bool = True) -> None:
-        """So many of a line have left."""
-        scheduling_class = job_queue.shape
+        """Brings the counts up to date after `left` requests of a job queue have left."""
+        scheduling_class = job_queue.scheduling_class
         self.moves += 1
         self._waiting -= left
         scheduling_class.waiting -= left
         if not job_queue.numbers:
-            self._close_line(job_queue)
-            if not scheduling_class.lines:
+            self._close_job_queue(job_queue)
+            if not scheduling_class.job_queues:
                 self._close(scheduling_class)
         if counted and self._flows is not None:
             self._flows.wait_no_more(job_queue.job_id, left)
 
-    def _close_line(self, job_queue: JobQueue) -> None:
-        """The last one of a line has left."""
-        scheduling_class, job_id = job_queue.shape, job_queue.job_id
-        del scheduling_class.lines[job_id]
-        if job_queue.stands != INACTIVE:
-            self.turns.unstand(job_queue)
-        elif job_queue.stopped_by:
-            self.stopped.take(job_queue)
+    def _close_job_queue(self, job_queue: JobQueue) -> None:
+        """Drops a job queue that is empty."""
+        scheduling_class, job_id = job_queue.scheduling_class, job_queue.job_id
+        del scheduling_class.job_queues[job_id]
+        if job_queue.position != INACTIVE:
+            self.order.deactivate(job_queue)
+        elif job_queue.blocked_by:
+            self.quota_blocked.take(job_queue)
         else:
-            del scheduling_class.parked[job_queue]
-        if self.job_shapes[job_id] > 1:
-            self.job_shapes[job_id] -= 1
+            del scheduling_class.inactive[job_queue]
+        if self.classes_by_job[job_id] > 1:
+            self.classes_by_job[job_id] -= 1
             return
-        del self.job_shapes[job_id]
-        self.turns.forget(job_id)
+        del self.classes_by_job[job_id]
+        self.order.forget(job_id)
 
     def _close(self, scheduling_class: SchedulingClass) -> None:
-        """The last one who waited with a shape has left."""
+        """Drops a class without pending requests."""
         self._known.end(scheduling_class)
-        self.round.discard(scheduling_class)
-        self.roomy.pop(scheduling_class, None)
-        self.open.pop(scheduling_class, None)
-        self.sleeping.get(scheduling_class.labels, {}).pop(scheduling_class, None)
-        self._resting.pop(scheduling_class, None)
+        self.current_pass.discard(scheduling_class)
+        self.fitting.pop(scheduling_class, None)
+        self.for_next_pass.pop(scheduling_class, None)
+        self.blocked.get(scheduling_class.labels, {}).pop(scheduling_class, None)
+        self._fitting_blocked.pop(scheduling_class, None)
 
-    def _rouse(self, scheduling_class: SchedulingClass) -> None:
-        """Has a shape looked at in the next round, if it sleeps."""
-        scheduling_classes = self.sleeping.get(scheduling_class.labels, {})
+    def _reconsider(self, scheduling_class: SchedulingClass) -> None:
+        """Has a blocked class looked at in the next pass."""
+        scheduling_classes = self.blocked.get(scheduling_class.labels, {})
         if scheduling_class in scheduling_classes:
             del scheduling_classes[scheduling_class]
-            self._resting.pop(scheduling_class, None)
-            self.open[scheduling_class] = None
+            self._fitting_blocked.pop(scheduling_class, None)
+            self.for_next_pass[scheduling_class] = None
 
-    def _put_into_round(self, scheduling_class: SchedulingClass) -> None:
+    def _put_into_pass(self, scheduling_class: SchedulingClass) -> None:
         if (head := scheduling_class.head()) is not None:
-            self.round.put(scheduling_class, head)
+            self.current_pass.put(scheduling_class, head)

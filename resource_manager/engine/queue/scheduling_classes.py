@@ -1,13 +1,9 @@
-"""Equal requests that wait, and the lines in which they do. Knows arrival numbers; whether anything
-fits, and which job comes first, is not its business.
+"""Scheduling classes (equal requests) and the queues that each job has of them.
 
-Requests that ask for the same (profile, labels and CPU policy) form a *shape*: where one of them
-does not fit, none does, so a failed search is remembered once per shape.
-
-What one job waits with of one shape is a *line*: the arrival numbers of its requests, as runs, so
-that a million of them that came together cost as much as one. A job's lines stand side by side,
-each at the number of who waits longest in it (`ActiveQueues`). A line that cannot be served is
-*parked*: it stands there no more until whatever stopped it is over.
+Requests with the same profile, labels and CPU policy fit the same hosts, so a search that failed is
+remembered once per class. A job queue holds arrival numbers as intervals, so that a million
+requests that arrived together cost as much as one. The active queues of a job are ordered by their
+oldest request (`ActiveQueues`).
 """
 
 from __future__ import annotations
@@ -32,20 +28,20 @@ _NEVER = 1 << 62
 """Above every arrival number."""
 
 INACTIVE = -1
-"""Instead of the number at which a line stands."""
+"""Position of a job queue that is not active."""
 
 STALE_MAX = 64
-"""Places at which nobody stands any more that a heap may have beside as many as are of use."""
+"""Outdated entries that a heap may hold beside as many as are of use."""
 
 
-IDLE_SHAPES_MAX = 1_024
-"""Shapes remembered although nobody waits with them."""
+IDLE_CLASSES_MAX = 1_024
+"""Classes without pending requests that are remembered, with what was learnt about them."""
 
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """How far a shape's search has come in its index: no host before `frontier` fits, but perhaps
-    those at the positions `again`, as of `log_length`.
+    """How far the search for a class has come in its index: no host before `frontier` fits, but
+    perhaps those at the positions `again`, as of `log_length`.
     """
 
     version: int = -1
@@ -56,17 +52,17 @@ class Cursor:
 
 @dataclass(slots=True, eq=False)
 class SchedulingClass:
-    """Equal requests that wait.
+    """Equal requests that are pending.
 
     Attributes:
-        cpus: what they say of their cpus; None: nothing.
+        cpus: their CPU policy; None: none.
         pooled_need: columns of the index and amounts that a host with one memory pool must have;
-            where `exact`, more may be needed.
+            where `topology_constrained`, more may be needed.
         separate_need: the same on a host with a pool per memory part.
-        waiting: how many.
-        lines: by job.
+        waiting: number of pending requests.
+        job_queues: by job.
         parked: those that were found waiting in vain while nothing fitted.
-        tried: since somebody began to wait with it.
+        tried: whether it was looked at since its first request arrived.
         verdict: (version of the cluster, feasibility) as last judged.
         reason: (state of the books, why it waits) as last asked.
         need: (version of the cluster, what one books at most) as last asked.
@@ -79,11 +75,11 @@ class SchedulingClass:
     separate_need: dict[str, int]
     cpus: CpuKey | None = None
     waiting: int = 0
-    lines: dict[str, JobQueue] = field(default_factory=dict)
-    parked: dict[JobQueue, None] = field(default_factory=dict)
+    job_queues: dict[str, JobQueue] = field(default_factory=dict)
+    inactive: dict[JobQueue, None] = field(default_factory=dict)
     tried: bool = True
     cursor: Cursor = field(default_factory=Cursor)
-    strict_cursor: Cursor = field(default_factory=Cursor)  # among hosts that look exactly at all
+    aligning_cursor: Cursor = field(default_factory=Cursor)  # among hosts that look exactly at all
     verdict: tuple[int, str] | None = None
     reason: tuple[int, str] | None = None
     need: tuple[int, dict[str, int]] | None = None
@@ -91,7 +87,7 @@ class SchedulingClass:
 
     @property
     def key(self) -> SchedulingKey:
-        """What all of them ask for."""
+        """What makes them equal."""
         return self.profile, self.labels, self.cpus
 
     @property
@@ -103,7 +99,7 @@ class SchedulingClass:
 
     @property
     def policy(self) -> CpuPolicy:
-        """What they say of their cpus."""
+        """Their CPU policy."""
         return PLAIN if self.cpus is None else self.cpus[0]
 
     @property
@@ -112,12 +108,12 @@ class SchedulingClass:
         return self.cpus is not None and self.cpus[0].best_effort
 
     @property
-    def exact(self) -> bool:
+    def topology_constrained(self) -> bool:
         """True if amounts alone never say whether a host can serve one."""
         return self.cpus is not None and is_exact(self.profile, self.cpus)
 
     def head(self) -> int | None:
-        """Arrival number of who waits longest with it; None: nobody waits."""
+        """Returns the arrival number of the oldest request; None: there is none."""
         heads = self.heads
         while heads:
             number, job_queue = heads[0]
@@ -129,9 +125,9 @@ class SchedulingClass:
                 return number
         return None
 
-    def first_lines(self, most: int) -> list[JobQueue]:
-        """The lines of those who wait longest with it, one line each, in their order; so many at
-        most. All others are not looked at.
+    def first_queues(self, most: int) -> list[JobQueue]:
+        """Returns up to `most` job queues, ordered by their oldest requests. Others are not looked
+        at.
         """
         found: dict[JobQueue, None] = {}
         while len(found) < most and self.head() is not None:
@@ -141,17 +137,19 @@ class SchedulingClass:
         return list(found)
 
     def stand(self, job_queue: JobQueue, number: int) -> None:
-        """Who waits longest in a line of this shape has this number now, which is lower than it
-        was.
+        """Notes that the oldest request of a job queue has this number now, which is lower than
+        before.
         """
         heapq.heappush(self.heads, (number, job_queue))
-        if len(self.heads) > STALE_MAX + 2 * len(self.lines):
-            self.heads = [(job_queue.numbers.first, job_queue) for job_queue in self.lines.values()]
+        if len(self.heads) > STALE_MAX + 2 * len(self.job_queues):
+            self.heads = [
+                (job_queue.numbers.first, job_queue) for job_queue in self.job_queues.values()
+            ]
             heapq.heapify(self.heads)
 
     def runs(self) -> Iterator[Run]:
-        """Arrival numbers of those who wait, in order, as runs that follow one another (and may
-        touch). Nobody may come or leave meanwhile.
+        """Yields the arrival numbers of all requests in order, as intervals (which may touch). The
+        class must not change meanwhile.
         """
         self.head()
         left = list(self.heads)
@@ -171,122 +169,126 @@ class SchedulingClass:
             heapq.heappush(left, (end, job_queue))
 
     def numbers(self) -> Iterator[int]:
-        """Arrival numbers of those who wait, in order. Likewise."""
+        """Yields the arrival numbers of all requests in order. Likewise."""
         for start, end in self.runs():
             yield from range(start, end)
 
     def count_before(self, number: int) -> int:
-        """How many wait with it who came before a number."""
-        return sum(job_queue.numbers.count_within(0, number) for job_queue in self.lines.values())
+        """Returns how many requests have an arrival number below this one."""
+        return sum(
+            job_queue.numbers.count_within(0, number) for job_queue in self.job_queues.values()
+        )
 
 
 @dataclass(slots=True, eq=False)
 class JobQueue:
-    """What one job waits with of one shape.
+    """The pending requests of one job in one class.
 
     Attributes:
-        numbers: arrival numbers of those who wait.
-        stands: at which of them it stands among its job's lines; the first, or one before it that
+        numbers: their arrival numbers.
+        position: at which of them it stands among its job's lines; the first, or one before it that
             left meanwhile. `INACTIVE`: it does not.
-        stopped_by: the group whose maximum it was parked for; empty: it was not.
+        blocked_by: the group whose maximum it was parked for; empty: it was not.
         served_ms: when something of it was placed last; None: nothing was.
         served_placements: of everybody, until then.
         may_reject: whether some of its requests may be rejected while they wait; False: all of them
             allow to wait for an executor that may come.
     """
 
-    shape: SchedulingClass
+    scheduling_class: SchedulingClass
     job_id: str
-    among: ActiveQueues
+    active_queues: ActiveQueues
     numbers: IntervalSet = field(default_factory=IntervalSet)
-    stands: int = INACTIVE
-    stopped_by: str = ""
+    position: int = INACTIVE
+    blocked_by: str = ""
     served_ms: int | None = None
     served_placements: int = 0
     may_reject: bool = False
 
     def placed(self, now_ms: int, placements: int) -> None:
-        """Something of it was placed; `placements` of everybody until now."""
+        """Notes that some of it was placed; `placements`: of all jobs so far."""
         self.served_ms, self.served_placements = now_ms, placements
 
     def __lt__(self, other: JobQueue) -> bool:
-        """Of two that a heap has at one number, one is no more; which comes first, is all one."""
+        """Two at one number never are both current, so either may come first."""
         return False
 
 
 class ActiveQueues:
-    """Lines of one job that are not parked (or, where arrival alone decides, of all jobs).
+    """The active queues of one job (of all jobs, if requests are served in order of arrival).
 
-    Nobody is searched for in the heap: places at which no line stands any more are passed over when
-    their turn comes, and thrown out when they are the most.
+    The heap may hold outdated entries. They are skipped when they come up, and thrown out when they
+    are more than half.
 
     Attributes:
-        standing: how many lines are not parked.
+        active_count: how many lines are not parked.
     """
 
-    __slots__ = ("_heap", "job_id", "standing")
+    __slots__ = ("_heap", "active_count", "job_id")
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
-        self.standing = 0
+        self.active_count = 0
         self._heap: list[tuple[int, JobQueue]] = []
 
     def stand(self, job_queue: JobQueue) -> bool:
-        """Lets a line that is parked stand here; True if it is the only one."""
+        """Activates a job queue. Returns True if it is the only active one."""
         self._put(job_queue, job_queue.numbers.first)
-        self.standing += 1
-        return self.standing == 1
+        self.active_count += 1
+        return self.active_count == 1
 
-    def park(self, job_queue: JobQueue) -> bool:
-        """Lets a line stand here no more; True if it was the only one."""
-        job_queue.stands = INACTIVE
-        self.standing -= 1
-        if not self.standing:
+    def deactivate(self, job_queue: JobQueue) -> bool:
+        """Makes a job queue inactive. Returns True if it was the only active one."""
+        job_queue.position = INACTIVE
+        self.active_count -= 1
+        if not self.active_count:
             self._heap.clear()
-        return not self.standing
+        return not self.active_count
 
     def advance(self, job_queue: JobQueue, number: int) -> None:
-        """Somebody stands in a line here again, perhaps before all others."""
-        if number < job_queue.stands:
+        """Moves an active queue forward, whose oldest request is this one now."""
+        if number < job_queue.position:
             self._put(job_queue, number)
 
     def first(self) -> JobQueue | None:
-        """The line of who waits longest."""
+        """Returns the queue with the oldest request; None: none is active."""
         heap = self._heap
         while heap:
             number, job_queue = heap[0]
-            if job_queue.stands != number:
+            if job_queue.position != number:
                 heapq.heappop(heap)
             elif (head := job_queue.numbers.first) != number:
-                job_queue.stands = head
+                job_queue.position = head
                 heapq.heapreplace(heap, (head, job_queue))
             else:
                 return job_queue
         return None
 
     def until(self, job_queue: JobQueue) -> int | None:
-        """Arrival number at which another line stands next, given the first one."""
+        """Returns the position of the next queue behind the first one, which is `job_queue`."""
         heap = self._heap
         heapq.heappop(heap)
-        while heap and (heap[0][1].stands != heap[0][0] or heap[0][1] is job_queue):
+        while heap and (heap[0][1].position != heap[0][0] or heap[0][1] is job_queue):
             heapq.heappop(heap)
         number = heap[0][0] if heap else None
-        heapq.heappush(heap, (job_queue.stands, job_queue))
+        heapq.heappush(heap, (job_queue.position, job_queue))
         return number
 
     def _put(self, job_queue: JobQueue, number: int) -> None:
-        job_queue.stands = number
+        job_queue.position = number
         heapq.heappush(self._heap, (number, job_queue))
-        if len(self._heap) > STALE_MAX + 2 * self.standing:
+        if len(self._heap) > STALE_MAX + 2 * self.active_count:
             there = {
-                job_queue: number for number, job_queue in self._heap if job_queue.stands == number
+                job_queue: number
+                for number, job_queue in self._heap
+                if job_queue.position == number
             }
             self._heap = [(number, job_queue) for job_queue, number in there.items()]
             heapq.heapify(self._heap)
 
 
 def make_scheduling_class(number: int, key: SchedulingKey) -> SchedulingClass:
-    """The shape of requests that ask for this."""
+    """Makes the class of requests with this key."""
     profile, labels, cpus = key
     return SchedulingClass(
         number=number,
@@ -299,10 +301,10 @@ def make_scheduling_class(number: int, key: SchedulingKey) -> SchedulingClass:
 
 
 class KnownClasses:
-    """All shapes, by what they ask for.
+    """All classes by their keys.
 
     Attributes:
-        waited_with: those that somebody waits with.
+        waited_with: those with pending requests.
     """
 
     def __init__(self) -> None:
@@ -314,11 +316,11 @@ class KnownClasses:
         self._made = 0
 
     def is_asked_for(self, labels: Labels) -> bool:
-        """True if somebody waits with a shape that asks for these labels."""
+        """True if a class with pending requests requires these labels."""
         return labels in self._asked_for
 
     def of(self, key: SchedulingKey) -> SchedulingClass:
-        """The shape of requests that ask for this, whether or not anybody waits with it."""
+        """Returns the class with this key, whether or not it has pending requests."""
         scheduling_class = self.waited_with.get(key) or self._idle.get(key)
         if scheduling_class is None:
             scheduling_class = self._make(key)
@@ -326,7 +328,7 @@ class KnownClasses:
         return scheduling_class
 
     def begin(self, key: SchedulingKey) -> SchedulingClass:
-        """Somebody begins to wait who asks for this."""
+        """Returns the class of a first pending request."""
         scheduling_class = self._idle.pop(key, None) or self._make(key)
         self.waited_with[key] = scheduling_class
         self._asked_for[scheduling_class.labels] = (
@@ -335,7 +337,7 @@ class KnownClasses:
         return scheduling_class
 
     def end(self, scheduling_class: SchedulingClass) -> None:
-        """The last one who waited with a shape has left."""
+        """Notes that a class has no pending request any more."""
         key = scheduling_class.key
         del self.waited_with[key]
         self._asked_for[scheduling_class.labels] -= 1
@@ -345,9 +347,9 @@ class KnownClasses:
         self._retire(key, scheduling_class)
 
     def _retire(self, key: SchedulingKey, scheduling_class: SchedulingClass) -> None:
-        """Keeps what was learnt about a shape, for the next one who asks for the same."""
+        """Keeps what was learnt about a class, for the next equal request."""
         self._idle[key] = scheduling_class
-        if len(self._idle) > IDLE_SHAPES_MAX:
+        if len(self._idle) > IDLE_CLASSES_MAX:
             del self._idle[next(iter(self._idle))]
 
     def _make(self, key: SchedulingKey) -> SchedulingClass:

@@ -105,7 +105,7 @@ def tell_who_waits(context: EventContext) -> None:
                 job_id=part.row.job_id,
                 allocation_id=part.id_of(part.waiting.first),
                 reason=state.waiting_reasons.waiting_reason(
-                    state.queue.shape_of(part.spec.request)
+                    state.queue.class_of(part.spec.request)
                 ),
                 message=f"{waiting} members of range {part.spec.range_id}",
             )

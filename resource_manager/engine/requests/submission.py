@@ -107,11 +107,11 @@ def _refuse_too_many_shapes(
     A gang counts with each of its different members. Those that would be served at once are counted
     too: whether they would be is not known yet.
     """
-    waiting = queue.job_shapes.get(job.job_id, 0) + gangs.by_job[job.job_id]
+    waiting = queue.classes_by_job.get(job.job_id, 0) + gangs.by_job[job.job_id]
     most = settings.job_scheduling_classes_max
     if waiting + len(specs) <= most:
         return
-    new = queue.new_shapes(job.job_id, [spec for spec in specs if not spec.gang_id])
+    new = queue.new_classes(job.job_id, [spec for spec in specs if not spec.gang_id])
     new += len({(s.gang_id, *scheduling_key(s)) for s in specs if s.gang_id})
     if waiting + new > most:
         raise ResourceExhausted(

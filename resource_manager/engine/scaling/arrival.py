@@ -213,7 +213,7 @@ def _first_admitted(
         return islice(shape.numbers(), count)
     return [
         number
-        for job_id, line in shape.lines.items()
+        for job_id, line in shape.job_queues.items()
         for start, end in line.numbers.peek(quotas.admitted_of(shape, job_id, count))
         for number in range(start, end)
     ]
@@ -225,7 +225,7 @@ def _room_for(host: Host, shape: SchedulingClass) -> int:
         return 0
     fits = [spare.get(name, 0) // amount for name, amount in need.items()]
     room = min([host.spare_slots(), *fits])
-    return len(host.assign_many(shape, room)) if host.exactly(shape) else room
+    return len(host.assign_many(shape, room)) if host.needs_topology(shape) else room
 
 
 def _has_been_there(slots: Slots, request: Request, host: Host) -> bool:

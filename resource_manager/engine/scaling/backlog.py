@@ -81,7 +81,7 @@ def plan_waiting(context: EventContext) -> None:
 
 
 def _nothing_may_be_asked(gangs: GangLedger, queue: WaitingQueue) -> LastPlan:
-    left = {shape: shape.waiting for shape in queue.shapes()}
+    left = {shape: shape.waiting for shape in queue.classes()}
     return LastPlan(left=left, gangs_left=sorted(gangs.waiting))
 
 
@@ -162,7 +162,7 @@ class _Reading:
         most = self._state.settings.provisioning.planned_requests_max
         refused = _refused_lately(self._state.hosts)
         found: list[tuple[SchedulingClass, int]] = []
-        for shape in self._state.queue.shapes():
+        for shape in self._state.queue.classes():
             if shape.key in refused:
                 continue
             if not self._is_served(shape):
@@ -184,20 +184,20 @@ class _Reading:
         if not maxima(state.flows):
             return {}
         found: dict[SchedulingClass, dict[JobQueue, int]] = {}
-        lines = [line for shape in shapes for line in shape.lines.values()]
+        lines = [line for shape in shapes for line in shape.job_queues.values()]
         for line in sorted(lines, key=lambda line: line.numbers.first):
-            need, count = state.quotas.booked_at_most(line.shape), len(line.numbers)
+            need, count = state.quotas.booked_at_most(line.scheduling_class), len(line.numbers)
             here = self._ledger.admit(state.quotas.limited(line.job_id), need, count)
-            found.setdefault(line.shape, {})[line] = here
+            found.setdefault(line.scheduling_class, {})[line] = here
             if here < count:
-                left = self._stopped.get(line.shape, 0) + count - here
-                self._stopped[line.shape] = left
+                left = self._stopped.get(line.scheduling_class, 0) + count - here
+                self._stopped[line.scheduling_class] = left
         return {shape: found[shape] for shape in self._stopped}
 
     def _kind(self, wish: Wish, owner: SchedulingClass | _Member, asked: ResourceRequest) -> int:
         kind = len(self._wishes)
-        if asked.exact or (
-            self._state.hosts.indexes.strict and not isinstance(owner, SchedulingClass)
+        if asked.topology_constrained or (
+            self._state.hosts.indexes.aligning and not isinstance(owner, SchedulingClass)
         ):
             self._exact[kind] = asked
             wish = counted(wish, kind)
@@ -219,7 +219,7 @@ class _Reading:
     def _gangs(self, arrivals: list[int]) -> list[GangWish]:
         wished: list[GangWish] = []
         at, left = 0, self._state.settings.provisioning.planned_requests_max
-        for waiting in self._state.gangs.in_line():
+        for waiting in self._state.gangs.in_order():
             if not any(self._is_served(shape) for shape in _shapes_of(self._state.queue, waiting)):
                 self._hopeless_gangs.append(waiting.gang.gang_id)
                 continue
@@ -269,7 +269,7 @@ class _Reading:
 
 def _shapes_of(queue: WaitingQueue, waiting: WaitingGang) -> Iterator[SchedulingClass]:
     for wish in waiting.kind.wishes:
-        yield queue.shape_at(wish.key)
+        yield queue.class_for(wish.key)
 
 
 def _arrivals(

@@ -61,7 +61,7 @@ def provide(context: EventContext) -> None:
 
 def _is_restless(state: State) -> bool:
     """True if time alone may change something."""
-    waiting = bool(state.queue.job_shapes) or bool(state.gangs.waiting)
+    waiting = bool(state.queue.classes_by_job) or bool(state.gangs.waiting)
     return (
         waiting or bool(state.provisions) or bool(_missing(state.settings, state.provision_moves))
     )

@@ -78,17 +78,17 @@ def place_waiting(context: EventContext) -> None:
     unknown: dict[SchedulingClass, None] = {}  # whether there is room
     most = state.settings.shapes_tried_max
     budget = _Budget(looks=most, tries=most, moves=MOVES_MAX - eased)
-    queue.singles.order()
-    goes_on = queue.in_round or queue.begin_round()
+    queue.non_batchables.order()
+    goes_on = queue.in_pass or queue.begin_pass()
     while goes_on:
         _look(context, placing, budget, unknown)
         if budget.moves:
             set_aside += _serve(context, placing, budget, unknown)
-        queue.turns.end_halts()
-        goes_on = queue.begin_round()
+        queue.order.resume_paused()
+        goes_on = queue.begin_pass()
     placing.finish()
     for scheduling_class in unknown:
-        queue.look_on(scheduling_class)
+        queue.continue_with(scheduling_class)
     for request in set_aside:  # which is no work left over: nothing has changed for them yet
         queue.take_back(request)
 
@@ -101,7 +101,7 @@ def _look(
 ) -> None:
     """Finds out for which shapes there is room."""
     queue = context.state.queue
-    while budget.looks and budget.moves and (scheduling_class := queue.look()) is not None:
+    while budget.looks and budget.moves and (scheduling_class := queue.next_class()) is not None:
         if placing.has_room(scheduling_class):
             budget.moves -= max(1, queue.has_room(scheduling_class, budget.moves))
         else:
@@ -117,10 +117,10 @@ def _found_none(
 ) -> None:
     """Nothing was found for a shape: there is no room, or not all hosts were asked."""
     if placing.stopped(scheduling_class):
-        context.state.queue.roomy.pop(scheduling_class, None)
+        context.state.queue.fitting.pop(scheduling_class, None)
         unknown[scheduling_class] = None
     else:
-        context.state.queue.sleep(scheduling_class)
+        context.state.queue.block(scheduling_class)
         tried_in_vain(context, scheduling_class)
 
 
@@ -136,19 +136,19 @@ def _serve(
     state, queue = context.state, context.state.queue
     set_aside: list[Request] = []
     while budget.tries and budget.moves:
-        job_queue = queue.turns.next_line() if queue.roomy else None
-        item = queue.turns.next_single(job_queue)
+        job_queue = queue.order.next_queue() if queue.fitting else None
+        item = queue.order.next_non_batchable(job_queue)
         if item is not None:
             if not _attempt(context, placing, item):
                 budget.tries -= min(budget.tries, _weight(state.gangs, item))
         elif job_queue is None:
-            queue.rest()
+            queue.block_fitting()
             break
-        elif job_queue.shape not in queue.roomy:
-            queue.park(job_queue)
+        elif job_queue.scheduling_class not in queue.fitting:
+            queue.deactivate(job_queue)
             budget.moves -= 1
         else:
-            set_aside += _serve_line(context, placing, job_queue, budget, unknown)
+            set_aside += _serve_queue(context, placing, job_queue, budget, unknown)
     return set_aside
 
 
@@ -160,22 +160,22 @@ def _weight(gangs: GangLedger, item: NonBatchable) -> int:
 
 def _attempt(context: EventContext, placing: PlacementPass, item: NonBatchable) -> bool:
     """Tries what waits by itself; False: in vain."""
-    state, singles = context.state, context.state.queue.singles
-    if (stop := state.quotas.single_stop(item)) is not None:
+    state, non_batchables = context.state, context.state.queue.non_batchables
+    if (stop := state.quotas.non_batchable_stop(item)) is not None:
         if item.kind is Kind.GANG:
             state.gangs.waiting[item.name].tried = True
-        singles.stop(item, stop.group_id)
+        non_batchables.block_by_quota(item, stop.group_id)
         return False
     if ATTEMPTS[item.kind](context.state, placing, item):
-        singles.remove(item.arrival_number)
+        non_batchables.remove(item.arrival_number)
         context.state.starving.over(item.arrival_number)
         return True
-    singles.sleep(item)
+    non_batchables.block(item)
     tried_in_vain(context, item.arrival_number)
     return False
 
 
-def _serve_line(
+def _serve_queue(
     context: EventContext,
     placing: PlacementPass,
     job_queue: JobQueue,
@@ -185,14 +185,14 @@ def _serve_line(
     """Places the next requests of a line as far as there is room; answers with whoever has to be
     set aside.
     """
-    state, queue, scheduling_class = context.state, context.state.queue, job_queue.shape
+    state, queue, scheduling_class = context.state, context.state.queue, job_queue.scheduling_class
     length, more = inf, True
-    if not queue.turns.is_alone(job_queue):
+    if not queue.order.is_alone(job_queue):
         more = placing.has_room_for_more(scheduling_class)
         length = (
-            queue.turns.run_length(job_queue, state.quotas.cost_of(scheduling_class)) if more else 1
+            queue.order.run_length(job_queue, state.quotas.cost_of(scheduling_class)) if more else 1
         )
-    numbers = queue.turns.next_of(job_queue, length)
+    numbers = queue.order.next_of(job_queue, length)
     if not (most := state.quotas.admitted(job_queue, len(numbers))):
         budget.moves -= 1
         return []
@@ -204,7 +204,7 @@ def _serve_line(
         host = state.hosts[host_id]
         context.state.moves.place(some, host)
         placed += share
-        if host.exactly(scheduling_class):
+        if host.needs_topology(scheduling_class):
             placing.follow([host])
     if placed:
         queue.taken(job_queue, placed)
@@ -217,7 +217,7 @@ def _serve_line(
         budget.tries -= 1
     if placed < count or not more:
         _look_again(context, placing, scheduling_class, budget, unknown)
-    if placed and (scheduling_class in queue.roomy or not scheduling_class.waiting):
+    if placed and (scheduling_class in queue.fitting or not scheduling_class.waiting):
         state.starving.over(scheduling_class)  # there is enough for all who ask for this
     return []
 
@@ -233,9 +233,9 @@ def _look_again(
     there is any left: to find that out when they have their turns would take longer.
     """
     queue = context.state.queue
-    few = len(queue.roomy) <= LOOKED_AT_AGAIN_MAX
-    for each in list(queue.roomy) if few else [scheduling_class]:
-        if each in queue.roomy and not placing.has_room(each):
+    few = len(queue.fitting) <= LOOKED_AT_AGAIN_MAX
+    for each in list(queue.fitting) if few else [scheduling_class]:
+        if each in queue.fitting and not placing.has_room(each):
             _found_none(context, placing, each, unknown)
             budget.tries -= min(1, budget.tries)
 

@@ -89,17 +89,17 @@ class NextTurn:
         slot's own where there are too many to look at.
         """
         state, jobs = self._state, self.tree.jobs
-        for scheduling_class in state.queue.shapes():
+        for scheduling_class in state.queue.classes():
             self._left -= 1
             if there.fits(scheduling_class):
                 need = there.host.booking_for(scheduling_class)
-                for job_id in scheduling_class.lines:
+                for job_id in scheduling_class.job_queues:
                     self._left -= 1
                     if self._left < 0:
                         break
                     if job_id != slot.job_id:
                         yield jobs[job_id], need
-        for item in state.queue.singles.all():
+        for item in state.queue.non_batchables.all():
             self._left -= 1
             if item.host_id not in ("", there.host.host_id):
                 continue
@@ -117,7 +117,7 @@ class NextTurn:
             more = dict(growth(there.host, state.slots[item.name, item.generation]))
             return more if fits(more, there.amounts) else {}
         for wish in state.gangs.waiting[item.name].kind.wishes:
-            scheduling_class = state.queue.shape_at(wish.key)
+            scheduling_class = state.queue.class_for(wish.key)
             if there.fits(scheduling_class):
                 return there.host.booking_for(scheduling_class)
         return {}
@@ -125,12 +125,12 @@ class NextTurn:
     def _came_before(self, slot: Slot, there: _There) -> bool:
         """True if somebody else came before all of the slot's job who could use it."""
         queue, first = self._state.queue, {True: UNLIMITED, False: UNLIMITED}
-        for scheduling_class in queue.shapes():
+        for scheduling_class in queue.classes():
             if there.fits(scheduling_class):
-                for job_id, job_queue in scheduling_class.lines.items():
+                for job_id, job_queue in scheduling_class.job_queues.items():
                     own = job_id == slot.job_id
                     first[own] = min(first[own], job_queue.numbers.first)
-        for item in queue.singles.all():
+        for item in queue.non_batchables.all():
             here = item.host_id in ("", there.host.host_id)
             if here and self._need(item, there):
                 own = item.job_id == slot.job_id

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate, islice
 
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.fairness.choice import turn_of
+from resource_manager.engine.fairness.choice import order_key_of
 from resource_manager.engine.fairness.flows import Flow, FlowTree
 from resource_manager.engine.fairness.starvation import Mark
 from resource_manager.engine.model.settings import EngineSettings
@@ -123,17 +123,19 @@ def _is_behind(
     """True if a job comes before another one that waits with something smaller, and has slots."""
     if settings.fairness.order != "fair":
         return False
-    own = turn_of(flows, flows.jobs[job_queue.job_id])
-    rivals = islice(_waiting_with_less(queue, flows, job_queue.shape), RIVALS_LOOKED_AT_MAX)
-    return any(flow.running and turn_of(flows, flow) > own for flow in rivals)
+    own = order_key_of(flows, flows.jobs[job_queue.job_id])
+    rivals = islice(
+        _waiting_with_less(queue, flows, job_queue.scheduling_class), RIVALS_LOOKED_AT_MAX
+    )
+    return any(flow.running and order_key_of(flows, flow) > own for flow in rivals)
 
 
 def _waiting_with_less(
     queue: WaitingQueue, flows: FlowTree, scheduling_class: SchedulingClass
 ) -> Iterator[Flow]:
     """Jobs that wait with something that takes less of anything."""
-    for other in queue.shapes():
+    for other in queue.classes():
         less = other.pooled_need
         if any(less.get(name, 0) < amount for name, amount in scheduling_class.pooled_need.items()):
-            for job_id in other.lines:
+            for job_id in other.job_queues:
                 yield flows.jobs[job_id]

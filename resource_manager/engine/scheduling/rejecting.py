@@ -45,7 +45,7 @@ def infeasible_rang(context: EventContext) -> None:
         clock.everything = False
         clock.shapes = {
             scheduling_class: 0
-            for scheduling_class in state.queue.shapes()
+            for scheduling_class in state.queue.classes()
             if _may_reject(scheduling_class)
         }
         clock.gangs = {
@@ -56,7 +56,7 @@ def infeasible_rang(context: EventContext) -> None:
     state.hosts.refresh(state.queue)
     left = STEPS_MAX
     while clock.shapes and left > 0:
-        left -= _look_at_shape(context, next(iter(clock.shapes)), left)
+        left -= _look_at_class(context, next(iter(clock.shapes)), left)
     verdicts: Verdicts = {}
     while clock.gangs and left > 0:
         left -= _look_at_gang(context, next(iter(clock.gangs)), verdicts)
@@ -75,10 +75,10 @@ def _all_known(hosts: Hosts) -> bool:
 
 
 def _may_reject(scheduling_class: SchedulingClass) -> bool:
-    return any(job_queue.may_reject for job_queue in scheduling_class.lines.values())
+    return any(job_queue.may_reject for job_queue in scheduling_class.job_queues.values())
 
 
-def _look_at_shape(context: EventContext, scheduling_class: SchedulingClass, most: int) -> int:
+def _look_at_class(context: EventContext, scheduling_class: SchedulingClass, most: int) -> int:
     """Rejects requests of a scheduling class if it is infeasible, up to `most` of them.
 
     Returns:
@@ -102,7 +102,7 @@ def _look_at_shape(context: EventContext, scheduling_class: SchedulingClass, mos
             clock.shapes[scheduling_class] = following
             break
     else:
-        for job_queue in scheduling_class.lines.values():
+        for job_queue in scheduling_class.job_queues.values():
             job_queue.may_reject = False  # what is left allows to wait
     outcome: ItemOutcome | None = None
     for run in runs:
@@ -161,7 +161,7 @@ def _gang_fails(state: State, waiting: WaitingGang) -> bool:
     """
     if not waiting.may_reject:
         return False
-    scheduling_classes = (state.queue.shape_at(wish.key) for wish in waiting.kind.wishes)
+    scheduling_classes = (state.queue.class_for(wish.key) for wish in waiting.kind.wishes)
     if any(
         feasibility(state.hosts, state.elastic, scheduling_class) in INFEASIBLE
         for scheduling_class in scheduling_classes
@@ -186,4 +186,4 @@ def is_infeasible(state: State, request: Request) -> bool:
         return _gang_fails(state, waiting) and bool(_gang_outcomes(state, waiting, {}))
     if request.spec.allow_pending or request.spec.gang_id:
         return False
-    return feasibility(state.hosts, state.elastic, state.queue.shape_of(request.spec)) in INFEASIBLE
+    return feasibility(state.hosts, state.elastic, state.queue.class_of(request.spec)) in INFEASIBLE

@@ -71,7 +71,7 @@ class RequestOwner(ReservationOwner):
 
     def __init__(self, request: Request, job_queue: JobQueue) -> None:
         self._request = request  # of a member of a range, perhaps made for the occasion
-        self._shape = self.who = job_queue.shape
+        self._shape = self.who = job_queue.scheduling_class
         self.line = job_queue
         self.number = request.arrival_number
         self.job_id = request.job_id
@@ -180,7 +180,7 @@ class GrowthOwner(ReservationOwner):
 
     def waits(self, state: State) -> bool:
         """See `ReservationOwner`."""
-        return self.number in state.queue.singles
+        return self.number in state.queue.non_batchables
 
     def choose(self, state: State, taken: Collection[str]) -> Place | None:
         """See `ReservationOwner`."""
@@ -216,7 +216,7 @@ class GrowthOwner(ReservationOwner):
         if isinstance(found, CpuRefusal):
             raise InvariantBroken(f"{self.title} was to be ordered, and {found.text}")
         context.state.resizes.order(self._slot, found)
-        context.state.queue.singles.remove(self.number)
+        context.state.queue.non_batchables.remove(self.number)
 
     def need_at_most(self, state: State) -> Amounts:
         """See `ReservationOwner`."""
@@ -295,7 +295,7 @@ def _suits(hosts: Hosts, queue: WaitingQueue, at: Place, wishes: Sequence[Member
         return False
     refusing = [hosts[name] for name in hosts.refusing if name in at.held]
     for wish in wishes if refusing else ():
-        scheduling_class = queue.shape_at(wish.key)
+        scheduling_class = queue.class_for(wish.key)
         if any(host.refuses(scheduling_class) for host in refusing):
             return False
     return True

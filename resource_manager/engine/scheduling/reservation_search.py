@@ -160,7 +160,7 @@ class _Field:
         """One more goes to this host."""
         before = self._chosen.get(host.host_id, {})
         self._chosen[host.host_id] = add(before, amounts_only(ask.need(host)))
-        for wish, count in ask.wishes if self.room.exactly else ():
+        for wish, count in ask.wishes if self.room.needs_topology else ():
             self._trials.take(wish, host, count)
 
     def filled(

@@ -163,7 +163,7 @@ def _look(context: EventContext) -> bool:
 def _weight(passed: PassedOver) -> int:
     """As how many jobs somebody counts."""
     who = passed.who
-    return min(len(who.lines), HEADS_LOOKED_AT_MAX) if isinstance(who, SchedulingClass) else 1
+    return min(len(who.job_queues), HEADS_LOOKED_AT_MAX) if isinstance(who, SchedulingClass) else 1
 
 
 def tried_in_vain(context: EventContext, who: SchedulingClass | int) -> None:
@@ -279,10 +279,10 @@ def _holders(state: State, passed: PassedOver) -> Iterator[ReservationOwner]:
     """
     who = passed.who
     if isinstance(who, int):
-        item = state.queue.singles.get(who)
+        item = state.queue.non_batchables.get(who)
         if item is None:
             state.starving.over(who)
-        elif state.quotas.single_stop(item) is None:
+        elif state.quotas.non_batchable_stop(item) is None:
             yield owner_waiting_as(state.slots, state.gangs, item)
     if not isinstance(who, SchedulingClass):
         return
@@ -291,17 +291,17 @@ def _holders(state: State, passed: PassedOver) -> Iterator[ReservationOwner]:
         return
     # In order of arrival nobody is passed over by those who came earlier and ask for the same.
     most = HEADS_LOOKED_AT_MAX if state.settings.fairness.order == "fair" else 1
-    for job_queue in _first_lines(state.quotas, who, most):
+    for job_queue in _first_queues(state.quotas, who, most):
         yield RequestOwner(state.requests.at(job_queue.numbers.first), job_queue)
 
 
-def _first_lines(
+def _first_queues(
     quotas: QuotaChecks, scheduling_class: SchedulingClass, most: int
 ) -> list[JobQueue]:
     """The lines of those who wait longest with a shape and whom no maximum stops, so many at most;
     all lines are looked at only where very many of the first are stopped.
     """
-    near = scheduling_class.first_lines(2 * most)
+    near = scheduling_class.first_queues(2 * most)
     found = [
         job_queue
         for job_queue in near
@@ -310,7 +310,7 @@ def _first_lines(
     if len(found) < most and len(near) == 2 * most:
         every = (
             job_queue
-            for job_queue in scheduling_class.lines.values()
+            for job_queue in scheduling_class.job_queues.values()
             if quotas.request_stop(scheduling_class, job_queue.job_id) is None
         )
         return heapq.nsmallest(most, every, key=lambda job_queue: job_queue.numbers.first)
@@ -363,7 +363,7 @@ def _since_ms(context: EventContext, who: SchedulingClass | int) -> int:
             first = state.requests.at(head)
             waiting_since_ms = None if first.generation else first.create_time_ms
     elif who <= state.restored_arrival:
-        item = state.queue.singles.get(who)
+        item = state.queue.non_batchables.get(who)
         waiting = state.gangs.waiting.get(item.name) if item is not None else None
         if waiting is not None:
             waiting_since_ms = waiting.gang.waiting_since_time_ms

@@ -175,7 +175,7 @@ def _hand_on(context: EventContext, request: Request, waiting: Request) -> None:
     """The slot goes on with the work of a request that waits."""
     state = context.state
     slot = state.slots.of(request)
-    job_queue = state.queue.shape_of(waiting.spec).lines.get(waiting.job_id)
+    job_queue = state.queue.class_of(waiting.spec).job_queues.get(waiting.job_id)
     if job_queue is not None:
         job_queue.placed(context.now_ms, state.starving.placements)
     context.state.moves.end_request(

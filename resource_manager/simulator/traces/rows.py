@@ -16,7 +16,7 @@ from finegrain.resources import AMOUNT_MAX
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
-def lines_of(path: Path) -> Iterator[str]:
+def active_queues_of(path: Path) -> Iterator[str]:
     """The lines of a text file, unpacked if it is gzip (by its content), without line ends.
 
     Raises:
@@ -95,7 +95,7 @@ def csv_rows(path: Path, needed: tuple[str, ...]) -> Iterator[Row]:
         InvalidArgument: it cannot be read, lacks a needed column, or a record has too few or too
             many fields.
     """
-    reader = csv.reader(lines_of(path))
+    reader = csv.reader(active_queues_of(path))
     header = [name.strip() for name in next(reader, [])]
     for name in needed:
         if name not in header:

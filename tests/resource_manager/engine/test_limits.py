@@ -89,7 +89,7 @@ def test_shapes_that_one_job_waits_with_are_limited_as_a_whole_call() -> None:
     cluster.batch(RequestsSubmitted(cluster.at, "job", (*many, of_size(0, "more"))))
     cluster.batch(RequestsCancelled(cluster.at, "job", ("job1", *(f"r{n}" for n in range(1, 20)))))
     cluster.batch(RequestsSubmitted(cluster.at, "job", (of_size(3, "r30"), of_size(4, "r40"))))
-    assert cluster.state.queue.job_shapes == {"job": 3, "other": 2}
+    assert cluster.state.queue.classes_by_job == {"job": 3, "other": 2}
     cluster.restart_rm()
     with pytest.raises(ResourceExhausted):
         cluster.batch(RequestsSubmitted(cluster.at, "job", (of_size(5, "r50"),)))
@@ -101,7 +101,7 @@ def test_a_shape_counts_no_more_when_its_last_request_is_placed() -> None:
     for number in range(3):
         profile = ResourceProfile(100 + number, 64 * MIB)
         cluster.batch(RequestsSubmitted(cluster.at, "job", (RequestSpec(f"r{number}", profile),)))
-    assert cluster.state.queue.job_shapes == {}
+    assert cluster.state.queue.classes_by_job == {}
     assert len(cluster.state.slots) == 3
 
 

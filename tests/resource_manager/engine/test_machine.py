@@ -477,7 +477,7 @@ class BooksStaySound(RuleBasedStateMachine):
         assert RequestState.ALLOCATING not in living
 
     def _nothing_that_fits_waits(self) -> None:
-        for shape in self.state.queue.shapes():
+        for shape in self.state.queue.classes():
             index = self.state.hosts.indexes.main
             room = index.covering([shape.pooled_need, shape.separate_need])
             hosts = [self.state.hosts[index.ids[position]] for position in room]

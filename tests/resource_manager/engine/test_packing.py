@@ -16,7 +16,7 @@ def hosts_used(**settings: Any) -> int:
         for event in events:
             step(bench.state, event)
     bench.settle(bench.batch())
-    assert not bench.state.queue.shapes()
+    assert not bench.state.queue.classes()
     return sum(bool(host.slots) for host in bench.state.hosts.values())
 
 

@@ -76,7 +76,7 @@ def test_amounts_that_suffice_are_not_enough_where_threads_are_scattered() -> No
     story.ask("whole", 2_000, WHOLE_CORES)
     assert story.waits("whole") == Reason.WAITING_TOPOLOGY
     assert pending_by_reason(story.state) == {Reason.WAITING_TOPOLOGY: 1}
-    judged = judge(story.state.hosts["host-a"], story.state.queue.shapes()[0])
+    judged = judge(story.state.hosts["host-a"], story.state.queue.classes()[0])
     assert judged.blockers == (Blocker.TOPOLOGY,)
     assert judged.cpu_refusal is not None
     assert judged.cpu_refusal.blocker is CpuBlocker.WHOLE_CORES_NOT_ENOUGH
@@ -317,12 +317,12 @@ class TestBurst:
 
     def test_the_limit_tells_nobody_else_apart(self) -> None:
         story = CpuStory(host())
-        shape_of = story.state.queue.shape_of
+        class_of = story.state.queue.class_of
         profile = ResourceProfile(2_000, 64 * MIB)
-        assert shape_of(RequestSpec("a", profile, cpu_limit_milli=3_000)) is shape_of(
+        assert class_of(RequestSpec("a", profile, cpu_limit_milli=3_000)) is class_of(
             RequestSpec("b", profile)
         )
-        assert shape_of(RequestSpec("a", profile, cpu_policy=LSR)) is not shape_of(
+        assert class_of(RequestSpec("a", profile, cpu_policy=LSR)) is not class_of(
             RequestSpec("b", profile)
         )
 

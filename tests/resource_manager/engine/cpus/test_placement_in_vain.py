@@ -153,7 +153,7 @@ class TestMoreHostsThanOneDecisionAsks:
     def test_the_next_decisions_go_on_where_it_stopped(self) -> None:
         story = self.story()
         story.ask("apart", 1_000, APART)
-        [shape] = story.state.queue.shapes()
+        [shape] = story.state.queue.classes()
         passed = [shape.cursor.frontier]
         while story.state.unfinished:
             story.cluster.batch()
@@ -186,5 +186,5 @@ class TestMoreHostsThanOneDecisionAsks:
             story.release("plain")
             story.ask("plain", 1_000, PLAIN)
         assert not story.state.unfinished
-        [shape] = story.state.queue.shapes()
+        [shape] = story.state.queue.classes()
         assert shape.cursor.frontier == 12

@@ -63,7 +63,7 @@ POLICIES = [
 def serves(one: Host, shape: SchedulingClass) -> bool:
     """Looked at without any index: as if it were the only host."""
     need = one.booking_for(shape)
-    if one.held is not None and one.exactly(shape):
+    if one.held is not None and one.needs_topology(shape):
         return False  # it gives cpus and nodes to him alone for whom something is held there
     return (
         one.eligible
@@ -112,7 +112,7 @@ class Life:
         state = self.story.state
         while state.unfinished:
             self.story.cluster.batch()
-        for shape in state.queue.shapes():
+        for shape in state.queue.classes():
             found = [name for name, each in state.hosts.items() if serves(each, shape)]
             assert not found, f"{shape.profile} {shape.cpus} waits, beside room on {found}"
 

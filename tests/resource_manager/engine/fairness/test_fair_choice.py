@@ -140,7 +140,7 @@ class Life:
         state = self.cluster.state
         return [
             f"{shape.profile} fits {host.host_id}"
-            for shape in state.queue.shapes()
+            for shape in state.queue.classes()
             for host in state.hosts.values()
             if host.eligible and fits(host.booking_for(shape), host.free())
         ]
@@ -243,7 +243,7 @@ def test_a_group_that_is_full_has_no_turn_and_nobody_in_it_is_stopped_one_by_one
         life.ask(name, PROFILES[1], 2)
     state = life.cluster.state
     assert len(life.granted()) == 2
-    assert not state.queue.stopped
+    assert not state.queue.quota_blocked
     assert state.flows.groups["one"].active == 29  # the first job has what it asked for
     assert pending_by_reason(state) == {"WAITING_GROUP_LIMIT": 58}
     first, job_id = life.granted()[0]

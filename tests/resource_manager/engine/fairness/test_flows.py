@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resource_manager.engine.fairness.choice import first_job, run_length, turn_of
+from resource_manager.engine.fairness.choice import first_job, order_key_of, run_length
 from resource_manager.engine.fairness.flows import Flow, FlowTree
 from resource_manager.engine.model.settings import Fairness
 from tests.support.properties import examples
@@ -177,7 +177,7 @@ def compare(tree: FlowTree, found: Flow | None, expected: Flow | None) -> None:
     assert (found is None) == (expected is None)
     if found is None or expected is None:
         return
-    for one, other in zip(turn_of(tree, found), turn_of(tree, expected), strict=True):
+    for one, other in zip(order_key_of(tree, found), order_key_of(tree, expected), strict=True):
         assert one[0] == other[0]
         assert one[1] == pytest.approx(other[1], rel=1e-9, abs=1e-9)
         if one[1] != other[1]:

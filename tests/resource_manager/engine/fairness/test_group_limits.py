@@ -217,8 +217,8 @@ class Limited(RuleBasedStateMachine):
         raise AssertionError("decisions go on for ever")
 
     def waiting(self) -> Iterator[tuple[str, ResourceProfile]]:
-        for line in self.cluster.state.queue.lines():
-            yield line.job_id, line.shape.profile or DEFAULT_SLOT
+        for line in self.cluster.state.queue.job_queues():
+            yield line.job_id, line.scheduling_class.profile or DEFAULT_SLOT
 
     def fits(self, job_id: str, profile: ResourceProfile) -> bool:
         state = self.cluster.state

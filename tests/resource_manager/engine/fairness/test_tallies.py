@@ -12,7 +12,7 @@ from tests.support.jobs_and_hosts import Story
 
 def test_what_was_received_while_nobody_led_is_kept_when_some_of_it_ends_right_after() -> None:
     """Nobody could tell after the next restart that the slot had been there for so long."""
-    story = Story(service="slots", half_life_ms=None)
+    story = Story(usage_measure="slots", half_life_ms=None)
     story.host("host-0")
     story.job("one")
     story.ask("one", ["stays", "ends"])
@@ -39,7 +39,7 @@ def test_groups_keep_what_a_job_received_that_ended_right_before_a_restart(
     end: Callable[[Story], None], lease_ms: int | None
 ) -> None:
     """Its slots are gone by then, so nothing shows that they were there."""
-    story = Story(service="slots", half_life_ms=None)
+    story = Story(usage_measure="slots", half_life_ms=None)
     story.host("host-0")
     story.act(GroupSet(story.cluster.at, "outer"))
     story.act(GroupSet(story.cluster.at, "inner", parent="outer"))

@@ -67,7 +67,7 @@ def cluster_of(described: Any, **chosen: Any) -> ModelCluster:
 def shapes_of(cluster: ModelCluster, wished: Any) -> list[tuple[SchedulingClass, int]]:
     queue = cluster.state.queue
     specs = [(RequestSpec("", profile, required_labels=labels), n) for profile, labels, n in wished]
-    return [(queue.shape_of(spec), count) for spec, count in specs]
+    return [(queue.class_of(spec), count) for spec, count in specs]
 
 
 class Naive:
@@ -200,7 +200,7 @@ def test_the_same_books_give_the_same_answer_whoever_has_an_index_of_its_own(
 
 def test_a_request_is_not_placed_where_its_older_slot_still_is() -> None:
     cluster = cluster_of([(ONE_POOL, 0, False)] * 2)
-    shape = cluster.state.queue.shape_of(RequestSpec("", ResourceProfile(100, 64 * MIB)))
+    shape = cluster.state.queue.class_of(RequestSpec("", ResourceProfile(100, 64 * MIB)))
     placing = PlacementPass(cluster.state.hosts, cluster.state.reservations)
     assert placing.place(shape, 1, elsewhere=["host-00"]) == [("host-01", 1)]
     assert placing.place(shape, 1, elsewhere=["host-00", "host-01"]) == []

@@ -50,7 +50,7 @@ def test_a_glance_and_a_judgement_agree(
             host.executor.state = ExecutorState.LOST
         if mood in {"full", "busy"}:
             host.book(host.booking_of(ResourceProfile(3_900, 100 * MIB)), 1)
-    shape = cluster.state.queue.shape_of(RequestSpec("", profile, required_labels=labels))
+    shape = cluster.state.queue.class_of(RequestSpec("", profile, required_labels=labels))
     survey = Survey.of(cluster.state.hosts.values(), shape)
     judged = sorted((survey.judge(name) for name in survey.hosts), key=distance)
     usable = [
@@ -77,7 +77,7 @@ def test_a_glance_and_a_judgement_agree(
 def test_a_host_whose_default_slot_is_nothing_would_not_fit_without_the_labels_either() -> None:
     cluster = cluster_of([])
     cluster.register(ModelExecutor("host-a", ONE_POOL, ResourceProfile()))
-    shape = cluster.state.queue.shape_of(RequestSpec("", None, required_labels=SSD))
+    shape = cluster.state.queue.class_of(RequestSpec("", None, required_labels=SSD))
     survey = Survey.of(cluster.state.hosts.values(), shape)
     assert survey.unlabelled == []
     assert survey.judge("host-a").blockers == (Blocker.LABEL_MISMATCH, Blocker.TOTAL_TOO_SMALL)

@@ -33,12 +33,12 @@ def tree(*job_ids: str) -> FlowTree:
 
 def turns(queue: WaitingQueue, count: int = 100) -> list[int]:
     """Who is served, one by one, if there is room for everybody."""
-    queue.begin_round()
-    while (shape := queue.look()) is not None:
+    queue.begin_pass()
+    while (shape := queue.next_class()) is not None:
         queue.has_room(shape, 1_000)
     served: list[int] = []
-    while len(served) < count and (line := queue.turns.next_line()) is not None:
-        served += queue.turns.next_of(line, 1)
+    while len(served) < count and (line := queue.order.next_queue()) is not None:
+        served += queue.order.next_of(line, 1)
         queue.taken(line, 1)
     return served
 
@@ -48,7 +48,7 @@ def test_a_request_that_comes_back_stands_at_its_old_place() -> None:
     requests = [request(number) for number in range(1, 6)]
     for one in requests:
         queue.add(one)
-    (shape,) = queue.shapes()
+    (shape,) = queue.classes()
     queue.served(shape, requests[:3])
     queue.add(requests[1])
     assert list(shape.numbers()) == [2, 4, 5]
@@ -56,7 +56,7 @@ def test_a_request_that_comes_back_stands_at_its_old_place() -> None:
     assert shape.count_before(5) == 2
     assert turns(queue) == [2, 4, 5]
     assert len(queue) == 0
-    assert queue.shapes() == []
+    assert queue.classes() == []
 
 
 def test_a_job_is_served_in_order_of_arrival_whatever_it_asks_for() -> None:
@@ -73,10 +73,10 @@ def test_what_is_served_together_ends_where_another_line_stands() -> None:
     for number in (1, 2, 3, 5, 6):
         queue.add(request(number, profile=SMALL))
     queue.add(request(4, profile=LARGE))
-    line = queue.turns.next_line()
+    line = queue.order.next_queue()
     assert line is not None
-    assert queue.turns.next_of(line, 100) == [1, 2, 3]
-    assert queue.turns.next_of(line, 2) == [1, 2]
+    assert queue.order.next_of(line, 100) == [1, 2, 3]
+    assert queue.order.next_of(line, 2) == [1, 2]
 
 
 def test_a_line_that_is_parked_leaves_the_turn_to_others_until_there_is_room() -> None:
@@ -84,27 +84,27 @@ def test_a_line_that_is_parked_leaves_the_turn_to_others_until_there_is_room() -
     queue = WaitingQueue(flows)
     queue.add(request(1, "first", LARGE))
     queue.add(request(2, "second", SMALL))
-    queue.begin_round()
-    large, small = queue.look(), queue.look()
+    queue.begin_pass()
+    large, small = queue.next_class(), queue.next_class()
     assert large is not None
     assert small is not None
-    queue.sleep(large)
+    queue.block(large)
     queue.has_room(small, 10)
-    line = queue.turns.next_line()
+    line = queue.order.next_queue()
     assert line is not None
-    assert line.shape is large
-    queue.park(line)
+    assert line.scheduling_class is large
+    queue.deactivate(line)
     assert flows.jobs["first"].active == 0
-    line = queue.turns.next_line()
+    line = queue.order.next_queue()
     assert line is not None
     assert line.job_id == "second"
-    queue.rest()
+    queue.block_fitting()
     assert not queue.awake
-    queue.wake(())
-    queue.begin_round()
-    assert queue.look() is large
+    queue.unblock(())
+    queue.begin_pass()
+    assert queue.next_class() is large
     assert queue.has_room(large, 10) == 1
-    line = queue.turns.next_line()
+    line = queue.order.next_queue()
     assert line is not None
     assert line.job_id == "first"
 
@@ -114,38 +114,38 @@ def test_very_many_parked_lines_stand_again_a_part_at_a_time() -> None:
     queue = WaitingQueue(tree(*names))
     for number, name in enumerate(names):
         queue.add(request(number, name))
-    queue.begin_round()
-    shape = queue.look()
+    queue.begin_pass()
+    shape = queue.next_class()
     assert shape is not None
-    queue.sleep(shape)
-    for line in queue.lines():
-        queue.park(line)
-    queue.wake(())
-    queue.begin_round()
-    assert queue.look() is shape
+    queue.block(shape)
+    for line in queue.job_queues():
+        queue.deactivate(line)
+    queue.unblock(())
+    queue.begin_pass()
+    assert queue.next_class() is shape
     assert queue.has_room(shape, 6) == 6
-    assert queue.in_round
-    assert shape not in queue.roomy
-    assert queue.look() is shape
+    assert queue.in_pass
+    assert shape not in queue.fitting
+    assert queue.next_class() is shape
     assert queue.has_room(shape, 6) == 4
-    assert shape in queue.roomy
+    assert shape in queue.fitting
 
 
 def test_a_line_stopped_by_a_limit_is_tried_again_when_that_is_eased() -> None:
     queue = WaitingQueue(tree("job"))
     queue.add(request(1))
-    queue.begin_round()
-    shape = queue.look()
+    queue.begin_pass()
+    shape = queue.next_class()
     assert shape is not None
     queue.has_room(shape, 10)
-    line = queue.turns.next_line()
+    line = queue.order.next_queue()
     assert line is not None
-    queue.stop(line, "group/default")
-    assert queue.turns.next_line() is None
-    queue.rest()
-    assert not queue.round
-    assert not queue.open
-    assert queue.ease("group/default", lambda _: True, 10) == 1
+    queue.block_by_quota(line, "group/default")
+    assert queue.order.next_queue() is None
+    queue.block_fitting()
+    assert not queue.current_pass
+    assert not queue.for_next_pass
+    assert queue.unblock_by_quota("group/default", lambda _: True, 10) == 1
     assert queue.awake
     assert turns(queue) == [1]
 
@@ -155,18 +155,18 @@ def test_of_very_many_who_were_stopped_some_are_eased_at_a_time_whom_the_maximum
     queue = WaitingQueue(tree(*names))
     for number, name in enumerate(names):
         queue.add(request(number, name, LARGE if number < 2 else SMALL))
-    queue.begin_round()
-    for line in queue.lines():
-        queue.look()
-        queue.stop(line, "group/default")
-    small = queue.shape_of(request(0, profile=SMALL).spec)
-    assert queue.ease("group/another", lambda _: True, 10) == 0
-    assert queue.ease("group/default", lambda shape: shape is small, 3) == 3
-    assert [line.job_id for line in queue.stopped] == ["j0", "j1", "j5"]
-    assert queue.ease("group/default", lambda shape: shape is small, 3) == 1
-    assert queue.ease("group/default", lambda shape: shape is small, 3) == 0
-    assert [line.job_id for line in queue.stopped] == ["j0", "j1"]
-    assert [line.job_id for line in queue.lines() if line.stands != INACTIVE] == names[2:]
+    queue.begin_pass()
+    for line in queue.job_queues():
+        queue.next_class()
+        queue.block_by_quota(line, "group/default")
+    small = queue.class_of(request(0, profile=SMALL).spec)
+    assert queue.unblock_by_quota("group/another", lambda _: True, 10) == 0
+    assert queue.unblock_by_quota("group/default", lambda shape: shape is small, 3) == 3
+    assert [line.job_id for line in queue.quota_blocked] == ["j0", "j1", "j5"]
+    assert queue.unblock_by_quota("group/default", lambda shape: shape is small, 3) == 1
+    assert queue.unblock_by_quota("group/default", lambda shape: shape is small, 3) == 0
+    assert [line.job_id for line in queue.quota_blocked] == ["j0", "j1"]
+    assert [line.job_id for line in queue.job_queues() if line.position != INACTIVE] == names[2:]
 
 
 def test_those_who_come_and_go_leave_nothing_behind_with_one_who_stays() -> None:
@@ -182,7 +182,7 @@ def test_those_who_come_and_go_leave_nothing_behind_with_one_who_stays() -> None
         assert sum(isinstance(each, JobQueue) for each in gc.get_objects()) < 200
         queue.add(request(1_003, "new", SMALL))
         queue.add(request(1_004, "old", LARGE))
-        assert list(queue.shape_of(request(0, profile=SMALL).spec).numbers()) == [1, 1_003]
+        assert list(queue.class_of(request(0, profile=SMALL).spec).numbers()) == [1, 1_003]
         assert sorted(turns(queue)) == [1, 2, 1_003, 1_004]
 
 
@@ -190,21 +190,21 @@ def test_a_line_that_is_emptied_wherever_it_is_leaves_nothing_behind() -> None:
     for how in ("stands", "parked", "stopped"):
         queue = WaitingQueue(tree("job"))
         queue.add(one := request(1))
-        queue.begin_round()
-        shape = queue.look()
+        queue.begin_pass()
+        shape = queue.next_class()
         assert shape is not None
         queue.has_room(shape, 10)
-        line = queue.turns.next_line()
+        line = queue.order.next_queue()
         assert line is not None
         if how == "parked":
-            queue.park(line)
+            queue.deactivate(line)
         elif how == "stopped":
-            queue.stop(line, "group/default")
+            queue.block_by_quota(line, "group/default")
         queue.remove(one)
-        assert line.stands == INACTIVE
+        assert line.position == INACTIVE
         assert not queue.awake
-        assert queue.job_shapes == {}
-        assert not queue.stopped
+        assert queue.classes_by_job == {}
+        assert not queue.quota_blocked
         queue.add(one)
         assert turns(queue) == [1]
 
@@ -212,7 +212,7 @@ def test_a_line_that_is_emptied_wherever_it_is_leaves_nothing_behind() -> None:
 def test_a_million_that_came_together_are_one_run() -> None:
     queue = WaitingQueue(tree("job"))
     queue.add_run(RequestSpec("r", SMALL), "job", 10, 1_000_000)
-    (line,) = queue.lines()
+    (line,) = queue.job_queues()
     assert (len(queue), line.numbers.run_count) == (1_000_000, 1)
     queue.remove_run(RequestSpec("r", SMALL), "job", 500, 1_000)
     assert (len(queue), line.numbers.run_count) == (999_000, 2)
@@ -226,7 +226,7 @@ def test_the_line_is_who_waits_in_order(moves: list[tuple[bool, int, str]]) -> N
     queue = WaitingQueue(tree("a", "b", "c", "keeper"))
     waiting: dict[int, Request] = {}
     queue.add(keeper := request(100, "keeper"))
-    (shape,) = queue.shapes()
+    (shape,) = queue.classes()
     for comes, number, job_id in moves:
         if comes and number not in waiting:
             queue.add(waiting.setdefault(number, request(number, job_id)))
@@ -245,4 +245,4 @@ def test_the_line_is_who_waits_in_order(moves: list[tuple[bool, int, str]]) -> N
 
 
 def _lines(shape: SchedulingClass) -> list[JobQueue]:
-    return list(shape.lines.values())
+    return list(shape.job_queues.values())

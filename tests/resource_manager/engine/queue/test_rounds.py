@@ -219,9 +219,9 @@ def test_a_restart_in_the_middle_of_a_round_begins_anew_and_leaves_nobody_out() 
     specs = [each(number) for number in range(10) for each in (huge, large)]
     submit(cluster, "flood", *specs)
     assert unfinished(cluster)
-    counted = dict(cluster.state.queue.job_shapes)
+    counted = dict(cluster.state.queue.classes_by_job)
     cluster.restart_rm()
-    assert cluster.state.queue.job_shapes == counted == {"flood": 20}
+    assert cluster.state.queue.classes_by_job == counted == {"flood": 20}
     assert not check_invariants(cluster.state)
     register(cluster, "host-b", ROOMY)
     decide(cluster)
@@ -234,5 +234,5 @@ def test_shapes_of_an_ended_job_are_out_of_the_round() -> None:
     assert unfinished(cluster)
     cluster.batch(JobEndRequested(cluster.at, "flood", "ENDED"))
     assert not unfinished(cluster)
-    assert cluster.state.queue.job_shapes == {}
+    assert cluster.state.queue.classes_by_job == {}
     assert not check_invariants(cluster.state)

@@ -24,7 +24,7 @@ def test_the_first_lines_are_those_of_who_waits_longest(
     """Whoever comes and goes, however often it was asked before; and asking changes nothing."""
     queue = WaitingQueue(fair=False)
     queue.add(keeper := _request(100, "keeper"))
-    (shape,) = queue.shapes()
+    (shape,) = queue.classes()
     waiting = {keeper.arrival_number: keeper}
     for what, number in moves:
         if what == "comes" and number not in waiting:
@@ -32,12 +32,12 @@ def test_the_first_lines_are_those_of_who_waits_longest(
         elif what == "leaves" and number in waiting:
             queue.remove(waiting.pop(number))
         elif what == "asked":
-            shape.first_lines(most)
+            shape.first_queues(most)
     heads: dict[str, int] = {}
     for number in sorted(waiting):
         heads.setdefault(waiting[number].job_id, number)
     for _ in range(2):
-        found = [(line.job_id, line.numbers.first) for line in shape.first_lines(most)]
+        found = [(line.job_id, line.numbers.first) for line in shape.first_queues(most)]
         assert found == list(heads.items())[:most]
     assert shape.head() == min(waiting)
     assert list(shape.numbers()) == sorted(waiting)

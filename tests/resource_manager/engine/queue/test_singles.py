@@ -25,120 +25,120 @@ def single(number: int, **more: object) -> NonBatchable:
     return NonBatchable(number, Kind.GANG, f"gang{number}", **more)  # type: ignore[arg-type]
 
 
-def turns(singles: NonBatchables) -> list[int]:
+def turns(non_batchables: NonBatchables) -> list[int]:
     """Who has a turn in the next round, in order; all are put to sleep."""
-    singles.begin_round()
+    non_batchables.begin_pass()
     found = []
-    while (one := singles.next_before(None)) is not None:
+    while (one := non_batchables.next_before(None)) is not None:
         found.append(one.arrival_number)
-        singles.sleep(one)
+        non_batchables.block(one)
     return found
 
 
 def test_they_have_their_turns_in_order_of_arrival() -> None:
-    singles = NonBatchables()
+    non_batchables = NonBatchables()
     for number in (5, 2, 9):
-        singles.add(single(number))
-    assert turns(singles) == [2, 5, 9]
-    assert not singles.awake
-    assert singles.problems() == []
+        non_batchables.add(single(number))
+    assert turns(non_batchables) == [2, 5, 9]
+    assert not non_batchables.awake
+    assert non_batchables.problems() == []
 
 
 def test_nobody_takes_a_turn_before_those_who_came_earlier() -> None:
-    singles = NonBatchables()
-    singles.add(single(5))
-    singles.begin_round()
-    assert singles.until() == 5
-    assert singles.next_before(((), 4)) is None
-    assert singles.next_before(((), 6)) == single(5)
+    non_batchables = NonBatchables()
+    non_batchables.add(single(5))
+    non_batchables.begin_pass()
+    assert non_batchables.until() == 5
+    assert non_batchables.next_before(((), 4)) is None
+    assert non_batchables.next_before(((), 6)) == single(5)
 
 
 def test_one_that_sleeps_wakes_when_an_executor_that_concerns_it_has_grown() -> None:
-    singles = NonBatchables()
+    non_batchables = NonBatchables()
     anywhere, labelled, on_a = single(1), single(2, labels=ZONE_A), single(3, host_id="host-a")
     for one in (anywhere, labelled, on_a):
-        singles.add(one)
-    assert turns(singles) == [1, 2, 3]
-    singles.grew("host-b", {})
-    assert turns(singles) == [1]
-    singles.grew("host-b", {"zone": "a", "rack": "7"})
-    assert turns(singles) == [1, 2]
-    singles.grew("host-a", {"zone": "b"})
-    assert turns(singles) == [1, 3]
-    assert singles.problems() == []
+        non_batchables.add(one)
+    assert turns(non_batchables) == [1, 2, 3]
+    non_batchables.grew("host-b", {})
+    assert turns(non_batchables) == [1]
+    non_batchables.grew("host-b", {"zone": "a", "rack": "7"})
+    assert turns(non_batchables) == [1, 2]
+    non_batchables.grew("host-a", {"zone": "b"})
+    assert turns(non_batchables) == [1, 3]
+    assert non_batchables.problems() == []
 
 
 def test_what_wakes_or_comes_during_a_round_is_tried_in_the_next_one() -> None:
-    singles = NonBatchables()
+    non_batchables = NonBatchables()
     for number in (1, 2):
-        singles.add(single(number))
-    singles.begin_round()
-    first = singles.next_before(None)
+        non_batchables.add(single(number))
+    non_batchables.begin_pass()
+    first = non_batchables.next_before(None)
     assert first is not None
-    singles.sleep(first)
-    singles.grew("host-a", {})
-    singles.add(single(0))
-    assert singles.until() == 2
-    assert singles.next_before(None) == single(2)
-    assert singles.next_before(None) is None
-    assert singles.awake
-    singles.sleep(single(2))
-    assert turns(singles) == [0, 1]
+    non_batchables.block(first)
+    non_batchables.grew("host-a", {})
+    non_batchables.add(single(0))
+    assert non_batchables.until() == 2
+    assert non_batchables.next_before(None) == single(2)
+    assert non_batchables.next_before(None) is None
+    assert non_batchables.awake
+    non_batchables.block(single(2))
+    assert turns(non_batchables) == [0, 1]
 
 
 def test_one_that_was_woken_while_it_was_tried_stays_awake() -> None:
-    singles = NonBatchables()
-    singles.add(single(1))
-    singles.begin_round()
-    one = singles.next_before(None)
+    non_batchables = NonBatchables()
+    non_batchables.add(single(1))
+    non_batchables.begin_pass()
+    one = non_batchables.next_before(None)
     assert one is not None
-    singles.wake(1)
-    singles.sleep(one)
-    assert turns(singles) == [1]
+    non_batchables.unblock(1)
+    non_batchables.block(one)
+    assert turns(non_batchables) == [1]
 
 
 def test_one_that_leaves_is_nowhere_any_more() -> None:
-    singles = NonBatchables()
+    non_batchables = NonBatchables()
     for number in (1, 2, 3, 4):
-        singles.add(single(number, host_id="host-a" if number % 2 else ""))
-    singles.begin_round()
-    for one in (singles.next_before(None), singles.next_before(None)):
+        non_batchables.add(single(number, host_id="host-a" if number % 2 else ""))
+    non_batchables.begin_pass()
+    for one in (non_batchables.next_before(None), non_batchables.next_before(None)):
         assert one is not None
-        singles.sleep(one)
+        non_batchables.block(one)
     for number in (1, 2, 3, 4):
-        singles.remove(number)
-        assert number not in singles
-        assert singles.problems() == []
-    assert singles.remove(1) is None
-    singles.grew("host-a", {})
-    assert not singles.awake
-    assert len(singles) == 0
+        non_batchables.remove(number)
+        assert number not in non_batchables
+        assert non_batchables.problems() == []
+    assert non_batchables.remove(1) is None
+    non_batchables.grew("host-a", {})
+    assert not non_batchables.awake
+    assert len(non_batchables) == 0
 
 
 def test_those_whom_a_maximum_stops_are_tried_again_when_it_is_eased() -> None:
-    singles = NonBatchables()
+    non_batchables = NonBatchables()
     for number in range(5):
-        singles.add(single(number))
-    singles.begin_round()
-    while (one := singles.next_before(None)) is not None:
-        singles.stop(one, "group/one" if one.arrival_number else "group/other")
-    assert sorted(singles.stopped_by) == ["group/one", "group/other"]
-    singles.remove(0)
-    assert singles.stopped_by == ["group/one"]  # nothing is left of it
-    singles.ease("group/one")
-    assert singles.stopped_by == []
-    assert turns(singles) == [1, 2, 3, 4]
-    assert singles.problems() == []
+        non_batchables.add(single(number))
+    non_batchables.begin_pass()
+    while (one := non_batchables.next_before(None)) is not None:
+        non_batchables.block_by_quota(one, "group/one" if one.arrival_number else "group/other")
+    assert sorted(non_batchables.blocked_by) == ["group/one", "group/other"]
+    non_batchables.remove(0)
+    assert non_batchables.blocked_by == ["group/one"]  # nothing is left of it
+    non_batchables.unblock_by_quota("group/one")
+    assert non_batchables.blocked_by == []
+    assert turns(non_batchables) == [1, 2, 3, 4]
+    assert non_batchables.problems() == []
 
 
 def test_one_can_be_woken_though_nothing_grew() -> None:
-    singles = NonBatchables()
+    non_batchables = NonBatchables()
     for one in (single(1), single(2, labels=ZONE_A), single(3, host_id="host-a")):
-        singles.add(one)
-    assert turns(singles) == [1, 2, 3]
-    singles.wake(2)
-    singles.wake(3)
-    assert turns(singles) == [2, 3]
+        non_batchables.add(one)
+    assert turns(non_batchables) == [1, 2, 3]
+    non_batchables.unblock(2)
+    non_batchables.unblock(3)
+    assert turns(non_batchables) == [2, 3]
 
 
 # In line with requests.
@@ -168,7 +168,7 @@ class Line:
         """A single comes; its number."""
         state = self.cluster.state
         number = state.numbers.next_arrival()
-        state.queue.singles.add(NonBatchable(number, Kind.GANG, name, "job"))
+        state.queue.non_batchables.add(NonBatchable(number, Kind.GANG, name, "job"))
         return number
 
     def request(self, *names: str, cpu: int = 100) -> None:
@@ -212,7 +212,7 @@ def test_one_that_came_before_a_request_is_tried_before_it(
     assert line.tried == ["first", "second"]
     assert seen == [["full"], ["full"]]  # as they came
     assert line.carved() == ["a1", "a2", "a3", "a4", "b1", "a5"]
-    assert first not in line.cluster.state.queue.singles
+    assert first not in line.cluster.state.queue.non_batchables
 
 
 def test_requests_that_are_placed_together_stop_where_a_single_stands(

@@ -213,7 +213,7 @@ class NothingStrays(GangsStayWhole):
         """Nobody waits for whom a shape could be had."""
         elastic = self.state.elastic
         there = self.state.provision_moves.counted()["cpu_milli"]
-        for shape in self.state.queue.shapes():
+        for shape in self.state.queue.classes():
             for name, capacity in elastic.capacities.items():
                 one = elastic.shapes[name]
                 number = sum(each.shape == name for each in self.state.provisions.values())

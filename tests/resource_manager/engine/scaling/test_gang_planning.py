@@ -30,13 +30,13 @@ def capacity(cpu: int, rack: str) -> Capacity:
 
 def backlog_of(
     gangs: list[tuple[list[tuple[int, int]], GangPlacement]],
-    singles: list[int],
+    non_batchables: list[int],
     rooms: tuple[list[tuple[int, str]], list[tuple[int, str]]],
     shapes: list[tuple[int, str, int]],
     limit: int | None,
 ) -> Backlog:
-    wishes = [Wish({"cpu": cpu, SLOTS: 1}, {"cpu": cpu, SLOTS: 1}) for cpu in singles]
-    line = [(kind, 1) for kind in range(len(singles))]
+    wishes = [Wish({"cpu": cpu, SLOTS: 1}, {"cpu": cpu, SLOTS: 1}) for cpu in non_batchables]
+    line = [(kind, 1) for kind in range(len(non_batchables))]
     wished = []
     for number, (members, placement) in enumerate(gangs):
         counts = {}
@@ -65,7 +65,7 @@ def places(backlog: Backlog, plan: Plan) -> list[tuple[Capacity, Counts]]:
 
 @given(
     gangs=GANGS,
-    singles=st.lists(st.integers(1, 6), max_size=5),
+    non_batchables=st.lists(st.integers(1, 6), max_size=5),
     pending=ROOMS,
     hosts=ROOMS,
     shapes=st.lists(
@@ -76,13 +76,13 @@ def places(backlog: Backlog, plan: Plan) -> list[tuple[Capacity, Counts]]:
 @settings(max_examples=examples(200))
 def test_a_gang_is_planned_whole_where_it_belongs_or_nowhere(
     gangs: list[tuple[list[tuple[int, int]], GangPlacement]],
-    singles: list[int],
+    non_batchables: list[int],
     pending: list[tuple[int, str]],
     hosts: list[tuple[int, str]],
     shapes: list[tuple[int, str, int]],
     limit: int | None,
 ) -> None:
-    backlog = backlog_of(gangs, singles, (pending, hosts), shapes, limit)
+    backlog = backlog_of(gangs, non_batchables, (pending, hosts), shapes, limit)
     plan = make_plan(backlog)
     where = places(backlog, plan)
     for room, content in where:
@@ -112,9 +112,12 @@ def test_a_gang_is_planned_whole_where_it_belongs_or_nowhere(
         elif wish.placement is GangPlacement.SAME_LABEL:
             assert len({room.labels["rack"] for room, _ in mine}) <= 1
     planned = sum(
-        count for _, content in where for kind, count in content.items() if kind < len(singles)
+        count
+        for _, content in where
+        for kind, count in content.items()
+        if kind < len(non_batchables)
     )
-    assert planned + sum(plan.left.values()) == len(singles)
+    assert planned + sum(plan.left.values()) == len(non_batchables)
     assert make_plan(backlog) == plan
 
 
