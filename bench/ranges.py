@@ -44,8 +44,6 @@ from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import Instant, RangeSpec, RequestSpec
 from resource_manager.engine.model.events import (
     Event,
-    JobRegistered,
-    RequestsSubmitted,
     SlotsReleased,
 )
 from resource_manager.engine.model.settings import EngineSettings
@@ -53,7 +51,7 @@ from resource_manager.engine.restoring import restore
 from resource_manager.storage.location import sqlite_url
 from resource_manager.storage.opening import open_store
 from resource_manager.storage.store import Store
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor, Sent
+from tests.support.engine_cluster import Command, EngineCluster, FakeExecutor
 
 CALL_MEMBERS = 10_000
 RELEASED_AT_ONCE = 500
@@ -114,21 +112,21 @@ class Figures:
     processes: list[Process] = field(default_factory=list)
 
 
-class TimedExecutor(ModelExecutor):
-    """A host of the model that says how much of the time it took itself."""
+class TimedExecutor(FakeExecutor):
+    """An executor in memory that measures the time it takes itself."""
 
     cpu_s = 0.0  # of all of them
 
-    def execute(self, effect: Sent, at: Instant, rm_epoch: int) -> Event:
+    def execute(self, command: Command, at: Instant, rm_epoch: int) -> Event:
         """Carries a command out."""
         begun = time.process_time()
-        answer = super().execute(effect, at, rm_epoch)
+        answer = super().execute(command, at, rm_epoch)
         TimedExecutor.cpu_s += time.process_time() - begun
         return answer
 
 
 class CountingStore:
-    """The real store behind a model cluster."""
+    """The real store behind the cluster."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -145,22 +143,17 @@ class CountingStore:
 
 
 class Bench:
-    """The engine over a store, and model hosts."""
+    """The engine over a store, and executors in memory."""
 
     def __init__(self, store: Store) -> None:
-        settings = EngineSettings(job_events_max=1_000, cluster_events_max=1_000)
-        self.cluster = ModelCluster(settings)
+        self.cluster = EngineCluster(job_events_max=1_000, cluster_events_max=1_000)
         self.counting = CountingStore(store)
         self.cluster.store = self.counting  # type: ignore[assignment]
-        at = self.cluster.at
-        self.cluster.batch(JobRegistered(at, "job", "job", "default", None, "s", "r"))
 
     def ask(self, first: int, count: int) -> None:
         """So many members in one call."""
         spec = RangeSpec(RequestSpec("r", PROFILE, allow_pending=True), first, count)
-        (outcome,) = self.cluster.batch(
-            RequestsSubmitted(self.cluster.at, "job", (), ranges=(spec,))
-        )
+        (outcome,) = self.cluster.submit(spec)
         assert not outcome.reason, outcome.message
 
 
@@ -228,7 +221,7 @@ def restored_ms(members: int) -> float:
 
 def _read_ms(store: Store) -> float:
     begun = time.process_time()
-    restore(store.load(), EngineSettings(), ModelCluster().at)
+    restore(store.load(), EngineSettings(), EngineCluster().at)
     return 1e3 * (time.process_time() - begun)
 
 

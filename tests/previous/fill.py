@@ -21,14 +21,14 @@ from resource_manager.storage.opening import open_store
 from resource_manager.storage.store import Store
 from tests.previous.rows import rows_of
 from tests.previous.serving import listed, serving
-from tests.resource_manager.engine.model_store import ModelStore
-from tests.scenarios.language import Stage
+from tests.scenarios.language import Interpreter
+from tests.support.engine_cluster import RowStore
 from tests.support.postgresql import SUPERUSER, PostgresqlServer
 
 STORY = Path(__file__).with_name("state.txt")
 
 
-class Recorded(ModelStore):
+class Recorded(RowStore):
     """Keeps rows in memory for the story, and the same in databases."""
 
     def __init__(self, stores: list[Store]) -> None:
@@ -41,16 +41,16 @@ class Recorded(ModelStore):
             store.commit(changes)
 
 
-def play(stores: list[Store]) -> Stage:
+def play(stores: list[Store]) -> Interpreter:
     """The story with its rows in these stores, which lead."""
-    stage = Stage()
+    interpreter = Interpreter()
     for line in STORY.read_text().splitlines():
-        if not isinstance(stage.cluster.store, Recorded):  # a setting began a new cluster
-            stage.cluster.store = Recorded(stores)
-        for told in stage.run(line) if line else ():
+        if not isinstance(interpreter.cluster.store, Recorded):  # a setting began a new cluster
+            interpreter.cluster.store = Recorded(stores)
+        for told in interpreter.run(line) if line else ():
             assert not told.startswith(("error", "refuse")), (line, told)
-    assert check_invariants(stage.cluster.state) == []
-    return stage
+    assert check_invariants(interpreter.cluster.state) == []
+    return interpreter
 
 
 def main(folder: Path) -> None:

@@ -15,7 +15,7 @@ import finegrain_client as fg
 from finegrain.mapping.value import SHOWN
 from resource_manager import wiring as parts
 from resource_manager.service import books
-from tests.resource_manager.engine.model import START_TIME_MS
+from tests.support.engine_cluster import START_TIME_MS
 from tests.support.rm_service import RunningRm, running_rm
 
 TAKEN_TIME_MS = START_TIME_MS + 60_000

@@ -15,7 +15,6 @@ from resource_manager.engine.explain.lists import list_requests, list_slots
 from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.engine.model.entities import Executor, SlotState
-from resource_manager.engine.model.events import JobEndRequested
 from resource_manager.engine.model.reported import ReportedSlot
 from resource_manager.engine.model.settings import EngineSettings, ExecutorShape, Provisioning
 from resource_manager.engine.restoring import restore
@@ -27,7 +26,7 @@ from resource_manager.storage.sqlite_file import sqlite_engine
 from tests.previous.code import EVIDENCE, PreviousCode
 from tests.previous.rows import lost, rows_of
 from tests.previous.serving import listed, serving
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support.engine_cluster import EngineCluster, FakeExecutor
 
 TABLES = """
 import json
@@ -127,10 +126,10 @@ def shapes() -> EngineSettings:
     )
 
 
-def returned(executor: Executor, snapshot: Snapshot) -> ModelExecutor:
+def returned(executor: Executor, snapshot: Snapshot) -> FakeExecutor:
     """The executor as it was when the evidence was taken: with the slots that it had confirmed."""
     known = executor.registration
-    host = ModelExecutor(
+    host = FakeExecutor(
         known.executor_id,
         known.total,
         known.default_profile,
@@ -159,9 +158,9 @@ def returned(executor: Executor, snapshot: Snapshot) -> ModelExecutor:
 
 
 @pytest.fixture
-def cluster(snapshot: Snapshot) -> ModelCluster:
+def cluster(snapshot: Snapshot) -> EngineCluster:
     """The engine with the state of the evidence; no executor has come back yet."""
-    made = ModelCluster(shapes())
+    made = EngineCluster(jobs=(), settings=shapes())
     made.now_ms = 60_000
     snapshot.rm_epoch = 2
     made.state = restore(snapshot, made.settings, made.at)
@@ -181,7 +180,7 @@ def _as_stored(snapshot: Snapshot) -> Changes:
     )
 
 
-def test_the_engine_restores_all_of_it(cluster: ModelCluster) -> None:
+def test_the_engine_restores_all_of_it(cluster: EngineCluster) -> None:
     assert check_invariants(cluster.state) == []
     requests = list_requests(cluster.state, limit=10_000).items
     slots = list_slots(cluster.state, limit=10_000).items
@@ -191,13 +190,13 @@ def test_the_engine_restores_all_of_it(cluster: ModelCluster) -> None:
     assert len(slots) == len(told["slots"])
 
 
-def settle(cluster: ModelCluster) -> None:
+def settle(cluster: EngineCluster) -> None:
     """Everything on the wire arrives and is answered."""
     while cluster.wire:
         cluster.deliver(cluster.wire[0])
 
 
-def test_what_was_in_flight_comes_to_its_end(snapshot: Snapshot, cluster: ModelCluster) -> None:
+def test_what_was_in_flight_comes_to_its_end(snapshot: Snapshot, cluster: EngineCluster) -> None:
     for executor in snapshot.executors:
         if not executor.lost:
             cluster.register(returned(executor, snapshot))
@@ -216,7 +215,7 @@ def test_what_was_in_flight_comes_to_its_end(snapshot: Snapshot, cluster: ModelC
 
     for job in [each for each in snapshot.jobs if each.job_id in cluster.state.jobs]:
         if job.state == "ACTIVE":
-            cluster.batch(JobEndRequested(cluster.at, job.job_id, "ENDED"))
+            cluster.end_job(job.job_id)
     settle(cluster)
     cluster.report(cluster.executors["host-d"])
     assert check_invariants(cluster.state) == []

@@ -21,9 +21,8 @@ from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.resources import MIB, Amounts
 from resource_manager.engine.executors.host_settings import host_policy_view
 from resource_manager.engine.explain.topology import topology_view
-from resource_manager.engine.model.events import HostPolicySet
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.scenarios import cpus_render
+from tests.scenarios.commands import Commands
 from tests.scenarios.words import Words
 from tests.support.machines import machine
 
@@ -31,19 +30,8 @@ CLUSTER = "cluster"
 """Stands for all hosts where a host's name stands."""
 
 
-class CpuCommands:
-    """Part of the stage; the rest is in language.py."""
-
-    cluster: ModelCluster
-
-    def _effects(self) -> Iterator[str]:
-        raise NotImplementedError
-
-    def _report(self, executor: ModelExecutor, held: object = None) -> Iterator[str]:
-        raise NotImplementedError
-
-    def _executor(self, words: Words) -> ModelExecutor:
-        raise NotImplementedError
+class CpuCommands(Commands):
+    """Part of the language; the rest is in language.py."""
 
     def do_policy(self, words: Words) -> Iterator[str]:
         """An operator sets something for a host, or for the cluster; or asks what holds."""
@@ -52,8 +40,7 @@ class CpuCommands:
         cleared = tuple(words.names("clear"))
         wanted = host_policy(words)
         if cleared or wanted != HostPolicy():
-            event = HostPolicySet(self.cluster.at, executor_id, wanted, cleared)
-            self.cluster.batch(event)
+            self.cluster.set_host_policy(executor_id, *cleared, policy=wanted)
             yield from self._effects()
         view = host_policy_view(
             self.cluster.state.hosts, self.cluster.state.host_settings, executor_id

@@ -16,24 +16,17 @@ from resource_manager.engine.model.events import (
     ProvisionStopFailed,
 )
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.scenarios import render
+from tests.scenarios.commands import Commands
 from tests.scenarios.words import Words
+from tests.support.engine_cluster import EngineCluster, provided
 
 
-class ElasticCommands:
-    """Part of the stage; the rest is in language.py."""
-
-    cluster: ModelCluster
-
-    def _effects(self) -> Iterator[str]:
-        raise NotImplementedError
-
-    def _register(self, executor: ModelExecutor) -> Iterator[str]:
-        raise NotImplementedError
+class ElasticCommands(Commands):
+    """Part of the language; the rest is in language.py."""
 
     def do_shape(self, words: Words) -> Iterator[str]:
-        """One more shape that can be asked for; the cluster begins anew."""
+        """One more shape that can be asked for; the cluster starts over."""
         total = {"cpu_milli": words.number("cpu"), "memory_bytes": words.number("mem") * MIB}
         shape = ExecutorShape(
             name=words.subjects[0],
@@ -49,11 +42,11 @@ class ElasticCommands:
             start_timeout_ms=words.number("timeout", 60) * 1_000,
         )
         provisioning = self.cluster.settings.provisioning
-        self._begin_anew(replace(provisioning, shapes=(*provisioning.shapes, shape)))
+        self._start_over(replace(provisioning, shapes=(*provisioning.shapes, shape)))
         yield from ()
 
     def do_elastic(self, words: Words) -> Iterator[str]:
-        """Limits and times of what is asked for, without shapes; the cluster begins anew."""
+        """Limits and times of what is asked for, without shapes; the cluster starts over."""
         given: dict[str, Any] = {}
         for name in ("min", "max"):
             if cpu := words.number(f"{name}_cpu"):
@@ -63,11 +56,13 @@ class ElasticCommands:
                 given[field] = words.number(word) * 1_000
         if "planned_max" in words.values:
             given["planned_requests_max"] = words.number("planned_max")
-        self._begin_anew(Provisioning(**given))
+        self._start_over(Provisioning(**given))
         yield from ()
 
-    def _begin_anew(self, provisioning: Provisioning) -> None:
-        self.cluster = ModelCluster(replace(self.cluster.settings, provisioning=provisioning))
+    def _start_over(self, provisioning: Provisioning) -> None:
+        self.cluster = EngineCluster(
+            jobs=(), settings=self.cluster.settings, provisioning=provisioning
+        )
 
     def do_look(self, words: Words) -> Iterator[str]:
         """So much time passes, in single seconds, that the RM looks at what is wanted."""
@@ -102,9 +97,7 @@ class ElasticCommands:
         total = dict(shape.total)
         total["cpu_milli"] = words.number("cpu", total["cpu_milli"])
         total["memory_bytes"] = words.number("mem", total["memory_bytes"] // MIB) * MIB
-        executor = ModelExecutor(name, total, shape.default_profile, shape.labels, shape.slots_max)
-        executor.provided_as = shape_name
-        yield from self._register(executor)
+        yield from self._register(provided(name, shape, total=total))
 
     def do_providers(self, words: Words) -> Iterator[str]:
         """Everything that `finegrain providers` tells."""

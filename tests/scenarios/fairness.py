@@ -6,39 +6,31 @@ from collections.abc import Iterator
 
 from finegrain.resources import MIB
 from resource_manager.engine.explain.groups import group_views
-from resource_manager.engine.model.events import GroupDeleted, GroupSet
-from tests.resource_manager.engine.model import ModelCluster
 from tests.scenarios import render
+from tests.scenarios.commands import Commands
 from tests.scenarios.words import Words
 
 _DIMENSIONS = {"cpu": ("cpu_milli", 1), "mem": ("memory_bytes", MIB)}
 _LICENSES = ("extended.license", 1)
 
 
-class FairnessCommands:
-    """Part of the stage; the rest is in language.py."""
-
-    cluster: ModelCluster
-
-    def _effects(self) -> Iterator[str]:
-        raise NotImplementedError
+class FairnessCommands(Commands):
+    """Part of the language; the rest is in language.py."""
 
     def do_group(self, words: Words) -> Iterator[str]:
         """A group is made, or changed; `none` takes a limit away."""
         weight = words.values.pop("weight", "")
-        event = GroupSet(
-            self.cluster.at,
+        self.cluster.set_group(
             words.subjects[0],
             weight=float(weight) if weight else None,
             parent=words.values.pop("parent", None),
             minimum=_limits(words, "min"),
             maximum=_limits(words, "max"),
         )
-        self.cluster.batch(event)
         yield from self._effects()
 
     def do_group_delete(self, words: Words) -> Iterator[str]:
-        self.cluster.batch(GroupDeleted(self.cluster.at, words.subjects[0]))
+        self.cluster.delete_group(words.subjects[0])
         yield from self._effects()
 
     def do_groups(self, words: Words) -> Iterator[str]:

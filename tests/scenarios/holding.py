@@ -8,25 +8,19 @@ from collections.abc import Iterator
 
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.explain.reservations import reservation_views
-from resource_manager.engine.model.events import ItemOutcome, SlotsReuseAsked
-from tests.resource_manager.engine.model import ModelCluster
+from tests.scenarios.commands import Commands
 from tests.scenarios.words import Words
 
 
-class HoldingCommands:
-    """Part of the stage; the rest is in language.py."""
-
-    cluster: ModelCluster
-
-    def _items(self, outcomes: list[ItemOutcome]) -> Iterator[str]:
-        raise NotImplementedError
+class HoldingCommands(Commands):
+    """Part of the language; the rest is in language.py."""
 
     def do_reuse(self, words: Words) -> Iterator[str]:
         """Slots whose work is done may do that of others, SLOT:REQUEST each; who may is told."""
-        job_id, generation = words.values.pop("job", "job"), words.number("generation", 1)
+        job_id, generation = words.job(), words.number("generation", 1)
         pairs = [pair.split(":", 1) for pair in words.subjects]
-        slots = tuple((slot, generation, waiting) for slot, waiting in pairs)
-        outcomes = self.cluster.batch(SlotsReuseAsked(self.cluster.at, job_id, slots))
+        slots = ((slot, generation, waiting) for slot, waiting in pairs)
+        outcomes = self.cluster.reuse(*slots, job=job_id)
         for slot, outcome in zip(pairs, outcomes, strict=True):
             if not outcome.reason:
                 yield f"{slot[0]} goes on with {slot[1]}"

@@ -7,24 +7,15 @@ from collections.abc import Iterator
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.model.entities import RangeSpec, RequestSpec
 from resource_manager.engine.model.events import (
-    ItemOutcome,
     Members,
-    RequestsCancelled,
-    RequestsSubmitted,
-    SlotsReleased,
 )
-from tests.resource_manager.engine.model import ModelCluster
+from tests.scenarios.commands import Commands
 from tests.scenarios.cpus import cpu_policy
 from tests.scenarios.words import Words
 
 
-class RangeCommands:
-    """Part of the stage; the rest is in language.py."""
-
-    cluster: ModelCluster
-
-    def _items(self, outcomes: list[ItemOutcome]) -> Iterator[str]:
-        raise NotImplementedError
+class RangeCommands(Commands):
+    """Part of the language; the rest is in language.py."""
 
     def do_range(self, words: Words) -> Iterator[str]:
         """So many equal requests, from an index on."""
@@ -38,19 +29,15 @@ class RangeCommands:
             cpu_policy=cpu_policy(words),
         )
         asked = RangeSpec(spec, words.number("first"), words.number("count", 1))
-        job_id = words.values.pop("job", "job")
-        event = RequestsSubmitted(self.cluster.at, job_id, (), ranges=(asked,))
-        yield from self._items(self.cluster.batch(event))
+        yield from self._items(self.cluster.submit(asked, job=words.job()))
 
     def do_cancel_members(self, words: Words) -> Iterator[str]:
-        members, job_id = _members(words), words.values.pop("job", "job")
-        event = RequestsCancelled(self.cluster.at, job_id, (), ranges=(members,))
-        yield from self._items(self.cluster.batch(event))
+        members, job_id = _members(words), words.job()
+        yield from self._items(self.cluster.cancel(ranges=[members], job=job_id))
 
     def do_release_members(self, words: Words) -> Iterator[str]:
-        job_id = None if words.flag("operator") else words.values.pop("job", "job")
-        event = SlotsReleased(self.cluster.at, job_id, (), ranges=(_members(words),))
-        yield from self._items(self.cluster.batch(event))
+        members, job_id = _members(words), words.job_or_operator()
+        yield from self._items(self.cluster.release(ranges=[members], job=job_id))
 
     def do_rows(self, words: Words) -> Iterator[str]:
         """What the store keeps of ranges and their members."""

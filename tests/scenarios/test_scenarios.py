@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from resource_manager.engine.invariants.all import check_invariants
-from tests.scenarios.language import Stage
+from tests.scenarios.language import Interpreter
 
 FOLDER = Path(__file__).parent
 STORIES = sorted(FOLDER.glob("*/*.txt"))
@@ -30,7 +30,7 @@ def test_story(path: Path, request: pytest.FixtureRequest) -> None:
 
 def play(text: str) -> str:
     """The story with what really comes out under each `----`."""
-    stage = Stage()
+    interpreter = Interpreter()
     played = []
     for block in text.strip("\n").split("\n\n"):
         lines = block.split("\n")
@@ -39,13 +39,13 @@ def play(text: str) -> str:
             played.append(block)
             continue
         commands = lines[: lines.index("----")]
-        output = [line for command in commands for line in stage.run(command)]
-        assert check_invariants(stage.cluster.state) == [], commands
+        output = [line for command in commands for line in interpreter.run(command)]
+        assert check_invariants(interpreter.cluster.state) == [], commands
         played.append("\n".join([*commands, "----", *(output or ["(nothing)"])]))
     return "\n\n".join(played) + "\n"
 
 
 def test_every_command_of_the_language_is_described() -> None:
     manual = (FOLDER / "README.md").read_text()
-    missing = [name for name in Stage.commands() if f"`{name}" not in manual]
+    missing = [name for name in Interpreter.commands() if f"`{name}" not in manual]
     assert missing == []

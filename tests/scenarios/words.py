@@ -25,6 +25,17 @@ class Words:
     def milliseconds(self, text: str) -> int:
         return int(text.removesuffix("s")) * 1_000
 
+    def job(self) -> str:
+        return self.values.pop("job", "job")
+
+    def job_or_operator(self) -> str | None:
+        """The job that a call is about; None: an operator makes it."""
+        return None if self.flag("operator") else self.job()
+
+    def slot(self) -> tuple[str, int]:
+        """A slot by name and generation."""
+        return self.values.pop("slot"), self.number("generation", 1)
+
     def extended(self) -> tuple[tuple[str, int], ...]:
         """Amounts of countable resources."""
         names = (("hugepages-2Mi", "huge"), ("license", "licenses"))

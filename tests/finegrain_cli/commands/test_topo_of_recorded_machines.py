@@ -14,12 +14,11 @@ from finegrain_client.decoding import read
 from finegrain_client.types.topology import TopologyReport
 from resource_manager.engine.explain.topology import topology_view
 from resource_manager.service.wire.topology import topology_response
-from tests.resource_manager.engine.model import ModelExecutor
-from tests.support.cpu_hosts import BE, LSE, LSR, PLAIN, CpuStory
 from tests.support.cpu_layouts import RECORDED, as_reported, recorded
+from tests.support.engine_cluster import BE, LSE, LSR, PLAIN, EngineCluster, FakeExecutor
 
 
-def executor(topology: HostTopology) -> ModelExecutor:
+def executor(topology: HostTopology) -> FakeExecutor:
     """It offers all that its machine has."""
     cpus = 1_000 * len(topology.allowed)
     announced = {
@@ -33,7 +32,7 @@ def executor(topology: HostTopology) -> ModelExecutor:
             for node in topology.numa_nodes
         ],
     }
-    return ModelExecutor(
+    return FakeExecutor(
         "host-a",
         {"cpu_milli": cpus, "best_effort_cpu_milli": cpus, "memory_bytes": 64 * GIB},
         ResourceProfile(1_000, 256 * MIB),
@@ -44,10 +43,10 @@ def executor(topology: HostTopology) -> ModelExecutor:
 
 def reported(topology: HostTopology) -> TopologyReport:
     """With slots of every class, as far as there is room."""
-    story = CpuStory(executor(topology))
+    cluster = EngineCluster.settled(executor(topology))
     for name, cpus, policy in (("lse", 3, LSE), ("lsr", 2, LSR), ("ls", 1, PLAIN), ("be", 1, BE)):
-        story.ask(name, cpus * 1_000, policy, allow_pending=True)
-    return read(TopologyReport, topology_response(topology_view(story.state, "host-a")))
+        cluster.submit(name, cpu_milli=cpus * 1_000, policy=policy, allow_pending=True)
+    return read(TopologyReport, topology_response(topology_view(cluster.state, "host-a")))
 
 
 @pytest.mark.parametrize("name", RECORDED)

@@ -6,22 +6,18 @@ import pytest
 
 from finegrain.errors import FailedPrecondition, Reason
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import (
     ExecutorRegistered,
-    JobRegistered,
-    RequestsSubmitted,
 )
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support.engine_cluster import EngineCluster, host
 
 SMALL = ResourceProfile(100, 64 * MIB)
 
 
 def test_a_late_copy_of_a_registration_strikes_no_slot_that_was_made_since() -> None:
-    cluster = ModelCluster()
-    executor = ModelExecutor("host-a", {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}, SMALL)
-    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
-    cluster.batch(RequestsSubmitted(cluster.at, "job", (RequestSpec("r1", None),)))
+    cluster = EngineCluster()
+    executor = host("host-a", memory_bytes=4 * GIB, default_profile=SMALL)
+    cluster.submit("r1", profile=None)
     cluster.register(executor)
     without_slots = (executor.registration(), executor.report())
     cluster.report(executor)
@@ -38,10 +34,9 @@ def test_a_late_copy_of_a_registration_strikes_no_slot_that_was_made_since() -> 
 
 
 def test_nor_does_one_that_reaches_whoever_takes_over() -> None:
-    cluster = ModelCluster()
-    executor = ModelExecutor("host-a", {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}, SMALL)
-    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
-    cluster.batch(RequestsSubmitted(cluster.at, "job", (RequestSpec("r1", None),)))
+    cluster = EngineCluster()
+    executor = host("host-a", memory_bytes=4 * GIB, default_profile=SMALL)
+    cluster.submit("r1", profile=None)
     sent_elsewhere_first = (executor.registration(), executor.report())
     cluster.register(executor)
     cluster.settle()
@@ -56,9 +51,8 @@ def test_nor_does_one_that_reaches_whoever_takes_over() -> None:
 
 
 def test_an_executor_registers_as_ever_when_the_books_were_read_anew() -> None:
-    cluster = ModelCluster()
-    executor = ModelExecutor("host-a", {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}, SMALL)
-    cluster.register(executor)
+    cluster = EngineCluster()
+    executor = cluster.host("host-a", memory_bytes=4 * GIB, default_profile=SMALL)
     heard = cluster.state.hosts.heard()
     cluster.restart_rm()
     cluster.state.hosts.remember(heard)

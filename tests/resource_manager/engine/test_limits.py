@@ -2,51 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from finegrain.errors import AlreadyExists, FailedPrecondition, NotFound, ResourceExhausted
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import (
-    JobEndRequested,
-    JobKeptAlive,
     JobRegistered,
-    RequestsCancelled,
     RequestsSubmitted,
 )
-from resource_manager.engine.model.settings import DAY_MS, EngineSettings
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from resource_manager.engine.model.settings import DAY_MS
+from tests.support.engine_cluster import EngineCluster, host
 
 SMALL = ResourceProfile(100, 64 * MIB)
 
 
-def cluster_of(*jobs: str, **settings: int) -> ModelCluster:
-    cluster = ModelCluster(EngineSettings(**settings))  # type: ignore[arg-type]
-    total = {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}
-    cluster.register(ModelExecutor("host-a", total, SMALL))
-    for job_id in jobs:
-        register(cluster, job_id)
-    return cluster
+def cluster_of(*jobs: str, **settings: Any) -> EngineCluster:
+    small = host(memory_bytes=4 * GIB, default_profile=SMALL)
+    return EngineCluster(small, jobs=jobs, **settings)
 
 
-def register(cluster: ModelCluster, job_id: str, secret: str = "s") -> None:
+def register(cluster: EngineCluster, job_id: str, secret: str = "s") -> None:
     cluster.batch(JobRegistered(cluster.at, job_id, job_id, "default", None, secret, "r"))
 
 
-def submit(cluster: ModelCluster, *names: str) -> None:
-    specs = tuple(RequestSpec(name, SMALL) for name in names)
-    cluster.batch(RequestsSubmitted(cluster.at, "job", specs))
+def submit(cluster: EngineCluster, *names: str) -> None:
+    cluster.submit(*names, profile=SMALL)
 
 
-def cycle(cluster: ModelCluster, count: int) -> None:
+def cycle(cluster: EngineCluster, count: int) -> None:
     """Requests that come and go, two entries in the job's log each."""
     for number in range(count):
         name = f"r{cluster.now_ms}.{number}"
         submit(cluster, name)
-        cluster.settle()
-        cluster.batch(RequestsCancelled(cluster.at, "job", (name,)))
-        cluster.settle()
+        cluster.deliver_all()
+        cluster.cancel(name)
+        cluster.deliver_all()
 
 
 def test_live_requests_of_one_job_are_limited_as_a_whole_call() -> None:
@@ -58,8 +51,8 @@ def test_live_requests_of_one_job_are_limited_as_a_whole_call() -> None:
     assert caught.value.details == {"live": "2", "asked": "2", "job_requests_max": "3"}
     assert set(cluster.state.requests) == {"r1", "r2"}
     submit(cluster, "r1", "r2", "r3")
-    cluster.settle()
-    cluster.batch(RequestsCancelled(cluster.at, "job", ("r1",)))
+    cluster.deliver_all()
+    cluster.cancel("r1")
     submit(cluster, "r4")
     assert set(cluster.state.requests) == {"r1", "r2", "r3", "r4"}
 
@@ -74,9 +67,9 @@ def test_shapes_that_one_job_waits_with_are_limited_as_a_whole_call() -> None:
     cluster = cluster_of("job", "other", job_scheduling_classes_max=3)
     for job_id in ("job", "other"):  # each has as many, though they are the same
         specs = tuple(of_size(number, f"{job_id}{number}") for number in range(2))
-        cluster.batch(RequestsSubmitted(cluster.at, job_id, specs))
+        cluster.submit(*specs, job=job_id)
         with pytest.raises(ResourceExhausted) as caught:
-            cluster.batch(RequestsSubmitted(cluster.at, job_id, (of_size(2), of_size(3))))
+            cluster.submit(of_size(2), of_size(3), job=job_id)
         assert caught.value.retry_after_s is not None
         assert caught.value.details["waiting"] == "2"
         following = (of_size(1), of_size(3))
@@ -85,22 +78,22 @@ def test_shapes_that_one_job_waits_with_are_limited_as_a_whole_call() -> None:
             cluster.batch(event)
     assert "r2" not in cluster.state.requests
     many = tuple(of_size(number % 3, f"r{number}") for number in range(20))
-    cluster.batch(RequestsSubmitted(cluster.at, "job", many))
-    cluster.batch(RequestsSubmitted(cluster.at, "job", (*many, of_size(0, "more"))))
-    cluster.batch(RequestsCancelled(cluster.at, "job", ("job1", *(f"r{n}" for n in range(1, 20)))))
-    cluster.batch(RequestsSubmitted(cluster.at, "job", (of_size(3, "r30"), of_size(4, "r40"))))
+    cluster.submit(*many)
+    cluster.submit(*many, of_size(0, "more"))
+    cluster.cancel("job1", *(f"r{n}" for n in range(1, 20)))
+    cluster.submit(of_size(3, "r30"), of_size(4, "r40"))
     assert cluster.state.queue.classes_by_job == {"job": 3, "other": 2}
     cluster.restart_rm()
     with pytest.raises(ResourceExhausted):
-        cluster.batch(RequestsSubmitted(cluster.at, "job", (of_size(5, "r50"),)))
-    assert check_invariants(cluster.state) == []
+        cluster.submit(of_size(5, "r50"))
+    cluster.check()
 
 
 def test_a_shape_counts_no_more_when_its_last_request_is_placed() -> None:
     cluster = cluster_of("job", job_scheduling_classes_max=1)
     for number in range(3):
         profile = ResourceProfile(100 + number, 64 * MIB)
-        cluster.batch(RequestsSubmitted(cluster.at, "job", (RequestSpec(f"r{number}", profile),)))
+        cluster.submit(f"r{number}", profile=profile)
     assert cluster.state.queue.classes_by_job == {}
     assert len(cluster.state.slots) == 3
 
@@ -109,7 +102,7 @@ def test_live_jobs_are_limited() -> None:
     cluster = cluster_of("one", "two", jobs_max=2)
     with pytest.raises(ResourceExhausted):
         register(cluster, "three")
-    cluster.batch(JobEndRequested(cluster.at, "one", "ENDED"))
+    cluster.end_job("one")
     register(cluster, "three")
 
 
@@ -133,11 +126,11 @@ def test_a_jobs_log_is_capped_and_says_from_where_it_is_kept() -> None:
 def test_acknowledged_events_are_forgotten_in_large_steps() -> None:
     cluster = cluster_of("job")
     cycle(cluster, 600)
-    cluster.batch(JobKeptAlive(cluster.at, "job", 900))
+    cluster.keep_alive("job", 900)
     assert cluster.state.jobs["job"].trimmed_sequence == 0
-    cluster.batch(JobKeptAlive(cluster.at, "job", 1_100))
+    cluster.keep_alive("job", 1_100)
     assert cluster.state.jobs["job"].trimmed_sequence == 1_100
-    cluster.batch(JobKeptAlive(cluster.at, "job", 10**9))
+    cluster.keep_alive("job", 10**9)
     assert cluster.state.jobs["job"].acknowledged_sequence == 1_200
 
 
@@ -165,9 +158,9 @@ def test_the_clusters_history_is_forgotten_by_age_even_across_restarts() -> None
 def test_ended_ids_are_kept_for_a_day_and_then_forgotten() -> None:
     cluster = cluster_of("job")
     submit(cluster, "r1")
-    cluster.settle()
-    cluster.batch(JobEndRequested(cluster.at, "job", "ENDED"))
-    cluster.settle()
+    cluster.deliver_all()
+    cluster.end_job("job")
+    cluster.deliver_all()
     with pytest.raises(FailedPrecondition):
         submit(cluster, "r1")
     cluster.wait(DAY_MS // 2)
@@ -184,16 +177,16 @@ def test_ended_ids_are_kept_for_a_day_and_then_forgotten() -> None:
 def test_an_ended_job_is_forgotten_only_when_its_slot_at_a_lost_host_is_gone() -> None:
     cluster = cluster_of("job")
     submit(cluster, "r1")
-    cluster.settle()
-    cluster.batch(JobEndRequested(cluster.at, "job", "ENDED"))
+    cluster.deliver_all()
+    cluster.end_job("job")
     cluster.wire.clear()
     cluster.wait(2 * DAY_MS)
     assert set(cluster.state.jobs) == {"job"}
     assert set(cluster.state.slots) == {("r1", 1)}
     cluster.restart_rm()
     cluster.register(cluster.executors["host-a"])
-    cluster.settle()
+    cluster.deliver_all()
     assert cluster.state.slots == {}
     cluster.wait(2 * DAY_MS)
     assert cluster.state.jobs == {}
-    assert check_invariants(cluster.state) == []
+    cluster.check()

@@ -30,25 +30,16 @@ from resource_manager.engine.model.entities import (
     Slot,
 )
 from resource_manager.engine.model.events import (
-    DrainRequested,
     ExecutorProbed,
     ExecutorRegistered,
-    ForgetRequested,
-    JobEndRequested,
-    JobKeptAlive,
-    JobRegistered,
-    RequestsCancelled,
-    RequestsSubmitted,
     ResizeRequested,
-    SlotsReleased,
     SlotsReported,
-    UndrainRequested,
 )
-from resource_manager.engine.model.settings import EngineSettings, Fairness
+from resource_manager.engine.model.settings import Fairness
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import State
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support.engine_cluster import EngineCluster, FakeExecutor
 from tests.support.properties import examples
 
 JOBS = ("specified-job", "unknown-job")
@@ -75,7 +66,7 @@ REFUSALS_OF_A_SIZE = {
 }
 
 
-def model_executor(name: str) -> ModelExecutor:
+def model_executor(name: str) -> FakeExecutor:
     total: dict[str, int] = {"cpu_milli": 4000, "memory_bytes": 2 * GIB, "extended.license-x": 2}
     if name == "host-c":  # declares its memory pools apart
         total = {
@@ -83,7 +74,7 @@ def model_executor(name: str) -> ModelExecutor:
             "task_heap_memory_bytes": GIB,
             "managed_memory_bytes": 64 * MIB,
         }
-    return ModelExecutor(
+    return FakeExecutor(
         name,
         total,
         default_profile=ResourceProfile(1000, 256 * MIB),
@@ -102,17 +93,16 @@ class BooksStaySound(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cluster = ModelCluster(
-            EngineSettings(
-                strategy=self.strategy,  # type: ignore[arg-type]
-                pack_candidates=2,
-                command_items_max=3,
-                shapes_tried_max=self.shapes_tried_max,
-                unreachable_after_ms=1_000,
-                fairness=self.fairness,
-            )
+        self.cluster = EngineCluster(
+            jobs=(),
+            strategy=self.strategy,
+            pack_candidates=2,
+            command_items_max=3,
+            shapes_tried_max=self.shapes_tried_max,
+            unreachable_after_ms=1_000,
+            fairness=self.fairness,
         )
-        self.held: list[tuple[ModelExecutor, SlotsReported]] = []
+        self.held: list[tuple[FakeExecutor, SlotsReported]] = []
         self.held_registrations: list[ExecutorRegistered] = []
         self.acknowledged: set[str] = set()
         self.made = 0
@@ -123,8 +113,7 @@ class BooksStaySound(RuleBasedStateMachine):
         self.cluster.register(self.cluster.executors["host-a"])
 
     def _register_job(self, job_id: str) -> None:
-        at = self.cluster.at
-        self.cluster.batch(JobRegistered(at, job_id, job_id, "default", 60_000, "s", "r"))
+        self.cluster.job(job_id, lease_ms=60_000)
 
     @property
     def state(self) -> State:
@@ -165,19 +154,18 @@ class BooksStaySound(RuleBasedStateMachine):
             for n in range(count)
         )
         self.made += count
-        outcomes = self.cluster.batch(RequestsSubmitted(self.cluster.at, job_id, specs))
+        outcomes = self.cluster.submit(*specs, job=job_id)
         self.acknowledged.update(o.id for o in outcomes if not o.reason)
 
     @precondition(lambda self: self.made)
     @rule(data=st.data(), release=st.booleans(), operator=st.booleans())
     def give_up(self, data: st.DataObject, release: bool, operator: bool) -> None:
         name = f"r{data.draw(st.integers(0, self.made - 1))}"
-        at = self.cluster.at
         job_id = None if operator else JOBS[0]
         if release:
-            self.cluster.batch(SlotsReleased(at, job_id, ((name, 0),)))
+            self.cluster.release(name, job=job_id)
         else:
-            self.cluster.batch(RequestsCancelled(at, job_id, (name,)))
+            self.cluster.cancel(name, job=job_id)
 
     @precondition(lambda self: self.state.slots)
     @rule(
@@ -238,12 +226,12 @@ class BooksStaySound(RuleBasedStateMachine):
     @rule(job_id=st.sampled_from(JOBS))
     def keep_alive(self, job_id: str) -> None:
         if self.state.jobs[job_id].state == "ACTIVE":
-            self.cluster.batch(JobKeptAlive(self.cluster.at, job_id))
+            self.cluster.keep_alive(job_id)
 
     @rule(really=st.sampled_from([False] * 5 + [True]))
     def end_job(self, really: bool) -> None:
         if really:
-            self.cluster.batch(JobEndRequested(self.cluster.at, JOBS[1], "ENDED"))
+            self.cluster.end_job(JOBS[1])
 
     # What executors and the network do.
 
@@ -309,7 +297,7 @@ class BooksStaySound(RuleBasedStateMachine):
 
     @rule()
     def everything_arrives(self) -> None:
-        self.cluster.settle()
+        self.cluster.deliver_all()
 
     @rule(name=st.sampled_from(HOSTS))
     def host_falls_silent(self, name: str) -> None:
@@ -376,18 +364,18 @@ class BooksStaySound(RuleBasedStateMachine):
     )
     def drain(self, name: str, deadline: int | None, really: bool) -> None:
         if really and name in self.state.hosts:
-            self.cluster.batch(DrainRequested(self.cluster.at, name, "test", deadline))
+            self.cluster.drain(name, deadline_ms=deadline, reason="test")
 
     @rule(name=st.sampled_from(HOSTS))
     def undrain(self, name: str) -> None:
         if name in self.state.hosts:
-            self.cluster.batch(UndrainRequested(self.cluster.at, name))
+            self.cluster.undrain(name)
 
     @rule(name=st.sampled_from(HOSTS))
     def forget(self, name: str) -> None:
         host = self.state.hosts.get(name)
         if host is not None and host.executor.state is ExecutorState.LOST:
-            self.cluster.batch(ForgetRequested(self.cluster.at, name))
+            self.cluster.forget(name)
 
     @rule(ms=st.sampled_from([1, 300, 300, 2_000, 2_000, 2_000, 2_000, 16_000, 61_000]))
     def time_passes(self, ms: int) -> None:
@@ -450,19 +438,19 @@ class BooksStaySound(RuleBasedStateMachine):
         for name, executor in self.cluster.executors.items():
             if executor.registration_number == 0 or name not in self.state.hosts:
                 self.cluster.register(executor)
-            self.cluster.batch(UndrainRequested(self.cluster.at, name))
+            self.cluster.undrain(name)
         for _ in range(8):
-            self.cluster.settle()
+            self.cluster.deliver_all()
             self.cluster.wait(self.state.settings.command_retry_max_ms)
-            self.cluster.settle()
+            self.cluster.deliver_all()
             for name, executor in self.cluster.executors.items():
                 executor.finish_frees()
                 self.report(name)
                 self.probe(name, "")
-        self.cluster.settle()
+        self.cluster.deliver_all()
         while self.state.unfinished:
             self.cluster.batch()
-            self.cluster.settle()
+            self.cluster.deliver_all()
         self._both_sides_agree()
         self._nothing_that_fits_waits()
         self._sizes_are_settled()

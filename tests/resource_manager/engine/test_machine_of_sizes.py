@@ -12,7 +12,6 @@ from hypothesis.stateful import precondition, rule
 
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.model.entities import SlotState
-from resource_manager.engine.model.events import SlotsReleased
 from tests.resource_manager.engine.test_machine import HOSTS, JOBS, PROFILES, SIZES, BooksStaySound
 from tests.support.properties import examples
 
@@ -29,7 +28,7 @@ class SlotsChangeTheirSizes(BooksStaySound):
         for number in range(FIRST_SLOTS):
             profile = PROFILES[number % len(PROFILES)]
             self._submit(JOBS[0], profile, 1, (), number % 2 == 0, True)
-        self.cluster.settle()
+        self.cluster.deliver_all()
 
     # What is left out of the lives that this stands on.
     end_job = lose_the_table = forget = give_up = hold_back_a_registration = None  # type: ignore[assignment]
@@ -60,8 +59,7 @@ class SlotsChangeTheirSizes(BooksStaySound):
     def a_slot_uses_memory_or_is_released(self, data: st.DataObject, release: bool) -> None:
         slot = self.state.slots[data.draw(st.sampled_from(self._allocated()))]
         if release:
-            event = SlotsReleased(self.cluster.at, slot.job_id, ((slot.allocation_id, 0),))
-            self.cluster.batch(event)
+            self.cluster.release(slot.allocation_id, job=slot.job_id)
         else:
             used = data.draw(st.sampled_from([0, 80, 200, 500]))
             self.cluster.executors[slot.executor_id].used[slot.allocation_id] = used * MIB

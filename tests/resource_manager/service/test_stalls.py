@@ -15,8 +15,8 @@ from resource_manager.engine.model.events import ExecutorRegistered, JobRegister
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.service.books import Books, Item
 from resource_manager.service.metrics import ResourceManagerMetrics
-from tests.resource_manager.engine.model import ModelExecutor
 from tests.resource_manager.service.test_runner import GatedStore
+from tests.support.engine_cluster import host
 
 SETTINGS = EngineSettings(report_interval_ms=1_000, lost_timeout_ms=5_000)
 LEASE_MS = 6_000
@@ -34,7 +34,7 @@ class Standing:
         self.books = Books(store, SETTINGS, metrics, holder="test", clock=self.clock)
         self.books.load()
         small = ResourceProfile(100, 64 * MIB)
-        executor = ModelExecutor("host-a", {"cpu_milli": 4_000, "memory_bytes": GIB}, small)
+        executor = host("host-a", memory_bytes=GIB, default_profile=small)
         self.turn(
             lambda at: ExecutorRegistered(at, executor.registration(), executor.report()),
             lambda at: JobRegistered(at, "job", "job", "default", LEASE_MS, "s", "r"),

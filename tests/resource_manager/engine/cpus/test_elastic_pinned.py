@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from finegrain.cpu_policy import CpuPolicy, ExclusivePolicy, HostPolicy, NumaPolicy, QosClass
+from finegrain.cpu_policy import CpuPolicy, ExclusivePolicy, NumaPolicy, QosClass
 from finegrain.errors import Reason
-from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.explain.provisions import providers_view
 from resource_manager.engine.explain.waiting_reasons import pending_reason
 from resource_manager.engine.model.entities import (
     GangPlacement,
-    GangSpec,
-    RequestSpec,
-    RequestState,
 )
 from resource_manager.engine.model.events import (
-    HostPolicySet,
     ProvisionEnded,
-    RequestsSubmitted,
-    SlotsReleased,
 )
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
-from tests.support.cpu_hosts import BE, LSE, LSR, CpuStory, host
+from tests.support.engine_cluster import BE, LSE, LSR, EngineCluster, numa_host
 
 ONE_NODE = CpuPolicy(QosClass.LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
 NODE_EACH = CpuPolicy(
@@ -30,179 +23,149 @@ NODE_EACH = CpuPolicy(
 )
 
 
-class ElasticStory(CpuStory):
+def elastic_cluster(**more: Any) -> EngineCluster:
     """A provider that starts hosts of two NUMA nodes with eight cpus each."""
+    made = numa_host()
+    totals = {name: made.total[name] for name in ("cpu_milli", "memory_bytes")}
+    shape = ExecutorShape("big", "test", totals, made.default_profile)
+    return EngineCluster.settled(provisioning=Provisioning(shapes=(shape,), **more))
 
-    def __init__(self, **more: Any) -> None:
-        made = host()
-        totals = {name: made.total[name] for name in ("cpu_milli", "memory_bytes")}
-        shape = ExecutorShape("big", "test", totals, made.default_profile)
-        self.policy: dict[str, Any] | None = more.pop("policy", None)
-        super().__init__(provisioning=Provisioning(shapes=(shape,), **more))
 
-    def wait_long(self) -> None:
-        """Time for the next look, and more."""
-        for _ in range(3):
-            self.cluster.wait(1_000)
-            for executor in self.cluster.executors.values():
-                self.cluster.report(executor)
-        self.sound()
+def wait_long(cluster: EngineCluster) -> None:
+    """Time for the next look, and more."""
+    for _ in range(3):
+        cluster.wait(1_000)
+        cluster.report_all()
+    cluster.check()
 
-    def asked_for(self) -> list[str]:
-        """Executors that have not come."""
-        pending = (each for each in self.state.provisions.values())
-        return [each.executor_id for each in pending if each.state in ("ASKED", "STARTED")]
 
-    def come(self) -> int:
-        """Whoever was asked for comes; how many."""
-        names = self.asked_for()
-        for name in names:
-            self.cluster.register(host(name, provided_as="big", policy=self.policy))
-            self.settle()
-        return len(names)
-
-    def is_granted(self, name: str) -> bool:
-        return bool(self.state.requests[name].state is RequestState.GRANTED)
-
-    def gang(
-        self,
-        name: str,
-        *members: int,
-        policy: CpuPolicy = ONE_NODE,
-        placement: GangPlacement = GangPlacement.ANYWHERE,
-    ) -> Any:
-        specs = tuple(
-            RequestSpec(
-                f"{name}-{at}", ResourceProfile(cpu, 64 * MIB), gang_id=name, cpu_policy=policy
-            )
-            for at, cpu in enumerate(members)
-        )
-        gangs = (GangSpec(name, placement),)
-        answer = self.cluster.batch(RequestsSubmitted(self.cluster.at, "job", specs, gangs=gangs))
-        self.settle()
-        return answer
+def come(cluster: EngineCluster) -> int:
+    """Lets all come that were asked for; returns how many."""
+    names = cluster.asked_for()
+    for name in names:
+        cluster.register(numa_host(name, provided_as="big"))
+        cluster.settle()
+    return len(names)
 
 
 def test_executors_are_asked_for_by_amounts_and_then_by_what_the_last_one_was() -> None:
-    story = ElasticStory()
+    cluster = elastic_cluster()
     for at in range(6):
-        story.ask(f"r{at}", 5_000, ONE_NODE)  # three by amounts, two by nodes
-    story.wait_long()
-    assert story.come() == 2
-    assert sum(story.is_granted(f"r{at}") for at in range(6)) == 4
-    story.wait_long()
-    assert story.come() == 1
-    assert all(story.is_granted(f"r{at}") for at in range(6))
+        cluster.submit(f"r{at}", cpu_milli=5_000, policy=ONE_NODE)  # three by amounts, two by nodes
+    wait_long(cluster)
+    assert come(cluster) == 2
+    assert sum(cluster.is_granted(f"r{at}") for at in range(6)) == 4
+    wait_long(cluster)
+    assert come(cluster) == 1
+    assert all(cluster.is_granted(f"r{at}") for at in range(6))
     for at in range(4):
-        story.ask(f"s{at}", 5_000, ONE_NODE)
-    story.wait_long()
-    assert story.come() == 2  # as is known by now
-    assert all(story.is_granted(f"s{at}") for at in range(4))
+        cluster.submit(f"s{at}", cpu_milli=5_000, policy=ONE_NODE)
+    wait_long(cluster)
+    assert come(cluster) == 2  # as is known by now
+    assert all(cluster.is_granted(f"s{at}") for at in range(4))
 
 
 def test_a_shape_whose_nodes_are_too_small_is_not_asked_for_again_and_again() -> None:
-    story = ElasticStory(idle_timeout_ms=2_000)
-    story.ask("wide", 10_000, ONE_NODE)
-    story.wait_long()
-    assert story.come() == 1
-    assert not story.is_granted("wide")
-    backoff = story.state.elastic.backoffs["big"]
+    cluster = elastic_cluster(idle_timeout_ms=2_000)
+    cluster.submit("wide", cpu_milli=10_000, policy=ONE_NODE)
+    wait_long(cluster)
+    assert come(cluster) == 1
+    assert not cluster.is_granted("wide")
+    backoff = cluster.state.elastic.backoffs["big"]
     assert "its cpus and NUMA nodes do not suit" in backoff.last_failure
     for _ in range(20):
-        story.wait_long()
-        for name, each in list(story.state.provisions.items()):
+        wait_long(cluster)
+        for name, each in list(cluster.state.provisions.items()):
             if each.state == "STOPPING":
-                story.cluster.batch(ProvisionEnded(story.cluster.at, name))
-                story.cluster.executors.pop(name, None)
-    assert story.state.elastic.number == 1
-    assert pending_reason(story.state, story.state.requests["wide"]) == Reason.INFEASIBLE_NEVER
-    (why,) = providers_view(story.state).unplanned
+                cluster.batch(ProvisionEnded(cluster.at, name))
+                cluster.executors.pop(name, None)
+    assert cluster.state.elastic.number == 1
+    assert pending_reason(cluster.state, cluster.state.requests["wide"]) == Reason.INFEASIBLE_NEVER
+    (why,) = providers_view(cluster.state).unplanned
     assert "the last one of shape big that came had cpus and NUMA nodes that do not suit" in why
     assert "put 10 cpus" in why
-    (outcome,) = story.ask("another", 10_000, ONE_NODE)
+    (outcome,) = cluster.submit("another", cpu_milli=10_000, policy=ONE_NODE)
     assert outcome.reason == Reason.INFEASIBLE_NEVER
-    story.ask("narrow", 8_000, ONE_NODE)
-    story.wait_long()
-    assert story.come() == 1
-    assert story.is_granted("narrow")
+    cluster.submit("narrow", cpu_milli=8_000, policy=ONE_NODE)
+    wait_long(cluster)
+    assert come(cluster) == 1
+    assert cluster.is_granted("narrow")
 
 
 def test_what_the_cluster_is_set_to_counts_for_those_to_come() -> None:
-    story = ElasticStory()
-    story.ask("first", 10_000, LSR)
-    story.wait_long()
-    story.come()
-    assert story.is_granted("first")
-    aligned = HostPolicy(alignment=NumaPolicy.SINGLE_NUMA_NODE)
-    story.cluster.batch(HostPolicySet(story.cluster.at, "", aligned))
-    (outcome,) = story.ask("second", 10_000, LSR)
+    cluster = elastic_cluster()
+    cluster.submit("first", cpu_milli=10_000, policy=LSR)
+    wait_long(cluster)
+    come(cluster)
+    assert cluster.is_granted("first")
+    cluster.set_host_policy("", alignment=NumaPolicy.SINGLE_NUMA_NODE)
+    (outcome,) = cluster.submit("second", cpu_milli=10_000, policy=LSR)
     assert outcome.reason == Reason.INFEASIBLE_NEVER
-    story.cluster.batch(HostPolicySet(story.cluster.at, "", HostPolicy(alignment=NumaPolicy.NONE)))
-    story.ask("third", 10_000, LSR)
-    story.wait_long()
-    assert story.come() == 1
-    assert story.is_granted("third")
+    cluster.set_host_policy("", alignment=NumaPolicy.NONE)
+    cluster.submit("third", cpu_milli=10_000, policy=LSR)
+    wait_long(cluster)
+    assert come(cluster) == 1
+    assert cluster.is_granted("third")
 
 
 def test_a_gang_does_not_count_on_hosts_whose_nodes_do_not_suit_its_members() -> None:
-    story = ElasticStory()
-    story.ask("a", 5_000, ONE_NODE)
-    story.ask("b", 5_000, ONE_NODE)
-    story.wait_long()
-    assert story.come() == 1  # six cpus are left there, three on each node
-    story.gang("g", 4_000, 4_000)
-    story.wait_long()
-    assert story.come() == 1
-    assert story.is_granted("g-0")
-    story.gang("h", 3_000, 3_000)
-    story.wait_long()
-    assert story.asked_for() == []
-    assert story.is_granted("h-0")
+    cluster = elastic_cluster()
+    cluster.submit("a", cpu_milli=5_000, policy=ONE_NODE)
+    cluster.submit("b", cpu_milli=5_000, policy=ONE_NODE)
+    wait_long(cluster)
+    assert come(cluster) == 1  # six cpus are left there, three on each node
+    cluster.submit_gang("g", [4_000, 4_000], policy=ONE_NODE)
+    wait_long(cluster)
+    assert come(cluster) == 1
+    assert cluster.is_granted("g-0")
+    cluster.submit_gang("h", [3_000, 3_000], policy=ONE_NODE)
+    wait_long(cluster)
+    assert cluster.asked_for() == []
+    assert cluster.is_granted("h-0")
 
 
 def test_a_gang_whose_members_no_node_of_theirs_could_have_is_impossible() -> None:
-    story = ElasticStory()
-    story.gang("g", 8_000, 8_000)
-    story.wait_long()
-    assert story.come() == 1
-    assert story.is_granted("g-1")
-    (outcome, _) = story.gang("h", 9_000, 1_000)
+    cluster = elastic_cluster()
+    cluster.submit_gang("g", [8_000, 8_000], policy=ONE_NODE)
+    wait_long(cluster)
+    assert come(cluster) == 1
+    assert cluster.is_granted("g-1")
+    (outcome, _) = cluster.submit_gang("h", [9_000, 1_000], policy=ONE_NODE)
     assert outcome.reason == Reason.INFEASIBLE_NEVER
 
 
 def test_members_that_differ_do_not_count_on_a_host_that_suits_them_one_kind_at_a_time() -> None:
-    story = ElasticStory()
-    story.ask("first", 1_000, BE)
-    story.wait_long()
-    assert story.come() == 1
-    story.gang("g", 2_000, 2_000, 4_000, policy=NODE_EACH)  # a node each, and it has two
-    story.wait_long()
-    assert story.come() == 1
-    assert all(story.is_granted(f"g-{at}") for at in range(3))
+    cluster = elastic_cluster()
+    cluster.submit("first", cpu_milli=1_000, policy=BE)
+    wait_long(cluster)
+    assert come(cluster) == 1
+    cluster.submit_gang("g", [2_000, 2_000, 4_000], policy=NODE_EACH)  # a node each, and it has two
+    wait_long(cluster)
+    assert come(cluster) == 1
+    assert all(cluster.is_granted(f"g-{at}") for at in range(3))
 
 
 def test_executors_are_not_asked_for_that_members_do_not_suit_together() -> None:
-    story = ElasticStory(idle_timeout_ms=2_000)
-    story.ask("first", 1_000, BE)
-    story.wait_long()
-    assert story.come() == 1
+    cluster = elastic_cluster(idle_timeout_ms=2_000)
+    cluster.submit("first", cpu_milli=1_000, policy=BE)
+    wait_long(cluster)
+    assert come(cluster) == 1
     members = (2_000, 2_000, 4_000)
     on_one = GangPlacement.SAME_EXECUTOR
-    answer = story.gang("g", *members, policy=NODE_EACH, placement=on_one)
+    answer = cluster.submit_gang("g", members, on_one, policy=NODE_EACH)
     assert {outcome.reason for outcome in answer} == {Reason.INFEASIBLE_NEVER}
-    story.wait_long()
-    assert story.asked_for() == []
-    story.gang("h", 2_000, 4_000, policy=NODE_EACH, placement=on_one)
-    assert story.is_granted("h-0")
+    wait_long(cluster)
+    assert cluster.asked_for() == []
+    cluster.submit_gang("h", [2_000, 4_000], on_one, policy=NODE_EACH)
+    assert cluster.is_granted("h-0")
 
 
 def test_best_effort_slots_are_planned_on_the_cpus_of_executors_once_more() -> None:
-    story = ElasticStory()
-    story.ask("idle", 12_000, BE)
-    story.ask("busy", 12_000, LSE)
-    story.wait_long()
-    assert story.come() == 1
-    assert story.is_granted("idle")
-    assert story.is_granted("busy")
-    story.cluster.batch(SlotsReleased(story.cluster.at, "job", (("idle", 0), ("busy", 0))))
-    story.settle()
+    cluster = elastic_cluster()
+    cluster.submit("idle", cpu_milli=12_000, policy=BE)
+    cluster.submit("busy", cpu_milli=12_000, policy=LSE)
+    wait_long(cluster)
+    assert come(cluster) == 1
+    assert cluster.is_granted("idle")
+    assert cluster.is_granted("busy")
+    cluster.release("idle", "busy")

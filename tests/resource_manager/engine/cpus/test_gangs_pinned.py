@@ -11,7 +11,6 @@ from finegrain.cpu_policy import (
     BindPolicy,
     CpuPolicy,
     ExclusivePolicy,
-    HostPolicy,
     NumaPolicy,
     QosClass,
 )
@@ -24,10 +23,9 @@ from resource_manager.engine.model.entities import (
     RequestSpec,
     RequestState,
 )
-from resource_manager.engine.model.events import HostPolicySet, RequestsSubmitted, SlotsReleased
 from resource_manager.engine.placement.gang_exact import Trials
 from resource_manager.engine.queue.gangs import MemberRequest
-from tests.support.cpu_hosts import BE, LSE, LSR, PLAIN, CpuStory, host
+from tests.support.engine_cluster import BE, LSE, LSR, PLAIN, EngineCluster, numa_host
 
 ONE_NODE = CpuPolicy(QosClass.LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
 WHOLE = CpuPolicy(QosClass.LSE, BindPolicy.FULL_PCPUS, bind_required=True)
@@ -41,7 +39,7 @@ PLACEMENTS = [GangPlacement.ANYWHERE, GangPlacement.SAME_EXECUTOR, GangPlacement
 
 
 def gang(
-    story: CpuStory,
+    cluster: EngineCluster,
     name: str,
     members: Sequence[tuple[int, CpuPolicy]],
     placement: GangPlacement = GangPlacement.ANYWHERE,
@@ -53,36 +51,27 @@ def gang(
         )
         for at, (cpu, policy) in enumerate(members)
     )
-    gangs = (GangSpec(name, placement),)
-    answer = story.cluster.batch(RequestsSubmitted(story.cluster.at, "job", specs, gangs=gangs))
-    story.settle()
-    return answer
+    return cluster.submit(*specs, GangSpec(name, placement))
 
 
-def placed(story: CpuStory, name: str) -> bool:
+def placed(cluster: EngineCluster, name: str) -> bool:
     """Whether all members have their slots; the books are checked for half gangs elsewhere."""
     states = {
-        request.state for request in story.state.requests.values() if request.spec.gang_id == name
+        request.state for request in cluster.state.requests.values() if request.spec.gang_id == name
     }
     assert len(states) == 1
     return states == {RequestState.GRANTED}
 
 
-def release(story: CpuStory, *names: str) -> None:
-    slots = tuple((name, 0) for name in names)
-    story.cluster.batch(SlotsReleased(story.cluster.at, "job", slots))
-    story.settle()
-
-
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_all_members_get_cpus_of_their_own(placement: GangPlacement) -> None:
-    story = CpuStory(*(host(f"host-{at}") for at in range(3)))
-    gang(story, "g", [(4_000, LSR)] * 3, placement)
-    assert placed(story, "g")
+    cluster = EngineCluster.settled(*(numa_host(f"host-{at}") for at in range(3)))
+    gang(cluster, "g", [(4_000, LSR)] * 3, placement)
+    assert placed(cluster, "g")
     taken: dict[str, CpuSet] = {}
     for at in range(3):
-        slot = story.slot(f"g-{at}")
-        cpus = story.has(f"g-{at}").cpus
+        slot = cluster.slot(f"g-{at}")
+        cpus = cluster.assignment(f"g-{at}").cpus
         assert len(cpus) == 4
         assert cpus.isdisjoint(taken.get(slot.executor_id, CpuSet()))
         taken[slot.executor_id] = taken.get(slot.executor_id, CpuSet()) | cpus
@@ -91,120 +80,119 @@ def test_all_members_get_cpus_of_their_own(placement: GangPlacement) -> None:
 
 
 def test_a_host_takes_as_many_members_as_its_nodes_suit_not_as_its_amounts_do() -> None:
-    story = CpuStory(host("host-a"), host("host-b"))
-    gang(story, "g", [(6_000, ONE_NODE)] * 4)
-    assert placed(story, "g")
-    where = [(story.slot(f"g-{at}").executor_id, story.has(f"g-{at}").nodes) for at in range(4)]
+    cluster = EngineCluster.settled(numa_host("host-a"), numa_host("host-b"))
+    gang(cluster, "g", [(6_000, ONE_NODE)] * 4)
+    assert placed(cluster, "g")
+    where = [
+        (cluster.slot(f"g-{at}").executor_id, cluster.assignment(f"g-{at}").nodes)
+        for at in range(4)
+    ]
     assert sorted(where) == [
         ("host-a", (0,)),
         ("host-a", (1,)),
         ("host-b", (0,)),
         ("host-b", (1,)),
     ]
-    assert story.free_cpu() == 4_000
-    gang(story, "h", [(4_000, ONE_NODE)] * 2)  # there are the amounts for both
-    assert not placed(story, "h")
-    release(story, "g-0", "g-3")
-    assert placed(story, "h")
+    assert cluster.free_cpu() == 4_000
+    gang(cluster, "h", [(4_000, ONE_NODE)] * 2)  # there are the amounts for both
+    assert not placed(cluster, "h")
+    cluster.release("g-0", "g-3")
+    assert placed(cluster, "h")
 
 
 def test_two_members_with_whole_nodes_go_to_one_host() -> None:
-    story = CpuStory(host())
-    gang(story, "g", [(8_000, ONE_NODE)] * 2, GangPlacement.SAME_EXECUTOR)
-    assert placed(story, "g")
-    assert {story.has("g-0").nodes, story.has("g-1").nodes} == {(0,), (1,)}
+    cluster = EngineCluster.settled(numa_host())
+    gang(cluster, "g", [(8_000, ONE_NODE)] * 2, GangPlacement.SAME_EXECUTOR)
+    assert placed(cluster, "g")
+    assert {cluster.assignment("g-0").nodes, cluster.assignment("g-1").nodes} == {(0,), (1,)}
 
 
 def test_members_that_differ_are_tried_in_the_order_in_which_they_are_placed() -> None:
-    story = CpuStory(host("host-a"), host("host-b"))
+    cluster = EngineCluster.settled(numa_host("host-a"), numa_host("host-b"))
     members = [(4_000, ONE_NODE), (3_000, APART), (6_000, WHOLE), (1_500, PLAIN), (4_000, BE)]
-    gang(story, "g", members * 2)
-    assert placed(story, "g")
-    gang(story, "h", members, GangPlacement.SAME_EXECUTOR)
-    assert not placed(story, "h")
-    release(story, *(f"g-{at}" for at in range(10)))
-    assert placed(story, "h")
+    gang(cluster, "g", members * 2)
+    assert placed(cluster, "g")
+    gang(cluster, "h", members, GangPlacement.SAME_EXECUTOR)
+    assert not placed(cluster, "h")
+    cluster.release(*(f"g-{at}" for at in range(10)))
+    assert placed(cluster, "h")
 
 
 def test_members_move_on_only_to_hosts_that_suit_them() -> None:
     """The one that fits anywhere takes the only host of the other; a way is found all the same."""
-    small = host("host-a", cores=2)
-    large = host("host-b")
-    story = CpuStory(small, large)
+    small = numa_host("host-a", cores=2)
+    large = numa_host("host-b")
+    cluster = EngineCluster.settled(small, large)
     gang(
-        story,
+        cluster,
         "g",
         [(2_000, ONE_NODE), (8_000, ONE_NODE)],
         GangPlacement.SPREAD,
     )
-    assert placed(story, "g")
-    assert story.slot("g-1").executor_id == "host-b"
-    assert story.slot("g-0").executor_id == "host-a"
+    assert placed(cluster, "g")
+    assert cluster.slot("g-1").executor_id == "host-b"
+    assert cluster.slot("g-0").executor_id == "host-a"
 
 
 def test_plain_members_are_aligned_on_hosts_that_align_everybody() -> None:
-    story = CpuStory(host(policy={"alignment": "SingleNUMANode"}))
-    gang(story, "g", [(3_000, PLAIN)] * 4)
-    assert placed(story, "g")
-    assert [len(story.has(f"g-{at}").nodes) for at in range(4)] == [1] * 4
-    gang(story, "h", [(2_000, PLAIN)] * 2)
-    assert placed(story, "h")
-    assert story.free_cpu() == 0
+    cluster = EngineCluster.settled(numa_host(policy={"alignment": "SingleNUMANode"}))
+    gang(cluster, "g", [(3_000, PLAIN)] * 4)
+    assert placed(cluster, "g")
+    assert [len(cluster.assignment(f"g-{at}").nodes) for at in range(4)] == [1] * 4
+    gang(cluster, "h", [(2_000, PLAIN)] * 2)
+    assert placed(cluster, "h")
+    assert cluster.free_cpu() == 0
 
 
 def test_a_gang_that_no_host_suits_even_when_empty_is_impossible() -> None:
-    story = CpuStory(host("host-a"), host("host-b"))
-    (outcome, *_) = gang(story, "g", [(10_000, ONE_NODE)] * 2)
+    cluster = EngineCluster.settled(numa_host("host-a"), numa_host("host-b"))
+    (outcome, *_) = gang(cluster, "g", [(10_000, ONE_NODE)] * 2)
     assert outcome.reason == Reason.INFEASIBLE_NEVER
-    (outcome, *_) = gang(story, "h", [(8_000, ONE_NODE)] * 5)
+    (outcome, *_) = gang(cluster, "h", [(8_000, ONE_NODE)] * 5)
     assert outcome.reason == Reason.INFEASIBLE_NEVER
-    (outcome, *_) = gang(story, "i", [(8_000, ONE_NODE)] * 4)
+    (outcome, *_) = gang(cluster, "i", [(8_000, ONE_NODE)] * 4)
     assert outcome.reason == ""
-    assert placed(story, "i")
+    assert placed(cluster, "i")
 
 
 def test_members_wait_for_want_of_suitable_cpus() -> None:
-    story = CpuStory(host(policy={"numa_strategy": "LeastAllocated"}))
-    story.ask("one", 3_000, ONE_NODE)
-    story.ask("two", 3_000, ONE_NODE)
-    gang(story, "g", [(6_000, ONE_NODE), (1_000, LSE)])
-    assert not placed(story, "g")
-    assert (
-        story.state.waiting_reasons.member_reason(story.state.requests["g-0"])
-        is Reason.WAITING_TOPOLOGY
-    )
-    story.cluster.restart_rm()
-    story.cluster.register(story.cluster.executors["host-a"])
-    story.settle()
-    assert not placed(story, "g")
-    release(story, "one")
-    assert placed(story, "g")
+    cluster = EngineCluster.settled(numa_host(policy={"numa_strategy": "LeastAllocated"}))
+    cluster.submit("one", cpu_milli=3_000, policy=ONE_NODE)
+    cluster.submit("two", cpu_milli=3_000, policy=ONE_NODE)
+    gang(cluster, "g", [(6_000, ONE_NODE), (1_000, LSE)])
+    assert not placed(cluster, "g")
+    reason = cluster.state.waiting_reasons.member_reason(cluster.state.requests["g-0"])
+    assert reason is Reason.WAITING_TOPOLOGY
+    cluster.restart_rm()
+    cluster.register(cluster.executors["host-a"])
+    cluster.settle()
+    assert not placed(cluster, "g")
+    cluster.release("one")
+    assert placed(cluster, "g")
 
 
 def test_settings_that_change_let_a_gang_look_again() -> None:
-    story = CpuStory(host(policy={"alignment": "SingleNUMANode"}))
-    gang(story, "g", [(6_000, LSR), (4_000, LSR), (4_000, LSR)], allow_pending=True)
-    assert not placed(story, "g")
-    event = HostPolicySet(story.cluster.at, "host-a", HostPolicy(alignment=NumaPolicy.NONE))
-    story.cluster.batch(event)
-    story.settle()
-    assert placed(story, "g")
+    cluster = EngineCluster.settled(numa_host(policy={"alignment": "SingleNUMANode"}))
+    gang(cluster, "g", [(6_000, LSR), (4_000, LSR), (4_000, LSR)], allow_pending=True)
+    assert not placed(cluster, "g")
+    cluster.set_host_policy("host-a", alignment=NumaPolicy.NONE)
+    assert placed(cluster, "g")
 
 
 def test_a_gang_that_is_broken_up_leaves_no_cpus_behind() -> None:
-    story = CpuStory(host("host-a"), host("host-b"))
-    story.cluster.executors["host-b"].broken.add("g-1")
-    story.cluster.executors["host-a"].broken.add("g-1")
+    cluster = EngineCluster.settled(numa_host("host-a"), numa_host("host-b"))
+    cluster.executors["host-b"].broken.add("g-1")
+    cluster.executors["host-a"].broken.add("g-1")
     specs = [(4_000, LSR)] * 2
-    gang(story, "g", specs, GangPlacement.SPREAD)
-    assert not placed(story, "g")
-    assert [each.cpus.pinned for each in story.state.hosts.values()] == [0, 0]
+    gang(cluster, "g", specs, GangPlacement.SPREAD)
+    assert not placed(cluster, "g")
+    assert [cluster.cpu_ledger(name).pinned for name in cluster.state.hosts] == [0, 0]
 
 
 def test_a_search_that_begins_anew_has_forgotten_what_it_found_on_the_way() -> None:
     """Both times something was given away once, but not the same."""
-    story = CpuStory(host(nodes=1, cores=4))
-    there = story.state.hosts["host-a"]
+    cluster = EngineCluster.settled(numa_host(nodes=1, cores=4))
+    there = cluster.state.hosts["host-a"]
 
     def wish(cpus: int) -> MemberRequest:
         return MemberRequest(ResourceProfile(cpus * 1000, 64 * MIB), (), 1, cpus=(LSE, 0))

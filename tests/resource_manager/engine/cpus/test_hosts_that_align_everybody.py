@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from finegrain.cpu_policy import HostPolicy, NumaPolicy
-from resource_manager.engine.model.events import HostPolicySet, SlotsReleased
-from tests.support.cpu_hosts import PLAIN, CpuStory, host
+from tests.support.engine_cluster import EngineCluster, numa_host
 
 
-def aligned() -> CpuStory:
-    story = CpuStory(host())  # eight cpus on each of two nodes
+def aligned() -> EngineCluster:
+    cluster = EngineCluster.settled(numa_host())  # eight cpus on each of two nodes
     policy = HostPolicy(alignment=NumaPolicy.SINGLE_NUMA_NODE)
-    story.cluster.batch(HostPolicySet(story.cluster.at, "host-a", policy))
-    story.settle()
-    return story
+    cluster.set_host_policy("host-a", policy=policy)
+    return cluster
 
 
 def test_equal_requests_that_come_one_by_one_are_placed_while_there_is_room() -> None:
-    story = aligned()
+    cluster = aligned()
     for name in ("first", "second", "third"):
-        story.ask(name, 6_000, PLAIN)
-    assert [story.where(name) for name in ("first", "second", "third")] == ["host-a", "host-a", ""]
-    assert {story.has("first").nodes, story.has("second").nodes} == {(0,), (1,)}
+        cluster.submit(name, cpu_milli=6_000)
+    assert [cluster.where(name) for name in ("first", "second", "third")] == [
+        "host-a",
+        "host-a",
+        "",
+    ]
+    assert {cluster.assignment("first").nodes, cluster.assignment("second").nodes} == {(0,), (1,)}
 
 
 def test_who_waits_is_placed_as_soon_as_a_node_has_room() -> None:
-    story = aligned()
+    cluster = aligned()
     for name in ("first", "second", "third"):
-        story.ask(name, 6_000, PLAIN)
-    (node,) = story.has("second").nodes
-    story.cluster.batch(SlotsReleased(story.cluster.at, "job", (("second", 0),)))
-    story.settle()
-    assert story.has("third").nodes == (node,)
+        cluster.submit(name, cpu_milli=6_000)
+    (node,) = cluster.assignment("second").nodes
+    cluster.release("second")
+    assert cluster.assignment("third").nodes == (node,)

@@ -8,9 +8,8 @@ import pytest
 
 from finegrain.cpu_policy import BindPolicy, CpuPolicy, ExclusivePolicy, NumaPolicy
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.model.entities import GangPlacement, GangSpec, RequestSpec
-from resource_manager.engine.model.events import RequestsSubmitted
-from tests.support.cpu_hosts import LSR, CpuStory, host, plain_host
+from resource_manager.engine.model.entities import GangPlacement
+from tests.support.engine_cluster import LSR, EngineCluster, host, numa_host
 
 UNKNOWN = "the host does not tell its cores and NUMA nodes"
 BURST = BindPolicy.CONSTRAINED_BURST
@@ -33,10 +32,10 @@ ONE_NODE = NumaPolicy.SINGLE_NUMA_NODE
     ],
 )
 def test_what_is_only_preferred_never_refuses(policy: CpuPolicy, note: str) -> None:
-    story = CpuStory(plain_host("host-a"))
-    story.ask("alone", 1_000, policy, cpu_limit_milli=2_000)
-    assert story.where("alone") == "host-a"
-    given = story.has("alone")
+    cluster = EngineCluster.settled(host("host-a", cpu_milli=16_000))
+    cluster.submit("alone", cpu_milli=1_000, policy=policy, cpu_limit_milli=2_000)
+    assert cluster.where("alone") == "host-a"
+    given = cluster.assignment("alone")
     assert given.notes == (note,)
     assert given.numa == ()
 
@@ -46,49 +45,35 @@ def test_what_is_only_preferred_never_refuses(policy: CpuPolicy, note: str) -> N
     [LSR, CpuPolicy(numa=ONE_NODE, numa_required=True), CpuPolicy(bind=BURST, bind_required=True)],
 )
 def test_what_is_required_is_refused_and_says_why(policy: CpuPolicy) -> None:
-    story = CpuStory(plain_host("host-a"))
-    [answer] = story.ask("alone", 1_000, policy)
+    cluster = EngineCluster.settled(host("host-a", cpu_milli=16_000))
+    [answer] = cluster.submit("alone", cpu_milli=1_000, policy=policy)
     assert UNKNOWN in answer.message
 
 
 def test_hosts_that_tell_go_first() -> None:
-    story = CpuStory(plain_host("host-a"), host("host-b"))
+    cluster = EngineCluster.settled(host("host-a", cpu_milli=16_000), numa_host("host-b"))
     for number in range(3):
-        story.ask(f"bound-{number}", 8_000, CpuPolicy(numa=ONE_NODE))
-    assert story.hosts_of("bound-0", "bound-1", "bound-2") == ["host-b", "host-b", "host-a"]
+        cluster.submit(f"bound-{number}", cpu_milli=8_000, policy=CpuPolicy(numa=ONE_NODE))
+    assert cluster.hosts_of("bound-0", "bound-1", "bound-2") == ["host-b", "host-b", "host-a"]
 
 
 def test_gangs_may_prefer_as_well() -> None:
-    story = CpuStory(plain_host("host-a", 4))
-    specs = tuple(
-        RequestSpec(
-            name,
-            ResourceProfile(2_000, 64 * MIB),
-            gang_id="gang",
-            cpu_policy=CpuPolicy(numa=ONE_NODE),
-        )
-        for name in ("first", "second")
-    )
-    gangs = (GangSpec("gang", GangPlacement.SAME_EXECUTOR),)
-    story.cluster.batch(RequestsSubmitted(story.cluster.at, "job", specs, gangs=gangs))
-    story.settle()
-    assert story.hosts_of("first", "second") == ["host-a", "host-a"]
+    cluster = EngineCluster.settled(host("host-a", cpu_milli=4_000))
+    policy = CpuPolicy(numa=ONE_NODE)
+    cluster.submit_gang("gang", [2_000] * 2, GangPlacement.SAME_EXECUTOR, policy=policy)
+    assert cluster.hosts_of("gang-0", "gang-1") == ["host-a", "host-a"]
 
 
 def test_default_slots_prefer_as_well() -> None:
-    story = CpuStory(plain_host("host-a", 4))
-    spec = RequestSpec("one", None, cpu_policy=CpuPolicy(numa=ONE_NODE))
-    story.cluster.batch(RequestsSubmitted(story.cluster.at, "job", (spec,)))
-    story.settle()
-    assert story.where("one") == "host-a"
+    cluster = EngineCluster.settled(host("host-a", cpu_milli=4_000))
+    cluster.submit("one", profile=None, policy=CpuPolicy(numa=ONE_NODE))
+    assert cluster.where("one") == "host-a"
 
 
 def test_of_hosts_that_are_alike_one_may_have_smaller_default_slots() -> None:
     """The default slot of one needs more than a node of it has; that of its twin does not."""
-    large, small = host("host-a"), host("host-b")
+    large, small = numa_host("host-a"), numa_host("host-b")
     large.default_profile = ResourceProfile(12_000, 256 * MIB)
-    story = CpuStory(large, small)
-    spec = RequestSpec("one", None, cpu_policy=CpuPolicy(numa=ONE_NODE, numa_required=True))
-    story.cluster.batch(RequestsSubmitted(story.cluster.at, "job", (spec,)))
-    story.settle()
-    assert story.where("one") == "host-b"
+    cluster = EngineCluster.settled(large, small)
+    cluster.submit("one", profile=None, policy=CpuPolicy(numa=ONE_NODE, numa_required=True))
+    assert cluster.where("one") == "host-b"

@@ -42,7 +42,7 @@ from resource_manager.engine.model.events import (
     SlotsReleased,
 )
 from resource_manager.engine.model.settings import Fairness
-from tests.support.cpu_hosts import BE, CpuStory, host
+from tests.support.engine_cluster import BE, EngineCluster, numa_host
 
 STEPS = 150
 
@@ -73,10 +73,10 @@ class Life:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         strategy = self.random.choice(["pack", "spread"])
-        self.story = CpuStory(
-            host("host-a", nodes=2, cores=4, threads=2),
-            host("host-b", nodes=4, cores=2, threads=2),
-            host("host-c", nodes=1, cores=6, threads=1),
+        self.cluster = EngineCluster(
+            numa_host("host-a", nodes=2, cores=4, threads=2),
+            numa_host("host-b", nodes=4, cores=2, threads=2),
+            numa_host("host-c", nodes=1, cores=6, threads=1),
             strategy=strategy,
             fairness=Fairness(starvation_timeout_ms=2_000, starvation_placements=1),
         )
@@ -99,7 +99,7 @@ class Life:
         calls, weights = zip(*self.steps, strict=True)
         (call,) = self.random.choices(calls, weights)
         call()
-        self.story.sound()
+        self.cluster.check()
         self.nothing_is_given_twice()
 
     def name(self) -> str:
@@ -148,7 +148,7 @@ class Life:
         self.act(RequestsSubmitted(self.at, "job", tuple(specs), gangs=gangs))
 
     def granted(self) -> list[str]:
-        requests = self.story.state.requests.items()
+        requests = self.cluster.state.requests.items()
         return sorted(name for name, each in requests if each.state is RequestState.GRANTED)
 
     def release(self) -> None:
@@ -159,19 +159,19 @@ class Life:
         if not (names := self.granted()):
             return
         name = self.random.choice(names)
-        policy = self.story.state.requests[name].spec.cpu_policy
+        policy = self.cluster.state.requests[name].spec.cpu_policy
         self.act(ResizeRequested(self.at, "job", name, 0, 0, self.size(policy)))
-        explain(self.story.state, name)
+        explain(self.cluster.state, name)
 
     def deliver(self) -> None:
         for _ in range(self.random.randint(1, 4)):
-            if self.story.cluster.wire:
-                sent = self.random.choice(self.story.cluster.wire)
+            if self.cluster.wire:
+                sent = self.random.choice(self.cluster.wire)
                 lost = self.random.random()
                 if lost < 0.1:
-                    self.story.cluster.fail(sent)
+                    self.cluster.fail(sent)
                 else:
-                    self.story.cluster.deliver(sent, lose_answer=lost < 0.2)
+                    self.cluster.deliver(sent, lose_answer=lost < 0.2)
 
     def set_policy(self) -> None:
         random = self.random
@@ -188,7 +188,7 @@ class Life:
         self.act(HostPolicySet(self.at, name, policy, clear))
 
     def see(self) -> None:
-        executor = self.random.choice(list(self.story.cluster.executors.values()))
+        executor = self.random.choice(list(self.cluster.executors.values()))
         executor.cpu_state = replace(
             executor.cpu_state,
             offline_cpus=self.random.choice([CpuSet(), CpuSet.of(1), CpuSet.of(4, 5)]),
@@ -197,23 +197,23 @@ class Life:
         self.report_of(executor)
 
     def report(self) -> None:
-        self.report_of(self.random.choice(list(self.story.cluster.executors.values())))
+        self.report_of(self.random.choice(list(self.cluster.executors.values())))
 
     def report_of(self, executor: Any) -> None:
-        answer = self.story.cluster.report(executor)
+        answer = self.cluster.report(executor)
         if answer.register_again:
-            self.story.cluster.register(executor)
+            self.cluster.register(executor)
 
     def restart(self) -> None:
-        self.story.cluster.restart_rm()
+        self.cluster.restart_rm()
 
     def register_again(self) -> None:
-        executor = self.random.choice(list(self.story.cluster.executors.values()))
-        self.story.cluster.register(executor)
+        executor = self.random.choice(list(self.cluster.executors.values()))
+        self.cluster.register(executor)
 
     def wait(self) -> None:
-        self.story.cluster.wait(self.random.choice([500, 3_000]))
-        for executor in self.story.cluster.executors.values():
+        self.cluster.wait(self.random.choice([500, 3_000]))
+        for executor in self.cluster.executors.values():
             self.report_of(executor)
 
     def come_to_rest(self) -> None:
@@ -221,13 +221,13 @@ class Life:
         settings = ("bind", "numa_strategy", "alignment", "reserved_cpus", "reserved_strict")
         for name in ("host-a", "host-b", "host-c", ""):
             self.act(HostPolicySet(self.at, name, HostPolicy(), settings))
-        for executor in self.story.cluster.executors.values():
+        for executor in self.cluster.executors.values():
             number = executor.cpu_state.host_policy_number
             executor.cpu_state = CpuState(host_policy_number=number)
         for _ in range(40):
-            self.story.settle()
-            self.story.cluster.wait(3_000)
-            for executor in list(self.story.cluster.executors.values()):
+            self.cluster.settle()
+            self.cluster.wait(3_000)
+            for executor in list(self.cluster.executors.values()):
                 address = executor.registration().address
                 self.act(ExecutorProbed(self.at, executor.executor_id, address))
                 self.report_of(executor)
@@ -237,17 +237,17 @@ class Life:
 
     @property
     def at(self) -> Any:
-        return self.story.cluster.at
+        return self.cluster.at
 
     def act(self, event: Any) -> None:
         try:
-            self.story.cluster.batch(event)
+            self.cluster.batch(event)
         except FinegrainError as refused:
             assert refused.details.get("field") or refused.reason  # noqa: PT017
 
     def nothing_is_given_twice(self) -> None:
         """Not at the executors either, whatever they were told in whichever order."""
-        for executor in self.story.cluster.executors.values():
+        for executor in self.cluster.executors.values():
             taken = CpuSet()
             for key, slot in executor.slots.items():
                 if slot.assignment is not None:
@@ -262,7 +262,7 @@ def test_the_books_of_cpus_stay_sound(seed: int) -> None:
         life.step()
     for name in life.granted():
         life.act(SlotsReleased(life.at, "job", ((name, 0),)))
-    life.story.settle()
+    life.cluster.settle()
 
 
 @pytest.mark.parametrize("seed", range(4, 7))
@@ -271,6 +271,6 @@ def test_whoever_could_be_served_is_in_the_end(seed: int) -> None:
     for _ in range(STEPS):
         life.step()
     life.come_to_rest()
-    waiting = [each for each in life.story.state.requests.values() if each.state == "PENDING"]
-    reasons = {pending_reason(life.story.state, each) for each in waiting}
+    waiting = [each for each in life.cluster.state.requests.values() if each.state == "PENDING"]
+    reasons = {pending_reason(life.cluster.state, each) for each in waiting}
     assert reasons <= {Reason.INFEASIBLE_NEVER}

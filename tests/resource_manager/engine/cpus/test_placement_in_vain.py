@@ -18,7 +18,7 @@ from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.hosts import cpu_allocator
 from resource_manager.engine.model.events import DrainRequested
-from tests.support.cpu_hosts import PLAIN, CpuStory, host, plain_host
+from tests.support.engine_cluster import LSR, EngineCluster, host, numa_host
 
 ONE_NODE = CpuPolicy(numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
 LSR_ON_ONE_NODE = CpuPolicy(QosClass.LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
@@ -28,12 +28,12 @@ ALIGNED = {"alignment": "SingleNUMANode"}
 
 class TestWhatCannotBe:
     def test_nobody_is_pinned_where_nothing_is_known_of_cpus(self) -> None:
-        story = CpuStory(plain_host("host-a"))
-        [answer] = story.ask("pinned", 4_000)
+        cluster = EngineCluster.settled(host("host-a", cpu_milli=16_000))
+        [answer] = cluster.submit("pinned", cpu_milli=4_000, policy=LSR)
         assert answer.reason == Reason.INFEASIBLE_NEVER
-        story.cluster.register(host("host-b"))
-        assert not story.ask("later", 4_000)[0].reason
-        assert story.hosts_of("later") == ["host-b"]
+        cluster.register(numa_host("host-b"))
+        assert not cluster.submit("later", cpu_milli=4_000, policy=LSR)[0].reason
+        assert cluster.hosts_of("later") == ["host-b"]
 
     @pytest.mark.parametrize(
         ("cpu_milli", "policy", "why"),
@@ -51,47 +51,53 @@ class TestWhatCannotBe:
     def test_what_no_empty_host_suits_is_refused_at_once(
         self, cpu_milli: int, policy: CpuPolicy, why: str
     ) -> None:
-        story = CpuStory(plain_host("a-plain-one", 64), host("host-a"), host("host-b"))
-        [answer] = story.ask("never", cpu_milli, policy)
+        cluster = EngineCluster.settled(
+            host("a-plain-one", cpu_milli=64_000),
+            numa_host("host-a"),
+            numa_host("host-b"),
+        )
+        [answer] = cluster.submit("never", cpu_milli=cpu_milli, policy=policy)
         assert answer.reason == Reason.INFEASIBLE_NEVER
         assert "host-a has that much, but" in answer.message
         assert why in answer.message
-        story.ask("waits", cpu_milli, policy, allow_pending=True)
-        assert story.waits("waits") == Reason.INFEASIBLE_NEVER
-        story.cluster.register(host("host-d", cores=12))
-        story.settle()
+        cluster.submit("waits", cpu_milli=cpu_milli, policy=policy, allow_pending=True)
+        assert cluster.waiting_reason("waits") == Reason.INFEASIBLE_NEVER
+        cluster.register(numa_host("host-d", cores=12))
+        cluster.settle()
         if policy is not WHOLE_CORES:
-            assert story.hosts_of("waits") == ["host-d"]
+            assert cluster.hosts_of("waits") == ["host-d"]
 
     def test_what_only_a_drained_host_suits_waits_for_it(self) -> None:
-        story = CpuStory(host("host-a", cores=2), host("host-b"))
-        story.cluster.batch(DrainRequested(story.cluster.at, "host-b"))
-        story.ask("large", 8_000, ONE_NODE)
-        assert story.waits("large") == Reason.INFEASIBLE_NOW_OFFLINE
+        cluster = EngineCluster.settled(numa_host("host-a", cores=2), numa_host("host-b"))
+        cluster.batch(DrainRequested(cluster.at, "host-b"))
+        cluster.submit("large", cpu_milli=8_000, policy=ONE_NODE)
+        assert cluster.waiting_reason("large") == Reason.INFEASIBLE_NOW_OFFLINE
 
     def test_what_only_a_host_without_the_labels_suits_waits_for_labels(self) -> None:
-        story = CpuStory(host("host-a", cores=2, labels=(("disk", "ssd"),)), host("host-b"))
+        cluster = EngineCluster.settled(
+            numa_host("host-a", cores=2, labels=(("disk", "ssd"),)), numa_host("host-b")
+        )
         wish: dict[str, Any] = {"required_labels": (("disk", "ssd"),), "allow_pending": True}
-        story.ask("large", 8_000, ONE_NODE, **wish)
-        assert story.waits("large") == Reason.WAITING_LABELS
-        story.ask("small", 4_000, ONE_NODE, **wish)
-        assert story.hosts_of("small") == ["host-a"]
+        cluster.submit("large", cpu_milli=8_000, policy=ONE_NODE, **wish)
+        assert cluster.waiting_reason("large") == Reason.WAITING_LABELS
+        cluster.submit("small", cpu_milli=4_000, policy=ONE_NODE, **wish)
+        assert cluster.hosts_of("small") == ["host-a"]
 
     def test_hosts_that_are_alike_are_asked_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        story = CpuStory(*(host(f"host-{n:02d}") for n in range(40)))
-        asked = counted(monkeypatch, story, "fits_empty")
-        story.ask("never", 9_000, ONE_NODE, allow_pending=True)
-        assert story.waits("never") == Reason.INFEASIBLE_NEVER
+        cluster = EngineCluster.settled(*(numa_host(f"host-{n:02d}") for n in range(40)))
+        asked = counted(monkeypatch, cluster, "fits_empty")
+        cluster.submit("never", cpu_milli=9_000, policy=ONE_NODE, allow_pending=True)
+        assert cluster.waiting_reason("never") == Reason.INFEASIBLE_NEVER
         assert len(asked) <= 4  # for what is online, what is known, and without labels
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, story: CpuStory, function: str) -> list[str]:
+def counted(monkeypatch: pytest.MonkeyPatch, cluster: EngineCluster, function: str) -> list[str]:
     """Hosts for which something was reckoned, each time."""
     calls: list[str] = []
     real = getattr(cpu_allocator, function)
 
     def counting(books: CpuLedger, wish: CpuRequest) -> Any:
-        calls.extend(name for name, each in story.state.hosts.items() if each.cpus is books)
+        calls.extend(name for name, each in cluster.state.hosts.items() if each.cpus is books)
         return real(books, wish)
 
     monkeypatch.setattr(cpu_allocator, function, counting)
@@ -110,81 +116,85 @@ APART = CpuPolicy(
 def test_hosts_that_lack_what_the_index_counts_are_not_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    story = CpuStory(*(host(f"host-{n}") for n in range(6)))
+    cluster = EngineCluster.settled(*(numa_host(f"host-{n}") for n in range(6)))
     for n in range(6):
-        story.ask(f"one-of-each-core-{n}", 8_000, APART)
-    asked = counted(monkeypatch, story, "assign")
-    story.ask("whole", 2_000, WHOLE_CORES)
-    assert story.waits("whole") == Reason.WAITING_TOPOLOGY
+        cluster.submit(f"one-of-each-core-{n}", cpu_milli=8_000, policy=APART)
+    asked = counted(monkeypatch, cluster, "assign")
+    cluster.submit("whole", cpu_milli=2_000, policy=WHOLE_CORES)
+    assert cluster.waiting_reason("whole") == Reason.WAITING_TOPOLOGY
     assert asked == []
 
 
 def test_a_host_that_did_not_suit_is_asked_again_when_it_grew_and_no_sooner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    story = CpuStory(*(host(f"host-{n}") for n in range(6)))
+    cluster = EngineCluster.settled(*(numa_host(f"host-{n}") for n in range(6)))
     for n in range(6):
-        story.ask(f"one-of-each-core-{n}", 8_000, APART)
-    asked = counted(monkeypatch, story, "assign")
-    story.ask("apart", 1_000, APART)
-    assert sorted(asked) == sorted(story.state.hosts)  # each has free cpus, none an unclaimed core
+        cluster.submit(f"one-of-each-core-{n}", cpu_milli=8_000, policy=APART)
+    asked = counted(monkeypatch, cluster, "assign")
+    cluster.submit("apart", cpu_milli=1_000, policy=APART)
+    assert sorted(asked) == sorted(
+        cluster.state.hosts
+    )  # each has free cpus, none an unclaimed core
     asked.clear()
-    story.ask("plain", 1_000, PLAIN)
-    story.release("plain")
-    story.ask("also-apart", 1_000, APART)
+    cluster.submit("plain", cpu_milli=1_000)
+    cluster.release("plain")
+    cluster.submit("also-apart", cpu_milli=1_000, policy=APART)
     assert len(asked) <= 1  # the one where something grew
     asked.clear()
-    [key] = (key for key in story.state.hosts["host-3"].slots)
-    story.release(key[0])
-    assert story.hosts_of("apart", "also-apart") == ["host-3"] * 2
+    [key] = (key for key in cluster.state.hosts["host-3"].slots)
+    cluster.release(key[0])
+    assert cluster.hosts_of("apart", "also-apart") == ["host-3"] * 2
     assert set(asked) == {"host-3"}
 
 
 class TestMoreHostsThanOneDecisionAsks:
     """Twelve hosts with free cpus, of which one decision asks three."""
 
-    def story(self, *others: Any) -> CpuStory:
+    def cluster(self, *others: Any) -> EngineCluster:
         names = [f"host-{n:02d}" for n in range(12)]
-        story = CpuStory(*map(host, names), *others, hosts_asked_max=3)
+        cluster = EngineCluster.settled(*map(numa_host, names), *others, hosts_asked_max=3)
         for n in range(12):
-            story.ask(f"one-of-each-core-{n}", 8_000, APART)
-        return story
+            cluster.submit(f"one-of-each-core-{n}", cpu_milli=8_000, policy=APART)
+        cluster.auto_settle = False  # one decision for each call
+        return cluster
 
     def test_the_next_decisions_go_on_where_it_stopped(self) -> None:
-        story = self.story()
-        story.ask("apart", 1_000, APART)
-        [shape] = story.state.queue.classes()
+        cluster = self.cluster()
+        cluster.submit("apart", cpu_milli=1_000, policy=APART)
+        [shape] = cluster.state.queue.classes()
         passed = [shape.cursor.frontier]
-        while story.state.unfinished:
-            story.cluster.batch()
+        while cluster.state.unfinished:
+            cluster.batch()
             passed.append(shape.cursor.frontier)
         assert passed == [3, 6, 9, 12, 12]
-        assert story.waits("apart") == Reason.WAITING_TOPOLOGY
+        assert cluster.waiting_reason("apart") == Reason.WAITING_TOPOLOGY
 
     def test_whoever_fits_the_last_of_them_gets_there(self) -> None:
-        story = self.story(host("z-last"))
-        story.ask("apart", 1_000, APART)
-        assert story.state.requests["apart"].state == "PENDING"
-        while story.state.unfinished:
-            story.cluster.batch()
-        story.settle()
-        assert story.hosts_of("apart") == ["z-last"]
+        cluster = self.cluster(numa_host("z-last"))
+        cluster.submit("apart", cpu_milli=1_000, policy=APART)
+        assert cluster.state_of("apart") == "PENDING"
+        while cluster.state.unfinished:
+            cluster.batch()
+        cluster.settle()
+        assert cluster.hosts_of("apart") == ["z-last"]
 
     def test_others_are_served_meanwhile(self) -> None:
-        story = self.story()
-        story.ask("apart", 1_000, APART)
-        assert story.state.unfinished
-        story.ask("plain", 1_000, PLAIN)
-        assert story.hosts_of("plain") == ["host-00"]
-        assert story.state.unfinished
+        cluster = self.cluster()
+        cluster.submit("apart", cpu_milli=1_000, policy=APART)
+        assert cluster.state.unfinished
+        cluster.submit("plain", cpu_milli=1_000)
+        assert cluster.hosts_of("plain") == ["host-00"]
+        assert cluster.state.unfinished
 
     def test_hosts_that_grow_meanwhile_do_not_begin_it_anew(self) -> None:
-        story = self.story()
-        story.ask("plain", 1_000, PLAIN)
-        story.ask("apart", 1_000, APART)
+        cluster = self.cluster()
+        cluster.submit("plain", cpu_milli=1_000)
+        cluster.submit("apart", cpu_milli=1_000, policy=APART)
         for _ in range(10):  # every time something grows on the first host
-            story.release("plain")
-            story.ask("plain", 1_000, PLAIN)
-        assert not story.state.unfinished
-        [shape] = story.state.queue.classes()
+            cluster.release("plain")
+            cluster.submit("plain", cpu_milli=1_000)
+            cluster.deliver_all()
+        assert not cluster.state.unfinished
+        [shape] = cluster.state.queue.classes()
         assert shape.cursor.frontier == 12

@@ -25,18 +25,13 @@ from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import RequestSpec, RequestState
 from resource_manager.engine.model.events import (
     DrainRequested,
-    HostPolicySet,
     JobRegistered,
-    RequestsCancelled,
-    RequestsSubmitted,
-    SlotsReleased,
     UndrainRequested,
 )
 from resource_manager.engine.model.settings import Fairness
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
-from tests.resource_manager.engine.model import ModelExecutor
-from tests.support.cpu_hosts import BE, LSE, LSR, CpuStory, host
+from tests.support.engine_cluster import BE, LSE, LSR, EngineCluster, FakeExecutor, numa_host
 
 STEPS = 60
 
@@ -80,13 +75,13 @@ class Life:
     def __init__(self, seed: int, **settings: Any) -> None:
         self.random = Random(seed)
         self.number = 0
-        self.story = CpuStory(
-            host("host-a", labels=SSD),
-            host("host-b", policy={"alignment": "SingleNUMANode"}, slots_max=5),
-            host("host-c", nodes=1, cores=4, threads=1, labels=SSD),
-            host("host-d", policy={"bind": "FullPCPUsOnly"}),
-            host("host-e", nodes=4, cores=2, policy={"alignment": "Restricted"}, labels=SSD),
-            ModelExecutor(
+        self.cluster = EngineCluster(
+            numa_host("host-a", labels=SSD),
+            numa_host("host-b", policy={"alignment": "SingleNUMANode"}, slots_max=5),
+            numa_host("host-c", nodes=1, cores=4, threads=1, labels=SSD),
+            numa_host("host-d", policy={"bind": "FullPCPUsOnly"}),
+            numa_host("host-e", nodes=4, cores=2, policy={"alignment": "Restricted"}, labels=SSD),
+            FakeExecutor(
                 "host-f",
                 {"cpu_milli": 8_000, "best_effort_cpu_milli": 4_000, "memory_bytes": 8_192 * MIB},
                 ResourceProfile(1_000, 256 * MIB),
@@ -95,23 +90,23 @@ class Life:
         )
         for name in ("unknown", "other"):
             job = JobRegistered(self.at, name, name, "default", None, "s", name)
-            self.story.cluster.batch(job)
+            self.cluster.batch(job)
         self.acts = [self.ask] * 5 + [self.release] * 4 + [self.cancel, self.set_policy, self.see]
         self.acts += [self.drain, self.restart, self.break_, self.wait, self.wait]
 
     @property
     def at(self) -> Any:
-        return self.story.cluster.at
+        return self.cluster.at
 
     def step(self) -> None:
         self.random.choice(self.acts)()
-        self.story.settle()
+        self.cluster.settle()
         self.nobody_waits_beside_room()
 
     def nobody_waits_beside_room(self) -> None:
-        state = self.story.state
+        state = self.cluster.state
         while state.unfinished:
-            self.story.cluster.batch()
+            self.cluster.batch()
         for shape in state.queue.classes():
             found = [name for name, each in state.hosts.items() if serves(each, shape)]
             assert not found, f"{shape.profile} {shape.cpus} waits, beside room on {found}"
@@ -141,54 +136,52 @@ class Life:
                     cpu_policy=policy,
                 )
             )
-        self.story.cluster.batch(RequestsSubmitted(self.at, job, tuple(specs)))
+        self.cluster.submit(*specs, job=job)
 
     def _some(self, state: RequestState) -> list[str]:
-        names = [name for name, each in self.story.state.requests.items() if each.state is state]
+        names = [name for name, each in self.cluster.state.requests.items() if each.state is state]
         return self.random.sample(names, min(len(names), self.random.choice([1, 2, 5])))
 
     def release(self) -> None:
         for name in self._some(RequestState.GRANTED):
-            job = self.story.state.requests[name].job_id
-            self.story.cluster.batch(SlotsReleased(self.at, job, ((name, 0),)))
+            job = self.cluster.state.requests[name].job_id
+            self.cluster.release(name, job=job)
 
     def cancel(self) -> None:
         for name in self._some(RequestState.PENDING):
-            job = self.story.state.requests[name].job_id
-            self.story.cluster.batch(RequestsCancelled(self.at, job, (name,)))
+            job = self.cluster.state.requests[name].job_id
+            self.cluster.cancel(name, job=job)
 
     def set_policy(self) -> None:
         name = self.random.choice(["host-a", "host-b", "host-c", "host-e"])
         alignment = self.random.choice([NumaPolicy.NONE, *list(NumaPolicy)[2:]])
         reserved = self.random.choice([CpuSet(), CpuSet.of(0), CpuSet.of(1, 2)])
         policy = HostPolicy(alignment=alignment, reserved_cpus=reserved)
-        self.story.cluster.batch(HostPolicySet(self.at, name, policy))
+        self.cluster.set_host_policy(name, policy=policy)
 
     def see(self) -> None:
-        executor = self.story.cluster.executors[self.random.choice(["host-a", "host-b"])]
+        executor = self.cluster.executors[self.random.choice(["host-a", "host-b"])]
         offline = self.random.choice([CpuSet(), CpuSet(), CpuSet.of(1), CpuSet.of(4, 5)])
         executor.cpu_state = replace(executor.cpu_state, offline_cpus=offline)
-        self.story.cluster.report(executor)
+        self.cluster.report(executor)
 
     def drain(self) -> None:
         name = self.random.choice(["host-a", "host-c"])
-        draining = self.story.state.hosts[name].executor.draining
+        draining = self.cluster.state.hosts[name].executor.draining
         event = UndrainRequested(self.at, name) if draining else DrainRequested(self.at, name)
-        self.story.cluster.batch(event)
+        self.cluster.batch(event)
 
     def wait(self) -> None:
-        self.story.cluster.wait(1_500)
-        for executor in self.story.cluster.executors.values():
-            self.story.cluster.report(executor)
+        self.cluster.wait(1_500)
+        self.cluster.report_all()
 
     def restart(self) -> None:
-        self.story.cluster.restart_rm()
-        for executor in self.story.cluster.executors.values():
-            self.story.cluster.register(executor)
+        self.cluster.restart_rm()
+        self.cluster.register_all()
 
     def break_(self) -> None:
         """Some executors fail to carve the next slot."""
-        for executor in self.story.cluster.executors.values():
+        for executor in self.cluster.executors.values():
             executor.broken = set()
             if self.random.random() < 0.2:
                 executor.broken.add(f"r{self.number + 1}")

@@ -2,39 +2,31 @@
 
 from __future__ import annotations
 
-from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.model.effects import ProbeExecutor, PublishClusterEvent
-from resource_manager.engine.model.entities import ExecutorState, RequestSpec, RequestState
+from resource_manager.engine.model.entities import ExecutorState, RequestState
 from resource_manager.engine.model.events import (
     CommandRefused,
     ExecutorProbed,
-    JobRegistered,
-    RequestsSubmitted,
 )
-from resource_manager.engine.model.settings import EngineSettings
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support.engine_cluster import FOREVER_MS, EngineCluster, FakeExecutor, host
 
 SMALL = ResourceProfile(100, 64 * MIB)
 
 
-def cluster_of(*hosts: str) -> ModelCluster:
+def cluster_of(*hosts: str) -> EngineCluster:
     """A cluster whose job waits for one slot, ordered at the first host."""
-    cluster = ModelCluster(EngineSettings(lost_timeout_ms=1_000_000_000))
-    for name in hosts:
-        total = {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}
-        cluster.register(ModelExecutor(name, total, SMALL))
-    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
-    cluster.batch(RequestsSubmitted(cluster.at, "job", (RequestSpec("r1", SMALL),)))
+    cluster = EngineCluster(*map(host, hosts), lost_timeout_ms=FOREVER_MS)
+    cluster.submit("r1", cpu_milli=100)
     return cluster
 
 
-def host_of(cluster: ModelCluster, name: str = "host-a") -> Host:
+def host_of(cluster: EngineCluster, name: str = "host-a") -> Host:
     return cluster.state.hosts[name]
 
 
-def make_unreachable(cluster: ModelCluster) -> ModelExecutor:
+def make_unreachable(cluster: EngineCluster) -> FakeExecutor:
     executor = cluster.executors["host-a"]
     cluster.fail(cluster.wire[0])
     cluster.wait(10_000)
@@ -45,7 +37,7 @@ def make_unreachable(cluster: ModelCluster) -> ModelExecutor:
     return executor
 
 
-def dialled_after(cluster: ModelCluster, count: int) -> list[int]:
+def dialled_after(cluster: EngineCluster, count: int) -> list[int]:
     """Pauses before the next probes, in milliseconds."""
     pauses: list[int] = []
     before = cluster.now_ms
@@ -82,7 +74,7 @@ def test_a_single_late_delivery_voids_nothing() -> None:
     cluster.wait(9_000)
     assert not cluster.report(cluster.executors["host-a"]).register_again
     cluster.settle()
-    assert cluster.state.requests["r1"].state is RequestState.GRANTED
+    assert cluster.is_granted("r1")
     cluster.wait(60_000)
     assert not cluster.report(cluster.executors["host-a"]).register_again
 
@@ -132,4 +124,4 @@ def test_an_executor_that_refuses_one_command_after_the_other_is_left_alone() ->
     assert (
         cluster.state.slots["r1", cluster.state.requests["r1"].generation].executor_id == "host-b"
     )
-    assert check_invariants(cluster.state) == []
+    cluster.check()

@@ -23,30 +23,22 @@ from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.model.entities import RequestSpec, RequestState
 from resource_manager.engine.model.events import (
     Decide,
-    JobEndRequested,
-    JobRegistered,
     RequestsSubmitted,
-    SlotsReleased,
 )
 from resource_manager.engine.step import step
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support.engine_cluster import EngineCluster, host
 
 SMALL = ResourceProfile(1_000, 256 * MIB)
 
 
 @pytest.fixture
-def cluster() -> ModelCluster:
+def cluster() -> EngineCluster:
     """Two hosts with four slots each, ten requests of two jobs: eight granted, two waiting."""
-    cluster = ModelCluster()
-    total = {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}
-    for name in ("host-b", "host-a"):
-        cluster.register(ModelExecutor(name, total, SMALL))
-    for job_id in ("job-1", "job-2"):
-        cluster.batch(JobRegistered(cluster.at, job_id, job_id, "default", None, "s", "r"))
+    hosts = (host(name, memory_bytes=4 * GIB) for name in ("host-b", "host-a"))
+    cluster = EngineCluster(*hosts, jobs=("job-1", "job-2"))
     for number in range(5):
         for job_id in ("job-1", "job-2"):
-            spec = RequestSpec(f"{job_id}.{number}", SMALL)
-            cluster.batch(RequestsSubmitted(cluster.at, job_id, (spec,)))
+            cluster.submit(f"{job_id}.{number}", profile=SMALL, job=job_id)
     cluster.settle()
     return cluster
 
@@ -66,7 +58,7 @@ def ids(views: list[Any]) -> list[str]:
     return [view.request.allocation_id for view in views]
 
 
-def test_pages_of_requests_follow_the_queue_and_lose_nothing(cluster: ModelCluster) -> None:
+def test_pages_of_requests_follow_the_queue_and_lose_nothing(cluster: EngineCluster) -> None:
     order = [f"job-{job}.{number}" for number in range(5) for job in (1, 2)]
     found = everything(lambda **a: list_requests(cluster.state, **a))
     assert ids(found) == order
@@ -75,7 +67,7 @@ def test_pages_of_requests_follow_the_queue_and_lose_nothing(cluster: ModelClust
 
 
 def test_requests_are_found_by_state_and_by_the_beginning_of_their_id(
-    cluster: ModelCluster,
+    cluster: EngineCluster,
 ) -> None:
     waiting = list_requests(cluster.state, states=[RequestState.PENDING], limit=10).items
     assert ids(waiting) == ["job-1.4", "job-2.4"]
@@ -94,7 +86,7 @@ def test_requests_are_found_by_state_and_by_the_beginning_of_their_id(
 
 
 def test_a_page_ends_after_so_many_that_were_looked_at(
-    cluster: ModelCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: EngineCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lists, "LOOKED_AT_MAX", 3)
     asked = ["job-2.3", "job-3"]
@@ -106,7 +98,7 @@ def test_a_page_ends_after_so_many_that_were_looked_at(
     assert pages == [[], [], ["job-2.3"], []]
 
 
-def test_pages_of_slots_go_by_executor_and_id(cluster: ModelCluster) -> None:
+def test_pages_of_slots_go_by_executor_and_id(cluster: EngineCluster) -> None:
     found = everything(lambda **a: list_slots(cluster.state, **a))
     keys = [(view.slot.executor_id, view.slot.allocation_id) for view in found]
     assert len(keys) == 8
@@ -117,19 +109,19 @@ def test_pages_of_slots_go_by_executor_and_id(cluster: ModelCluster) -> None:
     assert [v.slot.job_id for v in both] == ["job-1", "job-1"]
 
 
-def test_executors_and_jobs_are_paged(cluster: ModelCluster) -> None:
+def test_executors_and_jobs_are_paged(cluster: EngineCluster) -> None:
     hosts = everything(lambda **a: list_executors(cluster.state, **a))
     assert [view.executor.executor_id for view in hosts] == ["host-a", "host-b"]
     assert [view.slots for view in hosts] == [4, 4]
     assert list_executors(cluster.state, limit=1).next_key == "host-a"
-    cluster.batch(JobEndRequested(cluster.at, "job-1", "ENDED"))
+    cluster.end_job("job-1")
     live = list_jobs(cluster.state, limit=10).items
     assert [view.job.job_id for view in live] == ["job-2"]
     every = everything(lambda **a: list_jobs(cluster.state, include_ended=True, **a))
     assert [view.job.job_id for view in every] == ["job-1", "job-2"]
 
 
-def test_the_sums_of_the_cluster_add_up(cluster: ModelCluster) -> None:
+def test_the_sums_of_the_cluster_add_up(cluster: EngineCluster) -> None:
     view = cluster_view(cluster.state)
     assert view.total == {"cpu_milli": 8_000, "memory_bytes": 8 * GIB}
     assert view.allocated == {"cpu_milli": 8_000, "memory_bytes": 2 * GIB}
@@ -148,14 +140,14 @@ def test_the_sums_of_the_cluster_add_up(cluster: ModelCluster) -> None:
     assert sum(job.allocated["cpu_milli"] for job in jobs) == view.allocated["cpu_milli"]
 
 
-def test_a_slot_counts_until_it_is_really_gone(cluster: ModelCluster) -> None:
-    cluster.batch(SlotsReleased(cluster.at, "job-1", (("job-1.0", 0),)))
+def test_a_slot_counts_until_it_is_really_gone(cluster: EngineCluster) -> None:
+    cluster.release("job-1.0", job="job-1")
     view = get_request(cluster.state, "job-1.0")
     assert (view.request.state, view.slot) == (RequestState.RELEASED, None)
     assert cluster_view(cluster.state).slots == 8
 
 
-def test_what_came_after_the_last_decision_was_not_considered_yet(cluster: ModelCluster) -> None:
+def test_what_came_after_the_last_decision_was_not_considered_yet(cluster: EngineCluster) -> None:
     spec = RequestSpec("late", SMALL)
     step(cluster.state, RequestsSubmitted(cluster.at, "job-1", (spec,)))
     assert get_request(cluster.state, "late").reason == "NOT_YET_CONSIDERED"
@@ -167,7 +159,7 @@ def test_what_came_after_the_last_decision_was_not_considered_yet(cluster: Model
     assert get_request(cluster.state, "late").reason == "WAITING_CAPACITY"
 
 
-def test_explain_counts_who_is_ahead_and_lists_no_more_than_asked(cluster: ModelCluster) -> None:
+def test_explain_counts_who_is_ahead_and_lists_no_more_than_asked(cluster: EngineCluster) -> None:
     found = explain(cluster.state, "job-2.4", max_executors=1)
     assert found.requests_ahead == 1
     assert (found.executors_considered, found.executors_fitting) == (2, 0)
@@ -176,7 +168,7 @@ def test_explain_counts_who_is_ahead_and_lists_no_more_than_asked(cluster: Model
     assert found.snapshot_number == cluster.state.journal.snapshot_number
 
 
-def test_unknown_things_are_said_to_be_unknown(cluster: ModelCluster) -> None:
+def test_unknown_things_are_said_to_be_unknown(cluster: EngineCluster) -> None:
     for query in (
         lambda: list_slots(cluster.state, executor_id="host-z", limit=1),
         lambda: list_requests(cluster.state, job_id="job-z", limit=1),
@@ -187,7 +179,7 @@ def test_unknown_things_are_said_to_be_unknown(cluster: ModelCluster) -> None:
             query()
 
 
-def test_a_refused_call_leaves_the_books_untouched(cluster: ModelCluster) -> None:
+def test_a_refused_call_leaves_the_books_untouched(cluster: EngineCluster) -> None:
     cluster.state.changes.take()
     mixed = (RequestSpec("known", SMALL), RequestSpec("unknown", None))
     with pytest.raises(InvalidArgument, match="unknown"):

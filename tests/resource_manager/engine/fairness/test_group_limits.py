@@ -13,22 +13,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from finegrain.resources import GIB, MIB, ResourceProfile, fits, total_of
 from resource_manager.engine.fairness.groups import above
 from resource_manager.engine.fairness.quotas import counted
-from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.lifecycle import quota_checks
 from resource_manager.engine.model.entities import GangSpec, RangeSpec, RequestSpec, RequestState
 from resource_manager.engine.model.events import (
-    ForgetRequested,
-    GroupSet,
-    JobEndRequested,
-    JobRegistered,
-    RequestsCancelled,
-    RequestsSubmitted,
-    ResizeRequested,
     SlotsReleased,
 )
-from resource_manager.engine.model.settings import EngineSettings, Fairness
+from resource_manager.engine.model.settings import Fairness
 from resource_manager.engine.scheduling import cycle
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support.engine_cluster import EngineCluster, FakeExecutor
 from tests.support.properties import examples
 
 PARENTS = {"team": "", "left": "team", "right": "team", "default": ""}
@@ -38,19 +30,23 @@ LIMITS = st.sampled_from([None, 0, 1_000, 3_000, 5_000, 8_000])
 NAMES = st.sampled_from(sorted(PARENTS))
 
 
-def cluster_of(hosts: int, cpu_milli: int = 4_000, **fair: object) -> ModelCluster:
+def cluster_of(hosts: int, cpu_milli: int = 4_000, **fair: object) -> EngineCluster:
     fairness = replace(Fairness(), **fair)  # type: ignore[arg-type]
-    cluster = ModelCluster(EngineSettings(fairness=fairness, ended_retention_ms=0))
-    total = {"cpu_milli": cpu_milli, "memory_bytes": 4 * GIB}
+    cluster = EngineCluster(jobs=(), fairness=fairness, ended_retention_ms=0)
     for number in range(hosts):
-        cluster.register(ModelExecutor(f"host-{number}", total, DEFAULT_SLOT))
+        cluster.host(
+            f"host-{number}",
+            cpu_milli=cpu_milli,
+            memory_bytes=4 * GIB,
+            default_profile=DEFAULT_SLOT,
+        )
     for name, parent in PARENTS.items():
         if name != "default":
-            cluster.batch(GroupSet(cluster.at, name, parent=parent))
+            cluster.set_group(name, parent=parent)
     return cluster
 
 
-def used_by(cluster: ModelCluster, name: str) -> dict[str, int]:
+def used_by(cluster: EngineCluster, name: str) -> dict[str, int]:
     """What slots really have booked, from the books and not from the tree of flows."""
     state = cluster.state
     inside = {
@@ -61,7 +57,7 @@ def used_by(cluster: ModelCluster, name: str) -> dict[str, int]:
     return total_of(counted(slot.booked) for slot in state.slots.values() if slot.job_id in inside)
 
 
-def settle(cluster: ModelCluster) -> None:
+def settle(cluster: EngineCluster) -> None:
     while cluster.wire:
         cluster.deliver(cluster.wire[0])
 
@@ -77,8 +73,7 @@ class Limited(RuleBasedStateMachine):
         for name in PARENTS:
             for kind in ("known", "unknown"):
                 job_id = f"{name}-{kind}"
-                event = JobRegistered(self.cluster.at, job_id, job_id, name, None, "s", "r")
-                self.cluster.batch(event)
+                self.cluster.job(job_id, group=name)
 
     def names(self, count: int) -> list[str]:
         self.made += count
@@ -87,7 +82,7 @@ class Limited(RuleBasedStateMachine):
     @rule(name=NAMES, cpu=LIMITS, memory=st.sampled_from([None, 128 * MIB, 512 * MIB]))
     def limit(self, name: str, cpu: int | None, memory: int | None) -> None:
         maximum = {"cpu_milli": cpu, "memory_bytes": memory}
-        self.cluster.batch(GroupSet(self.cluster.at, name, maximum=maximum))
+        self.cluster.set_group(name, maximum=maximum)
 
     @rule(name=NAMES, profile=st.sampled_from([SMALL, LARGE, None]), count=st.integers(1, 4))
     def ask(self, name: str, profile: ResourceProfile | None, count: int) -> None:
@@ -95,14 +90,13 @@ class Limited(RuleBasedStateMachine):
         requests = tuple(
             RequestSpec(each, profile, restart_on_loss=True) for each in self.names(count)
         )
-        self.cluster.batch(RequestsSubmitted(self.cluster.at, job_id, requests))
+        self.cluster.submit(*requests, job=job_id)
 
     @rule(name=NAMES, profile=st.sampled_from([SMALL, LARGE]), count=st.integers(1, 9))
     def ask_for_a_range(self, name: str, profile: ResourceProfile, count: int) -> None:
         (each,) = self.names(1)
         ranges = (RangeSpec(RequestSpec(each, profile), 0, count),)
-        event = RequestsSubmitted(self.cluster.at, f"{name}-known", (), ranges=ranges)
-        self.cluster.batch(event)
+        self.cluster.submit(*ranges, job=f"{name}-known")
 
     @rule(name=NAMES, count=st.integers(2, 3))
     def ask_for_a_gang(self, name: str, count: int) -> None:
@@ -112,8 +106,7 @@ class Limited(RuleBasedStateMachine):
             for each, profile in zip(names, [SMALL, LARGE, SMALL], strict=False)
         )
         gangs = (GangSpec(f"g{names[0]}"),)
-        event = RequestsSubmitted(self.cluster.at, f"{name}-known", requests, gangs=gangs)
-        self.cluster.batch(event)
+        self.cluster.submit(*requests, *gangs, job=f"{name}-known")
 
     @precondition(lambda self: self.cluster.state.slots)
     @rule(data=st.data())
@@ -125,8 +118,7 @@ class Limited(RuleBasedStateMachine):
     @rule(data=st.data(), profile=st.sampled_from([SMALL, LARGE]))
     def resize(self, data: st.DataObject, profile: ResourceProfile) -> None:
         name = data.draw(st.sampled_from(self.granted()))
-        event = ResizeRequested(self.cluster.at, None, name, 0, 0, profile)
-        self.cluster.batch(event)
+        self.cluster.resize(name, profile, job=None)
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
@@ -137,7 +129,7 @@ class Limited(RuleBasedStateMachine):
         ]
         if names:
             name = data.draw(st.sampled_from(names))
-            self.cluster.batch(RequestsCancelled(self.cluster.at, None, (name,)))
+            self.cluster.cancel(name, job=None)
 
     @rule()
     def arrive(self) -> None:
@@ -154,19 +146,17 @@ class Limited(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         """Not so much that anybody is lost."""
         self.cluster.wait(seconds * 1_000)
-        for executor in self.cluster.executors.values():
-            self.cluster.report(executor)
+        self.cluster.report_all()
 
     @rule()
     def restart(self) -> None:
         self.cluster.restart_rm()
-        for executor in self.cluster.executors.values():
-            self.cluster.register(executor)
+        self.cluster.register_all()
 
     @rule(name=NAMES)
     def end(self, name: str) -> None:
         job_id = f"{name}-known"
-        self.cluster.batch(JobEndRequested(self.cluster.at, job_id, "ENDED"))
+        self.cluster.end_job(job_id)
         for _ in range(60):
             if job_id not in self.cluster.state.jobs:
                 break
@@ -176,8 +166,7 @@ class Limited(RuleBasedStateMachine):
                 self.cluster.report(executor)
             self.cluster.wait(1_000)
         assert job_id not in self.cluster.state.jobs, self.cluster.state.endings
-        event = JobRegistered(self.cluster.at, job_id, job_id, name, None, "s", "r")
-        self.cluster.batch(event)
+        self.cluster.job(job_id, group=name)
 
     def granted(self) -> list[str]:
         return sorted(
@@ -201,7 +190,7 @@ class Limited(RuleBasedStateMachine):
 
     @invariant()
     def the_books_are_sound(self) -> None:
-        assert check_invariants(self.cluster.state) == []
+        self.cluster.check()
 
     @invariant()
     def nobody_waits_who_could_be_served(self) -> None:
@@ -258,19 +247,19 @@ TestLimitedInSmallSteps.settings = settings(max_examples=examples(25), stateful_
 
 def test_whom_default_slots_stop_is_served_when_the_largest_of_them_is_no_more() -> None:
     """Where it goes is not known yet, so what it may book at most counts."""
-    cluster = ModelCluster(EngineSettings(ended_retention_ms=0, lost_timeout_ms=10_000))
+    cluster = EngineCluster(jobs=(), ended_retention_ms=0, lost_timeout_ms=10_000)
     total = {"cpu_milli": 8_000, "memory_bytes": 4 * GIB}
-    small = ModelExecutor("host-0", total, DEFAULT_SLOT)
+    small = FakeExecutor("host-0", total, DEFAULT_SLOT)
     cluster.register(small)
-    cluster.register(ModelExecutor("host-1", total, LARGE))
-    cluster.batch(GroupSet(cluster.at, "g", maximum={"cpu_milli": 2_500}))
-    cluster.batch(JobRegistered(cluster.at, "job", "job", "g", None, "s", "r"))
-    cluster.batch(RequestsSubmitted(cluster.at, "job", (RequestSpec("a", None),)))
+    cluster.register(FakeExecutor("host-1", total, LARGE))
+    cluster.set_group("g", maximum={"cpu_milli": 2_500})
+    cluster.job("job", group="g")
+    cluster.submit("a", profile=None)
     assert not cluster.state.slots
     for _ in range(6):
         cluster.wait(2_000)
         cluster.report(small)
-    cluster.batch(ForgetRequested(cluster.at, "host-1"))
+    cluster.forget("host-1")
     assert [slot.executor_id for slot in cluster.state.slots.values()] == ["host-0"]
 
 
@@ -289,16 +278,14 @@ def test_minima_are_served_first(minima: list[int], weights: list[float], runnin
     one = ResourceProfile(200, 4 * MIB)
 
     def ask(group: str, count: int) -> None:
-        cluster.batch(JobRegistered(cluster.at, group, group, group, None, "s", "r"))
+        cluster.job(group, group=group)
         requests = tuple(RequestSpec(f"{group}-{n:03d}", one) for n in range(count))
-        cluster.batch(RequestsSubmitted(cluster.at, group, requests))
+        cluster.submit(*requests, job=group)
 
     ask("default", min(running, capacity) + capacity)
     for number, least in enumerate(minima):
         name = f"g{number}"
-        cluster.batch(
-            GroupSet(cluster.at, name, weight=weights[number], minimum={"cpu_milli": least * 200})
-        )
+        cluster.set_group(name, weight=weights[number], minimum={"cpu_milli": least * 200})
         ask(name, capacity)
     settle(cluster)
     assert len(cluster.state.slots) == capacity

@@ -8,39 +8,30 @@ from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.explain.fairness import advise_threads
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.model.durations import Durations
-from resource_manager.engine.model.entities import Instant, RequestSpec, Tally
+from resource_manager.engine.model.entities import Instant, Tally
 from resource_manager.engine.model.events import (
-    JobEndRequested,
-    JobRegistered,
-    RequestsSubmitted,
-    SlotsReleased,
     SlotsReuseAsked,
 )
-from resource_manager.engine.model.settings import EngineSettings
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.support import books
+from tests.support.engine_cluster import FOREVER_MS, EngineCluster, host
 
 SMALL = ResourceProfile(100, 64 * MIB)
 
 
-def cluster_with(*names: str, restart: bool = False) -> ModelCluster:
+def cluster_with(*names: str, restart: bool = False) -> EngineCluster:
     """One host with a granted slot for each name."""
-    cluster = ModelCluster(EngineSettings(lost_timeout_ms=10**9))
-    cluster.register(ModelExecutor("host-a", {"cpu_milli": 4_000, "memory_bytes": GIB}, SMALL))
-    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
-    specs = tuple(RequestSpec(name, SMALL, restart_on_loss=restart) for name in names)
-    cluster.batch(RequestsSubmitted(cluster.at, "job", specs))
+    cluster = EngineCluster(host(memory_bytes=GIB), lost_timeout_ms=FOREVER_MS)
+    cluster.submit(*names, profile=SMALL, restart_on_loss=restart)
     cluster.settle()
     return cluster
 
 
-def durations(cluster: ModelCluster) -> Durations:
+def durations(cluster: EngineCluster) -> Durations:
     return cluster.state.jobs["job"].durations or Durations()
 
 
-def release(cluster: ModelCluster, *names: str, operator: bool = False) -> None:
-    slots = tuple((name, 0) for name in names)
-    cluster.batch(SlotsReleased(cluster.at, None if operator else "job", slots))
+def release(cluster: EngineCluster, *names: str, operator: bool = False) -> None:
+    cluster.release(*names, job=None if operator else "job")
     cluster.settle()
 
 
@@ -76,15 +67,15 @@ def test_what_was_taken_away_says_nothing(how: str) -> None:
     if how == "operator":
         release(cluster, "a", operator=True)
     elif how == "end":
-        cluster.batch(JobEndRequested(cluster.at, "job", ""))
+        cluster.end_job("job", "")
     elif how == "lost":
         executor = cluster.executors["host-a"]
         executor.end(("a", 1), "SLOT_BROKEN")
         cluster.report(executor)
     else:
-        cluster.batch(RequestsSubmitted(cluster.at, "job", (RequestSpec("b", SMALL),)))
+        cluster.submit("b", profile=SMALL)
         cluster.wait(10_000)
-        cluster.batch(SlotsReleased(cluster.at, "job", (("b", 0),)))
+        cluster.release("b")
     cluster.settle()
 
     assert durations(cluster).count == 0
@@ -119,8 +110,8 @@ def test_a_slot_that_is_handed_on_counts_once_for_every_thread() -> None:
 def test_a_thread_is_counted_although_its_slot_may_not_be_reused() -> None:
     cluster = cluster_with(*(f"fills-{number}" for number in range(16)), "waits")
     cluster.wait(60_000)
-    cluster.batch(JobRegistered(cluster.at, "other", "other", "default", None, "s", "r"))
-    cluster.batch(RequestsSubmitted(cluster.at, "other", (RequestSpec("theirs", SMALL),)))
+    cluster.job("other")
+    cluster.submit("theirs", profile=SMALL, job="other")
     reuse = SlotsReuseAsked(cluster.at, "job", (("fills-0", 1, "waits"), ("fills-1", 1, "nobody")))
     refused = cluster.batch(reuse)
     cluster.settle()
@@ -184,7 +175,7 @@ def test_advice_outlives_restarts_also_for_a_job_that_has_ended() -> None:
     cluster.wait(11_000)  # tallies are kept every ten seconds
     cluster.restart_rm()
     assert durations(cluster).count == 2
-    cluster.batch(JobEndRequested(cluster.at, "job", ""))
+    cluster.end_job("job", "")
     cluster.restart_rm()
     advice = advise_threads(cluster.state, "job", 10_000, 0.95, cluster.at.monotonic_ms)
 

@@ -13,60 +13,44 @@ from resource_manager.engine.explain.waiting_since import groups_waiting_since, 
 from resource_manager.engine.fairness.groups import in_order
 from resource_manager.engine.jobs import groups
 from resource_manager.engine.model.effects import Snapshot
-from resource_manager.engine.model.entities import Group, Instant, JobState, RequestSpec
-from resource_manager.engine.model.events import (
-    GroupDeleted,
-    GroupSet,
-    JobEndRequested,
-    JobRegistered,
-    RequestsSubmitted,
-)
+from resource_manager.engine.model.entities import Group, Instant, JobState
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.restoring import restore
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.resource_manager.engine.scheduling.test_gangs import TINY, members
 from tests.support.books import job
+from tests.support.engine_cluster import EngineCluster
 
 DELIVERED = {"default": 1.0, "low": 1.0, "medium": 4.0, "high": 16.0, "critical": 64.0}
 
 
-def set_group(cluster: ModelCluster, name: str, **fields: Any) -> Group:
-    group: Group = cluster.batch(GroupSet(cluster.at, name, **fields))
-    return group
-
-
-def register(cluster: ModelCluster, job_id: str, group: str) -> None:
-    cluster.batch(JobRegistered(cluster.at, job_id, job_id, group, None, "s", "r"))
-
-
-def weights(cluster: ModelCluster) -> dict[str, float]:
+def weights(cluster: EngineCluster) -> dict[str, float]:
     return {name: group.weight for name, group in cluster.state.groups.items()}
 
 
-def refused(cluster: ModelCluster, name: str, **fields: Any) -> FinegrainError:
+def refused(cluster: EngineCluster, name: str, **fields: Any) -> FinegrainError:
     before = dict(cluster.state.groups)
     with pytest.raises(FinegrainError) as caught:
-        set_group(cluster, name, **fields)
+        cluster.set_group(name, **fields)
     assert cluster.state.groups == before
     return caught.value
 
 
 def test_groups_are_delivered_once_and_then_belong_to_operators() -> None:
-    cluster = ModelCluster()
+    cluster = EngineCluster(jobs=())
     assert weights(cluster) == DELIVERED
     assert "Priority 20 (Medium)" in cluster.state.groups["medium"].description
-    set_group(cluster, "medium", weight=5.0)
-    cluster.batch(GroupDeleted(cluster.at, "low"))
+    cluster.set_group("medium", weight=5.0)
+    cluster.delete_group("low")
     cluster.restart_rm()
     assert weights(cluster) == {"default": 1.0, "medium": 5.0, "high": 16.0, "critical": 64.0}
 
 
 def test_only_what_is_given_changes() -> None:
-    cluster = ModelCluster()
+    cluster = EngineCluster(jobs=())
     limits = {"cpu_milli": 4_000, "extended.license": 0}
-    assert set_group(cluster, "night", weight=0.5, maximum=limits).description == ""
-    set_group(cluster, "night", description="after ten", minimum={"memory_bytes": 5})
-    made = set_group(cluster, "night", maximum={"cpu_milli": None})
+    assert cluster.set_group("night", weight=0.5, maximum=limits).description == ""
+    cluster.set_group("night", description="after ten", minimum={"memory_bytes": 5})
+    made = cluster.set_group("night", maximum={"cpu_milli": None})
     assert (made.weight, made.description, made.parent) == (0.5, "after ten", "")
     assert (dict(made.minimum), dict(made.maximum)) == (
         {"memory_bytes": 5},
@@ -77,10 +61,10 @@ def test_only_what_is_given_changes() -> None:
 
 
 def test_the_same_again_is_no_news() -> None:
-    cluster = ModelCluster()
-    set_group(cluster, "night", weight=2.0)
+    cluster = EngineCluster(jobs=())
+    cluster.set_group("night", weight=2.0)
     before = cluster.state.history.last_sequence
-    set_group(cluster, "night", weight=2.0)
+    cluster.set_group("night", weight=2.0)
     assert cluster.state.history.last_sequence == before
 
 
@@ -110,24 +94,24 @@ def test_the_same_again_is_no_news() -> None:
 def test_what_cannot_be_is_refused_by_field_and_value(
     name: str, fields: dict[str, Any], field: str, part: str
 ) -> None:
-    cluster = ModelCluster()
-    set_group(cluster, "below", parent="medium")
+    cluster = EngineCluster(jobs=())
+    cluster.set_group("below", parent="medium")
     if fields.get("parent") == "night":
-        set_group(cluster, "night")
+        cluster.set_group("night")
     error = refused(cluster, name, **fields)
     assert isinstance(error, InvalidArgument)
     assert (error.field, part in error.expected) == (field, True)
 
 
 def test_a_parent_has_to_exist_and_levels_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = ModelCluster()
+    cluster = EngineCluster(jobs=())
     assert refused(cluster, "night", parent="nowhere").reason is Reason.GROUP_UNKNOWN
     monkeypatch.setattr(groups, "DEPTH_MAX", 3)
-    set_group(cluster, "b", parent="low")
-    set_group(cluster, "c", parent="b")
+    cluster.set_group("b", parent="low")
+    cluster.set_group("c", parent="b")
     assert "at most 3 levels" in refused(cluster, "d", parent="c").message
     assert "at most 3 levels" in refused(cluster, "low", parent="high").message
-    set_group(cluster, "b", parent="high")
+    cluster.set_group("b", parent="high")
     assert [group.name for group in in_order(cluster.state.groups)] == [
         "critical",
         "default",
@@ -140,47 +124,47 @@ def test_a_parent_has_to_exist_and_levels_are_limited(monkeypatch: pytest.Monkey
 
 
 def test_so_many_groups_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = ModelCluster()
+    cluster = EngineCluster(jobs=())
     monkeypatch.setattr(groups, "GROUPS_MAX", 5)
     assert refused(cluster, "night").reason is Reason.OVER_LIMIT
-    set_group(cluster, "low", weight=3.0)
+    cluster.set_group("low", weight=3.0)
 
 
 def test_a_job_of_an_unknown_group_is_told_which_there_are() -> None:
-    cluster = ModelCluster()
+    cluster = EngineCluster(jobs=())
     with pytest.raises(NotFound) as caught:
-        register(cluster, "job", "middle")
+        cluster.job("job", group="middle")
     assert caught.value.reason is Reason.GROUP_UNKNOWN
     assert "'middle'; there are critical, default, high, low, medium;" in caught.value.message
     assert not cluster.state.jobs
-    register(cluster, "job", "medium")
-    cluster.batch(JobEndRequested(cluster.at, "job", "ENDED"))
-    cluster.batch(GroupDeleted(cluster.at, "medium"))
-    register(cluster, "job", "medium")  # the same call as before
+    cluster.job("job", group="medium")
+    cluster.end_job("job")
+    cluster.delete_group("medium")
+    cluster.job("job", group="medium")  # the same call as before
 
 
 def test_where_jobs_live_a_group_stays_and_stays_where_it_is() -> None:
-    cluster = ModelCluster(EngineSettings(ended_retention_ms=0))
-    cluster.register(ModelExecutor("host-a", {"cpu_milli": 4_000, "memory_bytes": 1 << 30}, TINY))
-    set_group(cluster, "team", parent="high")
-    register(cluster, "job", "team")
+    cluster = EngineCluster(jobs=(), ended_retention_ms=0)
+    cluster.host("host-a", memory_bytes=1 << 30, default_profile=TINY)
+    cluster.set_group("team", parent="high")
+    cluster.job("job", group="team")
     for name in ("team", "high", "default"):
         with pytest.raises(FailedPrecondition) as caught:
-            cluster.batch(GroupDeleted(cluster.at, name))
+            cluster.delete_group(name)
         assert caught.value.reason is Reason.GROUP_IN_USE
         assert caught.value.details["group"] == name
     assert refused(cluster, "high", parent="low").reason is Reason.GROUP_IN_USE
-    set_group(cluster, "team", weight=9.0)
+    cluster.set_group("team", weight=9.0)
     with pytest.raises(NotFound):
-        cluster.batch(GroupDeleted(cluster.at, "nowhere"))
+        cluster.delete_group("nowhere")
 
-    cluster.batch(RequestsSubmitted(cluster.at, "job", members(1, "")))
+    cluster.submit(*members(1, ""))
     cluster.deliver(cluster.wire[0])
-    cluster.batch(JobEndRequested(cluster.at, "job", "ENDED"))
+    cluster.end_job("job")
     with pytest.raises(FailedPrecondition, match="lives in team"):
-        cluster.batch(GroupDeleted(cluster.at, "team"))  # its slot is being taken down
+        cluster.delete_group("team")  # its slot is being taken down
     cluster.deliver(cluster.wire[0])
-    cluster.batch(GroupDeleted(cluster.at, "team"))
+    cluster.delete_group("team")
     assert "team" not in cluster.state.groups
     cluster.restart_rm()
     assert "team" not in cluster.state.groups
@@ -198,11 +182,11 @@ def test_books_that_know_no_groups_get_those_that_their_jobs_live_in() -> None:
     assert made == DELIVERED | {"Old_Team.1": 1.0}
     assert {group.name for group in state.changes.take().groups} == set(made)
 
-    cluster = ModelCluster()
+    cluster = EngineCluster(jobs=())
     cluster.state = state
-    group = set_group(cluster, "Old_Team.1", weight=3.0)  # a name that a new one could not have
+    group = cluster.set_group("Old_Team.1", weight=3.0)  # a name that a new one could not have
     assert group.weight == 3.0
-    register(cluster, "e", "Old_Team.1")
+    cluster.job("e", group="Old_Team.1")
 
 
 def test_the_default_group_comes_back_whatever_happened_to_its_row() -> None:
@@ -217,9 +201,9 @@ def test_the_default_group_comes_back_whatever_happened_to_its_row() -> None:
 
 
 def test_setting_a_group_is_told() -> None:
-    cluster = ModelCluster()
-    set_group(cluster, "night", weight=0.25, parent="low", maximum={"cpu_milli": 1_500})
-    cluster.batch(GroupDeleted(cluster.at, "night"))
+    cluster = EngineCluster(jobs=())
+    cluster.set_group("night", weight=0.25, parent="low", maximum={"cpu_milli": 1_500})
+    cluster.delete_group("night")
     told = [(each.kind, each.message) for each in cluster.store.cluster_events[-2:]]
     assert told == [
         ("group_set", "night: weight 0.25, part of low, maximum 1.5 cpu"),
@@ -227,22 +211,21 @@ def test_setting_a_group_is_told() -> None:
     ]
 
 
-def ask(cluster: ModelCluster, job_id: str, group: str, count: int) -> None:
-    register(cluster, job_id, group)
-    requests = tuple(RequestSpec(f"{job_id}-{n}", TINY) for n in range(count))
-    cluster.batch(RequestsSubmitted(cluster.at, job_id, requests))
+def ask(cluster: EngineCluster, job_id: str, group: str, count: int) -> None:
+    cluster.job(job_id, group=group)
+    cluster.submit(*(f"{job_id}-{n}" for n in range(count)), job=job_id, profile=TINY)
 
 
 def test_a_group_sums_up_what_is_below_it() -> None:
-    cluster = ModelCluster()
-    set_group(cluster, "outer")
-    set_group(cluster, "inner", parent="outer", weight=3.0)
+    cluster = EngineCluster(jobs=())
+    cluster.set_group("outer")
+    cluster.set_group("inner", parent="outer", weight=3.0)
     first_ms = cluster.at.time_ms
     ask(cluster, "deep", "inner", 2)
     cluster.wait(1_000)
     ask(cluster, "beside", "outer", 1)
     ask(cluster, "far", "low", 1)
-    register(cluster, "idle", "outer")
+    cluster.job("idle", group="outer")
     state = cluster.state
     since = groups_waiting_since(state)
     assert since == {"inner": first_ms, "outer": first_ms + 1_000, "low": first_ms + 1_000}
@@ -269,15 +252,14 @@ def test_a_group_sums_up_what_is_below_it() -> None:
 
 def test_a_new_weight_pays_nothing_back_after_a_crash_either() -> None:
     """The weight is stored with what it is not to change: how the group compares with others."""
-    cluster = ModelCluster()
-    host = ModelExecutor("host", {"cpu_milli": 4_000, "memory_bytes": GIB}, ResourceProfile(1_000))
-    cluster.register(host)
+    cluster = EngineCluster(jobs=())
+    cluster.host("host", memory_bytes=GIB, default_profile=ResourceProfile(1_000))
     ask(cluster, "a", "low", 2)
     cluster.settle()
     cluster.wait(300_000)
     state = cluster.state
     before = state.flows.tally(state.flows.groups["low"])
-    set_group(cluster, "low", weight=1_000.0)
+    cluster.set_group("low", weight=1_000.0)
     cluster.restart_rm()
     after = cluster.state.flows.tally(cluster.state.flows.groups["low"])
     assert before.total > 0

@@ -2,69 +2,63 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from finegrain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
-from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.explain.lists import list_requests
-from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.jobs import lifecycle
 from resource_manager.engine.jobs.lifecycle import ENDED_AT_ONCE, FORGOTTEN_AT_ONCE
 from resource_manager.engine.model.entities import JobState, RequestSpec, RequestState
 from resource_manager.engine.model.events import (
-    JobEndRequested,
-    JobRegistered,
     RequestsSubmitted,
     Ticked,
 )
-from resource_manager.engine.model.settings import DAY_MS, EngineSettings
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from resource_manager.engine.model.settings import DAY_MS
+from tests.support.engine_cluster import EngineCluster, host
 
 SMALL = ResourceProfile(100, 64 * MIB)
 LARGE = ResourceProfile(1_000_000, 64 * MIB)
 MANY = 2 * FORGOTTEN_AT_ONCE + 500
 
 
-def large_cluster(count: int = MANY, **settings: int) -> ModelCluster:
+def large_cluster(count: int = MANY, **settings: Any) -> EngineCluster:
     """One host, and one job whose requests wait for a larger one."""
-    cluster = ModelCluster(EngineSettings(**settings))  # type: ignore[arg-type]
-    cluster.register(ModelExecutor("host-a", {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}, SMALL))
-    for job_id in ("large", "small"):
-        event = JobRegistered(cluster.at, job_id, job_id, "default", None, "s", "r")
-        cluster.batch(event)
+    cluster = EngineCluster(host(), jobs=("large", "small"), **settings)
     submit(cluster, "large", *(f"r{n}" for n in range(count)), profile=LARGE)
     return cluster
 
 
 def submit(
-    cluster: ModelCluster, job_id: str, *names: str, profile: ResourceProfile = SMALL
+    cluster: EngineCluster, job_id: str, *names: str, profile: ResourceProfile = SMALL
 ) -> None:
-    specs = tuple(RequestSpec(name, profile, allow_pending=True) for name in names)
-    cluster.batch(RequestsSubmitted(cluster.at, job_id, specs))
+    cluster.submit(*names, job=job_id, profile=profile, allow_pending=True)
 
 
-def live(cluster: ModelCluster) -> int:
+def live(cluster: EngineCluster) -> int:
     return cluster.state.jobs["large"].live_requests
 
 
 def test_a_large_job_ends_in_steps_and_others_are_served_between_them() -> None:
     cluster = large_cluster()
-    cluster.batch(JobEndRequested(cluster.at, "large", "ENDED"))
+    cluster.end_job("large")
     assert cluster.state.jobs["large"].state is JobState.ENDED
     with pytest.raises(FailedPrecondition):
         submit(cluster, "large", "late")
     submit(cluster, "small", "r")
     steps = 0
     while cluster.state.unfinished:
-        assert not check_invariants(cluster.state)
+        cluster.check()
         before = live(cluster)
         cluster.batch(Ticked(cluster.at))
         assert 0 < before - live(cluster) <= ENDED_AT_ONCE
         steps += 1
     assert steps > 5
     assert live(cluster) == 0
-    cluster.settle()
-    assert cluster.state.requests["r"].state is RequestState.GRANTED
+    cluster.deliver_all()
+    assert cluster.is_granted("r")
     ended = [each.sequence for each in cluster.store.cluster_events if each.kind == "job_ended"]
     cancelled = [
         each.sequence for each in cluster.store.cluster_events if each.kind == "request_cancelled"
@@ -76,13 +70,12 @@ def test_a_large_job_ends_in_steps_and_others_are_served_between_them() -> None:
 
 def test_nobody_of_an_ended_job_is_placed_while_it_is_cleared_away() -> None:
     cluster = large_cluster()
-    cluster.batch(JobEndRequested(cluster.at, "large", "ENDED"))
-    total = {"cpu_milli": 10**9, "memory_bytes": 10**15}
-    cluster.register(ModelExecutor("host-b", total, SMALL))
+    cluster.end_job("large")
+    cluster.host("host-b", cpu_milli=10**9, memory_bytes=10**15)
     while cluster.state.unfinished:
         cluster.batch(Ticked(cluster.at))
     assert not cluster.state.slots
-    assert not check_invariants(cluster.state)
+    cluster.check()
 
 
 def test_nobody_of_a_job_that_ended_behind_a_large_one_is_placed_either(
@@ -93,38 +86,36 @@ def test_nobody_of_a_job_that_ended_behind_a_large_one_is_placed_either(
     cluster = large_cluster(3_000)
     submit(cluster, "small", *(f"s{n}" for n in range(3_000)), profile=LARGE)
     for job_id in ("large", "small"):
-        cluster.batch(JobEndRequested(cluster.at, job_id, "ENDED"))
+        cluster.end_job(job_id)
     for _ in range(12):
         cluster.batch(Ticked(cluster.at))
     assert live(cluster) > 1_000
-    total = {"cpu_milli": 10**10, "memory_bytes": 10**15}
-    cluster.register(ModelExecutor("host-b", total, SMALL))
+    cluster.host("host-b", cpu_milli=10**10, memory_bytes=10**15)
     while cluster.state.unfinished:
         cluster.batch(Ticked(cluster.at))
         assert not cluster.state.slots
-    assert not check_invariants(cluster.state)
+    cluster.check()
 
 
 def test_nobody_of_an_ended_job_is_placed_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "TAKEN_OUT_AT_ONCE", 500)
     cluster = large_cluster(3_000)
-    cluster.batch(JobEndRequested(cluster.at, "large", "ENDED"))
+    cluster.end_job("large")
     cluster.restart_rm()
-    total = {"cpu_milli": 10**10, "memory_bytes": 10**15}
-    cluster.register(ModelExecutor("host-b", total, SMALL))
+    cluster.host("host-b", cpu_milli=10**10, memory_bytes=10**15)
     assert cluster.state.unfinished
     assert not cluster.state.slots
 
 
 def test_an_end_that_a_restart_interrupts_goes_on() -> None:
     cluster = large_cluster()
-    cluster.batch(JobEndRequested(cluster.at, "large", "ENDED"))
+    cluster.end_job("large")
     cluster.batch(Ticked(cluster.at))
     left = live(cluster)
     assert 0 < left < MANY
     cluster.restart_rm()
     assert live(cluster) == left
-    assert not check_invariants(cluster.state)
+    cluster.check()
     while cluster.state.unfinished:
         cluster.batch(Ticked(cluster.at))
     assert live(cluster) == 0
@@ -133,14 +124,14 @@ def test_an_end_that_a_restart_interrupts_goes_on() -> None:
 
 def test_a_large_job_is_forgotten_in_steps() -> None:
     cluster = large_cluster()
-    cluster.batch(JobEndRequested(cluster.at, "large", "ENDED"))
+    cluster.end_job("large")
     while cluster.state.unfinished:
         cluster.batch(Ticked(cluster.at))
     cluster.now_ms += DAY_MS + 1_000
     sizes = []
     while "large" in cluster.state.jobs:
         cluster.batch(Ticked(cluster.at))
-        assert not check_invariants(cluster.state)
+        cluster.check()
         assert set(cluster.store.requests) == set(cluster.state.requests)
         sizes.append(len(cluster.state.requests))
     assert sizes == [MANY - FORGOTTEN_AT_ONCE, MANY - 2 * FORGOTTEN_AT_ONCE, 0]

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.model.entities import GangPlacement
-from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.gang_search import seek
 from resource_manager.engine.queue.gangs import MemberRequest, Where
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.resource_manager.engine.placement.test_placing import POOL_PER_PART, cluster_of
+from tests.support.engine_cluster import EngineCluster, FakeExecutor
 from tests.support.properties import examples
 
 ANYWHERE, SAME_EXECUTOR, SAME_LABEL, SPREAD = GangPlacement
@@ -51,8 +50,8 @@ wishes = st.lists(
 ).filter(lambda many: sum(wish[2] for wish in many) <= 5)
 
 
-def cluster_with(described: Any, strategy: Any = "pack") -> ModelCluster:
-    cluster = ModelCluster(EngineSettings(strategy=strategy, pack_candidates=2))
+def cluster_with(described: Any, strategy: Any = "pack") -> EngineCluster:
+    cluster = EngineCluster(strategy=strategy, pack_candidates=2)
     for number, (cpus, memory, slots_max, rack, ssd, parts) in enumerate(described):
         labels = {"rack": rack} if rack else {}
         labels |= {"disk": "ssd"} if ssd else {}
@@ -64,7 +63,7 @@ def cluster_with(described: Any, strategy: Any = "pack") -> ModelCluster:
                 "managed_memory_bytes": 64 * MIB,
             }
         cluster.register(
-            ModelExecutor(
+            FakeExecutor(
                 f"host-{number}",
                 {name: amount for name, amount in total.items() if amount},
                 ResourceProfile(800, 300 * MIB),
@@ -78,7 +77,7 @@ def cluster_with(described: Any, strategy: Any = "pack") -> ModelCluster:
 class Everything:
     """All ways to place some members, tried one after the other."""
 
-    def __init__(self, cluster: ModelCluster, asked: list[MemberRequest]) -> None:
+    def __init__(self, cluster: EngineCluster, asked: list[MemberRequest]) -> None:
         self.hosts = dict(sorted(cluster.state.hosts.items()))
         self.members = [wish for wish in asked for _ in range(wish.count)]
 
@@ -139,7 +138,7 @@ def asked_for(wished: Any) -> list[MemberRequest]:
     ]
 
 
-def index_of(cluster: ModelCluster) -> Any:
+def index_of(cluster: EngineCluster) -> Any:
     main = cluster.state.hosts.indexes.main
     return {name: [list(level) for level in column] for name, column in main.columns.items()}, dict(
         main.sums
@@ -147,7 +146,7 @@ def index_of(cluster: ModelCluster) -> Any:
 
 
 def check_sound(
-    cluster: ModelCluster, asked: list[MemberRequest], found: Any, placement: Any
+    cluster: EngineCluster, asked: list[MemberRequest], found: Any, placement: Any
 ) -> None:
     """What was found really is a way to place them."""
     everything = Everything(cluster, asked)

@@ -12,10 +12,9 @@ from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import JobRegistered, RequestsSubmitted
-from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement import index as index_module
 from resource_manager.engine.placement.index import CapacityIndex
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support.engine_cluster import EngineCluster
 
 AMOUNTS = st.fixed_dictionaries(
     {}, optional={name: st.integers(0, 6) for name in ("cpu", "memory", "slots", "score")}
@@ -105,11 +104,12 @@ def test_trap_9_a_decision_does_not_look_at_every_host(
 
 
 def reads_of_a_decision(strategy: Any, hosts: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    cluster = ModelCluster(EngineSettings(strategy=strategy, label_indexes_max=4))
-    total = {"cpu_milli": 2_000, "memory_bytes": GIB}
+    cluster = EngineCluster(jobs=(), strategy=strategy, label_indexes_max=4)
     for number in range(hosts):
         name = f"host-{number:05d}"
-        cluster.register(ModelExecutor(name, total, ResourceProfile(500, 64 * MIB)))
+        cluster.host(
+            name, cpu_milli=2_000, memory_bytes=GIB, default_profile=ResourceProfile(500, 64 * MIB)
+        )
     submit(cluster, "filling", 3 * hosts, ResourceProfile(500, 128 * MIB))
     submit(cluster, "too-large", 3, ResourceProfile(1_500, 128 * MIB))
     counted = 0
@@ -132,7 +132,7 @@ def reads_of_a_decision(strategy: Any, hosts: int, monkeypatch: pytest.MonkeyPat
     return counted
 
 
-def submit(cluster: ModelCluster, job_id: str, count: int, profile: ResourceProfile) -> None:
+def submit(cluster: EngineCluster, job_id: str, count: int, profile: ResourceProfile) -> None:
     specs = tuple(
         RequestSpec(f"{job_id}.{number}", profile, allow_pending=True) for number in range(count)
     )

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from finegrain.resources import MIB, ResourceProfile, fits, subtract
 from resource_manager.engine.model.entities import RequestSpec, Slot
-from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.placement_pass import PlacementPass
 from resource_manager.engine.placement.rank import Proportions
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support.engine_cluster import EngineCluster, FakeExecutor
 from tests.support.properties import examples
 
 ONE_POOL = {"cpu_milli": 4_000, "memory_bytes": 4_096 * MIB}
@@ -49,11 +48,11 @@ wishes = st.lists(
 )
 
 
-def cluster_of(described: Any, **chosen: Any) -> ModelCluster:
-    cluster = ModelCluster(EngineSettings(**chosen))
+def cluster_of(described: Any, **chosen: Any) -> EngineCluster:
+    cluster = EngineCluster(jobs=(), **chosen)
     for number, (total, slots_max, ssd) in enumerate(described):
         cluster.register(
-            ModelExecutor(
+            FakeExecutor(
                 f"host-{number:02d}",
                 total,
                 ResourceProfile(700, 300 * MIB),
@@ -64,7 +63,7 @@ def cluster_of(described: Any, **chosen: Any) -> ModelCluster:
     return cluster
 
 
-def shapes_of(cluster: ModelCluster, wished: Any) -> list[tuple[SchedulingClass, int]]:
+def shapes_of(cluster: EngineCluster, wished: Any) -> list[tuple[SchedulingClass, int]]:
     queue = cluster.state.queue
     specs = [(RequestSpec("", profile, required_labels=labels), n) for profile, labels, n in wished]
     return [(queue.class_of(spec), count) for spec, count in specs]
@@ -73,7 +72,7 @@ def shapes_of(cluster: ModelCluster, wished: Any) -> list[tuple[SchedulingClass,
 class Naive:
     """The same hosts, looked at one by one."""
 
-    def __init__(self, cluster: ModelCluster) -> None:
+    def __init__(self, cluster: EngineCluster) -> None:
         self.hosts = dict(sorted(cluster.state.hosts.items()))
         self.free = {name: host.free() for name, host in self.hosts.items()}
         self.slots = {name: host.slots_left() for name, host in self.hosts.items()}
@@ -101,7 +100,7 @@ def spelled_out(runs: list[tuple[str, int]]) -> list[str]:
     return [name for name, count in runs for _ in range(count)]
 
 
-def book(cluster: ModelCluster, shape: SchedulingClass, runs: list[tuple[str, int]]) -> None:
+def book(cluster: EngineCluster, shape: SchedulingClass, runs: list[tuple[str, int]]) -> None:
     """What `matching` does with runs, as far as capacity is concerned."""
     for name, count in runs:
         host = cluster.state.hosts[name]

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.model.entities import ExecutorState, RequestSpec
-from resource_manager.engine.model.events import JobRegistered, RequestsSubmitted
 from resource_manager.engine.placement.feasibility import Blocker, Judgement
 from resource_manager.engine.placement.survey import MILLION, Survey
-from tests.resource_manager.engine.model import ModelExecutor
 from tests.resource_manager.engine.placement.test_placing import (
     ONE_POOL,
     SSD,
@@ -21,6 +19,7 @@ from tests.resource_manager.engine.placement.test_placing import (
     hosts,
     profiles,
 )
+from tests.support.engine_cluster import FakeExecutor
 from tests.support.properties import examples
 
 moods = st.sampled_from(["", "", "", "draining", "unreachable", "lost", "full", "busy"])
@@ -76,7 +75,7 @@ def test_a_glance_and_a_judgement_agree(
 
 def test_a_host_whose_default_slot_is_nothing_would_not_fit_without_the_labels_either() -> None:
     cluster = cluster_of([])
-    cluster.register(ModelExecutor("host-a", ONE_POOL, ResourceProfile()))
+    cluster.register(FakeExecutor("host-a", ONE_POOL, ResourceProfile()))
     shape = cluster.state.queue.class_of(RequestSpec("", None, required_labels=SSD))
     survey = Survey.of(cluster.state.hosts.values(), shape)
     assert survey.unlabelled == []
@@ -86,13 +85,13 @@ def test_a_host_whose_default_slot_is_nothing_would_not_fit_without_the_labels_e
 def test_nobody_is_told_to_ask_for_less_than_may_be_asked_for() -> None:
     cluster = cluster_of([])
     parts = {"cpu_milli": 4_000, "task_heap_memory_bytes": GIB, "managed_memory_bytes": GIB}
-    cluster.register(ModelExecutor("host-a", parts, ResourceProfile(100, 64 * MIB)))
-    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
+    cluster.register(FakeExecutor("host-a", parts, ResourceProfile(100, 64 * MIB)))
+    cluster.job("job")
     filling = RequestSpec("filling", ResourceProfile(100, GIB))
     both = ResourceProfile(100, MIB, managed_memory_bytes=4 * MIB)
     heap_alone = ResourceProfile(100, 5 * MIB)
     specs = (filling, RequestSpec("both", both), RequestSpec("heap-alone", heap_alone))
-    cluster.batch(RequestsSubmitted(cluster.at, "job", specs))
+    cluster.submit(*specs)
     (change,) = explain(cluster.state, "both").would_fit_if
     assert [(one.dimension, one.free) for one in change.at_most] == [("task_heap_memory_bytes", 0)]
     assert explain(cluster.state, "heap-alone").would_fit_if == []

@@ -24,19 +24,15 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.events import (
     Event,
-    JobEndRequested,
-    JobKeptAlive,
-    JobRegistered,
     Members,
     RequestsCancelled,
     RequestsSubmitted,
     SlotsReleased,
 )
-from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import State
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.resource_manager.engine.test_machine import JOBS, MACHINE, PROFILES, BooksStaySound
+from tests.support.engine_cluster import EngineCluster
 from tests.support.properties import examples
 
 JOB = "job"
@@ -52,22 +48,24 @@ class AsManyPlainRequests(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        settings = EngineSettings(unreachable_after_ms=1_000, ended_retention_ms=60_000)
-        self.ranges, self.plain = ModelCluster(settings), ModelCluster(settings)
+        self.ranges, self.plain = (
+            EngineCluster(jobs=(), unreachable_after_ms=1_000, ended_retention_ms=60_000)
+            for _ in range(2)
+        )
         self.known: dict[str, Any] = {}  # what each member asks for
         for cluster in self.both:
-            cluster.batch(JobRegistered(cluster.at, JOB, JOB, "default", 600_000, "s", "r"))
+            cluster.job(JOB, lease_ms=600_000)
             for name in HOSTS:
-                executor = ModelExecutor(
+                cluster.host(
                     name,
-                    {"cpu_milli": 3000, "memory_bytes": GIB},
-                    SMALL,
+                    cpu_milli=3000,
+                    memory_bytes=GIB,
+                    default_profile=SMALL,
                     frees_slowly=name[-1] > "a",
                 )
-                cluster.register(executor)
 
     @property
-    def both(self) -> Sequence[ModelCluster]:
+    def both(self) -> Sequence[EngineCluster]:
         return self.ranges, self.plain
 
     @property
@@ -78,7 +76,7 @@ class AsManyPlainRequests(RuleBasedStateMachine):
     def lives(self) -> bool:
         return self.kept and self.ranges.state.jobs[JOB].state == "ACTIVE"
 
-    def twice(self, do: Callable[[ModelCluster], Any]) -> Any:
+    def twice(self, do: Callable[[EngineCluster], Any]) -> Any:
         return [do(cluster) for cluster in self.both]
 
     @precondition(lambda self: self.lives)
@@ -98,8 +96,9 @@ class AsManyPlainRequests(RuleBasedStateMachine):
         asked = RequestSpec(range_id, profile, allow_pending=pending, restart_on_loss=restart)
         names = [f"{range_id}.{index}" for index in range(first, first + count)]
         at = self.ranges.at
-        event = RequestsSubmitted(at, JOB, (), ranges=(RangeSpec(asked, first, count),))
-        (outcome,) = self.ranges.batch(event)
+        (outcome,) = self.ranges.batch(
+            RequestsSubmitted(at, JOB, (), ranges=(RangeSpec(asked, first, count),))
+        )
         specs = tuple(replace(asked, allocation_id=name) for name in names)
         of_range = {n: s for n, s in self.known.items() if n.rpartition(".")[0] == range_id}
         if all(self.known.get(name) == spec for name, spec in zip(names, specs, strict=True)):
@@ -146,15 +145,16 @@ class AsManyPlainRequests(RuleBasedStateMachine):
     @rule(data=st.data(), generation=st.sampled_from([0, 0, 1, 2]))
     def give_up_one(self, data: st.DataObject, generation: int) -> None:
         name = data.draw(st.sampled_from(sorted(self.known)))
-        event = SlotsReleased(self.ranges.at, JOB, ((name, generation),))
-        left, right = self.twice(lambda cluster: cluster.batch(event))
+        left, right = self.twice(
+            lambda cluster: cluster.release(name, generation=generation, job=JOB)
+        )
         if self.plain.state.requests[name].state not in ENDED_REQUEST_STATES:
             assert left == right
 
     @rule(really=st.sampled_from([False] * 9 + [True]))
     def end_job(self, really: bool) -> None:
         if really and self.kept:
-            self.twice(lambda cluster: cluster.batch(JobEndRequested(cluster.at, JOB, "ENDED")))
+            self.twice(lambda cluster: cluster.end_job(JOB))
 
     @precondition(lambda self: self.ranges.wire)
     @rule(fate=st.sampled_from(["arrives", "arrives", "answer lost", "lost"]), data=st.data())
@@ -169,11 +169,11 @@ class AsManyPlainRequests(RuleBasedStateMachine):
 
     @rule()
     def everything_arrives(self) -> None:
-        self.twice(lambda cluster: cluster.settle())
+        self.twice(lambda cluster: cluster.deliver_all())
 
     @rule(name=st.sampled_from(HOSTS))
     def report(self, name: str) -> None:
-        def do(cluster: ModelCluster) -> None:
+        def do(cluster: EngineCluster) -> None:
             executor = cluster.executors[name]
             if cluster.report(executor).register_again:
                 cluster.register(executor)
@@ -182,7 +182,7 @@ class AsManyPlainRequests(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(HOSTS))
     def lose_the_table(self, name: str) -> None:
-        def do(cluster: ModelCluster) -> None:
+        def do(cluster: EngineCluster) -> None:
             cluster.executors[name].slots.clear()
             cluster.register(cluster.executors[name])
 
@@ -217,7 +217,7 @@ class AsManyPlainRequests(RuleBasedStateMachine):
         for cluster in self.both:
             cluster.wait(ms)
             if self.lives:
-                cluster.batch(JobKeptAlive(cluster.at, JOB))
+                cluster.keep_alive(JOB)
 
     @rule()
     def restart_rm(self) -> None:
@@ -281,7 +281,7 @@ class AsManyPlainRequests(RuleBasedStateMachine):
         assert seen == [(r.allocation_id, r.state) for r in plain.requests.of_job(plain.jobs[JOB])]
 
 
-def _said(cluster: ModelCluster) -> list[tuple[str, str, str]]:
+def _said(cluster: EngineCluster) -> list[tuple[str, str, str]]:
     said = []
     for event in cluster.store.job_events.get(JOB, []):
         range_id, _, index = event.allocation_id.rpartition(".")
@@ -338,8 +338,7 @@ class RangesAmongTheRest(BooksStaySound):
             return
         self.parts += 1
         spec = replace(spec, allocation_id=f"range-{self.parts}", allow_pending=True)
-        event = RequestsSubmitted(self.cluster.at, job_id, (), ranges=(RangeSpec(spec, 0, count),))
-        (outcome,) = self.cluster.batch(event)
+        (outcome,) = self.cluster.submit(RangeSpec(spec, 0, count), job=job_id)
         assert outcome.reason == ""
 
     @precondition(lambda self: self.parts)

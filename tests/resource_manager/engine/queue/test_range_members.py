@@ -7,8 +7,7 @@ from dataclasses import MISSING, fields, replace
 from finegrain.cpu_policy import CpuPolicy, QosClass
 from finegrain.resources import GIB, ResourceProfile
 from resource_manager.engine.model.entities import RangeSpec, RequestSpec
-from resource_manager.engine.model.events import JobRegistered, RequestsSubmitted
-from tests.resource_manager.engine.model import ModelCluster
+from tests.support.engine_cluster import EngineCluster
 
 NOT_OF_RANGES = {"target_address", "gang_id"}
 ASKED = RequestSpec(
@@ -27,9 +26,8 @@ def test_a_member_asks_for_all_that_its_range_asks_for() -> None:
     said = {each.name for each in fields(ASKED) if getattr(ASKED, each.name) != each.default}
     assert said == {each.name for each in fields(ASKED)} - NOT_OF_RANGES
     assert all(each.default is not MISSING for each in fields(ASKED)[2:])
-    cluster = ModelCluster()
-    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
-    cluster.batch(RequestsSubmitted(cluster.at, "job", (), ranges=(RangeSpec(ASKED, 7, 3),)))
+    cluster = EngineCluster()
+    cluster.submit(RangeSpec(ASKED, 7, 3))
     cluster.settle()
 
     (part,) = cluster.state.ranges.parts()

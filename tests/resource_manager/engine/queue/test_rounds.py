@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-from finegrain.resources import GIB, MIB, Amounts, ResourceProfile
+from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason
-from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.model.entities import RequestSpec, RequestState
-from resource_manager.engine.model.events import (
-    DrainRequested,
-    JobEndRequested,
-    JobRegistered,
-    RequestsCancelled,
-    RequestsSubmitted,
-    SlotsReleased,
-    UndrainRequested,
-)
-from resource_manager.engine.model.settings import EngineSettings
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support.engine_cluster import EngineCluster, FakeExecutor
 
 SMALL = ResourceProfile(100, 64 * MIB)
 ROOMY = {"cpu_milli": 1_000_000, "memory_bytes": 1_000 * GIB}
 TIGHT = {"cpu_milli": 1_000, "memory_bytes": 1 * GIB}
 
 
-def cluster_with(total: Amounts, *, tried: int) -> ModelCluster:
+def cluster_with(total: dict[str, int], *, tried: int) -> EngineCluster:
     """One host, and the jobs `flood` and `other`."""
-    cluster = ModelCluster(EngineSettings(shapes_tried_max=tried))
-    register(cluster, "host-a", total)
-    for job_id in ("flood", "other"):
-        cluster.batch(JobRegistered(cluster.at, job_id, job_id, "default", None, "s", "r"))
-    return cluster
-
-
-def register(cluster: ModelCluster, name: str, total: Amounts) -> None:
-    cluster.register(ModelExecutor(name, total, SMALL))
-
-
-def submit(cluster: ModelCluster, job_id: str, *specs: RequestSpec) -> None:
-    cluster.batch(RequestsSubmitted(cluster.at, job_id, specs))
+    return EngineCluster(
+        FakeExecutor("host-a", total, SMALL), jobs=("flood", "other"), shapes_tried_max=tried
+    )
 
 
 def large(number: int) -> RequestSpec:
@@ -52,40 +31,30 @@ def huge(number: int) -> RequestSpec:
     return RequestSpec(f"huge{number}", profile, allow_pending=True)
 
 
-def unfinished(cluster: ModelCluster) -> bool:
+def unfinished(cluster: EngineCluster) -> bool:
     """True if the last decision stopped before it had tried everybody."""
     return cluster.state.unfinished
 
 
-def decide(cluster: ModelCluster) -> int:
+def decide(cluster: EngineCluster) -> int:
     """Goes on until nothing is left over; answers with how many decisions that took."""
     decisions = 0
     while unfinished(cluster):
-        assert not check_invariants(cluster.state)
+        cluster.check()
         cluster.batch()
         decisions += 1
-    assert not check_invariants(cluster.state)
+    cluster.check()
     return decisions
 
 
-def placed(cluster: ModelCluster) -> list[str]:
-    """Who has a slot, in the order in which they came to it."""
-    return [name for name, _ in cluster.state.slots]
-
-
-def waiting(cluster: ModelCluster) -> set[str]:
-    requests = cluster.state.requests.values()
-    return {each.allocation_id for each in requests if each.state is RequestState.PENDING}
-
-
-def grow(cluster: ModelCluster, name: str) -> None:
+def grow(cluster: EngineCluster, name: str) -> None:
     """A small slot comes and goes on the host where nobody else fits: all have to be woken."""
-    submit(cluster, "other", RequestSpec(name, SMALL))
-    while cluster.state.requests[name].state is RequestState.PENDING:
+    cluster.submit(name, profile=SMALL, job="other")
+    while cluster.state_of(name) is RequestState.PENDING:
         cluster.batch()
-    cluster.settle()
-    cluster.batch(SlotsReleased(cluster.at, "other", ((name, 0),)))
-    cluster.settle()
+    cluster.deliver_all()
+    cluster.release(name, job="other")
+    cluster.deliver_all()
 
 
 def test_everything_that_fits_is_placed_within_as_many_decisions_as_shapes_are_tried_in_vain() -> (
@@ -93,65 +62,65 @@ def test_everything_that_fits_is_placed_within_as_many_decisions_as_shapes_are_t
 ):
     cluster = cluster_with(TIGHT, tried=10)
     specs = [each(number) for number in range(50) for each in (huge, large)]
-    submit(cluster, "flood", *specs)
+    cluster.submit(*specs, job="flood")
     decide(cluster)
-    register(cluster, "host-b", ROOMY)
-    assert placed(cluster) == [f"large{number}" for number in range(9)]
+    cluster.host("host-b", **ROOMY)
+    assert cluster.running() == [f"large{number}" for number in range(9)]
     assert unfinished(cluster)
     assert decide(cluster) == 5  # each ends with the tenth in vain; the last large one is left then
-    assert placed(cluster) == [f"large{number}" for number in range(50)]
-    assert waiting(cluster) == {f"huge{number}" for number in range(50)}
+    assert cluster.running() == [f"large{number}" for number in range(50)]
+    assert cluster.waiting() == {f"huge{number}" for number in range(50)}
 
 
 def test_with_no_more_shapes_than_are_tried_at_once_nothing_is_left_over() -> None:
     cluster = cluster_with(TIGHT, tried=10)
-    submit(cluster, "flood", *(huge(number) for number in range(9)), large(0))
+    cluster.submit(*(huge(number) for number in range(9)), large(0), job="flood")
     assert not unfinished(cluster)
-    register(cluster, "host-b", ROOMY)
-    assert placed(cluster) == ["large0"]
+    cluster.host("host-b", **ROOMY)
+    assert cluster.running() == ["large0"]
     assert not unfinished(cluster)
 
 
 def test_who_comes_during_a_round_has_a_turn_in_the_next_one() -> None:
     cluster = cluster_with(TIGHT, tried=2)
-    submit(cluster, "flood", *(huge(number) for number in range(5)))
+    cluster.submit(*(huge(number) for number in range(5)), job="flood")
     assert unfinished(cluster)
-    submit(cluster, "other", RequestSpec("small", SMALL))
-    assert waiting(cluster) >= {"small"}
+    cluster.submit("small", profile=SMALL, job="other")
+    assert cluster.waiting() >= {"small"}
     assert explain(cluster.state, "small").primary_reason == "NOT_YET_CONSIDERED"
     assert pending_by_reason(cluster.state)["NOT_YET_CONSIDERED"] == 2  # and the last huge one
     cluster.batch()  # ends the round, and has one try left for the next
-    assert placed(cluster) == ["small"]
+    assert cluster.running() == ["small"]
     assert not unfinished(cluster)
     assert "NOT_YET_CONSIDERED" not in pending_by_reason(cluster.state)
 
 
 def test_those_who_wake_again_and_again_do_not_starve_those_behind_them() -> None:
     cluster = cluster_with(ROOMY, tried=1)
-    submit(cluster, "flood", *(huge(number) for number in range(8)))
+    cluster.submit(*(huge(number) for number in range(8)), job="flood")
     decide(cluster)
     hosts = cluster.state.hosts
     cluster.state.hosts.indexes.log_growth(hosts["host-a"], cluster.state.queue)
-    submit(cluster, "other", RequestSpec("late", SMALL))
+    cluster.submit("late", profile=SMALL, job="other")
     decisions = 1
-    while "late" in waiting(cluster):
+    while "late" in cluster.waiting():
         cluster.state.hosts.indexes.log_growth(hosts["host-a"], cluster.state.queue)
         cluster.batch()
         decisions += 1
     assert decisions == 9  # eight before it in the one round that all of them were in
-    assert not check_invariants(cluster.state)
+    cluster.check()
 
 
 def test_another_jobs_request_is_served_soon_beside_five_thousand_shapes_that_wake() -> None:
     cluster = cluster_with(TIGHT, tried=1_000)
-    submit(cluster, "flood", *(large(number) for number in range(5_000)))
+    cluster.submit(*(large(number) for number in range(5_000)), job="flood")
     assert decide(cluster) == 4
     for number in range(3):
         grow(cluster, f"small{number}")
         assert unfinished(cluster)
-        submit(cluster, "other", RequestSpec(f"wanted{number}", SMALL))
+        cluster.submit(f"wanted{number}", profile=SMALL, job="other")
         decisions = 1
-        while f"wanted{number}" in waiting(cluster):
+        while f"wanted{number}" in cluster.waiting():
             cluster.batch()
             decisions += 1
         assert decisions <= 6
@@ -161,16 +130,16 @@ def test_another_jobs_request_is_served_soon_beside_five_thousand_shapes_that_wa
 def test_within_a_round_whoever_waits_longest_is_tried_first_even_if_that_changes() -> None:
     cluster = cluster_with(TIGHT, tried=1)
     first, second = large(1), large(2)
-    submit(cluster, "flood", huge(0), first, second)
+    cluster.submit(huge(0), first, second, job="flood")
     twin = RequestSpec("twin", first.profile, allow_pending=True)
-    submit(cluster, "flood", twin, RequestSpec("twin2", second.profile, allow_pending=True))
+    cluster.submit(twin, RequestSpec("twin2", second.profile, allow_pending=True), job="flood")
     decide(cluster)
     total = {"cpu_milli": 2_003, "memory_bytes": 2 * GIB}  # for one
-    register(cluster, "host-b", total)
-    assert waiting(cluster) == {"huge0", "large1", "large2", "twin", "twin2"}  # but huge0 not yet
-    cluster.batch(RequestsCancelled(cluster.at, "flood", ("large1",)))
+    cluster.host("host-b", **total)
+    assert cluster.waiting() == {"huge0", "large1", "large2", "twin", "twin2"}  # but huge0 not yet
+    cluster.cancel("large1", job="flood")
     decide(cluster)
-    assert placed(cluster) == ["large2"]  # before the twin, whose shape stood first
+    assert cluster.running() == ["large2"]  # before the twin, whose shape stood first
 
 
 def test_a_request_that_comes_back_during_a_round_stands_at_its_old_place() -> None:
@@ -178,61 +147,61 @@ def test_a_request_that_comes_back_during_a_round_stands_at_its_old_place() -> N
     executor = cluster.executors["host-a"]
     executor.broken.add("old")
     profile = ResourceProfile(900, 64 * MIB)
-    submit(cluster, "other", RequestSpec("old", profile))
-    submit(cluster, "flood", *(huge(number) for number in range(3)))
-    submit(cluster, "other", RequestSpec("young", profile))
+    cluster.submit("old", profile=profile, job="other")
+    cluster.submit(*(huge(number) for number in range(3)), job="flood")
+    cluster.submit("young", profile=profile, job="other")
     assert unfinished(cluster)
-    cluster.settle()  # the host refuses it; it stands before its equal again
+    cluster.deliver_all()  # the host refuses it; it stands before its equal again
     decide(cluster)
-    assert waiting(cluster) >= {"old"}
-    register(cluster, "host-b", TIGHT)
+    assert cluster.waiting() >= {"old"}
+    cluster.host("host-b", **TIGHT)
     decide(cluster)
     assert [name for name, slot in _slots(cluster) if slot == "host-b"] == ["old"]
 
 
-def _slots(cluster: ModelCluster) -> list[tuple[str, str]]:
+def _slots(cluster: EngineCluster) -> list[tuple[str, str]]:
     return [(name, slot.executor_id) for (name, _), slot in cluster.state.slots.items()]
 
 
 def test_one_that_is_only_held_back_by_its_older_slot_is_not_work_left_over() -> None:
     cluster = cluster_with(TIGHT, tried=1)
-    submit(cluster, "other", RequestSpec("r", SMALL, restart_on_loss=True))
-    cluster.settle()
-    cluster.batch(DrainRequested(cluster.at, "host-a", deadline_ms=0, reason="kernel"))
+    cluster.submit("r", profile=SMALL, restart_on_loss=True, job="other")
+    cluster.deliver_all()
+    cluster.drain("host-a", deadline_ms=0, reason="kernel")
     cluster.wait(1)
-    cluster.batch(UndrainRequested(cluster.at, "host-a"))
+    cluster.undrain("host-a")
     assert cluster.state.slots.left_behind
-    assert waiting(cluster) == {"r"}
+    assert cluster.waiting() == {"r"}
     assert not unfinished(cluster)
-    submit(cluster, "flood", huge(0), huge(1), huge(2))
+    cluster.submit(huge(0), huge(1), huge(2), job="flood")
     assert decide(cluster) == 3  # two that do not fit, and then once more who is held back
-    assert waiting(cluster) == {"r", "huge0", "huge1", "huge2"}
+    assert cluster.waiting() == {"r", "huge0", "huge1", "huge2"}
     assert pending_by_reason(cluster.state).get("NOT_YET_CONSIDERED") is None
-    cluster.settle()
+    cluster.deliver_all()
     decide(cluster)
-    cluster.settle()
-    assert cluster.state.requests["r"].state is RequestState.GRANTED
+    cluster.deliver_all()
+    assert cluster.is_granted("r")
 
 
 def test_a_restart_in_the_middle_of_a_round_begins_anew_and_leaves_nobody_out() -> None:
     cluster = cluster_with(TIGHT, tried=3)
     specs = [each(number) for number in range(10) for each in (huge, large)]
-    submit(cluster, "flood", *specs)
+    cluster.submit(*specs, job="flood")
     assert unfinished(cluster)
     counted = dict(cluster.state.queue.classes_by_job)
     cluster.restart_rm()
     assert cluster.state.queue.classes_by_job == counted == {"flood": 20}
-    assert not check_invariants(cluster.state)
-    register(cluster, "host-b", ROOMY)
+    cluster.check()
+    cluster.host("host-b", **ROOMY)
     decide(cluster)
-    assert placed(cluster) == [f"large{number}" for number in range(10)]
+    assert cluster.running() == [f"large{number}" for number in range(10)]
 
 
 def test_shapes_of_an_ended_job_are_out_of_the_round() -> None:
     cluster = cluster_with(TIGHT, tried=1)
-    submit(cluster, "flood", *(huge(number) for number in range(30)))
+    cluster.submit(*(huge(number) for number in range(30)), job="flood")
     assert unfinished(cluster)
-    cluster.batch(JobEndRequested(cluster.at, "flood", "ENDED"))
+    cluster.end_job("flood")
     assert not unfinished(cluster)
     assert cluster.state.queue.classes_by_job == {}
-    assert not check_invariants(cluster.state)
+    cluster.check()

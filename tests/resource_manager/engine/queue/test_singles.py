@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.invariants.all import check_invariants
-from resource_manager.engine.model.entities import RequestSpec, RequestState
-from resource_manager.engine.model.events import JobRegistered, RequestsSubmitted, SlotsReleased
-from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.model.entities import RequestState
 from resource_manager.engine.placement.placement_pass import PlacementPass
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable, NonBatchables
 from resource_manager.engine.scheduling.cycle import ATTEMPTS
 from resource_manager.engine.state import State
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support.engine_cluster import EngineCluster, host
 
 SMALL = ResourceProfile(100, 64 * MIB)
 ZONE_A = (("zone", "a"),)
@@ -150,12 +148,8 @@ Attempt = Callable[[State, PlacementPass, NonBatchable], bool]
 class Line:
     """A host, a job, and singles that do what a test says."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: int) -> None:
-        self.cluster = ModelCluster(EngineSettings(**settings))  # type: ignore[arg-type]
-        self.executor = ModelExecutor("host-a", {"cpu_milli": 1_000, "memory_bytes": GIB}, SMALL)
-        self.cluster.register(self.executor)
-        event = JobRegistered(self.cluster.at, "job", "job", "default", None, "s", "r")
-        self.cluster.batch(event)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self.cluster = EngineCluster(host(cpu_milli=1_000, memory_bytes=GIB), **settings)
         self.tried: list[str] = []
         self.attempt: Attempt = lambda state, placing, one: False
         monkeypatch.setitem(ATTEMPTS, Kind.GANG, self._try)
@@ -172,14 +166,11 @@ class Line:
         return number
 
     def request(self, *names: str, cpu: int = 100) -> None:
-        profile = ResourceProfile(cpu, 64 * MIB)
-        specs = tuple(RequestSpec(name, profile, allow_pending=True) for name in names)
-        self.cluster.batch(RequestsSubmitted(self.cluster.at, "job", specs))
+        self.cluster.submit(*names, cpu_milli=cpu, allow_pending=True)
 
     def release(self, *names: str) -> None:
-        slots = tuple((name, 0) for name in names)
-        self.cluster.batch(SlotsReleased(self.cluster.at, "job", slots))
-        self.cluster.settle()
+        self.cluster.release(*names)
+        self.cluster.deliver_all()
 
     def carved(self) -> list[str]:
         return [name for name, _ in self.cluster.state.slots]
@@ -202,7 +193,7 @@ def test_one_that_came_before_a_request_is_tried_before_it(
 
     line.attempt = look
     line.request("full", cpu=1_000)
-    line.cluster.settle()
+    line.cluster.deliver_all()
     line.request("a1", "a2")
     first = line.wait_with("first")
     line.request("a3", "a4", "b1")
@@ -227,7 +218,7 @@ def test_requests_that_are_placed_together_stop_where_a_single_stands(
 
     line.attempt = look
     line.request("full", cpu=1_000)
-    line.cluster.settle()
+    line.cluster.deliver_all()
     line.request("a1", "a2")
     line.wait_with("single")
     line.request("a3", "a4")
@@ -241,7 +232,7 @@ def test_what_a_single_takes_is_not_given_to_those_behind_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for strategy in ("pack", "spread"):
-        line = Line(monkeypatch, strategy=strategy)  # type: ignore[arg-type]
+        line = Line(monkeypatch, strategy=strategy)
 
         def take(state: State, placing: PlacementPass, one: NonBatchable) -> bool:
             """All but 200 of the cpus, for a request that was put aside for this."""
@@ -256,14 +247,14 @@ def test_what_a_single_takes_is_not_given_to_those_behind_it(
 
         line.attempt = take
         line.request("full", cpu=1_000)
-        line.cluster.settle()
+        line.cluster.deliver_all()
         line.wait_with("single")
         line.request("large", cpu=800)
         line.request("a1", "a2", "a3")
         line.release("full")
         assert line.carved() == ["large", "a1", "a2"]
-        assert check_invariants(line.cluster.state) == []
-        assert line.cluster.state.requests["a3"].state is RequestState.PENDING
+        line.cluster.check()
+        assert line.cluster.state_of("a3") is RequestState.PENDING
 
 
 def test_tries_in_vain_are_counted_and_the_rest_is_left_for_the_next_decision(
@@ -287,12 +278,12 @@ def test_one_that_sleeps_is_tried_again_when_a_slot_has_gone(
 ) -> None:
     line = Line(monkeypatch)
     line.request("r")
-    line.cluster.settle()
+    line.cluster.deliver_all()
     line.wait_with("single")
     line.cluster.batch()
     line.cluster.wait(1)
     assert line.tried == ["single"]
     line.release("r")
     assert line.tried == ["single", "single"]
-    line.cluster.register(ModelExecutor("host-b", {"cpu_milli": 1_000, "memory_bytes": GIB}, SMALL))
+    line.cluster.host("host-b", cpu_milli=1_000, memory_bytes=GIB)
     assert line.tried == ["single"] * 3

@@ -21,9 +21,6 @@ from resource_manager.engine.model.entities import (
     RequestState,
 )
 from resource_manager.engine.model.events import (
-    ForgetRequested,
-    JobEndRequested,
-    JobKeptAlive,
     ProvisionEnded,
     ProvisionFailed,
     ProvisionStarted,
@@ -31,9 +28,9 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
 from resource_manager.engine.placement.elastic import PENDING
-from tests.resource_manager.engine.model import ModelExecutor
 from tests.resource_manager.engine.scheduling.test_gang_machine import GangsStayWhole
 from tests.resource_manager.engine.test_machine import HOSTS, JOBS, MACHINE
+from tests.support.engine_cluster import provided
 from tests.support.properties import examples
 
 DEFAULT = ResourceProfile(1000, 256 * MIB)
@@ -125,9 +122,7 @@ class NothingStrays(GangsStayWhole):
     def _boot(self, name: str, smaller: bool) -> None:
         shape = self.state.elastic.shapes[self.machines[name]]
         total = {each: amount // (2 if smaller else 1) for each, amount in shape.total.items()}
-        executor = ModelExecutor(name, total, DEFAULT, shape.labels, shape.slots_max)
-        executor.provided_as = shape.name
-        self.cluster.register(executor)
+        self.cluster.register(provided(name, shape, total=total))
 
     @precondition(lambda self: self.machines)
     @rule(data=st.data(), seen=st.booleans())
@@ -151,7 +146,7 @@ class NothingStrays(GangsStayWhole):
         name = data.draw(st.sampled_from(self.provided()))
         host = self.state.hosts.get(name)
         if host is not None and host.executor.state is ExecutorState.LOST:
-            self.cluster.batch(ForgetRequested(self.cluster.at, name))
+            self.cluster.forget(name)
 
     @rule(seconds=st.integers(1, 6))
     def looks(self, seconds: int) -> None:
@@ -162,7 +157,7 @@ class NothingStrays(GangsStayWhole):
                 self.report(name)
             for job_id in JOBS:
                 if self.state.jobs[job_id].state is JobState.ACTIVE:
-                    self.cluster.batch(JobKeptAlive(self.cluster.at, job_id))
+                    self.cluster.keep_alive(job_id)
 
     # What must always hold.
 
@@ -192,7 +187,7 @@ class NothingStrays(GangsStayWhole):
         self._quiet()
         self._those_who_could_be_served_are()
         for job_id in JOBS:
-            self.cluster.batch(JobEndRequested(self.cluster.at, job_id, "ENDED"))
+            self.cluster.end_job(job_id)
         self._quiet()
         self._nothing_is_left_but_the_minimum()
 
@@ -202,11 +197,11 @@ class NothingStrays(GangsStayWhole):
             self.provider_obeys()
             for name in sorted(self.machines.keys() - self.cluster.executors.keys()):
                 self._boot(name, smaller=False)
-            self.cluster.settle()
+            self.cluster.deliver_all()
             for name in self.provided():
                 self.cluster.executors[name].finish_frees()
             self.looks(1)
-            self.cluster.settle()
+            self.cluster.deliver_all()
         self.provider_obeys()
 
     def _those_who_could_be_served_are(self) -> None:

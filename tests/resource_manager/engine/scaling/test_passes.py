@@ -11,19 +11,14 @@ from resource_manager.engine.explain.provisions import planned_on, providers_vie
 from resource_manager.engine.model.effects import StartExecutor, StopExecutor
 from resource_manager.engine.model.entities import GangSpec, ProvisionState, RequestSpec
 from resource_manager.engine.model.events import (
-    JobKeptAlive,
-    JobRegistered,
     ProvisionEnded,
     ProvisionFailed,
-    RequestsCancelled,
-    RequestsSubmitted,
-    SlotsReleased,
 )
 from resource_manager.engine.model.settings import EngineSettings, ExecutorShape, Provisioning
 from resource_manager.engine.planning import gang_feasibility as possible
 from resource_manager.engine.planning.planning import make_plan
 from resource_manager.engine.scaling import backlog
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support.engine_cluster import EngineCluster, provided
 
 ONE = ResourceProfile(1_000, 256 * MIB)
 SMALL = ExecutorShape("small", "test", {"cpu_milli": 4_000, "memory_bytes": 8 * GIB}, ONE)
@@ -42,15 +37,12 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-def cluster_with(*shapes: ExecutorShape, **more: Any) -> ModelCluster:
-    cluster = ModelCluster(EngineSettings(provisioning=Provisioning(shapes=shapes, **more)))
-    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
-    return cluster
+def cluster_with(*shapes: ExecutorShape, **more: Any) -> EngineCluster:
+    return EngineCluster(provisioning=Provisioning(shapes=shapes, **more))
 
 
-def ask(cluster: ModelCluster, *names: str, profile: ResourceProfile = ONE) -> None:
-    requests = tuple(RequestSpec(name, profile) for name in names)
-    cluster.batch(RequestsSubmitted(cluster.at, "job", requests))
+def ask(cluster: EngineCluster, *names: str, profile: ResourceProfile = ONE) -> None:
+    cluster.submit(*names, profile=profile)
 
 
 def test_requests_that_come_one_by_one_are_planned_together(plans: list[Any]) -> None:
@@ -85,8 +77,8 @@ def test_without_providers_nobody_looks(plans: list[Any]) -> None:
 
 
 def test_a_minimum_is_asked_for_without_anybody_coming_first() -> None:
-    cluster = ModelCluster(
-        EngineSettings(provisioning=Provisioning(shapes=(SMALL,), total_min={"cpu_milli": 5_000}))
+    cluster = EngineCluster(
+        provisioning=Provisioning(shapes=(SMALL,), total_min={"cpu_milli": 5_000})
     )
     started = []
     for _ in range(3):  # nothing but the timers that are armed
@@ -101,17 +93,17 @@ def test_slots_that_come_and_go_between_two_looks_keep_an_executor() -> None:
     cluster = cluster_with(SMALL, idle_timeout_ms=3_000)
     ask(cluster, "first")
     cluster.wait(1_000)
-    executor = ModelExecutor("small-1-1", SMALL.total, ONE)
+    executor = provided("small-1-1", SMALL)
     cluster.register(executor)
     cluster.settle()
-    cluster.batch(SlotsReleased(cluster.at, "job", (("first", 0),)))
+    cluster.release("first")
     cluster.settle()
     for number in range(10):
         cluster.wait(1_000)
         name = f"short-{number}"
         ask(cluster, name)
         cluster.settle()
-        cluster.batch(SlotsReleased(cluster.at, "job", ((name, 0),)))
+        cluster.release(name)
         cluster.settle()
         cluster.report(executor)
         assert not executor.slots
@@ -127,7 +119,7 @@ def test_those_whom_nothing_could_serve_keep_nobody_behind_them_waiting() -> Non
         RequestSpec(f"larger-{number}", ResourceProfile(8_000, 256 * MIB), allow_pending=True)
         for number in range(5)
     )
-    cluster.batch(RequestsSubmitted(cluster.at, "job", larger))
+    cluster.submit(*larger)
     ask(cluster, "small")
     cluster.wait(1_000)
     assert [each.shape for each in cluster.state.provisions.values()] == ["small"]
@@ -138,11 +130,11 @@ def test_those_whom_nothing_could_serve_keep_nobody_behind_them_waiting() -> Non
 def test_what_was_asked_for_a_gang_that_left_is_given_back() -> None:
     cluster = cluster_with(SMALL)
     asked = tuple(RequestSpec(f"m{number}", ONE, gang_id="g") for number in range(6))
-    cluster.batch(RequestsSubmitted(cluster.at, "job", asked, gangs=(GangSpec("g"),)))
+    cluster.submit(*asked, GangSpec("g"))
     cluster.wait(1_000)
     assert len(cluster.state.provisions) == 2
     cluster.wait(1_000)
-    cluster.batch(RequestsCancelled(cluster.at, "job", ("m0",)))
+    cluster.cancel("m0")
     for _ in range(3):
         cluster.wait(1_000)
     states = {each.state for each in cluster.state.provisions.values()}
@@ -157,7 +149,7 @@ def test_gangs_that_nothing_could_serve_keep_none_behind_them_from_being_planned
             RequestSpec(f"{gang_id}{n}", profile, allow_pending=True, gang_id=gang_id)
             for n in range(count)
         )
-        cluster.batch(RequestsSubmitted(cluster.at, "job", asked, gangs=(GangSpec(gang_id),)))
+        cluster.submit(*asked, GangSpec(gang_id))
     cluster.wait(1_000)
     assert len(cluster.state.provisions) == 2  # for all six, though one look counts five requests
     assert cluster.state.elastic.plan.gangs_left == ["h", "i"]
@@ -176,13 +168,10 @@ def test_a_gang_is_taken_in_that_needs_executors_of_both_kinds_though_most_there
     cluster = cluster_with(SMALL, total_max={"cpu_milli": 13_000})
     for number in range(8):
         cpu_milli = 2_000 if number == 7 else 500
-        total = {"cpu_milli": cpu_milli, "memory_bytes": GIB}
-        cluster.register(ModelExecutor(f"host-{number}", total, ONE))
+        cluster.host(f"host-{number}", cpu_milli=cpu_milli, memory_bytes=GIB, default_profile=ONE)
     for gang_id, count in (("six", 6), ("seven", 7)):
         asked = tuple(RequestSpec(f"{gang_id}{n}", ONE, gang_id=gang_id) for n in range(count))
-        outcomes = cluster.batch(
-            RequestsSubmitted(cluster.at, "job", asked, gangs=(GangSpec(gang_id),))
-        )
+        outcomes = cluster.submit(*asked, GangSpec(gang_id))
         assert {each.reason for each in outcomes} == {"" if count == 6 else "INFEASIBLE_NEVER"}
     assert set(map(frozenset, looked_at)) == {frozenset(), frozenset({"host-7"})}
 
@@ -199,11 +188,8 @@ def test_a_minimum_of_odd_amounts_takes_no_longer() -> None:
 
 def test_of_very_many_who_are_planned_nowhere_only_some_are_told_one_by_one() -> None:
     cluster = cluster_with(SMALL, total_max={"cpu_milli": 4_000})
-    requests = tuple(
-        RequestSpec(f"r{number}", ResourceProfile(3_000 + number, 256 * MIB))
-        for number in range(300)
-    )
-    cluster.batch(RequestsSubmitted(cluster.at, "job", requests))
+    profiles = (ResourceProfile(3_000 + number, 256 * MIB) for number in range(300))
+    cluster.submit(*(RequestSpec(f"r{n}", profile) for n, profile in enumerate(profiles)))
     cluster.wait(1_000)
     told = providers_view(cluster.state).unplanned
     assert told[0] == "1 request of 3.001 cpu, 256Mi: the maximum is reached"
@@ -212,10 +198,8 @@ def test_of_very_many_who_are_planned_nowhere_only_some_are_told_one_by_one() ->
 
 def test_everybody_is_told_which_executor_it_is_planned_on() -> None:
     cluster = cluster_with(SMALL)
-    requests = tuple(
-        RequestSpec(f"r{number}", ResourceProfile(3_000 + number, 256 * MIB)) for number in range(3)
-    )
-    cluster.batch(RequestsSubmitted(cluster.at, "job", requests))
+    profiles = (ResourceProfile(3_000 + number, 256 * MIB) for number in range(3))
+    cluster.submit(*(RequestSpec(f"r{n}", profile) for n, profile in enumerate(profiles)))
     cluster.wait(1_000)
 
     def planned() -> set[str]:
@@ -229,7 +213,7 @@ def test_everybody_is_told_which_executor_it_is_planned_on() -> None:
     assert planned() == {"small-1-1", "small-1-2", "small-1-3"}
     cluster.batch(ProvisionFailed(cluster.at, "small-1-2", "no"))
     assert planned() == {"small-1-1", "small-1-3", ""}
-    cluster.register(ModelExecutor("small-1-1", SMALL.total, ONE))
+    cluster.register(provided("small-1-1", SMALL))
     assert planned() == {"small-1-3", ""}
 
 
@@ -237,9 +221,8 @@ def test_a_cancelled_request_is_shown_as_planned_no_more() -> None:
     cluster = cluster_with(SMALL)
     names = [f"r{number}" for number in range(6)]
     ask(cluster, *names)
-    gang = GangSpec("gang")
-    members = tuple(RequestSpec(name, ONE, gang_id="gang") for name in ("g0", "g1"))
-    cluster.batch(RequestsSubmitted(cluster.at, "job", members, gangs=(gang,)))
+    members = (RequestSpec(name, ONE, gang_id="gang") for name in ("g0", "g1"))
+    cluster.submit(*members, GangSpec("gang"))
     cluster.wait(1_000)
 
     def planned() -> list[tuple[int, tuple[str, ...]]]:
@@ -247,11 +230,11 @@ def test_a_cancelled_request_is_shown_as_planned_no_more() -> None:
         return [(each.planned_requests, each.planned) for each in seen]
 
     assert sum(count for count, _ in planned()) == 8
-    cluster.batch(RequestsCancelled(cluster.at, "job", (*names[:5], "g0")))
+    cluster.cancel(*names[:5], "g0")
     (first, text), *others = planned()
     assert (first, text) == (1, ("1 request of 1 cpu, 256Mi",))
     assert others == [(0, ())] * len(others)
-    cluster.batch(RequestsCancelled(cluster.at, "job", (names[5],)))
+    cluster.cancel(names[5])
     assert sum(count for count, _ in planned()) == 0
 
 
@@ -262,14 +245,13 @@ def test_executors_that_come_and_are_of_no_use_are_asked_for_ever_more_rarely(tr
     asked = 0
     for _ in range(600):
         cluster.wait(1_000)
-        cluster.batch(JobKeptAlive(cluster.at, "job"))
+        cluster.keep_alive("job")
         told = cluster.providers[:]
         cluster.providers.clear()
         for each in told:
             if isinstance(each, StartExecutor):
                 asked += 1
-                executor = ModelExecutor(each.executor_id, SMALL.total, ONE, broken={"r"})
-                cluster.register(executor)
+                cluster.register(provided(each.executor_id, SMALL, broken={"r"}))
             else:
                 cluster.batch(ProvisionEnded(cluster.at, each.executor_id, "gone"))
         for sent in cluster.wire[:]:
@@ -283,8 +265,7 @@ def test_executors_that_come_and_are_of_no_use_are_asked_for_ever_more_rarely(tr
     (shape,) = providers_view(cluster.state).shapes
     assert trouble in shape.last_failure
 
-    good = ModelExecutor("small-1-99", SMALL.total, ONE, provided_as="small")
-    cluster.register(good)
+    cluster.register(provided("small-1-99", SMALL))
     cluster.settle()
     cluster.wait(1_000)
     (shape,) = providers_view(cluster.state).shapes
@@ -296,7 +277,7 @@ def test_the_first_in_line_are_planned_for_whatever_they_ask_for(plans: list[Any
     for number in range(4):
         ask(cluster, f"one-{number}")
         ask(cluster, f"two-{number}", profile=ResourceProfile(2_000, 256 * MIB))
-    cluster.batch(RequestsCancelled(cluster.at, "job", ("two-0",)))
+    cluster.cancel("two-0")
     cluster.wait(1_000)
     (made,) = plans
     sizes = [made.wishes[kind].pooled["cpu_milli"] for kind, _ in made.line]

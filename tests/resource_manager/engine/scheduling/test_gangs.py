@@ -15,7 +15,6 @@ from finegrain.errors import InvalidArgument, ResourceExhausted
 from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.explain.lists import cluster_view
 from resource_manager.engine.explain.requests import explain
-from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.jobs import lifecycle
 from resource_manager.engine.lifecycle.gangs import waiting_gangs
 from resource_manager.engine.model.entities import (
@@ -25,35 +24,28 @@ from resource_manager.engine.model.entities import (
     RequestState,
 )
 from resource_manager.engine.model.events import (
-    ItemOutcome,
     JobEndRequested,
-    JobRegistered,
     RequestsSubmitted,
-    SlotsReleased,
 )
-from resource_manager.engine.model.settings import DAY_MS, EngineSettings
+from resource_manager.engine.model.settings import DAY_MS
 from resource_manager.engine.queue.gangs import MemberRequest
 from resource_manager.engine.step import step
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
 from tests.resource_manager.engine.placement.test_gang_search import (
     SMALL,
     Everything,
     cluster_with,
     hosts,
 )
+from tests.support.engine_cluster import EngineCluster, host
 from tests.support.properties import examples
 
 TINY = ResourceProfile(100, 16 * MIB)
 GANG = GangSpec("g")
 
 
-def cluster_of(count: int = 1, **chosen: Any) -> ModelCluster:
-    cluster = ModelCluster(EngineSettings(**chosen))
-    total = {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}
-    for number in range(count):
-        cluster.register(ModelExecutor(f"host-{number:02d}", total, TINY))
-    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
-    return cluster
+def cluster_of(count: int = 1, **chosen: Any) -> EngineCluster:
+    hosts = (host(f"host-{number:02d}", memory_bytes=4 * GIB) for number in range(count))
+    return EngineCluster(*hosts, **chosen)
 
 
 def members(count: int, gang_id: str = "g", **fields: Any) -> tuple[RequestSpec, ...]:
@@ -62,27 +54,18 @@ def members(count: int, gang_id: str = "g", **fields: Any) -> tuple[RequestSpec,
     )
 
 
-def submit(
-    cluster: ModelCluster, requests: tuple[RequestSpec, ...], *gangs: GangSpec, **fields: Any
-) -> list[ItemOutcome]:
-    answer: list[ItemOutcome] = cluster.batch(
-        RequestsSubmitted(cluster.at, "job", requests, gangs=gangs, **fields)
-    )
-    return answer
-
-
-def states(cluster: ModelCluster) -> set[RequestState]:
+def states(cluster: EngineCluster) -> set[RequestState]:
     return {request.state for request in cluster.state.requests.values()}
 
 
 def test_a_gang_may_not_have_more_members_than_is_set() -> None:
     cluster = cluster_of(gang_members_max=3)
-    outcomes = submit(cluster, members(4), GANG)
+    outcomes = cluster.submit(*members(4), GANG)
     assert {outcome.reason for outcome in outcomes} == {"INVALID_ARGUMENT"}
     assert "4 members; expected at most 3" in outcomes[0].message
     assert not cluster.state.requests
     assert not cluster.state.gangs.by_id
-    assert [o.reason for o in submit(cluster, members(3), GANG)] == ["", "", ""]
+    assert [o.reason for o in cluster.submit(*members(3), GANG)] == ["", "", ""]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +79,7 @@ def test_a_gang_may_not_have_more_members_than_is_set() -> None:
 def test_one_member_that_may_not_be_refuses_all(change: Any, says: str) -> None:
     cluster = cluster_of()
     first, second, third = members(3)
-    outcomes = submit(cluster, (first, second, replace(third, **change)), GANG)
+    outcomes = cluster.submit(first, second, replace(third, **change), GANG)
     assert [outcome.reason for outcome in outcomes] == [
         "GANG_REFUSED",
         "GANG_REFUSED",
@@ -110,47 +93,47 @@ def test_one_member_that_may_not_be_refuses_all(change: Any, says: str) -> None:
 
 def test_a_member_names_a_gang_that_its_call_declares() -> None:
     cluster = cluster_of()
-    outcomes = submit(cluster, (*members(2), RequestSpec("lone", TINY)))
+    outcomes = cluster.submit(*members(2), RequestSpec("lone", TINY))
     assert [outcome.reason for outcome in outcomes] == ["INVALID_ARGUMENT"] * 2 + [""]
     with pytest.raises(InvalidArgument, match="every gang once"):
-        submit(cluster, members(2), GANG, GANG)
+        cluster.submit(*members(2), GANG, GANG)
     with pytest.raises(InvalidArgument, match="belong to"):
-        submit(cluster, members(2), GANG, GangSpec("h"))
+        cluster.submit(*members(2), GANG, GangSpec("h"))
     assert set(cluster.state.requests) == {"lone"}
 
 
 def test_a_gang_counts_like_the_shapes_that_its_members_have() -> None:
     cluster = cluster_of(job_scheduling_classes_max=2)
     full = replace(RequestSpec("full", ResourceProfile(4_000, GIB)))
-    submit(cluster, (full,))
-    submit(cluster, members(2), GANG)
-    submit(cluster, members(2, "h"), GangSpec("h"))
+    cluster.submit(full)
+    cluster.submit(*members(2), GANG)
+    cluster.submit(*members(2, "h"), GangSpec("h"))
     with pytest.raises(ResourceExhausted):
-        submit(cluster, members(2, "i"), GangSpec("i"))
+        cluster.submit(*members(2, "i"), GangSpec("i"))
     with pytest.raises(ResourceExhausted):
-        submit(cluster, (RequestSpec("r", TINY),))
+        cluster.submit("r", profile=TINY)
     with pytest.raises(ResourceExhausted):  # what is to come in further parts counts now
-        submit(cluster, (), following=members(2, "i"))
-    submit(cluster, members(2), GANG)  # the same call again
-    cluster.settle()
-    cluster.batch(SlotsReleased(cluster.at, "job", (("full", 0),)))
-    cluster.settle()
+        cluster.batch(RequestsSubmitted(cluster.at, "job", (), following=members(2, "i")))
+    cluster.submit(*members(2), GANG)  # the same call again
+    cluster.deliver_all()
+    cluster.release("full")
+    cluster.deliver_all()
     assert states(cluster) == {RequestState.GRANTED, RequestState.RELEASED}
-    submit(cluster, members(2, "i"), GangSpec("i"))
+    cluster.submit(*members(2, "i"), GangSpec("i"))
     unlike = tuple(
         replace(each, profile=ResourceProfile(100 + n, 16 * MIB))
         for n, each in enumerate(members(3, "k"))
     )
     with pytest.raises(ResourceExhausted):
-        submit(cluster, unlike, GangSpec("k"))
-    submit(cluster, unlike[:2], GangSpec("k"))
-    assert check_invariants(cluster.state) == []
+        cluster.submit(*unlike, GangSpec("k"))
+    cluster.submit(*unlike[:2], GangSpec("k"))
+    cluster.check()
 
 
 def test_a_gang_that_is_tried_in_vain_counts_with_each_of_its_different_members() -> None:
     """So that one decision tries few gangs of many different members."""
     cluster = cluster_of(shapes_tried_max=4)
-    submit(cluster, (RequestSpec("full", ResourceProfile(3_000, GIB)),))
+    cluster.submit("full", profile=ResourceProfile(3_000, GIB))
     for name in "ghi":
         unlike = (
             RequestSpec(f"{name}{n}", ResourceProfile(500 + n, 16 * MIB), gang_id=name)
@@ -168,21 +151,21 @@ def test_a_gang_that_is_tried_in_vain_counts_with_each_of_its_different_members(
 
 def test_a_gang_of_a_thousand_is_placed_and_granted_as_one() -> None:
     cluster = cluster_of(40, command_items_max=7)
-    submit(cluster, members(1_000), GANG)
+    cluster.submit(*members(1_000), GANG)
     for sent in cluster.wire[1:]:
         cluster.deliver(sent)
     assert RequestState.GRANTED not in states(cluster)
-    cluster.settle(rounds=1_000)
+    cluster.deliver_all(most=1_000)
     assert states(cluster) == {RequestState.GRANTED}
     told = [event.allocation_id for event in cluster.store.job_events["job"]]
     assert told == [f"g{n}" for n in range(1_000)]
-    assert check_invariants(cluster.state) == []
+    cluster.check()
 
 
 def test_an_id_that_stands_twice_in_a_call_refuses_the_gangs_that_it_is_in() -> None:
     cluster = cluster_of()
     other = replace(members(2)[1], gang_id="h")
-    outcomes = submit(cluster, (*members(2), other), GANG, GangSpec("h"))
+    outcomes = cluster.submit(*members(2), other, GANG, GangSpec("h"))
     assert [outcome.reason for outcome in outcomes] == [
         "GANG_REFUSED",
         "ALREADY_EXISTS",
@@ -195,29 +178,29 @@ def test_an_id_that_stands_twice_in_a_call_refuses_the_gangs_that_it_is_in() -> 
 def test_gangs_are_forgotten_with_their_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lifecycle, "FORGOTTEN_AT_ONCE", 1)
     cluster = cluster_of()
-    submit(cluster, members(2), GANG)
-    cluster.settle()
-    cluster.batch(JobEndRequested(cluster.at, "job", "ENDED"))
-    cluster.settle()
+    cluster.submit(*members(2), GANG)
+    cluster.deliver_all()
+    cluster.end_job("job")
+    cluster.deliver_all()
     assert set(cluster.state.gangs.by_id) == {"g"}
     cluster.wait(DAY_MS)
     assert set(cluster.state.requests) == {"g0"}  # half of it is forgotten
-    assert check_invariants(cluster.state) == []
+    cluster.check()
     cluster.restart_rm()
-    assert check_invariants(cluster.state) == []
+    cluster.check()
     cluster.wait(1)
     cluster.wait(1)
     assert not cluster.state.jobs
     assert not cluster.state.gangs.by_id
     assert not cluster.store.snapshot(2).gangs
-    assert check_invariants(cluster.state) == []
+    cluster.check()
 
 
 def test_gangs_that_wait_are_iterated_in_line_with_their_living_members() -> None:
     cluster = cluster_of()
-    submit(cluster, (RequestSpec("full", ResourceProfile(4_000, GIB)),))
+    cluster.submit("full", profile=ResourceProfile(4_000, GIB))
     call = (*members(1, "h"), *members(3, "g"), *members(2, "i"))
-    submit(cluster, call, GangSpec("g"), GangSpec("h"), GangSpec("i"))
+    cluster.submit(*call, GangSpec("g"), GangSpec("h"), GangSpec("i"))
     found = [(gang.gang_id, len(some)) for gang, some in waiting_gangs(cluster.state.gangs)]
     assert found == [("h", 1), ("g", 3), ("i", 2)]
     assert cluster_view(cluster.state).pending_requests == {"WAITING_CAPACITY": 6}
@@ -226,7 +209,7 @@ def test_gangs_that_wait_are_iterated_in_line_with_their_living_members() -> Non
 def test_a_gang_that_is_declined_before_it_was_granted_is_placed_anew() -> None:
     """An executor that offers a member directly, against all rules, takes nothing away."""
     cluster = cluster_of(2)
-    submit(cluster, members(2), GangSpec("g", GangPlacement.SPREAD))
+    cluster.submit(*members(2), GangSpec("g", GangPlacement.SPREAD))
     first = cluster.wire[0]
     cluster.deliver(first)
     executor = cluster.executors[first.command.executor_id]
@@ -234,7 +217,7 @@ def test_a_gang_that_is_declined_before_it_was_granted_is_placed_anew() -> None:
     cluster.report(executor)
     assert states(cluster) == {RequestState.ALLOCATING}
     assert {request.generation for request in cluster.state.requests.values()} == {2}
-    cluster.settle()
+    cluster.deliver_all()
     assert states(cluster) == {RequestState.GRANTED}
     slot = cluster.state.slots.of(cluster.state.requests["g0"])
     assert slot is not None
@@ -242,7 +225,7 @@ def test_a_gang_that_is_declined_before_it_was_granted_is_placed_anew() -> None:
     executor.end(("g0", 2), "OFFER_NOT_ACCEPTED")
     cluster.report(executor)
     assert states(cluster) == {RequestState.GRANTED, RequestState.RELEASED}
-    assert check_invariants(cluster.state) == []
+    cluster.check()
 
 
 def test_a_gang_is_tried_when_an_older_slot_of_it_is_gone_though_nothing_grew() -> None:
@@ -254,11 +237,11 @@ def test_a_gang_is_tried_when_an_older_slot_of_it_is_gone_though_nothing_grew() 
         replace(each, profile=ResourceProfile(1_000, GIB), restart_on_loss=True)
         for each in members(2)
     )
-    submit(cluster, asked, GangSpec("g", GangPlacement.SAME_EXECUTOR))
-    cluster.settle()
+    cluster.submit(*asked, GangSpec("g", GangPlacement.SAME_EXECUTOR))
+    cluster.deliver_all()
     executor.end(("g0", 1), "ORPHANED")
     cluster.report(executor)
-    cluster.settle()
+    cluster.deliver_all()
     assert states(cluster) == {RequestState.PENDING}  # one of them still has a slot there
     executor.finish_frees()
     executor.hidden = {"cpu_milli": 1_000, "memory_bytes": GIB}
@@ -271,24 +254,24 @@ def test_a_gang_of_a_job_that_is_ending_is_not_placed_again(
 ) -> None:
     """Ending a large job takes several steps, and an executor may be lost between them."""
     cluster = cluster_of(2)
-    submit(cluster, tuple(RequestSpec(f"r{n}", TINY) for n in range(3)))
-    submit(cluster, members(2, restart_on_loss=True), GangSpec("g", GangPlacement.SPREAD))
-    cluster.settle()
-    submit(cluster, (RequestSpec("full", ResourceProfile(3_000, GIB)),))
+    cluster.submit(*(f"r{n}" for n in range(3)), profile=TINY)
+    cluster.submit(*members(2, restart_on_loss=True), GangSpec("g", GangPlacement.SPREAD))
+    cluster.deliver_all()
+    cluster.submit("full", profile=ResourceProfile(3_000, GIB))
     large = replace(members(1, "h")[0], profile=ResourceProfile(4_000, GIB))
-    submit(cluster, (large,), GangSpec("h"))
+    cluster.submit(large, GangSpec("h"))
     monkeypatch.setattr(lifecycle, "ENDED_AT_ONCE", 1)
-    cluster.batch(JobEndRequested(cluster.at, "job", "ENDED"))
+    cluster.end_job("job")
     assert not cluster.state.gangs.waiting  # long before it is told
     executor = cluster.executors["host-01"]
     executor.end(("g1", 1), "ORPHANED")
     cluster.report(executor)
     assert {cluster.state.requests[name].state for name in ("g0", "g1")} == {RequestState.PENDING}
     assert not cluster.state.gangs.waiting
-    assert check_invariants(cluster.state) == []
+    cluster.check()
     while cluster.state.unfinished:
         cluster.batch()
-    cluster.settle()
+    cluster.deliver_all()
     assert {cluster.state.requests[name].state for name in ("g0", "g1")} == {RequestState.CANCELLED}
     assert not cluster.state.slots
 
@@ -302,7 +285,7 @@ def test_many_gangs_end_with_their_job_some_at_a_time(monkeypatch: pytest.Monkey
         cluster.batch()
         left.append(cluster.state.requests.live)
     assert left == [12, 6, 0]  # what was begun ends whole: no gang is ever half ended
-    assert check_invariants(cluster.state) == []
+    cluster.check()
 
 
 def test_many_gangs_whose_time_is_over_end_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,41 +301,41 @@ def test_many_gangs_whose_time_is_over_end_some_at_a_time(monkeypatch: pytest.Mo
         left.append(cluster.state.requests.live)
     assert left == [12, 6, 0]
     assert {each.reason for each in cluster.state.requests.values()} == {"GANG_TIMEOUT"}
-    assert check_invariants(cluster.state) == []
+    cluster.check()
 
 
-def waiting_in_vain(gangs: int, *, timeout_ms: int | None) -> ModelCluster:
+def waiting_in_vain(gangs: int, *, timeout_ms: int | None) -> EngineCluster:
     """Gangs of three that are larger than the only executor."""
     cluster = cluster_of()
     for number in range(gangs):
         name = f"g{number}."
         large = ResourceProfile(2_000, GIB)
         asked = (replace(m, profile=large, allow_pending=True) for m in members(3, name))
-        submit(cluster, tuple(asked), GangSpec(name, timeout_ms=timeout_ms))
+        cluster.submit(*(asked), GangSpec(name, timeout_ms=timeout_ms))
     return cluster
 
 
 def test_to_release_a_slot_of_a_gang_that_is_broken_up_meanwhile_takes_nobody_else_along() -> None:
     """The release was on its way when the executor was lost."""
     cluster = cluster_of(2)
-    submit(cluster, members(3, restart_on_loss=True), GANG)
-    cluster.settle()
+    cluster.submit(*members(3, restart_on_loss=True), GANG)
+    cluster.deliver_all()
     slot = cluster.state.slots.of(cluster.state.requests["g0"])
     assert slot is not None
     executor = cluster.executors[slot.executor_id]
     executor.end(("g0", 1), "ORPHANED")
     step(cluster.state, cluster.report_of(executor))
     assert states(cluster) == {RequestState.PENDING}
-    cluster.batch(SlotsReleased(cluster.at, "job", (("g1", 1),)))
-    assert check_invariants(cluster.state) == []
-    cluster.settle()
+    cluster.release("g1", generation=1)
+    cluster.check()
+    cluster.deliver_all()
     found = {name: request.state for name, request in cluster.state.requests.items()}
     assert found == {
         "g0": RequestState.GRANTED,
         "g1": RequestState.CANCELLED,
         "g2": RequestState.GRANTED,
     }
-    assert check_invariants(cluster.state) == []
+    cluster.check()
 
 
 def test_few_places_are_told_of_a_gang_of_many_different_members(
@@ -361,14 +344,14 @@ def test_few_places_are_told_of_a_gang_of_many_different_members(
     monkeypatch.setattr("resource_manager.engine.explain.gangs.SEARCHES_MAX", 9)
     cluster = cluster_of(5)
     for number in range(4):
-        submit(cluster, (RequestSpec(f"r{number}", ResourceProfile(3_000, GIB)),))
+        cluster.submit(f"r{number}", profile=ResourceProfile(3_000, GIB))
     for name, step_milli in (("alike", 0), ("differ", 1)):
         asked = (
             replace(each, profile=ResourceProfile(900 + n * step_milli, MIB * 16))
             for n, each in enumerate(members(5, name))
         )
         same = GangPlacement.SAME_EXECUTOR
-        submit(cluster, tuple(replace(m, allow_pending=True) for m in asked), GangSpec(name, same))
+        cluster.submit(*(replace(m, allow_pending=True) for m in asked), GangSpec(name, same))
     told = [explain(cluster.state, f"{name}0").gang for name in ("alike", "differ")]
     assert [[spot.placeable for spot in each.spots] for each in told if each is not None] == [
         [4, 1, 1, 1, 1],
@@ -383,16 +366,15 @@ def test_as_many_are_called_placeable_as_could_be_placed(
     placement: GangPlacement, described: Any, count: int
 ) -> None:
     cluster = cluster_with(described)
-    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
     label = "rack" if placement is GangPlacement.SAME_LABEL else ""
     requests = tuple(replace(each, profile=SMALL, allow_pending=True) for each in members(count))
-    submit(cluster, requests, GangSpec("g", placement, label))
+    cluster.submit(*requests, GangSpec("g", placement, label))
     possible = [
         some
         for some in range(1, count + 1)
         if Everything(cluster, [MemberRequest(SMALL, (), some)]).exists(placement)
     ]
-    if cluster.state.requests["g0"].state is RequestState.PENDING:
+    if cluster.state_of("g0") is RequestState.PENDING:
         found = explain(cluster.state, "g0").gang
         assert found is not None
         assert found.placeable == max(possible, default=0)

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from resource_manager.engine.scheduling.passed_over import Turns
-from tests.support.jobs_and_hosts import Story
+from tests.support.engine_cluster import EngineCluster
 
 
 def test_whoever_is_placed_during_a_look_is_among_those_who_were_served() -> None:
     """A look may find room for somebody, and goes on with others of his job."""
-    story = Story()
-    story.host("host-0")
-    story.job("one", "two")
-    story.ask("two", ["first"])
-    story.wait(1)
-    story.ask("one", ["large"], cpu=4_000)
-    turns, since_ms = Turns(story.state), story.cluster.now_ms
+    cluster = EngineCluster.settled()
+    cluster.host("host-0")
+    cluster.job("one", "two")
+    cluster.submit("first", job="two")
+    cluster.wait(1_000)
+    cluster.submit("large", job="one", cpu_milli=4_000)
+    turns, since_ms = Turns(cluster.state), cluster.now_ms
     assert turns.is_passed_over("one", since_ms)
-    story.ask("one", ["small"])
-    assert story.where("small")
-    assert turns.is_passed_over("one", since_ms) == Turns(story.state).is_passed_over(
+    cluster.submit("small", job="one")
+    assert cluster.where("small")
+    assert turns.is_passed_over("one", since_ms) == Turns(cluster.state).is_passed_over(
         "one", since_ms
     )

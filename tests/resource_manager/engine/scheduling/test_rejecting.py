@@ -9,16 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from finegrain.cpu_policy import HostPolicy, NumaPolicy
+from finegrain.cpu_policy import NumaPolicy
 from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.model.entities import RangeSpec, RequestSpec
 from resource_manager.engine.model.events import (
     CommandRefused,
-    DrainRequested,
-    ForgetRequested,
-    HostPolicySet,
-    RequestsSubmitted,
     Ticked,
 )
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
@@ -26,24 +22,21 @@ from tests.resource_manager.engine.infeasible import (
     AFTER_MS,
     HUGE,
     SMALL,
-    ask,
-    cluster_of,
-    host,
     rejected_after,
     told,
     waits,
 )
-from tests.resource_manager.engine.model import ModelCluster
+from tests.support.engine_cluster import FOREVER_MS, EngineCluster, host
 
 
 def test_a_request_from_before_the_first_executor_is_refused_like_one_that_comes_later() -> None:
-    cluster = cluster_of()
-    ask(cluster, "early")
+    cluster = EngineCluster(lost_timeout_ms=FOREVER_MS)
+    cluster.submit("early", profile=HUGE)
     cluster.wait(10 * AFTER_MS)
     assert waits(cluster)  # an executor that fits may come
 
-    cluster.register(host())
-    (late,) = ask(cluster, "late")
+    cluster.host()
+    (late,) = cluster.submit("late", profile=HUGE)
     assert rejected_after(cluster, AFTER_MS)
     assert told(cluster) == [("REJECTED", late.reason, late.message)]
     assert late.reason == "INFEASIBLE_NEVER"
@@ -55,29 +48,27 @@ def test_a_request_from_before_the_first_executor_is_refused_like_one_that_comes
 
 
 def test_a_request_that_allows_to_wait_is_never_rejected() -> None:
-    cluster = cluster_of()
-    ask(cluster, "patient", allow_pending=True)
-    spec = RequestSpec("range", HUGE, allow_pending=True)
-    range_event = RequestsSubmitted(cluster.at, "job", (), ranges=(RangeSpec(spec, 0, 5),))
-    cluster.batch(range_event)
-    ask(cluster, "early")
-    cluster.register(host())
+    cluster = EngineCluster(lost_timeout_ms=FOREVER_MS)
+    cluster.submit("patient", allow_pending=True, profile=HUGE)
+    cluster.submit(RangeSpec(RequestSpec("range", HUGE, allow_pending=True), 0, 5))
+    cluster.submit("early", profile=HUGE)
+    cluster.host()
     cluster.wait(10 * AFTER_MS)
     assert [waits(cluster, name) for name in ("early", "patient", "range.0")] == [False, True, True]
 
 
 def test_labels_that_no_executor_carries_count_too() -> None:
-    cluster = cluster_of()
-    ask(cluster, "early", profile=SMALL, required_labels=(("zone", "b"),))
-    cluster.register(host())
-    (late,) = ask(cluster, "late", profile=SMALL, required_labels=(("zone", "b"),))
+    cluster = EngineCluster(lost_timeout_ms=FOREVER_MS)
+    cluster.submit("early", profile=SMALL, required_labels=(("zone", "b"),))
+    cluster.host()
+    (late,) = cluster.submit("late", profile=SMALL, required_labels=(("zone", "b"),))
     assert rejected_after(cluster, AFTER_MS)
     assert told(cluster) == [("REJECTED", late.reason, late.message)]
 
 
 def test_an_unconfirmed_executor_stops_the_clock_until_it_registers() -> None:
-    cluster = cluster_of()
-    ask(cluster, "early")
+    cluster = EngineCluster(lost_timeout_ms=FOREVER_MS)
+    cluster.submit("early", profile=HUGE)
     a, b = host("host-a"), host("host-b")
     cluster.register(a)
     cluster.register(b)
@@ -90,11 +81,10 @@ def test_an_unconfirmed_executor_stops_the_clock_until_it_registers() -> None:
 
 
 def test_an_unconfirmed_executor_stops_the_clock_until_it_is_lost() -> None:
-    cluster = cluster_of(lost_timeout_ms=100_000)
-    ask(cluster, "early")
-    a = host("host-a")
-    cluster.register(a)
-    cluster.register(host("host-b"))
+    cluster = EngineCluster(lost_timeout_ms=100_000)
+    cluster.submit("early", profile=HUGE)
+    a = cluster.host()
+    cluster.host("host-b")
     cluster.restart_rm()
     cluster.register(a)
     for _ in range(10):
@@ -105,11 +95,10 @@ def test_an_unconfirmed_executor_stops_the_clock_until_it_is_lost() -> None:
 
 
 def test_an_executor_that_refuses_its_orders_is_unconfirmed_until_it_registers() -> None:
-    cluster = cluster_of()
-    ask(cluster, "early")
-    a = host()
-    cluster.register(a)
-    ask(cluster, "small", profile=SMALL)
+    cluster = EngineCluster(lost_timeout_ms=FOREVER_MS)
+    cluster.submit("early", profile=HUGE)
+    a = cluster.host()
+    cluster.submit("small", profile=SMALL)
     command = cluster.wire.pop().command
     numbers = command.registration_number, command.command_number
     cluster.batch(CommandRefused(cluster.at, "host-a", *numbers, "COMMAND_OUT_OF_ORDER"))
@@ -120,36 +109,36 @@ def test_an_executor_that_refuses_its_orders_is_unconfirmed_until_it_registers()
 
 
 def test_a_lost_executor_alone_does_not_let_the_clock_run() -> None:
-    cluster = cluster_of(lost_timeout_ms=20_000)
-    ask(cluster, "early")
-    cluster.register(host())
+    cluster = EngineCluster(lost_timeout_ms=20_000)
+    cluster.submit("early", profile=HUGE)
+    cluster.host()
     cluster.wait(20_000)
     assert cluster.state.hosts["host-a"].executor.lost
     cluster.wait(10 * AFTER_MS)
     assert waits(cluster)
 
 
-def _registration(cluster: ModelCluster) -> None:
-    cluster.register(host("host-b"))
+def _registration(cluster: EngineCluster) -> None:
+    cluster.host("host-b")
 
 
-def _registered_again(cluster: ModelCluster) -> None:
+def _registered_again(cluster: EngineCluster) -> None:
     cluster.register(cluster.executors["host-a"])
 
 
-def _forgetting(cluster: ModelCluster) -> None:
-    cluster.batch(ForgetRequested(cluster.at, "lost"))
+def _forgetting(cluster: EngineCluster) -> None:
+    cluster.forget("lost")
 
 
-def _settings_of_a_host(cluster: ModelCluster) -> None:
-    cluster.batch(HostPolicySet(cluster.at, "host-a", HostPolicy(reserved_strict=True)))
+def _settings_of_a_host(cluster: EngineCluster) -> None:
+    cluster.set_host_policy("host-a", reserved_strict=True)
 
 
-def _settings_of_the_cluster(cluster: ModelCluster) -> None:
-    cluster.batch(HostPolicySet(cluster.at, "", HostPolicy(alignment=NumaPolicy.RESTRICTED)))
+def _settings_of_the_cluster(cluster: EngineCluster) -> None:
+    cluster.set_host_policy("", alignment=NumaPolicy.RESTRICTED)
 
 
-def _takeover(cluster: ModelCluster) -> None:
+def _takeover(cluster: EngineCluster) -> None:
     cluster.restart_rm()
     cluster.register(cluster.executors["host-a"])
 
@@ -165,13 +154,12 @@ def _takeover(cluster: ModelCluster) -> None:
         _takeover,
     ],
 )
-def test_the_clock_restarts_with(change: Callable[[ModelCluster], None]) -> None:
-    cluster = cluster_of(lost_timeout_ms=20_000)
-    ask(cluster, "early")
-    cluster.register(host("lost"))
+def test_the_clock_restarts_with(change: Callable[[EngineCluster], None]) -> None:
+    cluster = EngineCluster(lost_timeout_ms=20_000)
+    cluster.submit("early", profile=HUGE)
+    cluster.host("lost")
     cluster.wait(20_000)
-    a = host()
-    cluster.register(a)
+    a = cluster.host()
     for _ in range(2):
         cluster.wait(12_000)
         cluster.report(a)
@@ -182,23 +170,23 @@ def test_the_clock_restarts_with(change: Callable[[ModelCluster], None]) -> None
 
 
 def test_the_clock_does_not_restart_with_drains_and_lost_executors() -> None:
-    cluster = cluster_of(lost_timeout_ms=20_000)
-    ask(cluster, "early")
+    cluster = EngineCluster(lost_timeout_ms=20_000)
+    cluster.submit("early", profile=HUGE)
     a = host()
-    cluster.register(host("host-b"))
+    cluster.host("host-b")
     cluster.register(a)
     cluster.wait(15_000)
     cluster.report(a)
-    cluster.batch(DrainRequested(cluster.at, "host-a"))
+    cluster.drain("host-a")
     cluster.wait(10_000)
     assert cluster.state.hosts["host-b"].executor.lost
     assert rejected_after(cluster, 5_000)
 
 
 def test_time_in_which_nobody_could_be_heard_does_not_count() -> None:
-    cluster = cluster_of()
-    ask(cluster, "early")
-    cluster.register(host())
+    cluster = EngineCluster(lost_timeout_ms=FOREVER_MS)
+    cluster.submit("early", profile=HUGE)
+    cluster.host()
     cluster.now_ms += 10 * AFTER_MS
     cluster.batch(Ticked(cluster.at, after_stall=True))
     assert rejected_after(cluster, AFTER_MS)
@@ -206,15 +194,15 @@ def test_time_in_which_nobody_could_be_heard_does_not_count() -> None:
 
 @pytest.mark.parametrize("how", ["draining", "lost"])
 def test_an_executor_that_takes_no_slots_now_still_counts(how: str) -> None:
-    cluster = cluster_of(lost_timeout_ms=20_000)
-    ask(cluster, "early")
-    small, large = host(), host("large", cpu=64_000)
+    cluster = EngineCluster(lost_timeout_ms=20_000)
+    cluster.submit("early", profile=HUGE)
+    small, large = host(), host("large", cpu_milli=64_000)
     cluster.register(large)
     if how == "lost":
         cluster.wait(20_000)
         assert cluster.state.hosts["large"].executor.lost
     else:
-        cluster.batch(DrainRequested(cluster.at, "large"))
+        cluster.drain("large")
     cluster.register(small)
     for _ in range(10):
         cluster.wait(15_000)
@@ -223,7 +211,7 @@ def test_an_executor_that_takes_no_slots_now_still_counts(how: str) -> None:
     if how == "draining":
         cluster.wait(5_000)
         assert cluster.state.hosts["large"].executor.lost
-    cluster.batch(ForgetRequested(cluster.at, "large"))
+    cluster.forget("large")
     cluster.report(small)
     cluster.wait(15_000)
     cluster.report(small)
@@ -235,35 +223,34 @@ def test_what_a_provider_could_start_counts(cpu: int, hosted: bool) -> None:
     total = {"cpu_milli": cpu, "memory_bytes": GIB}
     shape = ExecutorShape("shape", "test", total, ResourceProfile(1_000, 64 * MIB))
     provisioning = Provisioning(shapes=(shape,), total_max={"cpu_milli": 200_000})
-    cluster = cluster_of()
-    ask(cluster, "early")
+    cluster = EngineCluster(lost_timeout_ms=FOREVER_MS)
+    cluster.submit("early", profile=HUGE)
     # A manager takes over that has been given providers.
     cluster.settings = replace(cluster.settings, provisioning=provisioning)
     cluster.restart_rm()
-    cluster.register(host())
+    cluster.host()
     cluster.wait(AFTER_MS)
     assert waits(cluster) is hosted
 
 
 def test_explain_says_when_a_request_is_rejected() -> None:
-    cluster = cluster_of(lost_timeout_ms=100_000)
+    cluster = EngineCluster(lost_timeout_ms=100_000)
 
     def summary(name: str = "early") -> str:
         return explain(cluster.state, name).summary
 
-    ask(cluster, "early", "second")
-    ask(cluster, "patient", allow_pending=True)
+    cluster.submit("early", "second", profile=HUGE)
+    cluster.submit("patient", allow_pending=True, profile=HUGE)
     assert "rejected" not in summary()  # whether it will be is not known yet
-    a = host()
-    cluster.register(a)
+    a = cluster.host()
     assert "it is rejected at 22:13:51 UTC, unless" in summary()
     assert "rejected" not in summary("patient")
     cluster.wait(10_000)
-    cluster.register(host("host-b"))
+    cluster.host("host-b")
     assert "it is rejected at 22:14:01 UTC, unless" in summary()
     cluster.restart_rm()
     assert "it is rejected 30 s after an executor has registered" in summary()
     cluster.register(a)
     assert "it is rejected 30 s after every known executor has registered again" in summary()
-    cluster.register(host("host-c", cpu=64_000))
+    cluster.host("host-c", cpu_milli=64_000)
     assert "rejected" not in summary("second")

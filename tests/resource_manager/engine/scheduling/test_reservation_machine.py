@@ -10,7 +10,6 @@ from hypothesis.stateful import initialize, invariant, rule
 
 from finegrain.resources import fits, total_of
 from resource_manager.engine.model.entities import RequestSpec, RequestState
-from resource_manager.engine.model.events import RequestsSubmitted, SlotsReuseAsked
 from resource_manager.engine.model.settings import Fairness
 from tests.resource_manager.engine.scheduling.test_gang_machine import GangsStayWhole
 from tests.resource_manager.engine.test_machine import JOBS, MACHINE, PROFILES
@@ -32,8 +31,8 @@ class NothingIsHeldForNobody(GangsStayWhole):
         specs = tuple(RequestSpec(f"r{self.made + n}", PROFILES[0]) for n in range(12))
         self.made += len(specs)
         self.acknowledged.update(each.allocation_id for each in specs)
-        self.cluster.batch(RequestsSubmitted(self.cluster.at, JOBS[0], specs))
-        self.cluster.settle()
+        self.cluster.submit(*specs, job=JOBS[0])
+        self.cluster.deliver_all()
 
     @rule(data=st.data(), same=st.booleans())
     def reuse(self, data: st.DataObject, same: bool) -> None:
@@ -55,8 +54,7 @@ class NothingIsHeldForNobody(GangsStayWhole):
 
     def _ask_again(self, asked: tuple[str, int, str]) -> None:
         running = {key for key, slot in self.state.slots.items() if slot.state == "ALLOCATED"}
-        event = SlotsReuseAsked(self.cluster.at, JOBS[0], (asked,))
-        (outcome,) = self.cluster.batch(event)
+        (outcome,) = self.cluster.reuse(asked, job=JOBS[0])
         named = self.state.requests[asked[2]]
         if not outcome.reason:
             assert (named.state, named.reason) == ("RELEASED", "REUSED")

@@ -9,19 +9,14 @@ import pytest
 from finegrain.errors import FailedPrecondition
 from finegrain.resources import GIB, MIB, Amounts, ResourceProfile
 from resource_manager.engine.explain.requests import explain
-from resource_manager.engine.invariants.all import check_invariants
-from resource_manager.engine.model.entities import RequestSpec, RequestState, Slot
+from resource_manager.engine.model.entities import RequestSpec, RequestState
 from resource_manager.engine.model.events import (
     CommandAnswered,
     ItemOutcome,
-    JobRegistered,
-    RequestsSubmitted,
-    ResizeRequested,
-    SlotsReleased,
 )
 from resource_manager.engine.model.offers import slot_to_dict
 from resource_manager.engine.model.settings import EngineSettings
-from tests.resource_manager.engine.model import ModelCluster, ModelExecutor
+from tests.support.engine_cluster import EngineCluster, FakeExecutor
 
 ROOMY = {"cpu_milli": 4_000, "memory_bytes": 4 * GIB}
 
@@ -30,25 +25,12 @@ def size(cpu_milli: int, mib: int = 1_024) -> ResourceProfile:
     return ResourceProfile(cpu_milli, mib * MIB)
 
 
-def cluster_with(*names: str, total: Amounts = ROOMY, cpu: int = 1_000) -> ModelCluster:
+def cluster_with(*names: str, total: Amounts = ROOMY, cpu: int = 1_000) -> EngineCluster:
     """One host with a granted slot for each name."""
-    cluster = ModelCluster(EngineSettings())
-    cluster.register(ModelExecutor("host-a", total, size(100, 64)))
-    cluster.batch(JobRegistered(cluster.at, "job", "job", "default", None, "s", "r"))
-    specs = tuple(RequestSpec(name, size(cpu, 256)) for name in names)
-    cluster.batch(RequestsSubmitted(cluster.at, "job", specs))
-    cluster.settle()
+    cluster = EngineCluster(FakeExecutor("host-a", total, size(100, 64)))
+    cluster.submit(*names, profile=size(cpu, 256))
+    cluster.deliver_all()
     return cluster
-
-
-def resize(cluster: ModelCluster, name: str, profile: ResourceProfile, *, number: int = 0) -> Slot:
-    event = ResizeRequested(cluster.at, "job", name, 0, number, profile)
-    slot: Slot = cluster.batch(event)
-    return slot
-
-
-def free_cpu(cluster: ModelCluster) -> int:
-    return cluster.state.hosts["host-a"].free().get("cpu_milli", 0)
 
 
 def test_growth_that_no_state_contains_yet_is_taken_off_what_the_executor_said_it_has() -> None:
@@ -56,36 +38,36 @@ def test_growth_that_no_state_contains_yet_is_taken_off_what_the_executor_said_i
     executor = cluster.executors["host-a"]
     executor.hidden = {"cpu_milli": 1_000}
     cluster.report(executor)
-    assert free_cpu(cluster) == 2_000
-    resize(cluster, "r", size(2_500, 256))
-    assert free_cpu(cluster) == 500  # not what the books alone would leave
+    assert cluster.free_cpu() == 2_000
+    cluster.resize("r", size(2_500, 256))
+    assert cluster.free_cpu() == 500  # not what the books alone would leave
     held = cluster.report_of(executor)
     cluster.report(executor, held)  # it left before the order arrived
-    assert free_cpu(cluster) == 500
-    cluster.settle()
-    assert free_cpu(cluster) == 500
-    resize(cluster, "r", size(500, 256))
-    assert free_cpu(cluster) == 500
-    cluster.settle()
-    assert free_cpu(cluster) == 2_500
+    assert cluster.free_cpu() == 500
+    cluster.deliver_all()
+    assert cluster.free_cpu() == 500
+    cluster.resize("r", size(500, 256))
+    assert cluster.free_cpu() == 500
+    cluster.deliver_all()
+    assert cluster.free_cpu() == 2_500
 
 
 def test_a_slot_that_grows_and_is_gone_leaves_nothing_booked() -> None:
     cluster = cluster_with("r")
-    resize(cluster, "r", size(3_000, 256))
-    cluster.batch(SlotsReleased(cluster.at, "job", (("r", 0),)))
-    cluster.settle()
+    cluster.resize("r", size(3_000, 256))
+    cluster.release("r")
+    cluster.deliver_all()
     host = cluster.state.hosts["host-a"]
     assert host.booked == host.unreported == {}
-    assert check_invariants(cluster.state) == []
+    cluster.check()
 
 
 def test_an_offer_says_what_is_enforced_and_what_is_under_way() -> None:
     cluster = cluster_with("r", "full", cpu=2_000)
     slot = cluster.state.slots["r", 1]
     assert "resizes" not in slot_to_dict(slot, "")
-    resize(cluster, "r", size(1_000, 512))
-    resize(cluster, "r", size(3_000, 256))
+    cluster.resize("r", size(1_000, 512))
+    cluster.resize("r", size(3_000, 256))
     data = slot_to_dict(slot, "")
     assert data["profile"] == size(2_000, 256).to_dict()
     assert data["resize_number"] == 2
@@ -111,7 +93,7 @@ def test_the_job_master_is_told_what_else_changed_with_the_size() -> None:
     cluster = cluster_with("r")
     executor = cluster.executors["host-a"]
     slot = cluster.state.slots["r", 1]
-    resize(cluster, "r", size(2_000, 256))
+    cluster.resize("r", size(2_000, 256))
     executor.execute(cluster.wire.pop().command, cluster.at, 1)
     carved = executor.slots["r", 1]
     bound: dict[str, object] = {"driver": "none", "cpus": "exclusive"}
@@ -128,7 +110,7 @@ def test_the_job_master_is_told_what_else_changed_with_the_size() -> None:
 def test_a_size_beyond_the_executor_is_refused_with_numbers_for_programs() -> None:
     cluster = cluster_with("r")
     with pytest.raises(FailedPrecondition) as refused:
-        resize(cluster, "r", size(4_001, 256))
+        cluster.resize("r", size(4_001, 256))
     assert refused.value.reason == "INFEASIBLE_NEVER"
     assert refused.value.details == {"cpu_milli_asked": "4001", "cpu_milli_total": "4000"}
     assert cluster.state.slots["r", 1].resize_number == 0
@@ -142,13 +124,13 @@ def test_each_memory_pool_of_its_own_is_looked_at_by_itself() -> None:
     }
     cluster = cluster_with("r", "s", total=total)
     shifted = ResourceProfile(1_000, 128 * MIB, managed_memory_bytes=128 * MIB)
-    resize(cluster, "r", shifted)
+    cluster.resize("r", shifted)
     booked = cluster.state.hosts["host-a"].booked
     assert booked["task_heap_memory_bytes"] == 512 * MIB  # until it is confirmed
     assert booked["managed_memory_bytes"] == 128 * MIB
-    cluster.settle()
+    cluster.deliver_all()
     assert cluster.state.hosts["host-a"].booked["task_heap_memory_bytes"] == 384 * MIB
-    resize(cluster, "s", ResourceProfile(1_000, 256 * MIB, managed_memory_bytes=448 * MIB))
+    cluster.resize("s", ResourceProfile(1_000, 256 * MIB, managed_memory_bytes=448 * MIB))
     (change,) = explain(cluster.state, "s").resizes
     assert [(d.dimension, d.asked, d.free) for d in change.dimensions] == [
         ("managed_memory_bytes", 448 * MIB, 384 * MIB)
@@ -159,7 +141,7 @@ def test_each_memory_pool_of_its_own_is_looked_at_by_itself() -> None:
 def test_explaining_names_few_of_many_slots_that_are_in_the_way() -> None:
     names = [f"s{number}" for number in range(8)]
     cluster = cluster_with("r", *names, cpu=400)
-    resize(cluster, "r", size(4_000, 256))
+    cluster.resize("r", size(4_000, 256))
     (change,) = explain(cluster.state, "r").resizes
     assert change.summary.endswith("or without s0/1, s1/1, s2/1, s3/1, s4/1 and 3 more")
 
@@ -168,17 +150,17 @@ def test_many_slots_that_wait_for_the_same_room_get_it_in_the_order_in_which_the
     names = [f"r{number}" for number in range(9)]
     cluster = cluster_with(*names, "full", cpu=400)
     for name in reversed(names):
-        resize(cluster, name, size(600, 256))
+        cluster.resize(name, size(600, 256))
     assert not any(slot.ordered for slot in cluster.state.slots.values())
-    cluster.batch(SlotsReleased(cluster.at, "job", (("full", 0),)))
-    cluster.settle()
+    cluster.release("full")
+    cluster.deliver_all()
     grown = [name for (name, _), slot in cluster.state.slots.items() if slot.resize_number]
     assert len(grown) == 9
     assert {n for (n, _), s in cluster.state.slots.items() if s.profile.cpu_milli == 600} == {
         "r8",
         "r7",
     }
-    assert check_invariants(cluster.state) == []
+    cluster.check()
 
 
 def test_tries_of_slots_that_wait_are_counted_like_those_of_shapes() -> None:
@@ -186,33 +168,33 @@ def test_tries_of_slots_that_wait_are_counted_like_those_of_shapes() -> None:
     cluster = cluster_with(*names, cpu=1_000)
     cluster.state.settings = EngineSettings(shapes_tried_max=3)
     for name in names:
-        resize(cluster, name, size(2_500, 256))
+        cluster.resize(name, size(2_500, 256))
     late = RequestSpec("late", size(500, 64), allow_pending=True)
-    cluster.batch(RequestsSubmitted(cluster.at, "job", (late,)))
-    cluster.batch(SlotsReleased(cluster.at, "job", (("r0", 0),)))
-    cluster.settle()
+    cluster.submit(late)
+    cluster.release("r0")
+    cluster.deliver_all()
     decisions = 0
     while cluster.state.unfinished:
         cluster.batch()
         decisions += 1
     assert decisions <= 1
-    assert cluster.state.requests["late"].state is RequestState.ALLOCATING
+    assert cluster.state_of("late") is RequestState.ALLOCATING
 
 
 def test_a_change_that_ended_is_not_mistaken_for_one_that_is_asked_again() -> None:
     cluster = cluster_with("r")
     executor = cluster.executors["host-a"]
     executor.used["r"] = 200 * MIB
-    resize(cluster, "r", size(1_000, 128), number=1)
-    cluster.settle()
+    cluster.resize("r", size(1_000, 128), number=1)
+    cluster.deliver_all()
     assert cluster.state.slots["r", 1].profile == size(1_000, 256)
     with pytest.raises(FailedPrecondition) as refused:
-        resize(cluster, "r", size(1_000, 128), number=1)
+        cluster.resize("r", size(1_000, 128), number=1)
     assert refused.value.reason == "STALE_RESIZE"
     assert refused.value.details["resize_number"] == "1"
     executor.used["r"] = 0
-    resize(cluster, "r", size(1_000, 128), number=2)
-    cluster.settle()
+    cluster.resize("r", size(1_000, 128), number=2)
+    cluster.deliver_all()
     assert cluster.state.slots["r", 1].profile == size(1_000, 128)
 
 
@@ -225,15 +207,15 @@ def test_a_size_that_the_books_do_not_expect_is_believed(number: int, behind: st
     cluster = cluster_with("r", "s")
     executor = cluster.executors["host-a"]
     slot = cluster.state.slots["r", 1]
-    resize(cluster, "r", size(1_500, 256))
-    cluster.settle()
+    cluster.resize("r", size(1_500, 256))
+    cluster.deliver_all()
     executor.broken.add("r")
-    resize(cluster, "r", size(1_600, 256))
-    cluster.settle()
+    cluster.resize("r", size(1_600, 256))
+    cluster.deliver_all()
     executor.broken.clear()
     assert (slot.profile, slot.resize_number) == (size(1_500, 256), 2)
     if behind != "nothing":
-        resize(cluster, "r", size(4_000 if behind == "one that waits" else 2_000, 256))
+        cluster.resize("r", size(4_000 if behind == "one that waits" else 2_000, 256))
     other = size(1_250, 256)
     executor.slots["r", 1] = replace(
         executor.slots["r", 1], profile=other, cpu_limit_milli=1_250, resize_number=number
@@ -243,11 +225,11 @@ def test_a_size_that_the_books_do_not_expect_is_believed(number: int, behind: st
     assert slot.resize_number == (2 if behind == "nothing" else 3)
     booked = 2_000 if behind == "one that is ordered" else 1_250
     assert cluster.state.hosts["host-a"].booked["cpu_milli"] == 1_000 + booked
-    assert check_invariants(cluster.state) == []
+    cluster.check()
     told = cluster.store.job_events["job"][-1]
     assert (told.reason, told.slot and told.slot["profile"]) == ("RESIZED", other.to_dict())
-    cluster.batch(SlotsReleased(cluster.at, "job", (("s", 0),)))
-    cluster.settle()
+    cluster.release("s")
+    cluster.deliver_all()
     expected = {"nothing": 1_250, "one that waits": 4_000, "one that is ordered": 2_000}
     assert slot.profile.cpu_milli == expected[behind]
     cluster.restart_rm()
@@ -258,7 +240,7 @@ def test_an_order_that_the_executor_finds_unsound_is_not_repeated() -> None:
     cluster = cluster_with("r")
     executor = cluster.executors["host-a"]
     executor.broken.add("r")
-    resize(cluster, "r", size(2_000, 256))
+    cluster.resize("r", size(2_000, 256))
     answer = executor.execute(cluster.wire.pop().command, cluster.at, 1)
     assert isinstance(answer, CommandAnswered)
     unsound = ItemOutcome("r", "INVALID_ARGUMENT", "cpus is '7'; expected cpus out of 0-3")

@@ -1,4 +1,4 @@
-"""The store in memory, which leads from the start, with its rows at hand for tests."""
+"""The store in memory with its rows at hand for tests."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Key = tuple[str, int]
 EVERYTHING = 1 << 62
 
 
-class ModelStore(MemoryStore):
-    """Rows as a database keeps them."""
+class RowStore(MemoryStore):
+    """A store that leads from the start, and whose rows can be read one table at a time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.lead("model")
+        self.lead("test")
 
     def apply(self, changes: Changes) -> None:
-        """Stores a batch."""
+        """Commits a batch."""
         self.commit(changes)
 
     def snapshot(self, rm_epoch: int) -> Snapshot:
-        """What a new incarnation reads."""
+        """Returns what a resource manager of this epoch reads when it starts."""
         found = self.load()
         found.rm_epoch = rm_epoch
         return found
@@ -48,7 +48,7 @@ class ModelStore(MemoryStore):
 
     @property
     def job_events(self) -> dict[str, list[JobEvent]]:
-        """The log of each job that is stored."""
+        """Events by job."""
         return {
             each.job_id: self.read_job_events(each.job_id, 0, EVERYTHING)
             for each in self.load().jobs

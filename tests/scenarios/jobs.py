@@ -1,0 +1,104 @@
+"""Commands of job masters: jobs, requests, gangs, and slots that change or are given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from finegrain.resources import MIB, ResourceProfile
+from resource_manager.engine.model.entities import GangPlacement, GangSpec, RequestSpec
+from tests.scenarios import render
+from tests.scenarios.commands import Commands
+from tests.scenarios.cpus import cpu_policy
+from tests.scenarios.words import Words
+
+
+class JobCommands(Commands):
+    """Part of the language; the rest is in language.py."""
+
+    def do_job(self, words: Words) -> Iterator[str]:
+        lease_ms = None if words.flag("detached") else words.number("lease", 30) * 1_000
+        group = words.values.pop("group", "default")
+        self.cluster.job(*words.subjects, group=group, lease_ms=lease_ms)
+        yield from self._effects()
+
+    def do_request(self, words: Words) -> Iterator[str]:
+        cpu, mem = words.number("cpu"), words.number("mem")
+        job_id, extended = words.job(), words.extended()
+        common = RequestSpec(
+            "",
+            None if not cpu else ResourceProfile(cpu, mem * MIB, extended=extended),
+            cpu_limit_milli=words.number("cpu_limit"),
+            required_labels=words.labels(),
+            allow_pending=words.flag("allow_pending"),
+            restart_on_loss=words.flag("restart"),
+            cpu_policy=cpu_policy(words),
+        )
+        requests = [replace(common, allocation_id=name) for name in words.subjects]
+        yield from self._items(self.cluster.submit(*requests, job=job_id))
+
+    def do_gang(self, words: Words) -> Iterator[str]:
+        """One call with all members of a gang; NAME:CPU:MEM is one that asks for something else."""
+        timeout = words.values.pop("timeout", "")
+        allow_pending, restart = words.flag("allow_pending"), words.flag("restart")
+        gang_id, *names = words.subjects
+        gang = GangSpec(
+            gang_id,
+            GangPlacement(words.values.pop("placement", "ANYWHERE")),
+            words.values.pop("label", ""),
+            words.milliseconds(timeout) if timeout else None,
+        )
+        common = RequestSpec(
+            "",
+            None,
+            required_labels=words.labels(),
+            allow_pending=allow_pending,
+            restart_on_loss=restart,
+            gang_id=gang_id,
+            cpu_policy=cpu_policy(words),
+        )
+        cpu, mem = words.number("cpu"), words.number("mem")
+        requests = []
+        for name in names:
+            allocation_id, *own = name.split(":")
+            amounts = [int(amount) for amount in own] or [cpu, mem]
+            profile = ResourceProfile(amounts[0], amounts[1] * MIB) if amounts[0] else None
+            requests.append(replace(common, allocation_id=allocation_id, profile=profile))
+        yield from self._items(self.cluster.submit(*requests, gang, job=words.job()))
+
+    def do_request_mixed(self, words: Words) -> Iterator[str]:
+        known, unknown = words.subjects
+        requests = (
+            RequestSpec(known, ResourceProfile(1_000, 256 * MIB)),
+            RequestSpec(unknown, None),
+        )
+        yield from self._items(self.cluster.submit(*requests))
+
+    def do_cancel(self, words: Words) -> Iterator[str]:
+        job_id = words.job()
+        yield from self._items(self.cluster.cancel(*words.subjects, job=job_id))
+
+    def do_release(self, words: Words) -> Iterator[str]:
+        job_id, generation = words.job_or_operator(), words.number("generation")
+        outcomes = self.cluster.release(*words.subjects, job=job_id, generation=generation)
+        yield from self._items(outcomes)
+
+    def do_resize(self, words: Words) -> Iterator[str]:
+        """The whole of what a slot is to have; an answer that says something new is told."""
+        job_id, wait = words.job_or_operator(), words.flag("wait")
+        extended = words.extended()
+        slot = self.cluster.resize(
+            words.subjects[0],
+            ResourceProfile(words.number("cpu"), words.number("mem") * MIB, extended=extended),
+            job=job_id,
+            generation=words.number("generation"),
+            number=words.number("number"),
+            cpu_limit_milli=words.number("cpu_limit"),
+            wait_for_use=wait,
+        )
+        yield f"change {slot.resize_number}{render.changes(slot)}"
+        yield from self._effects()
+
+    def do_end(self, words: Words) -> Iterator[str]:
+        self.cluster.end_job(words.subjects[0])
+        yield from self._effects()

@@ -1,0 +1,273 @@
+"""What job masters and operators ask of the engine, one method per call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from finegrain.cpu_policy import PLAIN, CpuPolicy, HostPolicy, QosClass
+from finegrain.resources import MIB, ResourceProfile
+from resource_manager.engine.model.entities import (
+    Executor,
+    GangPlacement,
+    GangSpec,
+    Group,
+    HostSetting,
+    Job,
+    RangeSpec,
+    RequestSpec,
+    Slot,
+)
+from resource_manager.engine.model.events import (
+    DrainRequested,
+    ForgetRequested,
+    GroupDeleted,
+    GroupSet,
+    HostPolicySet,
+    ItemOutcome,
+    JobEndRequested,
+    JobKeptAlive,
+    JobRegistered,
+    Members,
+    RequestsCancelled,
+    RequestsSubmitted,
+    ResizeRequested,
+    SlotsReleased,
+    SlotsReuseAsked,
+    UndrainRequested,
+)
+from tests.support.engine_cluster.conversation import Conversation
+
+JOB = "job"
+"""The job of calls that name none."""
+
+SLOT_MEMORY_BYTES = 64 * MIB
+
+LSR = CpuPolicy(QosClass.LSR)
+LSE = CpuPolicy(QosClass.LSE)
+BE = CpuPolicy(QosClass.BE)
+
+
+class Calls(Conversation):
+    """The calls, each followed by `settle` if the cluster settles by itself."""
+
+    # Job masters.
+
+    def job(self, *names: str, group: str = "default", lease_ms: int | None = None) -> None:
+        """Registers jobs; without a lease they need no sign of life."""
+        for name in names or (JOB,):
+            self.apply(JobRegistered(self.at, name, name, group, lease_ms, "s", "r"))
+
+    def keep_alive(self, job: str = JOB, acknowledged_sequence: int = 0) -> Job:
+        kept: Job = self.apply(JobKeptAlive(self.at, job, acknowledged_sequence))
+        return kept
+
+    def end_job(self, job: str = JOB, reason: str = "ENDED") -> None:
+        self.apply(JobEndRequested(self.at, job, reason))
+
+    def submit(
+        self,
+        *wanted: str | RequestSpec | GangSpec | RangeSpec,
+        job: str = JOB,
+        cpu_milli: int = 1_000,
+        memory_bytes: int = SLOT_MEMORY_BYTES,
+        policy: CpuPolicy = PLAIN,
+        **fields: Any,
+    ) -> list[ItemOutcome]:
+        """Submits requests in one call.
+
+        Args:
+            wanted: specifications as they are, or names of requests that the rest describes.
+            job: whose requests they are.
+            cpu_milli: cpu of each named request.
+            memory_bytes: memory of each named request.
+            policy: how each named request wants its cpus.
+            fields: further fields of `RequestSpec`; `profile` replaces the amounts.
+
+        Returns:
+            One outcome for each request, then for each range.
+        """
+        profile = ResourceProfile(cpu_milli, memory_bytes)
+        described: dict[str, Any] = {"profile": profile, "cpu_policy": policy} | fields
+        requests = [
+            RequestSpec(each, **described) if isinstance(each, str) else each for each in wanted
+        ]
+        answer: list[ItemOutcome] = self.apply(
+            RequestsSubmitted(
+                self.at,
+                job,
+                tuple(each for each in requests if isinstance(each, RequestSpec)),
+                gangs=tuple(each for each in wanted if isinstance(each, GangSpec)),
+                ranges=tuple(each for each in wanted if isinstance(each, RangeSpec)),
+            )
+        )
+        return answer
+
+    def submit_gang(
+        self,
+        gang_id: str,
+        sizes: Sequence[int],
+        placement: GangPlacement = GangPlacement.ANYWHERE,
+        label: str = "",
+        *,
+        job: str = JOB,
+        memory_bytes: int = SLOT_MEMORY_BYTES,
+        policy: CpuPolicy = PLAIN,
+        **fields: Any,
+    ) -> list[ItemOutcome]:
+        """Submits a gang with members `<gang_id>-0`, `<gang_id>-1` and so on.
+
+        Args:
+            gang_id: its name.
+            sizes: cpu of each member, in thousandths.
+            placement: how its members lie to each other.
+            label: which label they have in common, with SAME_LABEL.
+            job: whose gang it is.
+            memory_bytes: memory of each member.
+            policy: how each member wants its cpus.
+            fields: further fields of `RequestSpec` for each member.
+
+        Returns:
+            One outcome for each member.
+        """
+        members = [
+            RequestSpec(
+                f"{gang_id}-{number}",
+                ResourceProfile(cpu_milli, memory_bytes),
+                gang_id=gang_id,
+                cpu_policy=policy,
+                **fields,
+            )
+            for number, cpu_milli in enumerate(sizes)
+        ]
+        return self.submit(*members, GangSpec(gang_id, placement, label), job=job)
+
+    def submit_range(
+        self,
+        range_id: str,
+        count: int,
+        first_index: int = 0,
+        *,
+        job: str = JOB,
+        cpu_milli: int = 1_000,
+        memory_bytes: int = SLOT_MEMORY_BYTES,
+        **fields: Any,
+    ) -> ItemOutcome:
+        """Submits many equal requests as a range.
+
+        Args:
+            range_id: its name.
+            count: how many members.
+            first_index: index of the first one.
+            job: whose range it is.
+            cpu_milli: cpu of each member.
+            memory_bytes: memory of each member.
+            fields: further fields of `RequestSpec` for each member.
+        """
+        spec = RequestSpec(range_id, ResourceProfile(cpu_milli, memory_bytes), **fields)
+        (outcome,) = self.submit(RangeSpec(spec, first_index, count), job=job)
+        return outcome
+
+    def cancel(
+        self, *names: str, ranges: Sequence[Members] = (), job: str | None = JOB
+    ) -> list[ItemOutcome]:
+        """Cancels requests and members of ranges; without a job, as an operator."""
+        event = RequestsCancelled(self.at, job, names, ranges=tuple(ranges))
+        answer: list[ItemOutcome] = self.apply(event)
+        return answer
+
+    def release(
+        self,
+        *names: str,
+        generation: int = 0,
+        ranges: Sequence[Members] = (),
+        job: str | None = JOB,
+    ) -> list[ItemOutcome]:
+        """Gives slots back.
+
+        Args:
+            names: slots by name.
+            generation: that of all of them; 0: the current one of each.
+            ranges: members of ranges.
+            job: whose they are; None: an operator takes them.
+        """
+        slots = tuple((name, generation) for name in names)
+        event = SlotsReleased(self.at, job, slots, ranges=tuple(ranges))
+        answer: list[ItemOutcome] = self.apply(event)
+        return answer
+
+    def reuse(
+        self, *slots: tuple[str, str] | tuple[str, int, str], job: str = JOB
+    ) -> list[ItemOutcome]:
+        """Asks that slots go on with other requests.
+
+        Args:
+            slots: name of the slot, its generation (else the current one), name of the request.
+            job: whose they are.
+        """
+        named = tuple(
+            each if len(each) == 3 else (each[0], self.state.requests[each[0]].generation, each[1])
+            for each in slots
+        )
+        answer: list[ItemOutcome] = self.apply(SlotsReuseAsked(self.at, job, named))
+        return answer
+
+    def resize(
+        self,
+        name: str,
+        profile: ResourceProfile,
+        *,
+        job: str | None = JOB,
+        generation: int = 0,
+        number: int = 0,
+        **more: Any,
+    ) -> Slot:
+        """Changes a slot's size.
+
+        Args:
+            name: its request's.
+            profile: the new size.
+            job: whose slot it is; None: an operator asks.
+            generation: that of the slot; 0: the current one.
+            number: that of the change; 0: the next one.
+            more: further fields of `ResizeRequested`.
+        """
+        event = ResizeRequested(self.at, job, name, generation, number, profile, **more)
+        slot: Slot = self.apply(event)
+        return slot
+
+    # Operators.
+
+    def drain(
+        self, executor_id: str, deadline_ms: int | None = None, reason: str = "for a test"
+    ) -> Executor:
+        drained: Executor = self.apply(DrainRequested(self.at, executor_id, reason, deadline_ms))
+        return drained
+
+    def undrain(self, executor_id: str) -> None:
+        self.apply(UndrainRequested(self.at, executor_id))
+
+    def forget(self, executor_id: str) -> None:
+        self.apply(ForgetRequested(self.at, executor_id))
+
+    def set_group(self, name: str, **fields: Any) -> Group:
+        group: Group = self.apply(GroupSet(self.at, name, **fields))
+        return group
+
+    def delete_group(self, name: str) -> None:
+        self.apply(GroupDeleted(self.at, name))
+
+    def set_host_policy(
+        self, executor_id: str, *clear: str, policy: HostPolicy | None = None, **fields: Any
+    ) -> HostSetting:
+        """Sets fields of a host's policy.
+
+        Args:
+            executor_id: the host; empty: the whole cluster.
+            clear: fields that are no longer set here.
+            policy: the settings; or
+            fields: the same by name.
+        """
+        event = HostPolicySet(self.at, executor_id, policy or HostPolicy(**fields), clear)
+        setting: HostSetting = self.apply(event)
+        return setting

@@ -1,0 +1,227 @@
+"""The engine and its executors, with a hand on every message between them.
+
+Nothing arrives by itself: a test delivers each command, loses it, or has all of them answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.model.effects import Effect, StartExecutor, StopExecutor
+from resource_manager.engine.model.entities import Instant
+from resource_manager.engine.model.events import (
+    CommandUndelivered,
+    Decide,
+    Event,
+    ExecutorRegistered,
+    RegistrationAnswer,
+    ReportAnswer,
+    SlotsReported,
+    Ticked,
+)
+from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.restoring import fresh, restore
+from resource_manager.engine.step import step
+from tests.support.engine_cluster.executor import Command, FakeExecutor
+from tests.support.engine_cluster.store import RowStore
+
+START_TIME_MS = 1_700_000_000_000
+DELIVERIES_MAX = 50
+
+
+@dataclass(frozen=True, eq=False)
+class OnTheWire:
+    """A command that has not arrived yet, and the epoch of the resource manager that sent it."""
+
+    rm_epoch: int
+    command: Command
+
+
+class Conversation:
+    """The engine, its store, executors, and the messages under way.
+
+    Attributes:
+        auto_settle: whether a call and passing time are followed by `settle`.
+        wire: commands that have not arrived.
+        effects: those of the last batch.
+        providers: what providers were asked to do.
+    """
+
+    def __init__(self, settings: EngineSettings, *, auto_settle: bool = False) -> None:
+        self.settings = settings
+        self.auto_settle = auto_settle
+        self.now_ms = 1_000
+        self.store = RowStore()
+        self.executors: dict[str, FakeExecutor] = {}
+        self.wire: list[OnTheWire] = []
+        self.effects: list[Effect] = []
+        self.providers: list[StartExecutor | StopExecutor] = []
+        self.state = fresh(settings, 1, self.at)
+
+    @property
+    def at(self) -> Instant:
+        return Instant(self.now_ms, START_TIME_MS + self.now_ms)
+
+    # Events and time.
+
+    def batch(self, *events: Event) -> Any:
+        """Steps events and a decision, and commits; returns the answer to the last event.
+
+        No command is delivered, whatever `auto_settle` is.
+        """
+        answer: Any = None
+        self.effects = []
+        for event in (*events, Decide(self.at)):
+            result = step(self.state, event)
+            self.effects.extend(result.effects)
+            answer = answer if isinstance(event, Decide) else result.answer
+        self.store.apply(self.state.changes.take())
+        self.wire.extend(
+            OnTheWire(self.state.rm_epoch, effect)
+            for effect in self.effects
+            if isinstance(effect, Command)
+        )
+        self.providers += [
+            each for each in self.effects if isinstance(each, StartExecutor | StopExecutor)
+        ]
+        return answer
+
+    def apply(self, event: Event) -> Any:
+        """Steps one event as a batch, and settles if `auto_settle`; returns its answer."""
+        answer = self.batch(event)
+        if self.auto_settle:
+            self.settle()
+        return answer
+
+    def wait(self, ms: int) -> None:
+        self.now_ms += ms
+        self.apply(Ticked(self.at))
+
+    def settle(self) -> None:
+        """Delivers and decides until nothing is left to do; then checks the invariants."""
+        self.deliver_all()
+        while self.state.unfinished:
+            self.batch()
+            self.deliver_all()
+        self.check()
+
+    def check(self) -> None:
+        """Fails if a ledger does not agree with another."""
+        assert check_invariants(self.state) == []
+
+    def restart_rm(self, epoch: int | None = None) -> None:
+        """Replaces the resource manager by one that reads the store.
+
+        Its epoch is the next one unless given. Commands on the wire stay there.
+        """
+        epoch = epoch or self.state.rm_epoch + 1
+        self.providers.clear()  # either lost with the process, or done and not reported to it
+        self.state = restore(self.store.snapshot(epoch), self.settings, self.at)
+
+    # Executors.
+
+    def register(self, executor: FakeExecutor) -> RegistrationAnswer:
+        """Registers an executor, for the first time or again."""
+        self.executors[executor.executor_id] = executor
+        return self.deliver_registration(self.registration_of(executor))
+
+    def register_all(self, executors: Iterable[FakeExecutor] | None = None) -> None:
+        """Registers these executors, or all that there are again."""
+        for executor in list(self.executors.values() if executors is None else executors):
+            self.register(executor)
+
+    def registration_of(self, executor: FakeExecutor) -> ExecutorRegistered:
+        """Returns a registration, to be delivered now or later."""
+        return ExecutorRegistered(self.at, executor.registration(), executor.report())
+
+    def deliver_registration(self, sent: ExecutorRegistered) -> RegistrationAnswer:
+        executor = self.executors[sent.registration.executor_id]
+        answer: RegistrationAnswer = self.batch(sent)
+        executor.registered(answer, self.state.rm_epoch)
+        return answer
+
+    def report_of(self, executor: FakeExecutor) -> SlotsReported:
+        """Returns a new report, to be delivered now or later."""
+        return SlotsReported(
+            self.at,
+            executor.executor_id,
+            executor.registration().instance_id,
+            executor.registration_number,
+            executor.report(),
+        )
+
+    def report(self, executor: FakeExecutor, held: SlotsReported | None = None) -> ReportAnswer:
+        """Delivers a new report, or one that was held back; the executor follows the answer."""
+        event = replace(held, at=self.at) if held is not None else self.report_of(executor)
+        answer: ReportAnswer = self.batch(event)
+        if answer.acknowledged_report_number == executor.report_number:
+            executor.acknowledged(executor.report_number)
+        executor.drop(answer.unowned)
+        if answer.host_policy_number:
+            executor.follow(answer.host_policy, answer.host_policy_number)
+        return answer
+
+    def report_all(self) -> None:
+        """Delivers a new report of every executor."""
+        for executor in self.executors.values():
+            self.report(executor)
+
+    def short_report_of(self, executor: FakeExecutor) -> SlotsReported:
+        """Returns a new report that repeats nothing of the last one."""
+        return replace(self.report_of(executor), report=executor.short_report())
+
+    def short_report(self, executor: FakeExecutor) -> ReportAnswer:
+        """Delivers a report that repeats nothing, and a full one if the answer asks for it."""
+        answer = self.report(executor, self.short_report_of(executor))
+        return self.report(executor) if answer.send_full_report else answer
+
+    # Commands.
+
+    def next_command(self, executor_id: str) -> OnTheWire:
+        """Returns the first command under way to an executor."""
+        return next(sent for sent in self.wire if sent.command.executor_id == executor_id)
+
+    def deliver(self, sent: OnTheWire, *, lose_answer: bool = False) -> None:
+        """Delivers a command; its answer is lost if asked for, or if its sender was replaced."""
+        self.wire.remove(sent)
+        executor = self.executors.get(sent.command.executor_id)
+        if executor is None:  # it is gone, which the resource manager has yet to find out
+            if sent.rm_epoch == self.state.rm_epoch:
+                self._undelivered(sent.command)
+            return
+        answer = executor.execute(sent.command, self.at, sent.rm_epoch)
+        self.effects = []
+        if sent.rm_epoch != self.state.rm_epoch:
+            return
+        if lose_answer:
+            self._undelivered(sent.command)
+        else:
+            self.batch(answer)
+
+    def deliver_all(self, most: int = DELIVERIES_MAX) -> None:
+        """Delivers commands until none is under way; fails after `most` of them."""
+        for _ in range(most):
+            if not self.wire:
+                return
+            self.deliver(self.wire[0])
+        raise AssertionError(f"still {len(self.wire)} commands under way: a livelock?")
+
+    def fail(self, sent: OnTheWire) -> None:
+        """Loses a command before it arrives."""
+        self.wire.remove(sent)
+        if sent.rm_epoch == self.state.rm_epoch:
+            self._undelivered(sent.command)
+
+    def _undelivered(self, command: Command) -> None:
+        self.batch(
+            CommandUndelivered(
+                self.at,
+                command.executor_id,
+                command.registration_number,
+                command.command_number,
+                cause="connection refused",
+            )
+        )
