@@ -159,7 +159,7 @@ class Cluster(Operations):
             lambda cluster, token, timeout_s: cluster.ListExecutors(
                 pb.ListExecutorsRequest(page_size=PAGE_SIZE, page_token=token), timeout=timeout_s
             ),
-            lambda page: [read(types.ExecutorStatus, each) for each in page.executors],
+            lambda page: read.each(types.ExecutorStatus, page.executors),
         )
 
     async def executor(self, executor_id: str) -> types.ExecutorStatus:
@@ -212,7 +212,7 @@ class Cluster(Operations):
                 ),
                 timeout=timeout_s,
             ),
-            lambda page: [read(types.SlotStatus, each) for each in page.slots],
+            lambda page: read.each(types.SlotStatus, page.slots),
         )
 
     async def requests(
@@ -244,7 +244,7 @@ class Cluster(Operations):
                 ),
                 timeout=timeout_s,
             ),
-            lambda page: [read(types.RequestStatus, each) for each in page.requests],
+            lambda page: read.each(types.RequestStatus, page.requests),
         )
 
     async def jobs(self, *, include_ended: bool = False) -> list[types.JobStatus]:
@@ -256,7 +256,7 @@ class Cluster(Operations):
                 ),
                 timeout=timeout_s,
             ),
-            lambda page: [read(types.JobStatus, each) for each in page.jobs],
+            lambda page: read.each(types.JobStatus, page.jobs),
         )
 
     async def events(

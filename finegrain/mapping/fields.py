@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import reduce
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
@@ -47,7 +48,7 @@ def attributes_of(kind: type) -> Mapping[str, Attribute]:
 
 
 def _resolved(kind: type) -> Mapping[str, Attribute]:
-    hints = get_type_hints(kind)
+    hints = _hints_of(kind)
     if hasattr(kind, "_fields"):
         defaults: Mapping[str, Any] = kind._field_defaults  # type: ignore[attr-defined]
         return {
@@ -63,6 +64,21 @@ def _resolved(kind: type) -> Mapping[str, Attribute]:
         for each in fields(kind)
         if each.init
     }
+
+
+def _hints_of(kind: type) -> Mapping[str, Any]:
+    """Returns the types of the fields; Any for an annotation that only type checkers understand
+    (`array[int]`), which no mapper reads.
+    """
+    known: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        for name, annotation in vars(base).get("__annotations__", {}).items():
+            alone = SimpleNamespace(__annotations__={name: annotation})
+            try:
+                known |= get_type_hints(alone, vars(sys.modules[base.__module__]))
+            except TypeError:
+                known[name] = Any
+    return known
 
 
 def attribute_at(kind: type, path: str) -> Attribute:

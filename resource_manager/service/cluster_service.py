@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 from finegrain.errors import InvalidArgument, Reason
 from finegrain.ids import ID_PATTERN, check_id, check_text
 from finegrain.rpc.access import current_caller
-from finegrain.rpc.wire import amounts_to_proto, duration_ms_from_proto, timestamp_ms_to_proto
+from finegrain.rpc.mapping.fields import members_of
+from finegrain.rpc.wire import duration_ms_from_proto, timestamp_ms_to_proto
 from finegrain.v1 import cluster_pb2, slots_pb2
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1.cluster_pb2_grpc import ClusterServiceServicer
 from resource_manager.engine.explain import lists
 from resource_manager.engine.explain.groups import job_flow
@@ -36,9 +38,6 @@ from resource_manager.service.submission import resize_slot
 from resource_manager.service.watch import WatchHub, happens
 from resource_manager.service.wire import decoding, encoding
 from resource_manager.service.wire.advice import advice_wanted
-from resource_manager.service.wire.groups import fill_job
-from resource_manager.service.wire.providers import providers
-from resource_manager.service.wire.topology import topology_response
 
 EVENTS_WAIT_MS_MAX = 30_000
 PREFIX_LENGTH_MIN = 4
@@ -48,7 +47,7 @@ T = TypeVar("T")
 
 DRAIN_MS_MAX = 366 * 24 * 3600 * 1000
 
-_STATES = {message: state for state, message in encoding.REQUEST_STATES.items()}
+_STATES = members_of(RequestState, slots_pb2.RequestState.DESCRIPTOR)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
             slots = lists.list_slots(state, executor_id=executor_id, limit=view.slots + 1).items
             return cluster_pb2.GetExecutorResponse(
                 executor=encoding.executor_status(view, with_topology=True),
-                slots=[encoding.slot_status_of_view(each) for each in slots],
+                slots=encoding.write.each(slots_pb2.SlotStatus, slots),
             )
 
         return await self._read(read)
@@ -110,7 +109,11 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
     ) -> cluster_pb2.GetTopologyResponse:
         """See the protocol."""
         executor_id = check_id("executor_id", request.executor_id)
-        return await self._read(lambda state: topology_response(topology_view(state, executor_id)))
+        return await self._read(
+            lambda state: encoding.write(
+                cluster_pb2.GetTopologyResponse, topology_view(state, executor_id)
+            )
+        )
 
     async def ListSlots(
         self, request: cluster_pb2.ListSlotsRequest, context: Any
@@ -130,7 +133,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
                 limit=limit,
             )
             return cluster_pb2.ListSlotsResponse(
-                slots=[encoding.slot_status_of_view(each) for each in page.items],
+                slots=encoding.write.each(slots_pb2.SlotStatus, page.items),
                 next_page_token=token_of(page.next_key),
             )
 
@@ -157,7 +160,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
                 limit=limit,
             )
             return cluster_pb2.ListRequestsResponse(
-                requests=[encoding.request_status(view) for view in page.items],
+                requests=encoding.write.each(rm_pb2.RequestStatus, page.items),
                 next_page_token=token_of((page.next_key,) if page.next_key is not None else None),
             )
 
@@ -175,10 +178,13 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
                 state, include_ended=request.include_ended, after=int(after), limit=limit
             )
             state.flows.advance(now().monotonic_ms)
-            jobs = [encoding.job_status(view) for view in page.items]
-            since = jobs_waiting_since(state, [job.job_id for job in jobs])
-            for job in jobs:
-                fill_job(job, job_flow(state.flows, job.job_id, since.get(job.job_id)))
+            ids = [view.job.job_id for view in page.items]
+            since = jobs_waiting_since(state, ids)
+            flows = [job_flow(state.flows, job_id, since.get(job_id)) for job_id in ids]
+            jobs = [
+                encoding.job_status(view, flow)
+                for view, flow in zip(page.items, flows, strict=True)
+            ]
             return cluster_pb2.ListJobsResponse(
                 jobs=jobs,
                 next_page_token=token_of((page.next_key,) if page.next_key is not None else None),
@@ -207,7 +213,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
             await happens(news, left_s)
         following = events[-1].sequence + 1 if events else last + 1
         return cluster_pb2.ListEventsResponse(
-            events=[encoding.cluster_event(event) for event in events],
+            events=encoding.write.each(cluster_pb2.ClusterEvent, events),
             next_sequence=max(following, request.from_sequence),
         )
 
@@ -255,7 +261,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
         return await self._runner.submit(
             lambda at: SlotsReleased(at, None, slots, grace_ms),
             lambda outcomes: cluster_pb2.ReleaseAllocationsResponse(
-                results=encoding.item_results(outcomes)
+                results=encoding.write.each(slots_pb2.ItemResult, outcomes)
             ),
             items=len(ids),
         )
@@ -283,7 +289,8 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
     ) -> cluster_pb2.ListProvidersResponse:
         """See the protocol."""
         return await self._read(
-            lambda state: providers(providers_view(state)), items=PROVIDERS_ITEMS
+            lambda state: encoding.write(cluster_pb2.ListProvidersResponse, providers_view(state)),
+            items=PROVIDERS_ITEMS,
         )
 
     async def AdviseThreads(
@@ -293,20 +300,12 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
         return await self._read(advice_wanted(request, now().monotonic_ms))
 
     def _cluster(self, state: State) -> cluster_pb2.GetClusterResponse:
-        view = lists.cluster_view(state)
-        return cluster_pb2.GetClusterResponse(
+        return encoding.write(
+            cluster_pb2.GetClusterResponse,
+            lists.cluster_view(state),
             rm_epoch=state.rm_epoch,
             software_version=self._about.software_version,
             start_time=timestamp_ms_to_proto(self._about.start_time_ms),
-            total=amounts_to_proto(view.total),
-            reserved=amounts_to_proto(view.reserved),
-            allocated=amounts_to_proto(view.allocated),
-            available=amounts_to_proto(view.available),
-            used=encoding.usage_report(view.used),
-            executors=view.executors,
-            pending_requests=view.pending_requests,
-            slots=view.slots,
-            jobs=view.jobs,
             protocol_version=decoding.PROTOCOL_VERSION,
         )
 

@@ -26,7 +26,6 @@ from finegrain.logs import get_logger
 from finegrain.options import TlsOptions
 from finegrain.rpc.channels import open_channel
 from finegrain.rpc.status import error_from_rpc
-from finegrain.rpc.wire import duration_ms_to_proto
 from finegrain.v1 import slots_pb2, task_executor_pb2
 from finegrain.v1.task_executor_pb2_grpc import TaskExecutorServiceStub
 from resource_manager.engine.model.effects import ProbeExecutor, SendAllocate, SendFree, SendResize
@@ -44,8 +43,7 @@ from resource_manager.service.leadership import may_command
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire import decoding
-from resource_manager.service.wire.encoding import slot_status
-from resource_manager.service.wire.resizes import resize_command
+from resource_manager.service.wire.encoding import write
 
 COMMAND_DEADLINE_S = 10.0
 PROBE_DEADLINE_S = 5.0
@@ -203,15 +201,24 @@ class ExecutorLinks:
             match command:
                 case SendAllocate():
                     answer = await stub.AllocateSlots(
-                        _allocate(command, rm_epoch), timeout=timeout_s
+                        write(task_executor_pb2.AllocateSlotsRequest, command, rm_epoch=rm_epoch),
+                        timeout=timeout_s,
                     )
                     ids = [order.slot.allocation_id for order in command.orders]
                 case SendFree():
-                    answer = await stub.FreeSlots(_free(command, rm_epoch), timeout=timeout_s)
+                    answer = await stub.FreeSlots(
+                        write(task_executor_pb2.FreeSlotsRequest, command, rm_epoch=rm_epoch),
+                        timeout=timeout_s,
+                    )
                     ids = [allocation_id for allocation_id, _, _ in command.slots]
                 case SendResize():
                     answer = await stub.ResizeSlot(
-                        resize_command(command, rm_epoch), timeout=timeout_s
+                        write(
+                            task_executor_pb2.TaskExecutorServiceResizeSlotRequest,
+                            command,
+                            rm_epoch=rm_epoch,
+                        ),
+                        timeout=timeout_s,
                     )
                     ids = [command.allocation_id]
         except grpc.RpcError as error:
@@ -278,40 +285,6 @@ class ExecutorLinks:
             reason=error.reason.value,
             error=error.message,
         )
-
-
-def _allocate(command: SendAllocate, rm_epoch: int) -> task_executor_pb2.AllocateSlotsRequest:
-    return task_executor_pb2.AllocateSlotsRequest(
-        executor_id=command.executor_id,
-        rm_epoch=rm_epoch,
-        registration_number=command.registration_number,
-        command_number=command.command_number,
-        allocations=[
-            task_executor_pb2.SlotAllocation(
-                slot=slot_status(order.slot),
-                job_secret_sha256=order.job_secret_sha256,
-                target_address=order.target_address,
-            )
-            for order in command.orders
-        ],
-    )
-
-
-def _free(command: SendFree, rm_epoch: int) -> task_executor_pb2.FreeSlotsRequest:
-    return task_executor_pb2.FreeSlotsRequest(
-        executor_id=command.executor_id,
-        rm_epoch=rm_epoch,
-        registration_number=command.registration_number,
-        command_number=command.command_number,
-        slots=[
-            task_executor_pb2.SlotFree(
-                allocation_id=allocation_id,
-                generation=generation,
-                grace=None if grace_ms is None else duration_ms_to_proto(grace_ms),
-            )
-            for allocation_id, generation, grace_ms in command.slots
-        ],
-    )
 
 
 def _outcomes(

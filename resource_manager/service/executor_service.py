@@ -9,7 +9,6 @@ from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id
 from finegrain.rpc.addresses import is_loopback
 from finegrain.rpc.wire import duration_ms_to_proto
-from finegrain.rpc.wire_cpus import host_policy_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.model.events import (
     ExecutorRegistered,
@@ -84,27 +83,15 @@ class ExecutorCalls:
             taken = answer.acknowledged_report_number == report.report_number
             result = "applied" if taken else "stale"
         self._metrics.slot_reports.labels(result).inc()
-        policy = answer.host_policy
-        return rm_pb2.ReportSlotsResponse(
-            rm_epoch=self._runner.rm_epoch,
-            register_again=answer.register_again,
-            send_full_report=answer.send_full_report,
-            unowned_slots=encoding.releases(answer.unowned),
-            acknowledged_report_number=answer.acknowledged_report_number,
-            host_policy=None if policy is None else host_policy_to_proto(policy),
-            host_policy_number=answer.host_policy_number,
-        )
+        return encoding.write(rm_pb2.ReportSlotsResponse, answer, rm_epoch=self._runner.rm_epoch)
 
     def _registered(self, answer: RegistrationAnswer) -> rm_pb2.RegisterExecutorResponse:
-        policy = answer.host_policy
-        return rm_pb2.RegisterExecutorResponse(
+        return encoding.write(
+            rm_pb2.RegisterExecutorResponse,
+            answer,
             rm_epoch=self._runner.rm_epoch,
-            registration_number=answer.registration_number,
             report_interval=duration_ms_to_proto(self._terms.report_interval_ms),
             lost_timeout=duration_ms_to_proto(self._terms.lost_timeout_ms),
-            unowned_slots=encoding.releases(answer.unowned),
             user_token_sha256=self._terms.user_token_sha256,
             protocol_version=decoding.PROTOCOL_VERSION,
-            host_policy=None if policy is None else host_policy_to_proto(policy),
-            host_policy_number=answer.host_policy_number,
         )

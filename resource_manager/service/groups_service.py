@@ -16,7 +16,8 @@ from resource_manager.engine.model.events import GroupDeleted
 from resource_manager.engine.state import State
 from resource_manager.service.books import now
 from resource_manager.service.runner import Runner
-from resource_manager.service.wire.groups import group_status, group_wish, groups_message
+from resource_manager.service.wire.encoding import groups_message, write
+from resource_manager.service.wire.groups import group_wish
 
 T = TypeVar("T")
 
@@ -57,7 +58,11 @@ class GroupCalls:
     async def _group(self, name: str) -> cluster_pb2.GroupStatus:
         def read(state: State) -> cluster_pb2.GroupStatus:
             known_group(state.groups, name)  # it may have been struck since
-            return next(group_status(v) for v in views_at(state, now()) if v.group.name == name)
+            return next(
+                write(cluster_pb2.GroupStatus, view)
+                for view in views_at(state, now())
+                if view.group.name == name
+            )
 
         return await self._look(read)
 

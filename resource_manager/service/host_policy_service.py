@@ -19,6 +19,7 @@ from resource_manager.engine.model.entities import HostSetting
 from resource_manager.engine.model.events import HostPolicySet
 from resource_manager.engine.state import State
 from resource_manager.service.runner import Runner
+from resource_manager.service.wire.encoding import write
 
 T = TypeVar("T")
 
@@ -36,12 +37,7 @@ class HostPolicyCalls:
         view = await self._look(
             lambda state: host_policy_view(state.hosts, state.host_settings, executor_id)
         )
-        return cluster_pb2.GetHostPolicyResponse(
-            set=host_policy_to_proto(view.set),
-            effective=effective_policy_to_proto(view.effective),
-            number=view.number,
-            followed_number=view.followed_number,
-        )
+        return write(cluster_pb2.GetHostPolicyResponse, view)
 
     async def SetHostPolicy(
         self, request: cluster_pb2.SetHostPolicyRequest, context: Any

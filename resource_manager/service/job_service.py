@@ -40,7 +40,6 @@ from resource_manager.service.submission import (
 )
 from resource_manager.service.watch import WatchHub
 from resource_manager.service.wire import decoding, encoding
-from resource_manager.service.wire.explain import explanation
 from resource_manager.service.wire.ranges import range_members, request_ranges
 from resource_manager.service.wire.slot_reuse import reuse_events, slot_reuses
 
@@ -147,7 +146,8 @@ class JobCalls:
         self._count(merged, [1] * len(merged))
         self._count(of_ranges, [each.count for each in ranges])
         return rm_pb2.RequestResourceResponse(
-            results=encoding.item_results(merged), range_results=encoding.item_results(of_ranges)
+            results=encoding.write.each(slots_pb2.ItemResult, merged),
+            range_results=encoding.write.each(slots_pb2.ItemResult, of_ranges),
         )
 
     async def CancelRequests(
@@ -166,7 +166,8 @@ class JobCalls:
             make = partial(RequestsCancelled, job_id=job_id, allocation_ids=())
             of_ranges = await give_up_ranges(self._large_step(job_id), make, ranges)
         return rm_pb2.CancelRequestsResponse(
-            results=encoding.item_results(outcomes), range_results=encoding.item_results(of_ranges)
+            results=encoding.write.each(slots_pb2.ItemResult, outcomes),
+            range_results=encoding.write.each(slots_pb2.ItemResult, of_ranges),
         )
 
     async def ReleaseSlots(
@@ -187,7 +188,8 @@ class JobCalls:
             make = partial(SlotsReleased, job_id=job_id, slots=(), grace_ms=grace_ms)
             of_ranges = await give_up_ranges(self._large_step(job_id), make, ranges)
         return rm_pb2.ReleaseSlotsResponse(
-            results=encoding.item_results(outcomes), range_results=encoding.item_results(of_ranges)
+            results=encoding.write.each(slots_pb2.ItemResult, outcomes),
+            range_results=encoding.write.each(slots_pb2.ItemResult, of_ranges),
         )
 
     async def ReuseSlots(
@@ -201,7 +203,9 @@ class JobCalls:
         with self._admission.entered(Kind.CALL, job_id):
             makes = reuse_events(job_id, _parts(slots), grace_ms)
             outcomes = await self._in_parts(makes, len(slots), job_id)
-        return rm_pb2.ReuseSlotsResponse(results=encoding.item_results(outcomes))
+        return rm_pb2.ReuseSlotsResponse(
+            results=encoding.write.each(slots_pb2.ItemResult, outcomes)
+        )
 
     async def ResizeSlot(
         self, request: rm_pb2.ResourceManagerServiceResizeSlotRequest, context: Any
@@ -237,7 +241,9 @@ class JobCalls:
         if not 1 <= most <= EXPLAINED_EXECUTORS_MAX:
             raise InvalidArgument("max_executors", most, f"0 to {EXPLAINED_EXECUTORS_MAX}")
         return await self._runner.read(
-            lambda state: explanation(explain(state, allocation_id, executor_id, most), state),
+            lambda state: encoding.explanation(
+                explain(state, allocation_id, executor_id, most), state
+            ),
             owner=current_caller().peer,
             items=EXPLAIN_ITEMS,
         )

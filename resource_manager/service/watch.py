@@ -22,7 +22,7 @@ from resource_manager.engine.model.events import JobKeptAlive
 from resource_manager.engine.state import State
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
-from resource_manager.service.wire.encoding import job_event, request_status
+from resource_manager.service.wire.encoding import write
 
 TAIL_EVENTS_MAX = 2_000  # kept in memory per watched job
 MESSAGE_EVENTS_MAX = 500  # in one message
@@ -178,12 +178,12 @@ class WatchHub:
                         job_id, feed, position, upto=part.snapshot.sequence
                     ):
                         position = events[-1].sequence
-                        yield rm_pb2.WatchJobResponse(events=[job_event(each) for each in events])
+                        yield rm_pb2.WatchJobResponse(events=write.each(rm_pb2.JobEvent, events))
                     shown_upto = _upto(part)
                     yield rm_pb2.WatchJobResponse(snapshot=part.snapshot)
                 elif events := await self._next(job_id, feed, position):
                     position = events[-1].sequence
-                    yield rm_pb2.WatchJobResponse(events=[job_event(each) for each in events])
+                    yield rm_pb2.WatchJobResponse(events=write.each(rm_pb2.JobEvent, events))
                 elif over is not None:
                     raise over
                 elif not await happens(news, alive_due - loop.time()):
@@ -272,7 +272,10 @@ def _snapshot(state: State, job_id: str, after: int) -> _Part:
         last = stretch.last_arrival
         if not stretch.ended:
             living.append(stretch)
-    requests = [request_status(request_view(state, each.request, each.count)) for each in living]
+    requests = [
+        write(rm_pb2.RequestStatus, request_view(state, each.request, each.count))
+        for each in living
+    ]
     snapshot = rm_pb2.JobSnapshot(sequence=job.last_sequence, requests=requests, more=more)
     return _Part(snapshot, last)
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from enum import Enum
+from typing import Any, TypeVar, get_args, get_origin
 
 from google.protobuf.message import Message
 
-from finegrain.mapping.fields import attributes_of
+from finegrain.cpuset import CpuSet
+from finegrain.mapping.fields import (
+    attributes_of,
+    is_mapped,
+    item_of,
+    pair_of,
+    split_optional,
+)
 from finegrain.rpc.mapping.fields import (
     fields_of,
     is_map,
@@ -65,3 +73,34 @@ def left_at_default(value: Any, path: str = "") -> Iterator[str]:
     elif isinstance(value, tuple | list):
         for item in value:
             yield from left_at_default(item, f"{path}[]")
+
+
+def full_value(hint: Any, special: Mapping[Any, Any]) -> Any:
+    """A value of a type with nothing empty in it, and one item in each list.
+
+    Args:
+        hint: the type.
+        special: values of types, and of attributes by "Class.name", that are not made by rule.
+    """
+    hint, _ = split_optional(hint)
+    if hint in special:
+        return special[hint]
+    if is_mapped(hint):
+        return hint(
+            **{
+                name: special[known]
+                if (known := f"{hint.__name__}.{name}") in special
+                else full_value(each.hint, special)
+                for name, each in attributes_of(hint).items()
+            }
+        )
+    if (pair := pair_of(hint)) is not None:
+        pairs = {NAME if pair[0] is str else 7: full_value(pair[1], special)}
+        return tuple(pairs.items()) if item_of(hint) is not None else pairs
+    if (item := item_of(hint)) is not None:
+        return (full_value(item, special),)
+    if get_origin(hint) is tuple:
+        return tuple(full_value(each, special) for each in get_args(hint))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return list(hint)[-1]
+    return {str: TEXT, bool: True, float: 7.0, CpuSet: CpuSet.of(7)}.get(hint, 7)

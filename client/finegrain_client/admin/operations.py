@@ -103,7 +103,7 @@ class Operations:
                     message, timeout=timeout_s
                 )
             )
-            outcomes += [read(types.ItemOutcome, each) for each in answer.results]
+            outcomes += read.each(types.ItemOutcome, answer.results)
         return outcomes
 
     async def terminate_job(self, job_id: str, *, grace_s: float | None = None) -> None:

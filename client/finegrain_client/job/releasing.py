@@ -39,7 +39,7 @@ async def release(
                 message, timeout=timeout_s, metadata=context.metadata
             )
         )
-        outcomes += [read(ItemOutcome, each) for each in answer.results]
+        outcomes += read.each(ItemOutcome, answer.results)
     for outcome in outcomes:
         if outcome.ok and outcome.id in by_id:
             by_id[outcome.id].mark_released()

@@ -173,7 +173,7 @@ class Submission:
                     message, timeout=timeout_s, metadata=self._context.metadata
                 )
             )
-            outcomes += [read(ItemOutcome, each) for each in answer.results]
+            outcomes += read.each(ItemOutcome, answer.results)
         return outcomes
 
     def _request(self, message: slots_pb2.SlotRequest, gang: Gang | None) -> Request:

@@ -172,7 +172,7 @@ class JobWatch:
         return self.error is not None
 
     async def _take_snapshot(self, snapshot: rm.JobSnapshot) -> None:
-        statuses = [read(RequestStatus, each) for each in snapshot.requests]
+        statuses = read.each(RequestStatus, snapshot.requests)
         shown = {each.allocation_id for each in statuses}
         for status in statuses:
             self.ranges.shown(status)
@@ -302,7 +302,7 @@ class JobWatch:
                         message, timeout=timeout_s, metadata=self._context.metadata
                     )
                 )
-                found += [read(RequestStatus, each) for each in answer.requests]
+                found += read.each(RequestStatus, answer.requests)
                 message.page_token = answer.next_page_token
                 if not message.page_token:
                     break

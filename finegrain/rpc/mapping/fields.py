@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum, StrEnum
-from typing import Any, cast
+from enum import Enum
+from typing import Any, TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from finegrain.mapping.fields import MappingError
+
+EnumT = TypeVar("EnumT", bound=Enum)
 
 TIMESTAMP = "google.protobuf.Timestamp"
 DURATION = "google.protobuf.Duration"
@@ -61,7 +63,7 @@ def message_class(field: FieldDescriptor) -> type[Message]:
     return GetMessageClass(cast("Descriptor", field.message_type))
 
 
-def numbers_of(kind: type[Enum], descriptor: EnumDescriptor) -> dict[Any, int]:
+def numbers_of(kind: type[EnumT], descriptor: EnumDescriptor) -> dict[EnumT, int]:
     """Returns the protocol's number of each member that has one: PENDING is REQUEST_STATE_PENDING.
     A member named DEFAULT is what is not said: number 0.
     """
@@ -75,6 +77,6 @@ def numbers_of(kind: type[Enum], descriptor: EnumDescriptor) -> dict[Any, int]:
     return numbers
 
 
-def members_of(kind: type[StrEnum], descriptor: EnumDescriptor) -> dict[int, StrEnum]:
+def members_of(kind: type[EnumT], descriptor: EnumDescriptor) -> dict[int, EnumT]:
     """Returns the inverse of `numbers_of`."""
     return {number: member for member, number in numbers_of(kind, descriptor).items()}

@@ -117,6 +117,13 @@ class Reader:
             function = self.function(kind, message.__class__)
         return cast("T", function(message, **given) if given else function(message))
 
+    def each(self, kind: type[T], messages: Sequence[Message]) -> list[T]:
+        """Returns the values of many messages of one type."""
+        if not messages:
+            return []
+        function = self.function(kind, messages[0].__class__)
+        return [function(message) for message in messages]
+
     def function(self, kind: type[T], message: type[Message]) -> Callable[..., T]:
         """Returns the compiled function of a pair.
 

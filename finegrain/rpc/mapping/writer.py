@@ -83,8 +83,8 @@ class Writer:
 
     Args:
         writings: pairs that differ by more than the rules. Others need not be listed.
-        converters: functions that return a nested message of a value, by the message's class; or
-            a text, by the type of the attribute.
+        converters: functions that return a nested message, or a text, of a value: by the type of
+            the attribute, or by the class of the message.
     """
 
     def __init__(
@@ -110,6 +110,13 @@ class Writer:
             function = self.function(value.__class__, message)
         return cast("MessageT", function(value, **given) if given else function(value))
 
+    def each(self, message: type[MessageT], values: Sequence[object]) -> list[MessageT]:
+        """Returns the messages of many values of one class."""
+        if not values:
+            return []
+        function = self.function(values[0].__class__, message)
+        return [function(value) for value in values]
+
     def function(self, kind: type, message: type[MessageT]) -> Callable[..., MessageT]:
         """Returns the compiled function of a pair.
 
@@ -127,6 +134,8 @@ class Writer:
         return tuple(self._compiled)
 
     def _compile(self, kind: type, message: type[Message]) -> Callable[..., Any]:
+        if (kind, message) not in self.writings and kind in self._converters:
+            return self._converters[kind]
         writing = self.writings.get((kind, message)) or Writing(kind, message)
         source, used = Source(), set(writing.kept)
         arguments, parameters = list[str](), list[str]()
@@ -188,7 +197,7 @@ class Writer:
     def _one(self, source: Source, hint: Any, described: FieldDescriptor, access: str) -> str:
         """Returns the expression of one value that is there."""
         name = message_name(described)
-        convert = self._converters.get(name or hint)
+        convert = self._converters.get(hint) or self._converters.get(name)
         if name:
             message = message_class(described)
             if convert is not None and (hint, message) not in self.writings:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id
-from finegrain.rpc.wire import duration_ms_from_proto, duration_ms_to_proto
+from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.v1 import cluster_pb2
 from resource_manager.engine.explain.fairness import advise_threads
-from resource_manager.engine.fairness.advice import QUANTILE, TARGET_MS, Advice
+from resource_manager.engine.fairness.advice import QUANTILE, TARGET_MS
 from resource_manager.engine.state import State
+from resource_manager.service.wire.encoding import write
 
 TARGET_MS_MAX = 366 * 24 * 3600 * 1000
 
@@ -31,20 +32,7 @@ def advice_wanted(
         )
     if not 0 < quantile < 1:
         raise InvalidArgument("quantile", quantile, "above 0 and below 1, such as 0.95")
-    return lambda state: _advice(advise_threads(state, job_id, target_ms, quantile, now_ms))
-
-
-def _advice(advice: Advice) -> cluster_pb2.AdviseThreadsResponse:
-    return cluster_pb2.AdviseThreadsResponse(
-        threads_recommended=advice.threads_recommended,
-        threads_observed=advice.threads_observed,
-        threads_running=advice.threads_running,
-        threads_waiting=advice.threads_waiting,
-        median=duration_ms_to_proto(advice.median_ms),
-        at_quantile=duration_ms_to_proto(advice.at_quantile_ms),
-        longest=duration_ms_to_proto(advice.longest_ms),
-        share_within_target=advice.share_within_target,
-        target=duration_ms_to_proto(advice.target_ms),
-        quantile=advice.quantile,
-        remarks=advice.remarks,
+    return lambda state: write(
+        cluster_pb2.AdviseThreadsResponse,
+        advise_threads(state, job_id, target_ms, quantile, now_ms),
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 
-from google.protobuf.json_format import MessageToDict, Parse
+from google.protobuf.json_format import MessageToDict
 
 from finegrain.cpuset import EMPTY
 from finegrain.errors import InvalidArgument
@@ -51,19 +51,6 @@ def cpu_state_from_proto(message: pb.CpuState, field: str) -> CpuState:
     if not message.HasField("kubelet"):
         return state
     return _with_kubelet(state, message.kubelet, f"{field}.kubelet")
-
-
-def cpu_state_to_proto(state: CpuState) -> pb.CpuState:
-    """The inverse."""
-    message = pb.CpuState(
-        offline_cpus=str(state.offline_cpus),
-        host_policy_number=state.host_policy_number,
-        squeezed_cpus=str(state.squeezed_cpus),
-        notes=state.notes,
-    )
-    if state.kubelet:
-        Parse(state.kubelet, message.kubelet, ignore_unknown_fields=True)
-    return message
 
 
 def _with_kubelet(state: CpuState, message: pb.KubeletReport, field: str) -> CpuState:

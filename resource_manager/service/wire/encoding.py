@@ -1,18 +1,16 @@
-"""From the books to messages. Reads entities, decides nothing."""
+"""Makes messages of the engine's values, by the names of their fields.
+
+Where the protocol's word and the engine's differ stands in the tables of `listed.py`,
+`explained.py` and `commands.py`, and below.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
-from typing import Any, cast
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
-from finegrain.cpu_assignment import CpuAssignment
-from finegrain.resources import ResourceProfile
+from finegrain.cpuset import CpuSet
+from finegrain.rpc.mapping.writer import As, FromValue, Writer, Writing
 from finegrain.rpc.wire import (
-    KNOWN_MAX,
     amounts_to_proto,
     duration_ms_to_proto,
     isolation_to_proto,
@@ -20,304 +18,163 @@ from finegrain.rpc.wire import (
     timestamp_ms_to_proto,
     topology_dict_to_proto,
 )
-from finegrain.rpc.wire_cpus import assignment_to_proto, cpu_policy_to_proto
-from finegrain.v1 import cluster_pb2, resources_pb2, slots_pb2
-from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from resource_manager.engine.explain.lists import ExecutorView, JobView, RequestView, SlotView
-from resource_manager.engine.model.entities import (
-    ClusterEvent,
-    Executor,
-    ExecutorState,
-    JobEvent,
-    JobState,
-    RequestSpec,
-    RequestState,
-    Slot,
-    SlotState,
-    Usage,
+from finegrain.rpc.wire_cpus import (
+    assignment_to_proto,
+    cpu_policy_to_proto,
+    effective_policy_to_proto,
+    host_cpus_to_proto,
+    host_policy_to_proto,
 )
-from resource_manager.engine.model.events import ItemOutcome
-from resource_manager.service.wire.gangs import gang_message
-from resource_manager.service.wire.resizes import resizes_of
+from finegrain.v1 import cluster_pb2, cpus_pb2, resources_pb2, slots_pb2
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from resource_manager.engine.explain.groups import FlowView, GroupView
+from resource_manager.engine.explain.lists import (
+    ExecutorView,
+    JobView,
+    SlotView,
+    slot_view,
+)
+from resource_manager.engine.explain.requests import Explanation
+from resource_manager.engine.explain.reservations import ReservationView
+from resource_manager.engine.explain.resizes import ResizeExplanation
+from resource_manager.engine.explain.topology import TopologyView
+from resource_manager.engine.model.entities import (
+    NO_CPU_STATE,
+    Resize,
+    Slot,
+)
+from resource_manager.engine.model.settings import Fairness
+from resource_manager.engine.state import State
+from resource_manager.service.wire import commands, explained, listed
 
-REQUEST_STATES: dict[RequestState, slots_pb2.RequestState.ValueType] = {
-    state: slots_pb2.RequestState.Value(f"REQUEST_STATE_{state.value}") for state in RequestState
-}
-_SLOT_STATES_BY_NAME = {
-    state.value: slots_pb2.SlotState.Value(f"SLOT_STATE_{state.value}") for state in SlotState
-}
-_RESIZE_STATES_BY_NAME = {
-    "ORDERED": slots_pb2.SLOT_RESIZE_STATE_ORDERED,
-    "WAITING": slots_pb2.SLOT_RESIZE_STATE_WAITING,
-}
-SLOT_STATES: dict[SlotState, slots_pb2.SlotState.ValueType] = {
-    state: slots_pb2.SlotState.Value(f"SLOT_STATE_{state.value}") for state in SlotState
-}
-EXECUTOR_STATES: dict[ExecutorState, cluster_pb2.ExecutorState.ValueType] = {
-    state: cluster_pb2.ExecutorState.Value(f"EXECUTOR_STATE_{state.value}")
-    for state in ExecutorState
-}
+ORDERED, WAITING = slots_pb2.SLOT_RESIZE_STATE_ORDERED, slots_pb2.SLOT_RESIZE_STATE_WAITING
 
 
 def slot_status(
     slot: Slot, executor_address: str = "", resize_message: str = ""
 ) -> slots_pb2.SlotStatus:
-    """A slot of the books; `resize_message` says why a change of its size waits."""
-    message = slots_pb2.SlotStatus(
-        allocation_id=slot.allocation_id,
-        generation=slot.generation,
-        job_id=slot.job_id,
-        profile=profile_to_proto(slot.profile),
-        memory_bytes=slot.profile.booked_memory_bytes,
-        cpu_limit_milli=slot.cpu_limit_milli,
-        pids_max=slot.pids_max,
-        cpus=slot.cpus,
-        state=SLOT_STATES[slot.state],
-        executor_id=slot.executor_id,
-        executor_address=executor_address,
-    )
-    if slot.isolation is not None:
-        message.isolation.CopyFrom(isolation_to_proto(slot.isolation))
-    if slot.allocated_time_ms is not None:
-        _set_time(message.allocated_time, slot.allocated_time_ms)
-    if slot.resize_number:
-        message.resize_number = slot.resize_number
-        message.resizes.extend(resizes_of(slot, resize_message))
-    if slot.assignment is not None:
-        _set_assignment(message, slot.assignment)
-    return message
-
-
-def slot_status_of_event(data: Mapping[str, object]) -> slots_pb2.SlotStatus:
-    """A slot as a job event carries it; see resource_manager/engine/model/offers.py."""
-    known = cast("Mapping[str, Any]", data)
-    get = known.get
-    message = slots_pb2.SlotStatus(
-        allocation_id=known["allocation_id"],
-        generation=known["generation"],
-        job_id=known["job_id"],
-        profile=_profile_of_event(known["profile"]),
-        memory_bytes=known["memory_bytes"],
-        cpu_limit_milli=known["cpu_limit_milli"],
-        pids_max=get("pids_max", 0),
-        cpus=get("cpus", ""),
-        state=_SLOT_STATES_BY_NAME[known["state"]],
-        executor_id=get("executor_id", ""),
-        executor_address=get("executor_address", ""),
-    )
-    if (isolation := get("isolation")) is not None:
-        message.isolation.CopyFrom(isolation_to_proto(isolation))
-    if (time_ms := get("allocated_time_ms")) is not None:
-        _set_time(message.allocated_time, time_ms)
-    if number := get("resize_number"):
-        message.resize_number = number
-        message.resizes.extend(_resize_of_event(each) for each in get("resizes", ()))
-    if (assignment := get("assignment")) is not None:
-        _set_assignment(message, CpuAssignment.from_dict(assignment))
-    return message
-
-
-def _set_assignment(message: slots_pb2.SlotStatus, assignment: CpuAssignment) -> None:
-    message.assignment.CopyFrom(assignment_to_proto(assignment))
-    message.cpus = message.assignment.cpus
+    """Returns a slot; `resize_message` says why a change of its size waits."""
+    under_way = []
+    if slot.ordered is not None:
+        under_way.append(resize_status(slot.ordered, ordered=True))
+    if slot.wanted is not None:
+        under_way.append(resize_status(slot.wanted, ordered=False, message=resize_message))
+    function = write.function(Slot, slots_pb2.SlotStatus)  # slots are written most often
+    return function(slot, executor_address=executor_address, resizes=under_way)
 
 
 def slot_status_of_view(view: SlotView) -> slots_pb2.SlotStatus:
-    """A slot with the address of its executor."""
+    """Returns a slot with the address of its executor."""
     return slot_status(view.slot, view.executor_address, view.resize_message)
 
 
-def _resize_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotResize:
-    message = slots_pb2.SlotResize(
-        resize_number=data["resize_number"],
-        profile=_profile_of_event(data["profile"]),
-        memory_bytes=data["memory_bytes"],
-        cpu_limit_milli=data["cpu_limit_milli"],
-        state=_RESIZE_STATES_BY_NAME[data["state"]],
-    )
-    if (assignment := data.get("assignment")) is not None:
-        message.assignment.CopyFrom(assignment_to_proto(CpuAssignment.from_dict(assignment)))
-    return message
+def resize_status(resize: Resize, *, ordered: bool, message: str = "") -> slots_pb2.SlotResize:
+    """Returns one change of a slot's size; `message` says why it waits."""
+    state = ORDERED if ordered else WAITING
+    return write(slots_pb2.SlotResize, resize, state=state, message=message)
 
 
-def _profile_of_event(data: Mapping[str, Any]) -> resources_pb2.ResourceProfile:
-    if "extended" in data:
-        return profile_to_proto(ResourceProfile.from_dict(data))
-    return _plain_profile(tuple(data.items()))
+def explanation(found: Explanation, state: State) -> rm_pb2.ExplainResponse:
+    """Returns why a request waits, or what became of it."""
+    blocking = [slot_status_of_view(slot_view(state, slot)) for slot in found.blocked_by]
+    return write(rm_pb2.ExplainResponse, found, blocked_by=blocking)
 
 
-@lru_cache(KNOWN_MAX)
-def _plain_profile(items: tuple[tuple[str, int], ...]) -> resources_pb2.ResourceProfile:
-    return profile_to_proto(ResourceProfile.from_dict(dict(items)))
-
-
-def _set_time(moment: Timestamp, time_ms: int) -> None:
-    moment.seconds, moment.nanos = time_ms // 1000, time_ms % 1000 * 1_000_000
-
-
-def slot_request(spec: RequestSpec) -> slots_pb2.SlotRequest:
-    """A request as it was sent."""
-    return slots_pb2.SlotRequest(
-        allocation_id=spec.allocation_id,
-        profile=profile_to_proto(spec.profile) if spec.profile is not None else None,
-        cpu_limit_milli=spec.cpu_limit_milli,
-        pids_max=spec.pids_max,
-        required_labels=dict(spec.required_labels),
-        target_address=spec.target_address,
-        allow_pending=spec.allow_pending,
-        restart_on_loss=spec.restart_on_loss,
-        gang_id=spec.gang_id,
-        cpu_policy=cpu_policy_to_proto(spec.cpu_policy),
+def groups_message(
+    views: list[GroupView], held: list[ReservationView], fairness: Fairness
+) -> cluster_pb2.ListGroupsResponse:
+    """Returns all groups, how service is counted, and all reservations."""
+    return cluster_pb2.ListGroupsResponse(
+        groups=write.each(cluster_pb2.GroupStatus, views),
+        service_measure=fairness.usage_measure,
+        reservations=write.each(rm_pb2.Reservation, held),
+        half_life=None
+        if fairness.half_life_ms is None
+        else duration_ms_to_proto(fairness.half_life_ms),
     )
 
 
-def request_status(view: RequestView) -> rm_pb2.RequestStatus:
-    """A request with its slot, if it has one."""
-    request = view.request
-    message = rm_pb2.RequestStatus(
-        allocation_id=request.allocation_id,
-        job_id=request.job_id,
-        job_name=view.job_name,
-        state=REQUEST_STATES[request.state],
-        reason=view.reason,
-        generation=request.generation,
-        arrival_number=request.arrival_number,
-        create_time=timestamp_ms_to_proto(request.create_time_ms),
-        request=slot_request(request.spec),
-        count=view.count if view.count > 1 else 0,
-        range_id=view.range_id,
+def job_status(view: JobView, flow: FlowView) -> cluster_pb2.JobStatus:
+    """Returns a job with what it has received and gets."""
+    since_ms = flow.oldest_wait_time_ms
+    return write(
+        cluster_pb2.JobStatus,
+        view,
+        service=flow.service,
+        share_now=flow.share_now,
+        oldest_wait_time=None if since_ms is None else timestamp_ms_to_proto(since_ms),
     )
-    if request.spec.profile is not None:
-        message.profile.CopyFrom(profile_to_proto(request.spec.profile))
-    if request.end_time_ms is not None:
-        message.end_time.CopyFrom(timestamp_ms_to_proto(request.end_time_ms))
-    if view.slot is not None:
-        message.slot.CopyFrom(slot_status_of_view(view.slot))
-    if view.gang is not None:
-        message.gang.CopyFrom(gang_message(view.gang))
-    return message
-
-
-def job_event(event: JobEvent) -> rm_pb2.JobEvent:
-    """An entry of a job's log."""
-    message = rm_pb2.JobEvent(
-        sequence=event.sequence,
-        allocation_id=event.allocation_id,
-        state=REQUEST_STATES[event.state],
-        reason=event.reason,
-        message=event.message,
-        slot=slot_status_of_event(event.slot) if event.slot is not None else None,
-        count=event.count if event.count > 1 else 0,
-    )
-    _set_time(message.event_time, event.time_ms)
-    return message
-
-
-def cluster_event(event: ClusterEvent) -> cluster_pb2.ClusterEvent:
-    """An entry of the cluster's history."""
-    return cluster_pb2.ClusterEvent(
-        sequence=event.sequence,
-        event_time=timestamp_ms_to_proto(event.time_ms),
-        kind=event.kind,
-        executor_id=event.executor_id,
-        job_id=event.job_id,
-        allocation_id=event.allocation_id,
-        reason=event.reason,
-        message=event.message,
-    )
-
-
-def job_status(view: JobView) -> cluster_pb2.JobStatus:
-    """A job with what it waits for and has."""
-    job = view.job
-    message = cluster_pb2.JobStatus(
-        job_id=job.job_id,
-        name=job.name,
-        group=job.group,
-        ended=job.state is JobState.ENDED,
-        end_reason=job.end_reason,
-        detached=job.lease_ms is None,
-        create_time=timestamp_ms_to_proto(job.create_time_ms),
-        pending_requests=view.pending_requests,
-        slots=view.slots,
-        allocated=amounts_to_proto(view.allocated),
-        last_sequence=job.last_sequence,
-    )
-    if job.lease_ms is not None:
-        message.lease.CopyFrom(duration_ms_to_proto(job.lease_ms))
-    if job.end_time_ms is not None:
-        message.end_time.CopyFrom(timestamp_ms_to_proto(job.end_time_ms))
-    return message
 
 
 def executor_status(
     view: ExecutorView, *, with_topology: bool = False
 ) -> cluster_pb2.ExecutorStatus:
-    """An executor with its sums."""
-    executor = view.executor
-    known = executor.registration
-    message = cluster_pb2.ExecutorStatus(
-        executor_id=executor.executor_id,
-        instance_id=known.instance_id,
-        address=known.address,
-        state=EXECUTOR_STATES[executor.state],
-        draining=executor.draining,
-        drain_reason=executor.drain_reason,
-        registration_number=executor.registration_number,
-        report_number=executor.report_number,
-        total=amounts_to_proto(view.total),
-        reserved=amounts_to_proto(known.reserved),
-        allocated=amounts_to_proto(view.allocated),
-        available=amounts_to_proto(view.available),
-        used=usage_report(executor.used),
-        slots=view.slots,
-        slots_max=known.slots_max,
-        labels=dict(known.labels),
-        default_slot_profile=profile_to_proto(known.default_profile),
-        isolation=isolation_to_proto(known.isolation),
-        software_version=known.software_version,
-        shared_cpus=known.shared_cpus,
-        unreachable_reason=view.unreachable_reason,
-        provided_as=known.provided_as,
-    )
-    _set_times(message, executor)
-    if with_topology:
-        message.topology.CopyFrom(topology_dict_to_proto(json.loads(known.topology)))
-    return message
+    """Returns an executor with its sums."""
+    if not with_topology:
+        return write(cluster_pb2.ExecutorStatus, view)
+    topology = topology_dict_to_proto(json.loads(view.executor.registration.topology))
+    return write(cluster_pb2.ExecutorStatus, view, topology=topology)
 
 
-def usage_report(used: Usage) -> slots_pb2.UsageReport:
-    """What slots really use."""
-    return slots_pb2.UsageReport(
-        cpu_milli=used.cpu_milli, memory_bytes=used.memory_bytes, tasks=used.tasks
-    )
+def _host_cpus(view: TopologyView) -> cpus_pb2.HostCpus | None:
+    text = view.executor.registration.host_cpus
+    return host_cpus_to_proto(text) if json.loads(text or "{}") else None
 
 
-def item_results(outcomes: Iterable[ItemOutcome]) -> list[slots_pb2.ItemResult]:
-    """Results of a batch in the same order."""
-    return [_item_result(outcome) for outcome in outcomes]
+def _cpu_state(view: TopologyView) -> cpus_pb2.CpuState | None:
+    seen = view.executor.cpu_state
+    return None if seen == NO_CPU_STATE else write(cpus_pb2.CpuState, seen)
 
 
-def releases(slots: Iterable[tuple[str, int]]) -> list[rm_pb2.SlotRelease]:
-    """Slots that nobody owns."""
+def _lost_cpus(view: TopologyView) -> list[cluster_pb2.LostCpus]:
     return [
-        rm_pb2.SlotRelease(allocation_id=allocation_id, generation=generation)
-        for allocation_id, generation in slots
+        cluster_pb2.LostCpus(allocation_id=allocation_id, generation=generation, cpus=str(cpus))
+        for allocation_id, generation, cpus in view.lost_cpus
     ]
 
 
-def _item_result(outcome: ItemOutcome) -> slots_pb2.ItemResult:
-    result = slots_pb2.ItemResult(id=outcome.id)  # most often that is all
-    if outcome.reason:
-        result.error.reason = outcome.reason
-        result.error.message = outcome.message
-        result.error.details.update(dict(outcome.details))
-    return result
-
-
-def _set_times(message: cluster_pb2.ExecutorStatus, executor: Executor) -> None:
-    if executor.report_time_ms:
-        message.report_time.CopyFrom(timestamp_ms_to_proto(executor.report_time_ms))
-    if executor.drain_deadline_time_ms is not None:
-        deadline = timestamp_ms_to_proto(executor.drain_deadline_time_ms)
-        message.drain_deadline_time.CopyFrom(deadline)
+write = Writer(
+    (
+        *listed.WRITINGS,
+        *explained.WRITINGS,
+        *commands.WRITINGS,
+        Writing(
+            ResizeExplanation,
+            rm_pb2.ResizeExplanation,
+            {
+                "resize": FromValue(
+                    lambda one: resize_status(one.resize, ordered=one.ordered, message=one.summary),
+                    ("resize", "ordered"),
+                )
+            },
+        ),
+        Writing(
+            TopologyView,
+            cluster_pb2.GetTopologyResponse,
+            {
+                "executor_id": "executor.executor_id",
+                "topology": As(
+                    "executor.registration.topology",
+                    lambda text: topology_dict_to_proto(json.loads(text)),
+                ),
+                "host_cpus": FromValue(_host_cpus),
+                "cpu_state": FromValue(_cpu_state),
+                "pools": "pools.members",
+                "lost_cpus": FromValue(_lost_cpus, ("lost_cpus",)),
+            },
+        ),
+    ),
+    converters={
+        Slot: slot_status,
+        SlotView: slot_status_of_view,
+        CpuSet: str,
+        resources_pb2.ResourceProfile: profile_to_proto,
+        resources_pb2.ResourceAmounts: amounts_to_proto,
+        resources_pb2.IsolationReport: isolation_to_proto,
+        cpus_pb2.CpuPolicy: cpu_policy_to_proto,
+        cpus_pb2.CpuAssignment: assignment_to_proto,
+        cpus_pb2.HostPolicy: host_policy_to_proto,
+        cpus_pb2.EffectiveHostPolicy: effective_policy_to_proto,
+    },
+)
+"""Returns the message of a value: `write(cluster_pb2.ClusterEvent, event)`."""

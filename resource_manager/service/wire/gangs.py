@@ -1,4 +1,4 @@
-"""Gangs on the wire, both ways.
+"""Gangs that calls declare.
 
 Decides what a call with gangs must look like; `InvalidArgument` carries the path of the field.
 Refuses to know the books, and whether a gang fits.
@@ -10,29 +10,15 @@ from collections.abc import Mapping, Sequence
 
 from finegrain.errors import InvalidArgument
 from finegrain.ids import LABEL_KEY_PATTERN, check_id
-from finegrain.rpc.wire import duration_ms_from_proto, duration_ms_to_proto
+from finegrain.rpc.mapping.fields import members_of
+from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.v1 import slots_pb2
 from resource_manager.engine.model.entities import GangPlacement, GangSpec, RequestSpec
 from resource_manager.engine.model.events import ItemOutcome
 
-_TO_WIRE: dict[GangPlacement, slots_pb2.GangPlacement.ValueType] = {
-    placement: slots_pb2.GangPlacement.Value(f"GANG_PLACEMENT_{placement.value}")
-    for placement in GangPlacement
+_PLACEMENTS = members_of(GangPlacement, slots_pb2.GangPlacement.DESCRIPTOR) | {
+    slots_pb2.GANG_PLACEMENT_UNSPECIFIED: GangPlacement.ANYWHERE
 }
-_FROM_WIRE: dict[int, GangPlacement] = {
-    slots_pb2.GANG_PLACEMENT_UNSPECIFIED: GangPlacement.ANYWHERE,
-    **{number: placement for placement, number in _TO_WIRE.items()},
-}
-
-
-def gang_message(spec: GangSpec) -> slots_pb2.Gang:
-    """A gang as it was asked for."""
-    return slots_pb2.Gang(
-        gang_id=spec.gang_id,
-        placement=_TO_WIRE[spec.placement],
-        label=spec.label,
-        timeout=None if spec.timeout_ms is None else duration_ms_to_proto(spec.timeout_ms),
-    )
 
 
 def gangs_of_call(
@@ -81,7 +67,7 @@ def gangs_of_call(
 
 def _gang(message: slots_pb2.Gang, field: str) -> GangSpec:
     gang_id = check_id(f"{field}.gang_id", message.gang_id)
-    placement = _FROM_WIRE.get(message.placement)
+    placement = _PLACEMENTS.get(message.placement)
     if placement is None:
         raise InvalidArgument(f"{field}.placement", message.placement, "a known GangPlacement")
     label = message.label

@@ -1,4 +1,4 @@
-"""Changes of a slot's size on the wire: what is asked for, and what executors are told.
+"""Changes of a slot's size that are asked for.
 
 Decides which wishes are well-formed. Refuses to know the books: whether the slot exists, the size
 may be had or the number is the next one is for the engine to say.
@@ -12,13 +12,10 @@ from typing import Any, Protocol
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id
 from finegrain.resources import AMOUNT_MAX
-from finegrain.rpc.wire import profile_from_proto, profile_to_proto
-from finegrain.rpc.wire_cpus import assignment_to_proto
-from finegrain.v1 import cpus_pb2, resources_pb2, slots_pb2
+from finegrain.rpc.wire import profile_from_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from finegrain.v1 import task_executor_pb2 as te_pb2
-from resource_manager.engine.model.effects import SendResize
-from resource_manager.engine.model.entities import Instant, Resize, Slot
+from finegrain.v1 import resources_pb2
+from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.model.events import ResizeRequested
 
 _WAITS_FOR_USE = {
@@ -70,51 +67,3 @@ def resize_wish(message: ResizeMessage, job_id: str | None) -> Callable[[Instant
     return lambda at: ResizeRequested(
         at, job_id, allocation_id, generation, number, profile, limit, wait_for_use
     )
-
-
-def resize_command(
-    command: SendResize, rm_epoch: int
-) -> te_pb2.TaskExecutorServiceResizeSlotRequest:
-    """What an executor is told."""
-    resize = command.resize
-    return te_pb2.TaskExecutorServiceResizeSlotRequest(
-        executor_id=command.executor_id,
-        rm_epoch=rm_epoch,
-        registration_number=command.registration_number,
-        command_number=command.command_number,
-        allocation_id=command.allocation_id,
-        generation=command.generation,
-        resize_number=resize.number,
-        profile=profile_to_proto(resize.profile),
-        memory_bytes=resize.profile.booked_memory_bytes,
-        cpu_limit_milli=resize.cpu_limit_milli,
-        assignment=_assignment(resize),
-    )
-
-
-def resizes_of(slot: Slot, message: str = "") -> list[slots_pb2.SlotResize]:
-    """The changes of a slot that are under way; `message` says why the last one waits."""
-    found = []
-    if slot.ordered is not None:
-        found.append(resize_message(slot.ordered, ordered=True))
-    if slot.wanted is not None:
-        found.append(resize_message(slot.wanted, ordered=False, message=message))
-    return found
-
-
-def resize_message(resize: Resize, *, ordered: bool, message: str = "") -> slots_pb2.SlotResize:
-    """One change that is under way; `message` says why it waits."""
-    state = slots_pb2.SLOT_RESIZE_STATE_ORDERED if ordered else slots_pb2.SLOT_RESIZE_STATE_WAITING
-    return slots_pb2.SlotResize(
-        resize_number=resize.number,
-        profile=profile_to_proto(resize.profile),
-        memory_bytes=resize.profile.booked_memory_bytes,
-        cpu_limit_milli=resize.cpu_limit_milli,
-        state=state,
-        message=message,
-        assignment=_assignment(resize),
-    )
-
-
-def _assignment(resize: Resize) -> cpus_pb2.CpuAssignment | None:
-    return None if resize.assignment is None else assignment_to_proto(resize.assignment)

@@ -9,11 +9,12 @@ import pytest
 from finegrain.cpuset import CpuSet, union
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.topology import HostTopology
+from finegrain.v1 import cluster_pb2
 from finegrain_cli.text.cpu_map import LABEL, LETTERS, WIDTH, Marks, drawing, legend
 from finegrain_client.decoding import read
 from finegrain_client.types.topology import TopologyReport
 from resource_manager.engine.explain.topology import topology_view
-from resource_manager.service.wire.topology import topology_response
+from resource_manager.service.wire.encoding import write
 from tests.support.cpu_layouts import RECORDED, as_reported, recorded
 from tests.support.engine_cluster import BE, LSE, LSR, PLAIN, EngineCluster, FakeExecutor
 
@@ -46,7 +47,10 @@ def reported(topology: HostTopology) -> TopologyReport:
     cluster = EngineCluster.settled(executor(topology))
     for name, cpus, policy in (("lse", 3, LSE), ("lsr", 2, LSR), ("ls", 1, PLAIN), ("be", 1, BE)):
         cluster.submit(name, cpu_milli=cpus * 1_000, policy=policy, allow_pending=True)
-    return read(TopologyReport, topology_response(topology_view(cluster.state, "host-a")))
+    return read(
+        TopologyReport,
+        write(cluster_pb2.GetTopologyResponse, topology_view(cluster.state, "host-a")),
+    )
 
 
 @pytest.mark.parametrize("name", RECORDED)

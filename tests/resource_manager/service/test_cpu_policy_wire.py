@@ -96,7 +96,7 @@ def test_who_says_nothing_gets_a_plain_slot() -> None:
 )
 def test_what_goes_together_comes_back_as_it_went(message: slots_pb2.SlotRequest) -> None:
     spec = decoding.slot_request(message, "requests[0]")
-    shown = encoding.slot_request(spec)
+    shown = encoding.write(slots_pb2.SlotRequest, spec)
     assert decoding.slot_request(shown, "requests[0]") == spec
 
 

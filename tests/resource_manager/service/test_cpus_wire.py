@@ -12,12 +12,13 @@ from finegrain.resources import GIB, ResourceProfile
 from finegrain.rpc.wire_cpus import assignment_from_proto
 from finegrain.v1 import cpus_pb2 as pb
 from finegrain.v1 import slots_pb2
+from finegrain.v1 import task_executor_pb2 as te_pb2
 from resource_manager.engine.model.effects import SendResize
 from resource_manager.engine.model.entities import Resize, Slot
 from resource_manager.engine.model.offers import slot_to_dict
 from resource_manager.service.wire import decoding, encoding
-from resource_manager.service.wire.cpus import cpu_state_from_proto, cpu_state_to_proto
-from resource_manager.service.wire.resizes import resize_command
+from resource_manager.service.wire.cpus import cpu_state_from_proto
+from resource_manager.service.wire.job_events import slot_status_of_event
 
 PINNED = CpuAssignment(
     QosClass.LSR,
@@ -49,7 +50,7 @@ def test_executors_are_told_which_cpus_a_slot_has() -> None:
 
 
 def test_job_masters_are_told_the_same_by_the_log_of_their_job() -> None:
-    told = encoding.slot_status_of_event(slot_to_dict(SLOT, "host-a:7180"))
+    told = slot_status_of_event(slot_to_dict(SLOT, "host-a:7180"))
     assert told.cpus == "2-3"
     assert assignment_from_proto(told.assignment, "assignment") == PINNED
 
@@ -57,7 +58,7 @@ def test_job_masters_are_told_the_same_by_the_log_of_their_job() -> None:
 def test_a_slot_of_the_whole_pool_says_nothing() -> None:
     plain = Slot("slot-1", 1, "job-1", "host-a", PROFILE, 2000, 100)
     assert not encoding.slot_status(plain).HasField("assignment")
-    assert not encoding.slot_status_of_event(slot_to_dict(plain, "")).HasField("assignment")
+    assert not slot_status_of_event(slot_to_dict(plain, "")).HasField("assignment")
 
 
 def test_what_an_executor_has_carved_is_heard() -> None:
@@ -71,11 +72,15 @@ def test_what_an_executor_has_carved_is_heard() -> None:
 
 def test_a_change_of_size_carries_the_cpus_of_then() -> None:
     resize = Resize(1, PROFILE, 2000, assignment=PINNED)
-    told = resize_command(SendResize("host-a", "host-a:7180", 1, 2, "slot-1", 1, resize), 3)
+    told = encoding.write(
+        te_pb2.TaskExecutorServiceResizeSlotRequest,
+        SendResize("host-a", "host-a:7180", 1, 2, "slot-1", 1, resize),
+        rm_epoch=3,
+    )
     assert told.assignment.cpus == "2-3"
     slot = Slot("slot-1", 1, "job-1", "host-a", PROFILE, 2000, 100, resize_number=1, ordered=resize)
     (shown,) = encoding.slot_status(slot).resizes
-    (logged,) = encoding.slot_status_of_event(slot_to_dict(slot, "")).resizes
+    (logged,) = slot_status_of_event(slot_to_dict(slot, "")).resizes
     assert shown.assignment == logged.assignment == told.assignment
 
 
@@ -94,13 +99,13 @@ def test_what_an_executor_sees_of_its_cpus() -> None:
         HostBindPolicy.FULL_PCPUS_ONLY, reserved_cpus=CpuSet.of(0)
     )
     assert (state.host_policy_number, state.notes) == (4, ("cpu 6 is offline",))
-    assert cpu_state_to_proto(state) == message
+    assert encoding.write(pb.CpuState, state) == message
 
 
 def test_a_host_without_a_kubelet() -> None:
     state = cpu_state_from_proto(pb.CpuState(), "cpu_state")
     assert (state.kubelet, state.kubelet_cpus, state.kubelet_policy) == ("", CpuSet(), HostPolicy())
-    assert cpu_state_to_proto(state) == pb.CpuState()
+    assert encoding.write(pb.CpuState, state) == pb.CpuState()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.model.entities import GangPlacement, GangSpec, Instant, RequestSpec
 from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.service.submission import PART_ITEMS_MAX, Asked, asked, submissions
-from resource_manager.service.wire.gangs import gang_message, gangs_of_call
+from resource_manager.service.wire.encoding import write
+from resource_manager.service.wire.gangs import gangs_of_call
 from tests.support.rm_service import (
     RunningRm,
     ScriptedExecutor,
@@ -227,7 +228,7 @@ def test_a_gang_comes_back_from_the_wire_as_it_went() -> None:
         GangSpec("gang-1", GangPlacement.SAME_LABEL, "example.com/rack", 86_400_000),
         GangSpec("gang-1", GangPlacement.SPREAD),
     ):
-        assert gangs_of_call([gang_message(spec)], [member], {}, members_max=1) == (spec,)
+        assert gangs_of_call([write(slots_pb2.Gang, spec)], [member], {}, members_max=1) == (spec,)
 
 
 gang_ids = st.sampled_from(["", "", "", "g1", "g2", "g3"])

@@ -13,7 +13,7 @@ from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.explain.provisions import ProvidedView, ProvidersView
 from resource_manager.engine.model.entities import Provision, ProvisionState
-from resource_manager.service.wire.providers import providers
+from resource_manager.service.wire.encoding import write
 from tests.support.rm_service import (
     RunningRm,
     ScriptedExecutor,
@@ -121,7 +121,7 @@ def test_every_state_of_what_was_asked_for_has_its_word() -> None:
     for state in ProvisionState:
         provision = Provision("far-1-1", "far", 1, "because", 1_000, state, "handle", "text")
         view = ProvidersView([], [ProvidedView(provision, None, (), 0)], {}, {}, {}, 0, [])
-        (message,) = providers(view).executors
+        (message,) = write(cluster_pb2.ListProvidersResponse, view).executors
         word = cluster_pb2.ProvidedExecutorState.Name(message.state)
         assert word == f"PROVIDED_EXECUTOR_STATE_{state}"
         assert (message.handle, message.message) == ("handle", "text")

@@ -11,6 +11,7 @@ from finegrain.resources import ResourceProfile, extended_items
 from finegrain.rpc.wire import profile_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
+from finegrain.v1 import task_executor_pb2 as te_pb2
 from resource_manager.engine.explain.lists import RequestView, SlotView
 from resource_manager.engine.model.effects import SendResize
 from resource_manager.engine.model.entities import (
@@ -27,8 +28,8 @@ from resource_manager.engine.model.entities import (
 )
 from resource_manager.engine.model.offers import slot_to_dict
 from resource_manager.service.wire import decoding, encoding
-from resource_manager.service.wire.gangs import gang_message, gangs_of_call
-from resource_manager.service.wire.resizes import resize_command, resize_wish
+from resource_manager.service.wire.gangs import gangs_of_call
+from resource_manager.service.wire.resizes import resize_wish
 from resource_manager.storage.texts import slot_text
 
 amounts = st.integers(1, 10**12)
@@ -72,7 +73,7 @@ def test_an_offer_says_of_a_slot_what_a_list_says(slot: Slot) -> None:
     listed = encoding.slot_status(slot, "host:1")
     stored = json.loads(slot_text(slot_to_dict(slot, "host:1")) or "")
     event = JobEvent("job", 1, 0, slot.allocation_id, RequestState.GRANTED, slot=stored)
-    assert encoding.job_event(event).slot == listed
+    assert encoding.write(rm_pb2.JobEvent, event).slot == listed
     wished = [each for each in (slot.ordered, slot.wanted) if each is not None]
     assert [each.resize_number for each in listed.resizes] == [each.number for each in wished]
     assert [each.profile.cpu_milli for each in listed.resizes] == [
@@ -117,10 +118,10 @@ def test_a_request_and_its_gang_come_back_as_they_went(
         gang.gang_id,
     )
     view = RequestView(Request(spec, "job", 7, 1_000), "a job", "WAITING_GANG", None, gang)
-    message = encoding.request_status(view)
+    message = encoding.write(rm_pb2.RequestStatus, view)
     assert decoding.slot_request(message.request, "request") == spec
     assert gangs_of_call([message.gang], [spec], {}, members_max=1) == (gang,)
-    assert gang_message(gang) == message.gang
+    assert encoding.write(slots_pb2.Gang, gang) == message.gang
 
 
 @given(slots, st.booleans())
@@ -145,7 +146,11 @@ def test_an_executor_is_told_the_size_that_was_asked_for(resize: Resize) -> None
     assert (wish.at, wish.job_id, wish.allocation_id) == (Instant(1, 2), "job", "a")
     assert (wish.generation, wish.resize_number, wish.wait_for_use) == (4, resize.number, True)
     assert (wish.profile, wish.cpu_limit_milli) == (resize.profile, resize.cpu_limit_milli)
-    told = resize_command(SendResize("host", "host:1", 2, 3, "a", 4, resize), rm_epoch=5)
+    told = encoding.write(
+        te_pb2.TaskExecutorServiceResizeSlotRequest,
+        SendResize("host", "host:1", 2, 3, "a", 4, resize),
+        rm_epoch=5,
+    )
     assert (told.rm_epoch, told.registration_number, told.command_number) == (5, 2, 3)
     assert (told.executor_id, told.allocation_id, told.generation) == ("host", "a", 4)
     assert (told.resize_number, told.profile) == (resize.number, asked.profile)

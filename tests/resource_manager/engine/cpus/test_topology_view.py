@@ -19,11 +19,11 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet, union
 from finegrain.errors import NotFound
 from finegrain.resources import GIB, MIB
+from finegrain.v1 import cluster_pb2
 from resource_manager.engine.explain.lists import executor_view
 from resource_manager.engine.explain.topology import topology_view
 from resource_manager.engine.model.events import HostPolicySet
-from resource_manager.service.wire.encoding import executor_status
-from resource_manager.service.wire.topology import topology_response
+from resource_manager.service.wire.encoding import executor_status, write
 from tests.support.engine_cluster import BE, LSE, NODE_MEMORY_BYTES, EngineCluster, numa_host
 
 SPREAD = CpuPolicy(QosClass.LSR, bind=BindPolicy.SPREAD_BY_PCPUS)
@@ -113,7 +113,7 @@ def test_the_message_says_the_same() -> None:
     cluster.submit("exclusive", cpu_milli=2_000, policy=LSE)
     cluster.submit("besteffort", cpu_milli=2_000, policy=BE)
     cluster.report_cpus("host-a", offline_cpus="15")
-    message = topology_response(topology_view(cluster.state, "host-a"))
+    message = write(cluster_pb2.GetTopologyResponse, topology_view(cluster.state, "host-a"))
     assert message.host_cpus.slot_cpus == "0-15"
     assert message.cpu_state.offline_cpus == "15"
     assert message.policy.origins["bind"] == "built-in"
@@ -132,7 +132,7 @@ def test_an_executor_that_says_nothing_of_its_cpus() -> None:
     executor = numa_host()
     executor.host_cpus, executor.topology = "{}", "{}"
     cluster = EngineCluster.settled(executor)
-    message = topology_response(topology_view(cluster.state, "host-a"))
+    message = write(cluster_pb2.GetTopologyResponse, topology_view(cluster.state, "host-a"))
     assert not message.HasField("host_cpus")
     assert not message.HasField("cpu_state")
     assert not message.zones

@@ -1,0 +1,43 @@
+"""What explanations say otherwise than the engine's values."""
+
+from __future__ import annotations
+
+from finegrain.rpc.mapping.writer import As, FromValue, Writing
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.explain.fairness import Step, Tally
+from resource_manager.engine.explain.requests import Explanation
+from resource_manager.engine.explain.reservations import HeldView
+from resource_manager.engine.fairness.flows import GROUP
+from resource_manager.engine.fairness.quotas import Stop
+
+WRITINGS = (
+    Writing(
+        Explanation,
+        rm_pb2.ExplainResponse,
+        {"request": "view"},
+        given=("blocked_by",),
+        kept=("blocked_by",),
+    ),
+    Writing(CpuRefusal, rm_pb2.CpuVerdict, {"code": "blocker", "message": "text"}),
+    Writing(
+        Stop,
+        rm_pb2.GroupLimit,
+        {
+            "group": As("group_id", lambda flow_id: flow_id.removeprefix(GROUP)),
+            "asked": "need",
+        },
+    ),
+    Writing(
+        Tally,
+        rm_pb2.FlowTally,
+        {
+            "below_minimum": FromValue(
+                lambda found: found.minimum_reached is not None, ("minimum_reached",)
+            )
+        },
+        kept=("raised", "lookahead"),
+    ),
+    Writing(Step, rm_pb2.ChoiceStep),
+    Writing(HeldView, rm_pb2.ReservedExecutor, kept=("missing_slots",)),
+)

@@ -1,0 +1,76 @@
+"""Slots as job events carry them: plain data, see `resource_manager/engine/model/offers.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.resources import ResourceProfile
+from finegrain.rpc.mapping.fields import numbers_of
+from finegrain.rpc.wire import KNOWN_MAX, isolation_to_proto, profile_to_proto
+from finegrain.rpc.wire_cpus import assignment_to_proto
+from finegrain.v1 import resources_pb2, slots_pb2
+from resource_manager.engine.model.entities import SlotState
+
+_STATES: Mapping[str, Any] = {
+    state.value: number
+    for state, number in numbers_of(SlotState, slots_pb2.SlotState.DESCRIPTOR).items()
+}
+_RESIZE_STATES: Mapping[str, Any] = {
+    "ORDERED": slots_pb2.SLOT_RESIZE_STATE_ORDERED,
+    "WAITING": slots_pb2.SLOT_RESIZE_STATE_WAITING,
+}
+
+
+def slot_status_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotStatus:
+    """Returns the slot of a job event."""
+    message = slots_pb2.SlotStatus(
+        allocation_id=data["allocation_id"],
+        generation=data["generation"],
+        job_id=data["job_id"],
+        profile=_profile_of_event(data["profile"]),
+        memory_bytes=data["memory_bytes"],
+        cpu_limit_milli=data["cpu_limit_milli"],
+        pids_max=data.get("pids_max", 0),
+        cpus=data.get("cpus", ""),
+        state=_STATES[data["state"]],
+        executor_id=data.get("executor_id", ""),
+        executor_address=data.get("executor_address", ""),
+        resize_number=data.get("resize_number", 0),
+    )
+    if (isolation := data.get("isolation")) is not None:
+        message.isolation.CopyFrom(isolation_to_proto(isolation))
+    if (time_ms := data.get("allocated_time_ms")) is not None:
+        moment = message.allocated_time
+        moment.seconds, moment.nanos = time_ms // 1000, time_ms % 1000 * 1_000_000
+    if resizes := data.get("resizes"):
+        message.resizes.extend(_resize_of_event(each) for each in resizes)
+    if (assignment := data.get("assignment")) is not None:
+        message.assignment.CopyFrom(assignment_to_proto(CpuAssignment.from_dict(assignment)))
+        message.cpus = message.assignment.cpus
+    return message
+
+
+def _resize_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotResize:
+    assignment = data.get("assignment")
+    return slots_pb2.SlotResize(
+        resize_number=data["resize_number"],
+        profile=_profile_of_event(data["profile"]),
+        memory_bytes=data["memory_bytes"],
+        cpu_limit_milli=data["cpu_limit_milli"],
+        state=_RESIZE_STATES[data["state"]],
+        assignment=assignment and assignment_to_proto(CpuAssignment.from_dict(assignment)),
+    )
+
+
+def _profile_of_event(data: Mapping[str, Any]) -> resources_pb2.ResourceProfile:
+    if "extended" in data:
+        return profile_to_proto(ResourceProfile.from_dict(data))
+    return _plain_profile(tuple(data.items()))
+
+
+@lru_cache(KNOWN_MAX)
+def _plain_profile(items: tuple[tuple[str, int], ...]) -> resources_pb2.ResourceProfile:
+    return profile_to_proto(ResourceProfile.from_dict(dict(items)))

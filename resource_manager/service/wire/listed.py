@@ -1,0 +1,223 @@
+"""What lists and events of the cluster say otherwise than the engine's values."""
+
+from __future__ import annotations
+
+from google.protobuf.json_format import Parse
+
+from finegrain.cpu_assignment import PoolName
+from finegrain.cpu_pools import Pool
+from finegrain.rpc.mapping.writer import As, FromValue, Writing
+from finegrain.rpc.wire import (
+    duration_ms_to_proto,
+    timestamp_ms_to_proto,
+)
+from finegrain.v1 import cluster_pb2, cpus_pb2, slots_pb2
+from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from resource_manager.engine.executors.host_settings import HostPolicyView
+from resource_manager.engine.explain.groups import GroupView
+from resource_manager.engine.explain.lists import (
+    ClusterView,
+    ExecutorView,
+    JobView,
+    RequestView,
+)
+from resource_manager.engine.explain.provisions import ProvidedView, ProvidersView, ShapeView
+from resource_manager.engine.explain.topology import Zone
+from resource_manager.engine.model.entities import (
+    ClusterEvent,
+    CpuState,
+    JobEvent,
+    JobState,
+    Resize,
+    Slot,
+)
+from resource_manager.engine.model.events import ItemOutcome
+from resource_manager.service.wire.job_events import slot_status_of_event
+
+BOOKED = "profile.booked_memory_bytes"
+
+
+def _more_than_one(count: int) -> int:
+    return count if count > 1 else 0
+
+
+def _cpus(slot: Slot) -> str:
+    return slot.cpus if slot.assignment is None else str(slot.assignment.cpus)
+
+
+def _error(outcome: ItemOutcome) -> slots_pb2.ItemError | None:
+    if not outcome.reason:  # most often
+        return None
+    return slots_pb2.ItemError(
+        reason=outcome.reason, message=outcome.message, details=dict(outcome.details)
+    )
+
+
+def _kubelet(state: CpuState) -> cpus_pb2.KubeletReport | None:
+    if not state.kubelet:
+        return None
+    return Parse(state.kubelet, cpus_pb2.KubeletReport(), ignore_unknown_fields=True)
+
+
+WRITINGS = (
+    Writing(
+        Slot,
+        slots_pb2.SlotStatus,
+        {"memory_bytes": BOOKED, "cpus": FromValue(_cpus)},
+        given=("executor_address", "resizes"),
+        kept=(
+            "cpus",
+            "ordered",
+            "wanted",
+            "booked",
+            "cost",
+            "placed_with_command",
+            "grace_ms",
+            "thread_since_ms",
+            "works_for",
+        ),
+    ),
+    Writing(
+        Resize,
+        slots_pb2.SlotResize,
+        {"resize_number": "number", "memory_bytes": BOOKED},
+        given=("state", "message"),
+        kept=("wait_for_use", "arrival_number"),
+    ),
+    Writing(
+        RequestView,
+        rm_pb2.RequestStatus,
+        {
+            "request": "request.spec",
+            "profile": "request.spec.profile",
+            "count": As("count", _more_than_one),
+        },
+        parts=("request",),
+        kept=("request.reason", "request.message"),
+    ),
+    Writing(
+        JobEvent,
+        rm_pb2.JobEvent,
+        {
+            "event_time": "time_ms",
+            "slot": As("slot", slot_status_of_event),
+            "count": As("count", _more_than_one),
+        },
+        kept=("job_id",),
+    ),
+    Writing(ClusterEvent, cluster_pb2.ClusterEvent, {"event_time": "time_ms"}),
+    Writing(
+        JobView,
+        cluster_pb2.JobStatus,
+        {
+            "ended": FromValue(lambda view: view.job.state is JobState.ENDED, ("job.state",)),
+            "detached": FromValue(lambda view: view.job.lease_ms is None),
+        },
+        parts=("job",),
+        given=("service", "share_now", "oldest_wait_time"),
+        kept=tuple(
+            f"job.{name}"
+            for name in (
+                "secret_sha256",
+                "request_id_sha256",
+                "arrival_number",
+                "trimmed_sequence",
+                "specified",
+                "witness_allocation_id",
+                "lease_until_ms",
+                "acknowledged_sequence",
+                "arrivals",
+                "live_requests",
+                "slot_keys",
+                "durations",
+            )
+        ),
+    ),
+    Writing(
+        ExecutorView,
+        cluster_pb2.ExecutorStatus,
+        {
+            "default_slot_profile": "executor.registration.default_profile",
+            "report_time": As(
+                "executor.report_time_ms",
+                lambda time_ms: timestamp_ms_to_proto(time_ms) if time_ms else None,
+            ),
+        },
+        parts=("executor", "executor.registration"),
+        given=("topology",),
+        kept=tuple(
+            f"executor.{name}"
+            for name in (
+                "first_seen_time_ms",
+                "lost",
+                "report_at_ms",
+                "reported_available",
+                "cpu_state",
+                "command_number",
+                "drain_deadline_at_ms",
+                "registration.executor_id",
+                "registration.total",
+                "registration.topology",
+                "registration.boot_id",
+                "registration.protocol_version",
+                "registration.host_cpus",
+            )
+        ),
+    ),
+    Writing(
+        ClusterView,
+        cluster_pb2.GetClusterResponse,
+        given=("rm_epoch", "software_version", "start_time", "protocol_version"),
+    ),
+    Writing(
+        ItemOutcome,
+        slots_pb2.ItemResult,
+        {"error": FromValue(_error, ("reason", "message", "details"))},
+        kept=("unfinished",),
+    ),
+    Writing(
+        GroupView,
+        cluster_pb2.GroupStatus,
+        parts=("group", "flow"),
+        kept=("group.create_time_ms",),
+    ),
+    Writing(
+        ProvidersView,
+        cluster_pb2.ListProvidersResponse,
+        {
+            "idle_timeout": As(
+                "idle_timeout_ms",
+                lambda idle_ms: duration_ms_to_proto(idle_ms) if idle_ms else None,
+            )
+        },
+    ),
+    Writing(
+        ShapeView,
+        cluster_pb2.ExecutorShape,
+        parts=("shape",),
+        kept=("shape.default_profile", "shape.slots_max", "shape.start_timeout_ms"),
+    ),
+    Writing(
+        ProvidedView,
+        cluster_pb2.ProvidedExecutor,
+        parts=("provision",),
+        kept=tuple(
+            f"provision.{name}"
+            for name in ("number", "deadline_at_ms", "idle_since_ms", "stop_failures")
+        ),
+    ),
+    Writing(Zone, cluster_pb2.ZoneStatus, {"numa_node_id": "node"}),
+    Writing(
+        Pool,
+        cluster_pb2.PoolStatus,
+        {"pool": "name", "shared_cpus": "shared", "best_effort_cpus": "best_effort"},
+    ),
+    Writing(PoolName, cpus_pb2.PoolName, {"package_index": "package", "numa_node_id": "node"}),
+    Writing(
+        CpuState,
+        cpus_pb2.CpuState,
+        {"kubelet": FromValue(_kubelet, ("kubelet",))},
+        kept=("kubelet_cpus", "kubelet_memory", "kubelet_policy"),
+    ),
+    Writing(HostPolicyView, cluster_pb2.GetHostPolicyResponse),
+)

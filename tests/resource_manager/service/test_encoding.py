@@ -1,0 +1,59 @@
+"""Every field of every message that the RM makes of a value of the engine is set by it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from google.protobuf.message import Message
+
+from finegrain.cpuset import CpuSet
+from finegrain.rpc.mapping.fields import fields_of
+from finegrain.v1 import slots_pb2
+from resource_manager.engine.fairness.flows import GROUP
+from resource_manager.engine.model.durations import Durations
+from resource_manager.engine.model.entities import JobState, RequestSpec, Slot, SlotState
+from resource_manager.engine.model.offers import slot_to_dict
+from resource_manager.service.wire.encoding import slot_status, write
+from resource_manager.service.wire.job_events import slot_status_of_event
+from tests.support.full_messages import full_value
+
+SPECIAL: dict[Any, Any] = {
+    Durations: Durations(),
+    CpuSet: CpuSet.of(7),
+    dict[str, object]: {"cpu": "quota"},
+    "Registration.topology": json.dumps({"online_cpus": "7"}),
+    "Registration.host_cpus": json.dumps({"slot_cpus": "7"}),
+    "CpuState.kubelet": json.dumps({"reserved_cpus": "7"}),
+    "JobView.allocated": {"memory_bytes": 7},
+    "Job.state": JobState.ENDED,
+    "Job.arrivals": (),
+    "Stop.group_id": f"{GROUP}7",
+    "Slot.state": SlotState.FREEING,
+}
+SPECIAL["JobEvent.slot"] = slot_to_dict(full_value(Slot, SPECIAL), "7")
+
+DEPENDS = {
+    "JobView": {"detached"},  # it has a lease
+}
+
+
+@pytest.mark.parametrize("pair", write.writings, ids=lambda pair: pair[0].__name__)
+def test_every_field_is_set(pair: tuple[type, type[Message]]) -> None:
+    kind, message = pair
+    made = write(message, full_value(kind, SPECIAL))
+    given = set(write.writings[pair].given)
+    unset = fields_of(message).keys() - {each.name for each, _ in made.ListFields()}
+    assert unset - given == DEPENDS.get(kind.__name__, set())
+
+
+def test_a_request_and_a_slot_with_its_changes_are_whole() -> None:
+    asked = write(slots_pb2.SlotRequest, full_value(RequestSpec, SPECIAL))
+    assert len(asked.ListFields()) == len(fields_of(slots_pb2.SlotRequest))
+    slot = full_value(Slot, SPECIAL)
+    shown = slot_status(slot, "7", "no room")
+    assert len(shown.ListFields()) == len(fields_of(slots_pb2.SlotStatus))
+    assert [each.message for each in shown.resizes] == ["", "no room"]
+    shown.resizes[1].message = ""  # events do not say why
+    assert slot_status_of_event(slot_to_dict(slot, "7")) == shown
