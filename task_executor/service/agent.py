@@ -19,9 +19,9 @@ from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.rpc.wire_cpus import host_policy_from_proto
 from finegrain.v1 import cpus_pb2, resource_manager_pb2, slots_pb2
 from task_executor.engine.slots import SlotKey, SlotState
+from task_executor.service.encoding import state_to_proto
 from task_executor.service.keeper import SlotKeeper
 from task_executor.service.manager_link import ManagerLink
-from task_executor.service.messages import state_to_proto
 
 COALESCE_S = 0.02
 REPORT_INTERVAL_MS_DEFAULT = 2_000

@@ -19,13 +19,12 @@ from finegrain.v1 import task_executor_pb2
 from task_executor.engine.command_fence import CommandNumbers
 from task_executor.engine.slot_table import Outcome
 from task_executor.engine.slots import Slot, SlotKey, SlotSpec
+from task_executor.service.encoding import result, state_to_proto
 from task_executor.service.keeper import SlotKeeper
 from task_executor.service.messages import (
     change_from_proto,
     check_generation,
-    result,
     spec_from_proto,
-    state_to_proto,
 )
 from task_executor.service.sizes import change_size
 

@@ -13,7 +13,7 @@ from finegrain.rpc.server import current_caller
 from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.v1 import task_executor_pb2, task_executor_pb2_grpc
 from task_executor.service.commands import GRACE_MS_MAX, CommandRunner
-from task_executor.service.messages import task_to_proto
+from task_executor.service.encoding import write
 from task_executor.service.task_runner import TaskRunner
 from task_executor.service.task_watch import watch_task
 
@@ -44,7 +44,7 @@ class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
         self, request: task_executor_pb2.SubmitTaskRequest, _context: Any
     ) -> task_executor_pb2.SubmitTaskResponse:
         task = await self._tasks.submit(request, current_caller())
-        return task_executor_pb2.SubmitTaskResponse(task=task_to_proto(task))
+        return task_executor_pb2.SubmitTaskResponse(task=write(task_executor_pb2.TaskStatus, task))
 
     async def CancelTask(
         self, request: task_executor_pb2.CancelTaskRequest, _context: Any
@@ -80,4 +80,6 @@ class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
         self, request: task_executor_pb2.ListTasksRequest, _context: Any
     ) -> task_executor_pb2.ListTasksResponse:
         tasks = self._tasks.of_job(request.job_id, current_caller())
-        return task_executor_pb2.ListTasksResponse(tasks=[task_to_proto(task) for task in tasks])
+        return task_executor_pb2.ListTasksResponse(
+            tasks=[write(task_executor_pb2.TaskStatus, task) for task in tasks]
+        )

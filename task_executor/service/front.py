@@ -25,7 +25,12 @@ from finegrain.rpc.access import TASK_EXECUTOR_ACCESS
 from finegrain.rpc.addresses import check_dialable
 from finegrain.rpc.server import GuardedServer, TokenHashes
 from finegrain.rpc.tokens import sha256_hex
-from finegrain.rpc.wire import amounts_to_proto, profile_to_proto, topology_to_proto
+from finegrain.rpc.wire import (
+    amounts_to_proto,
+    isolation_to_proto,
+    profile_to_proto,
+    topology_to_proto,
+)
 from finegrain.v1 import resource_manager_pb2, slots_pb2, task_executor_pb2_grpc
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import SlotState
@@ -34,14 +39,13 @@ from task_executor.host.helper_messages import HelperInfo
 from task_executor.service.agent import Agent, boot_seconds
 from task_executor.service.checkpoint import ENDPOINT_FILE
 from task_executor.service.commands import CommandRunner
-from task_executor.service.cpu_messages import host_cpus_to_proto
+from task_executor.service.encoding import host_cpus_to_proto
 from task_executor.service.executor_service import ExecutorService
 from task_executor.service.host_sync import HostSync, recover
 from task_executor.service.host_watch import HostWatch, KubeletWatch
-from task_executor.service.isolation import NO_HUGETLB, notes_of
+from task_executor.service.isolation import NO_HUGETLB, isolation_of, notes_of
 from task_executor.service.keeper import Identity, SlotKeeper
 from task_executor.service.manager_link import ManagerLink
-from task_executor.service.messages import isolation_message
 from task_executor.service.metrics import ExecutorMetrics
 from task_executor.service.offers import Offers
 from task_executor.service.ports import Helper
@@ -298,7 +302,7 @@ class Front:
             protocol_version=PROTOCOL_VERSION,
             software_version=software_version(),
             boot_id=identity.boot_id,
-            isolation=isolation_message(self._info.isolation),
+            isolation=isolation_to_proto(isolation_of(self._info.isolation)),
             shared_cpus=str(plan.share.shared_cpus),
             provided_as=self._prepared.provided_as,
             host_cpus=None if plan.time_shared else cpus,

@@ -25,8 +25,8 @@ from finegrain.rpc.channels import JOB_SECRET_HASH, open_channel
 from finegrain.rpc.status import error_from_rpc
 from finegrain.v1 import job_master_pb2, job_master_pb2_grpc, slots_pb2
 from task_executor.engine.slots import Slot, SlotKey, SlotState
+from task_executor.service.encoding import write
 from task_executor.service.keeper import SlotKeeper
-from task_executor.service.messages import slot_to_proto
 
 CALL_S_MAX = 5.0
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 1.0
@@ -107,7 +107,7 @@ class Offers:
         request = job_master_pb2.OfferSlotsRequest(
             executor_id=self._keeper.identity.executor_id,
             executor_address=self.address,
-            slots=[slot_to_proto(slot) for slot in slots],
+            slots=write.each(slots_pb2.SlotStatus, slots),
         )
         async with open_channel(address) as channel:
             stub: Any = job_master_pb2_grpc.JobMasterServiceStub(channel)

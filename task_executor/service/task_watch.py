@@ -15,7 +15,7 @@ from pathlib import Path
 from finegrain.errors import InvalidArgument
 from finegrain.v1 import task_executor_pb2
 from task_executor.host.task_log import Stream, read_output
-from task_executor.service.messages import task_to_proto
+from task_executor.service.encoding import write
 from task_executor.service.task_book import Task
 from task_executor.service.task_requests import OUTPUT_LIMIT_BYTES_MAX
 
@@ -46,20 +46,24 @@ async def watch_task(
     tails = _tails(request)
     clock = asyncio.get_running_loop().time
     with task.watched() as changed:
-        yield task_executor_pb2.WatchTaskResponse(task=task_to_proto(task))
+        yield task_executor_pb2.WatchTaskResponse(task=write(task_executor_pb2.TaskStatus, task))
         told_state, spoken_at, pause_s = task.state, clock(), POLL_S_MIN
         while True:
             changed.clear()
             is_last_round = task.has_ended  # seen before reading: nothing is written after it
             if task.state is not told_state and not is_last_round:
                 told_state = task.state
-                yield task_executor_pb2.WatchTaskResponse(task=task_to_proto(task))
+                yield task_executor_pb2.WatchTaskResponse(
+                    task=write(task_executor_pb2.TaskStatus, task)
+                )
                 spoken_at = clock()
             for chunk in _new_output(task.directory, tails):
                 yield task_executor_pb2.WatchTaskResponse(output=chunk)
                 spoken_at, pause_s = clock(), POLL_S_MIN
             if is_last_round:
-                yield task_executor_pb2.WatchTaskResponse(task=task_to_proto(task))
+                yield task_executor_pb2.WatchTaskResponse(
+                    task=write(task_executor_pb2.TaskStatus, task)
+                )
                 return
             if clock() - spoken_at > SIGN_OF_LIFE_S:
                 yield task_executor_pb2.WatchTaskResponse()

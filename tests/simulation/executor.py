@@ -25,7 +25,7 @@ from task_executor.engine.command_fence import CommandFence
 from task_executor.engine.report_log import ReportLog
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import EndedSlot, Slot, SlotKey, SlotState
-from task_executor.service.messages import state_to_proto
+from task_executor.service.encoding import state_to_proto
 from tests.simulation.host_commands import CommandedHost
 from tests.simulation.manager import Manager
 from tests.simulation.network import Reply, Unreached

@@ -18,7 +18,8 @@ from resource_manager.service.wire import encoding
 from task_executor.engine.command_fence import CommandNumbers
 from task_executor.engine.slot_table import Outcome
 from task_executor.engine.slots import Slot, SlotKey, SlotState
-from task_executor.service.messages import spec_from_proto, state_to_proto
+from task_executor.service.encoding import state_to_proto
+from task_executor.service.messages import spec_from_proto
 from tests.simulation.network import Reply, Unreached
 from tests.simulation.resizing_host import ResizingHost
 

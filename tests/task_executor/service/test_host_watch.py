@@ -14,11 +14,12 @@ from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.errors import Unavailable
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.topology import HostTopology
+from finegrain.v1 import cpus_pb2
 from task_executor.engine.cpu_books import CpuBooks, HostCpus
 from task_executor.engine.slots import Slot, SlotSpec
 from task_executor.host.helper_messages import KubeletFiles
+from task_executor.service.encoding import write
 from task_executor.service.host_watch import HostWatch, KubeletWatch
-from task_executor.service.kubelet_report import kubelet_report
 from tests.task_executor.host.kubelet.conftest import host, kubelet
 
 __all__ = ["host"]
@@ -218,7 +219,7 @@ async def test_what_is_reported_of_a_kubelet(machine: Machine) -> None:
     machine.kubelet("v1.23", "first")
     state = await machine.watch.kubelet.look()
     assert state is not None
-    report = kubelet_report(state)
+    report = write(cpus_pb2.KubeletReport, state)
     assert report.cpu_manager_policy == "static"
     assert dict(report.cpu_manager_options) == {"full-pcpus-only": "true"}
     assert report.topology_manager_scope == "pod"
@@ -234,6 +235,6 @@ async def test_names_from_its_files_are_cut_to_what_a_report_may_hold(machine: M
     machine.kubelet("v1.23", "first", cpu_manager_state=text, memory_manager_state=None)
     state = await machine.watch.kubelet.look()
     assert state is not None
-    (container,) = kubelet_report(state).containers
+    (container,) = write(cpus_pb2.KubeletReport, state).containers
     assert container.container == "x " + "y" * 298
     assert container.cpus == "3"

@@ -23,7 +23,7 @@ from task_executor.host.detection import detect
 from task_executor.host.helper_messages import IsolationReport
 from task_executor.host.kubelet import KubeletState
 from task_executor.options import TaskExecutorOptions
-from task_executor.service.cpu_messages import host_cpus_to_proto
+from task_executor.service.encoding import host_cpus_to_proto
 from task_executor.service.host_plan import HostPlan, beside_kubelet, plan_host
 from task_executor.service.isolation import isolation_of, notes_of
 from task_executor.service.prepared import prepare
