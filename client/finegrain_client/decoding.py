@@ -27,7 +27,6 @@ from finegrain.v1 import task_executor_pb2 as te
 from finegrain_client.types import (
     advice,
     cpus,
-    explain,
     host_policy,
     status,
     topology,
@@ -63,22 +62,11 @@ def _known(read: Callable[[MessageT, str], T], message: MessageT, field: str) ->
         raise _newer(f"something that this client does not know: {error.message}") from None
 
 
-_AMOUNTS, _PROFILE_PARTS = (
-    [each.name for each in kind.DESCRIPTOR.fields if each.name != "extended"]
-    for kind in (resources_pb2.ResourceAmounts, resources_pb2.ResourceProfile)
-)
-
-
-def _profile(message: resources_pb2.ResourceProfile) -> ResourceProfile:
-    parts = {name: getattr(message, name) for name in _PROFILE_PARTS}
-    return ResourceProfile(**parts, extended=extended_items(message.extended))
-
-
 def _amounts(message: resources_pb2.ResourceAmounts) -> dict[str, int]:
     """Returns amounts by dimension, without zeros."""
-    found = {name: getattr(message, name) for name in _AMOUNTS}
-    found |= {EXTENDED_PREFIX + name: amount for name, amount in message.extended.items()}
-    return {name: amount for name, amount in found.items() if amount}
+    found = {described.name: amount for described, amount in message.ListFields()}
+    extended = found.pop("extended", {})
+    return found | {f"{EXTENDED_PREFIX}{name}": each for name, each in extended.items() if each}
 
 
 def _cpu_wish(message: cpus_pb2.CpuPolicy) -> cpus.CpuWish:
@@ -169,7 +157,11 @@ NODE = {"node": "numa_node_id"}
 read = Reader(
     (
         Reading(advice.ThreadAdvice, cluster_pb2.AdviseThreadsResponse, given=("job_id",)),
-        Reading(explain.GangSpot, rm.GangSpot),
+        Reading(
+            ResourceProfile,
+            resources_pb2.ResourceProfile,
+            {"extended": Via("extended", extended_items)},
+        ),
         Reading(
             status.Isolation,
             resources_pb2.IsolationReport,
@@ -246,7 +238,6 @@ read = Reader(
         Reading(topology.Kubelet, cpus_pb2.KubeletReport, unread=("policy",)),
     ),
     converters={
-        resources_pb2.ResourceProfile: _profile,
         resources_pb2.ResourceAmounts: _amounts,
         cpus_pb2.CpuPolicy: _cpu_wish,
         cpus_pb2.CpuAssignment: _slot_cpus,

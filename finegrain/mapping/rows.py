@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from finegrain.mapping.fields import Attribute, MappingError, attribute_at, attributes_of
@@ -29,9 +30,9 @@ WORD = Text(str, str)
 """A text that may be a member of an enum, which drivers have ideas of their own about."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowCodec(Generic[T]):
-    """Writes and reads the rows of one class; compiled at the first use of each."""
+    """Writes and reads the rows of one class; each function is compiled at its first use."""
 
     kind: type[T]
     columns: tuple[str, ...]
@@ -39,23 +40,18 @@ class RowCodec(Generic[T]):
     exceptions: Mapping[str, str | tuple[str, Text]]
     parts: tuple[str, ...]
     kept: frozenset[str]
-    _compiled: dict[str, Callable[..., Any]]
 
-    def encode(self, value: T) -> Row:
-        """Returns the row of a value."""
-        function = self._compiled.get("encode")
-        if function is None:
-            function = self._compiled["encode"] = _compile_encode(self)
-        row: Row = function(value)
-        return row
+    @cached_property
+    def encode(self) -> Callable[[T], Row]:
+        """The function that returns the row of a value."""
+        return _compile_encode(self)
 
-    def decode(self, row: Sequence[Any]) -> T:
-        """Returns the value of a row; attributes without a column take their default."""
-        function = self._compiled.get("decode")
-        if function is None:
-            function = self._compiled["decode"] = _compile_decode(self)
-        value: T = function(row)
-        return value
+    @cached_property
+    def decode(self) -> Callable[[Sequence[Any]], T]:
+        """The function that returns the value of a row; attributes without a column take their
+        default.
+        """
+        return _compile_decode(self)
 
 
 def row_codec(
@@ -80,7 +76,7 @@ def row_codec(
         kept: paths of attributes that have no column ("booked", "spec.gang_id").
     """
     return RowCodec(
-        kind, tuple(columns), texts or {}, exceptions or {}, tuple(parts), frozenset(kept), {}
+        kind, tuple(columns), texts or {}, exceptions or {}, tuple(parts), frozenset(kept)
     )
 
 
