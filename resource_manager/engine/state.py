@@ -142,6 +142,7 @@ class State:
         )
         self.waiting_reasons = WaitingReasons(
             journal=self.journal,
+            settings=self.settings,
             elastic=self.elastic,
             gangs=self.gangs,
             hosts=self.hosts,

@@ -150,7 +150,7 @@ class Siblings:
         """Who has the least key of those who may have a turn and have their minimum."""
         if self._stale:
             self.freshen()
-        return self.fair.least(self._clock.tau)
+        return self.fair.least(self._clock.tau) if self.fair.count else None
 
     def changed(self, flow: Flow) -> None:
         """What the tournaments know of a flow is to be looked at."""

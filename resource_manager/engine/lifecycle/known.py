@@ -5,6 +5,7 @@ from __future__ import annotations
 from finegrain.errors import FailedPrecondition, NotFound, Reason
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import Job, JobState, Request
+from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.queue.requests import Requests
 
@@ -72,3 +73,12 @@ def known_request(requests: Requests, allocation_id: str) -> Request:
             details={"allocation_id": allocation_id},
         )
     return request
+
+
+def taken(allocation_id: str) -> ItemOutcome:
+    """The id is another request's."""
+    return ItemOutcome(
+        allocation_id,
+        Reason.ALREADY_EXISTS,
+        f"allocation {allocation_id} exists with other content or another owner; choose a new id",
+    )

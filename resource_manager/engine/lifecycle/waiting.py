@@ -14,6 +14,7 @@ from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.model.entities import Provision, Request, RequestSpec
 from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key
+from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.elastic import Elastic
 from resource_manager.engine.placement.feasibility import (
     INFEASIBLE,
@@ -55,6 +56,7 @@ class WaitingReasons:
     """Why requests wait, and which are rejected at once."""
 
     journal: Journal
+    settings: EngineSettings
     elastic: Elastic
     gangs: GangLedger
     hosts: Hosts
@@ -149,6 +151,10 @@ class WaitingReasons:
             case _:
                 return Reason.WAITING_GANG
 
+    def refusal(self, spec: RequestSpec) -> ItemOutcome | None:
+        """Why a new request cannot be taken in, be it sound or not; None if it can."""
+        return _unsound(self.settings, spec) or self.rejection(spec)
+
     def rejection(self, spec: RequestSpec) -> ItemOutcome | None:
         """Why a request cannot be taken in; None if it can. The indexes must be fresh.
 
@@ -187,3 +193,26 @@ class WaitingReasons:
 
 def _amounts_text(amounts: Amounts) -> str:
     return ", ".join(f"{name} {amount}" for name, amount in amounts.items())
+
+
+def _unsound(settings: EngineSettings, spec: RequestSpec) -> ItemOutcome | None:
+    """Why nobody could serve it as it is; None: it is sound."""
+    profile = spec.profile
+    if profile is None:
+        return None
+    if profile.cpu_milli < settings.cpu_milli_min:
+        return _below(spec, "cpu_milli", profile.cpu_milli, settings.cpu_milli_min)
+    if profile.memory_bytes < settings.memory_bytes_min:
+        return _below(spec, "memory_bytes", profile.memory_bytes, settings.memory_bytes_min)
+    if spec.cpu_limit_milli and spec.cpu_limit_milli < profile.cpu_milli:
+        return _below(spec, "cpu_limit_milli", spec.cpu_limit_milli, profile.cpu_milli)
+    return None
+
+
+def _below(spec: RequestSpec, field: str, value: int, least: int) -> ItemOutcome:
+    return ItemOutcome(
+        spec.allocation_id,
+        Reason.INVALID_ARGUMENT,
+        f"{field} is {value}; expected at least {least}, or no profile at all for a default slot",
+        (("field", field), ("value", str(value)), ("least", str(least))),
+    )

@@ -126,7 +126,7 @@ def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClas
 def _feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
     if not hosts and not elastic.provisioning:
         return Feasibility.POSSIBLE  # nobody has come yet; somebody may any moment
-    if elastic.fits_a_shape(scheduling_class):
+    if elastic.capacities and elastic.fits_a_shape(scheduling_class):
         return Feasibility.POSSIBLE  # such an executor can be asked for
     if _some_host_could(
         hosts, scheduling_class, scheduling_class.labels, _needs(scheduling_class, ONLINE)
@@ -196,7 +196,7 @@ class _CouldSuit:
 def some_host_covers(hosts: Hosts, labels: Labels, needs: list[Need]) -> bool:
     index = hosts.indexes.of(labels)
     if not labels or index is not hosts.indexes.main:
-        return any(True for _ in index.covering(needs))
+        return next(index.covering_by_block(needs), None) is not None
     # From both ends at once: few hosts may cover, or few may carry.
     for at, name in zip(index.covering(needs), hosts.indexes.carriers(labels), strict=False):
         if carries(hosts[index.ids[at]], labels):
@@ -221,11 +221,9 @@ def free_sums(hosts: Hosts, scheduling_class: SchedulingClass) -> Amounts:
 
 
 def _needs(scheduling_class: SchedulingClass, prefix: str) -> list[Need]:
-    needs = {
-        tuple(sorted(need.items())): need
-        for need in (scheduling_class.pooled_need, scheduling_class.separate_need)
-    }
-    return [{prefix + name: amount for name, amount in need.items()} for need in needs.values()]
+    pooled, separate = scheduling_class.pooled_need, scheduling_class.separate_need
+    needs = [pooled] if pooled == separate else [pooled, separate]
+    return [dict(zip(map(prefix.__add__, need), need.values(), strict=True)) for need in needs]
 
 
 def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:

@@ -26,7 +26,8 @@ class Hosts(dict[str, Host]):
         version: rises when what the hosts could give when empty changes.
         in_use: how many have slots.
         refusing: hosts that refused something, perhaps long ago.
-        touched: hosts whose free capacity may have changed since the last `refresh`.
+        touched: hosts whose free capacity may have changed since the last `refresh`, or that were
+            removed; empty: the indexes are up to date.
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -57,8 +58,8 @@ class Hosts(dict[str, Host]):
     def forget(self, host: Host) -> None:
         """Strikes a host."""
         del self[host.host_id]
-        self.touched.pop(host.host_id, None)
         self.indexes.remove(host)
+        self.touch(host)  # `refresh` has to rebuild the indexes
         self.version += 1
 
     def heard(self) -> Heard:

@@ -335,7 +335,8 @@ class WaitingQueue:
         if job_queue.numbers.first != number:
             return
         scheduling_class.stand(job_queue, number)
-        self.current_pass.advance(scheduling_class, number)
+        if scheduling_class not in self.for_next_pass:
+            self.current_pass.advance(scheduling_class, number)
         if job_queue.position != INACTIVE:
             job_queue.active_queues.advance(job_queue, number)
         elif job_queue not in scheduling_class.inactive and not job_queue.blocked_by:

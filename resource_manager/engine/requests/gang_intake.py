@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from finegrain.errors import InvalidArgument, Reason
 from resource_manager.engine.context import EventContext
+from resource_manager.engine.lifecycle.known import taken
 from resource_manager.engine.lifecycle.waiting import WaitingReasons
 from resource_manager.engine.model.entities import (
     Gang,
@@ -21,11 +22,9 @@ from resource_manager.engine.model.entities import (
     RequestSpec,
 )
 from resource_manager.engine.model.events import ItemOutcome
-from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.feasibility import Feasibility
 from resource_manager.engine.queue.gangs import GangLedger, MemberRequest, Where, wishes_for
 from resource_manager.engine.queue.requests import Requests
-from resource_manager.engine.requests.soundness import taken, unsound
 from resource_manager.engine.state import State
 
 Verdicts = dict[tuple[Where, tuple[MemberRequest, ...]], Feasibility]
@@ -40,8 +39,6 @@ def refused_members(
     Raises:
         InvalidArgument: a gang has no members here, or is declared twice.
     """
-    if not gangs and not any(spec.gang_id for spec in requests):
-        return {}
     members: dict[str, dict[str, RequestSpec]] = {}
     belongs: dict[str, set[str]] = {}
     for spec in requests:
@@ -132,7 +129,6 @@ def _refused(
         if (
             problem := _problem(
                 state.requests,
-                state.settings,
                 state.waiting_reasons,
                 members[0],
                 spec,
@@ -170,7 +166,6 @@ def _exists(gang: GangSpec, members: list[RequestSpec]) -> list[ItemOutcome]:
 
 def _problem(
     requests: Requests,
-    settings: EngineSettings,
     waiting_reasons: WaitingReasons,
     first: RequestSpec,
     spec: RequestSpec,
@@ -189,7 +184,7 @@ def _problem(
             f" {first.allocation_id} of the same gang; expected the same for all of them"
         )
         return _invalid(name, "restart_on_loss", str(spec.restart_on_loss), message)
-    return unsound(settings, spec) or waiting_reasons.rejection(spec)
+    return waiting_reasons.refusal(spec)
 
 
 def _others(

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from finegrain.errors import Reason
 from resource_manager.engine.context import EventContext
+from resource_manager.engine.lifecycle.known import taken
 from resource_manager.engine.model.entities import Job, RangeSpec, RequestRange
 from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.queue.ranges import Part, RangeLedger, line_up_members, parts_of
 from resource_manager.engine.queue.requests import Requests
-from resource_manager.engine.requests.soundness import taken, unsound
 
 
 def new_members(ranges: RangeLedger, spec: RangeSpec) -> int:
@@ -30,9 +30,7 @@ def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcom
     if known is not None:
         return known
     request = spec.request
-    if (
-        problem := unsound(state.settings, request) or state.waiting_reasons.rejection(request)
-    ) is not None:
+    if (problem := state.waiting_reasons.refusal(request)) is not None:
         context.journal.cluster_event(
             "request_rejected",
             job_id=job.job_id,

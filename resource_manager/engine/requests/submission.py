@@ -13,7 +13,7 @@ from itertools import chain
 
 from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.lifecycle.known import active_job, known_job
+from resource_manager.engine.lifecycle.known import active_job, known_job, taken
 from resource_manager.engine.lifecycle.range_ends import RangeMoves, Why
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
@@ -36,7 +36,6 @@ from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.requests.gang_intake import join, refused_members, take_in
 from resource_manager.engine.requests.range_intake import new_members, submit_range
-from resource_manager.engine.requests.soundness import taken, unsound
 
 
 def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[ItemOutcome]:
@@ -66,8 +65,11 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
         _refuse_too_many_shapes(
             state.settings, state.gangs, state.queue, job, [*new.values(), *scheduling_classes]
         )
-    state.hosts.refresh(state.queue)
-    refused = refused_members(state, job, event.gangs, event.requests)
+    if state.hosts.touched:
+        state.hosts.refresh(state.queue)
+    refused: Mapping[str, ItemOutcome] = {}
+    if event.gangs or any(spec.gang_id for spec in event.requests):
+        refused = refused_members(state, job, event.gangs, event.requests)
     gangs = [gang.gang_id for gang in event.gangs if gang.gang_id not in state.gangs.by_id]
     outcomes = [_submit(context, job, spec, event.gangs, refused) for spec in event.requests]
     for gang_id in gangs:
@@ -138,7 +140,7 @@ def _submit(
             return ItemOutcome(spec.allocation_id)
         return problem or taken(spec.allocation_id)
     if not spec.gang_id:
-        problem = unsound(state.settings, spec) or state.waiting_reasons.rejection(spec)
+        problem = state.waiting_reasons.refusal(spec)
     if problem is None and spec.allocation_id in state.ranges:
         problem = taken(spec.allocation_id)
     if problem is not None:
@@ -154,7 +156,7 @@ def _submit(
         spec=spec,
         job_id=job.job_id,
         arrival_number=state.numbers.next_arrival(),
-        create_time_ms=context.at.time_ms,
+        create_time_ms=state.journal.at.time_ms,
     )
     state.requests[spec.allocation_id] = request
     state.requests.by_arrival[request.arrival_number] = request
