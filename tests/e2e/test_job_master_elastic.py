@@ -93,7 +93,7 @@ async def test_memory_in_use_is_not_taken_and_given_back_is(small: Small) -> Non
         shrinking = asyncio.create_task(
             slot.resize(memory_bytes=48 * fg.MIB, wait_for_use=True, timeout_s=PATIENCE_S)
         )
-        await asyncio.sleep(0.3)
+        await becomes(lambda: slot.status.resizes, what="the change waits")
         assert not shrinking.done()
         await task.write_input(b"\n")
         assert (await shrinking).memory_bytes == 48 * fg.MIB
@@ -111,7 +111,12 @@ async def test_two_gangs_never_hold_halves_and_one_gives_up_in_time(daemons: Dae
             with pytest.raises(fg.GangTimeout):
                 await rival.request_gang(half, placement="spread", timeout_s=0.5)
             waiting = asyncio.create_task(rival.request_gang(half))
-            await asyncio.sleep(0.2)
+
+            async def waits() -> bool:
+                found = await cluster.requests(job_id=rival.job_id)
+                return [each.state for each in found] == ["PENDING"] * 2
+
+            await becomes(waits, what="the gang waits")
             daemons.manager.kill()
             daemons.manager.start()
             daemons.manager.endpoint()

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -116,12 +117,15 @@ def test_what_lies_beside_a_cluster_is_not_left_behind_by_it(tmp_path: Path) -> 
 def test_what_one_that_was_killed_left_is_waited_for(state_dir: Path) -> None:
     lock = take_lock(state_dir)
     (state_dir / "up.lock").write_text("4194999\n")  # it is gone, and its sweeper is at work
-    sweeper = subprocess.Popen(["sleep", "0.3"], pass_fds=(lock,))
+    sweeper = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(lock,))
     os.close(lock)
     with pytest.raises(ConfigurationError, match="wait for it, or name another one"):
         take_lock(state_dir, wait_s=0.1)
-    os.close(take_lock(state_dir))
-    assert sweeper.wait() == 0
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(take_lock, state_dir)
+        sweeper.communicate()
+        os.close(waiting.result())
+    assert sweeper.returncode == 0
 
 
 @pytest.mark.slow
@@ -144,7 +148,7 @@ def test_the_sweeper_ends_what_nobody_else_will(state_dir: Path, killed: bool) -
     sweeper.stdin.flush()
     _eventually(lambda: _ignores(sweeper.pid, signal.SIGTERM))
     sweeper.send_signal(signal.SIGTERM)
-    time.sleep(0.1)
+    time.sleep(0.1)  # nothing shows that it goes on: the time in which it would have ended
     assert sweeper.poll() is None  # whoever told it is still there, so it waits
     sweeper.communicate()
 

@@ -40,6 +40,7 @@ class Books:
         self.doubts: list[FinegrainError] = []
         self.provisions: dict[str, Provision] = {}
         self.hosts: dict[str, object] = {}
+        self.reads = 0
 
     async def confirm(self) -> None:
         await asyncio.sleep(0)
@@ -54,6 +55,7 @@ class Books:
 
     async def read(self, fn: Callable[[Any], Any]) -> Any:
         await asyncio.sleep(0)
+        self.reads += 1
         if self.refusals:
             raise self.refusals.pop(0)
         return fn(SimpleNamespace(provisions=self.provisions, hosts=self.hosts))
@@ -135,6 +137,11 @@ class Service:
         await eventually(lambda: len(self.books.told) >= count, what=f"{count} outcomes")
         return self.books.told
 
+    async def looked_on(self) -> None:
+        """Waits for three more looks, each of which begins with two reads."""
+        before = self.books.reads
+        await eventually(lambda: self.books.reads >= before + 2 * 3 + 1, what="looks")
+
     async def called(self, count: int) -> list[tuple[str, ...]]:
         await eventually(lambda: len(self.provider.calls) >= count, what=f"{count} calls")
         return self.provider.calls
@@ -213,7 +220,9 @@ async def test_one_wish_twice_is_one_call() -> None:
         await at.called(1)
         at.provider.gate.set()  # type: ignore[union-attr]
         await at.told()
-        await asyncio.sleep(0.05)
+        # A second call would be made within a few turns of the loop, none of which waits.
+        for _ in range(100):
+            await asyncio.sleep(0)
         assert at.provider.calls == [("start", ID, "small", "")]
         assert len(at.books.told) == 1
 
@@ -299,7 +308,7 @@ async def test_those_that_need_not_run_are_not_looked_at(state: ProvisionState) 
     async with service(Scripted(sights=sights)) as at:
         at.books.has(state)
         at.provisioning.begin()
-        await asyncio.sleep(0.1)
+        await at.looked_on()
         assert at.provider.sights == sights
 
 
@@ -311,7 +320,7 @@ async def test_what_cannot_be_seen_is_left_alone(sight: Sight | Exception) -> No
         at.books.has(ProvisionState.STARTED)
         at.provisioning.begin()
         await eventually(lambda: not at.provider.sights, what="it was looked at")
-        await asyncio.sleep(0.05)
+        await at.looked_on()
         assert at.provider.calls == []
 
 
@@ -404,7 +413,7 @@ async def test_what_the_books_know_nothing_of_is_stopped_after_a_while() -> None
         at.books.hosts["came-1-1"] = object()
         at.provisioning.begin()
         assert await at.called(1) == [("stop", "stray-1-1", "", "")]
-        await asyncio.sleep(0.3)
+        await at.looked_on()
         assert at.provider.calls == [("stop", "stray-1-1", "", "")]
 
 

@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,9 @@ from resource_manager.options import ResourceManagerOptions
 from resource_manager.service.books import Books
 from resource_manager.service.executor_link import ExecutorLinks
 from resource_manager.service.metrics import ResourceManagerMetrics
-from resource_manager.service.runner import Runner
+from resource_manager.service.runner import Listener, Runner
 from resource_manager.service.standby import Leadership
-from resource_manager.storage.store import NotLeader
+from resource_manager.storage.store import NotLeader, StoreAway
 from tests.resource_manager.service.test_runner import GatedStore
 from tests.support.patience import PATIENCE_S
 from tests.support.postgresql import PostgresqlServer
@@ -259,11 +259,22 @@ async def test_one_that_is_told_to_end_while_it_is_replaced_does_not_begin_anew(
     serves = asyncio.Event()
     close = ExecutorLinks.stop
 
+    loop, handled = asyncio.get_running_loop(), asyncio.Event()
+    add_handler = loop.add_signal_handler
+
+    def noted(number: int, handler: Callable[[], None]) -> None:
+        def handle() -> None:
+            handler()
+            handled.set()
+
+        add_handler(number, handle)
+
     async def told_to_end(links: ExecutorLinks) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(0.1)
+        await handled.wait()
         await close(links)
 
+    monkeypatch.setattr(loop, "add_signal_handler", noted)
     monkeypatch.setattr(ExecutorLinks, "stop", told_to_end)
     task = asyncio.create_task(
         serve(given, ready=lambda *_: serves.set(), handle_signals=True), name="rm"
@@ -276,8 +287,19 @@ async def test_one_that_is_told_to_end_while_it_is_replaced_does_not_begin_anew(
 
 @pytest.mark.needs("postgresql")
 async def test_a_standby_sits_out_a_database_that_goes_away(
-    tmp_path: Path, server: PostgresqlServer
+    tmp_path: Path, server: PostgresqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    failures, start = 0, Runner.start
+
+    async def counted(runner: Runner, listener: Listener) -> int:
+        nonlocal failures
+        try:
+            return await start(runner, listener)
+        except StoreAway:
+            failures += 1
+            raise
+
+    monkeypatch.setattr(Runner, "start", counted)
     database = server.create_database()
     url = server.url(database)
     async with AsyncExitStack() as stack:
@@ -287,7 +309,7 @@ async def test_a_standby_sits_out_a_database_that_goes_away(
             await asyncio.to_thread(server.execute, closed)
             sessions = f"FROM pg_stat_activity WHERE datname = '{database}'"
             await asyncio.to_thread(server.execute, f"SELECT pg_terminate_backend(pid) {sessions}")
-            await asyncio.sleep(0.5)
+            await eventually(lambda: failures >= 2, what="it tries while the database is away")
             assert not second.task.done()
         opened = f"ALTER DATABASE {database} ALLOW_CONNECTIONS true"
         await asyncio.to_thread(server.execute, opened)

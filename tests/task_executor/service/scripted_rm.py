@@ -49,6 +49,7 @@ class ScriptedRM:
     states: list[slots_pb2.SlotReport] = field(default_factory=list)
     unowned: list[rm.SlotRelease] = field(default_factory=list)
     refuse: FinegrainError | None = None
+    refused_at: list[float] = field(default_factory=list)
     register_again: bool = False
     send_full_report: bool = False
     acknowledge: bool = True
@@ -83,6 +84,7 @@ class ScriptedRM:
 
     async def _refuse(self, context: Any) -> None:
         if self.refuse is not None:
+            self.refused_at.append(time.monotonic())
             code, message, trailing = status_of(self.refuse)
             await context.abort(code, message, trailing)
 

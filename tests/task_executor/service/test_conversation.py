@@ -111,25 +111,34 @@ async def test_orphans_are_freed_after_the_timeout_and_told_when_the_rm_is_back(
         await eventually(lambda: rm.reports, "it reports")
         await rm.allocate(allocation())
         await rm.stop()
-        await asyncio.sleep(0.1)
-        assert executor.helper.slots
         await eventually(lambda: not executor.helper.slots, "the orphan is freed")
+        assert agent_module.boot_seconds() - executor.front.agent.state.contact_at > 0.3
         await rm.start(rm.address)
         await eventually(lambda: rm.ended() == {"slot": "ORPHANED"}, "it is told")
         await eventually(lambda: not rm.reports[-1].report.ended, "and not told for ever")
 
 
 async def test_orphans_are_kept_where_the_operator_says_never(
-    rm: ScriptedRM, tmp_path: Path
+    rm: ScriptedRM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tries = 0  # after each one the executor looks for orphans
+    next_address = ManagerLink.next_address
+
+    async def counted(link: ManagerLink, error: FinegrainError | None = None) -> float:
+        nonlocal tries
+        tries += 1
+        return await next_address(link, error)
+
+    monkeypatch.setattr(ManagerLink, "next_address", counted)
     async with executor_at(tmp_path, rm.address) as executor:
         await executor.start(orphan_timeout_ms=None)
         await eventually(lambda: rm.reports, "it reports")
         await rm.allocate(allocation())
-        executor.front.agent.state.contact_at -= 1e6
         await rm.stop()
         await eventually(lambda: not executor.front.agent.state.connected, "it notices")
-        await asyncio.sleep(0.3)
+        executor.front.agent.state.contact_at -= 1e6
+        before = tries
+        await eventually(lambda: tries >= before + 3, "it tries again")
         assert executor.helper.slots
 
 
@@ -167,20 +176,28 @@ async def test_another_instance_under_the_same_name_is_refused_slowly(
     rm.refuse = AlreadyExists("host-a is alive elsewhere", reason=Reason.INSTANCE_CONFLICT)
     async with executor_at(tmp_path, rm.address) as executor:
         await executor.start()
-        await asyncio.sleep(0.1)
+        first, second = await eventually(lambda: rm.refused_at[1:2] and rm.refused_at, "it asks")
+        assert second - first > 0.19  # the pause, less what a clock may be off
         assert not executor.front.agent.state.registered
         rm.refuse = None
         await eventually(lambda: rm.reports, "it registers when the other is forgotten")
 
 
 async def test_a_command_that_overtakes_the_answer_to_the_registration_waits_for_it(
-    rm: ScriptedRM, executor: Executor
+    rm: ScriptedRM, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = executor.front.agent
+    waits, wait = asyncio.Event(), agent._settled.wait
+
+    async def noted() -> bool:
+        waits.set()
+        return await wait()
+
+    monkeypatch.setattr(agent._settled, "wait", noted)
     agent._settled.clear()
     executor.front.keeper.fence.unregister()
     early = asyncio.create_task(rm.allocate(allocation()))
-    await asyncio.sleep(0.1)
+    await waits.wait()
     assert not early.done()
     executor.front.keeper.fence.register(1, 1)
     agent._settled.set()
