@@ -26,10 +26,11 @@ from typing import Any
 
 import finegrain_client as fg
 from finegrain.resources import ResourceProfile
+from finegrain.values.states import RequestState
 from finegrain_client.batch import runner
 from finegrain_client.batch.holding import SlotKey
 from finegrain_client.batch.slots import Granted, RequestOver, SlotNews
-from finegrain_client.types.status import OutputChunk, RequestState, TaskResult
+from finegrain_client.types.status import OutputChunk, TaskResult
 
 SLOTS_MAX, SECONDS = 1000, 0.5
 most = {"files": 0, "tasks": 0}

@@ -33,10 +33,11 @@ from pathlib import Path
 from typing import Any
 
 from finegrain.resources import MIB, ResourceProfile, booking, subtract, total_of
+from finegrain.values.states import SlotState
 from resource_manager.engine.explain.lists import cluster_view
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.model.effects import Effect, SendAllocate, SendFree
-from resource_manager.engine.model.entities import Instant, Registration, RequestSpec, SlotState
+from resource_manager.engine.model.entities import Instant, Registration, RequestSpec
 from resource_manager.engine.model.events import (
     CommandAnswered,
     Decide,

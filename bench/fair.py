@@ -30,10 +30,11 @@ from typing import Any
 
 from bench.engine import Bench, show
 from finegrain.resources import GIB, ResourceProfile
+from finegrain.values.states import SlotState
 from resource_manager.engine import step as step_module
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.model.effects import Effect
-from resource_manager.engine.model.entities import Instant, RangeSpec, RequestSpec, SlotState
+from resource_manager.engine.model.entities import Instant, RangeSpec, RequestSpec
 from resource_manager.engine.model.events import (
     Decide,
     Event,

@@ -20,6 +20,7 @@ from finegrain.ids import new_id
 from finegrain.resources import GIB, KIB, MIB, ResourceProfile
 from finegrain.rpc.wire import topology_from_proto, topology_to_proto
 from finegrain.v1 import resources_pb2
+from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import (
     ClusterEvent,
@@ -29,9 +30,7 @@ from resource_manager.engine.model.entities import (
     Registration,
     Request,
     RequestSpec,
-    RequestState,
     Slot,
-    SlotState,
 )
 from resource_manager.engine.model.offers import slot_to_dict
 from resource_manager.storage.store import Store

@@ -26,13 +26,9 @@ from itertools import count
 
 from bench.engine import AT, Bench, gen_workload, show
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.states import GangPlacement, RequestState
 from resource_manager.engine.model.effects import Effect
-from resource_manager.engine.model.entities import (
-    GangPlacement,
-    GangSpec,
-    RequestSpec,
-    RequestState,
-)
+from resource_manager.engine.model.entities import GangSpec, RequestSpec
 from resource_manager.engine.model.events import (
     Event,
     ExecutorRegistered,

@@ -20,12 +20,13 @@ from finegrain.mapping.rows import Row, Text, row_codec
 from finegrain.resources import ResourceProfile, extended_items
 from finegrain.rpc.wire import profile_to_proto, timestamp_ms_to_proto
 from finegrain.v1 import resource_manager_pb2, slots_pb2
+from finegrain.values.states import RequestState
+from finegrain.values.states import SlotState as ShownState
 from finegrain_client.decoding import read
 from finegrain_client.types.cpus import SlotCpus
 from finegrain_client.types.status import Isolation, SlotResize, SlotStatus
-from finegrain_client.types.status import SlotState as ShownState
 from resource_manager.engine.explain.lists import RequestView
-from resource_manager.engine.model.entities import JobEvent, Request, RequestSpec, RequestState
+from resource_manager.engine.model.entities import JobEvent, Request, RequestSpec
 from resource_manager.service.wire.encoding import write
 from resource_manager.simulator.drawing import table_text
 

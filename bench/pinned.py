@@ -37,8 +37,9 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import CpuSet
 from finegrain.resources import GIB, MIB, ResourceProfile, booking, subtract, total_of
+from finegrain.values.states import SlotState
 from resource_manager.engine.model.effects import Effect, SendAllocate, SendFree
-from resource_manager.engine.model.entities import Instant, Registration, RequestSpec, SlotState
+from resource_manager.engine.model.entities import Instant, Registration, RequestSpec
 from resource_manager.engine.model.events import (
     CommandAnswered,
     Decide,

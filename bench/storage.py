@@ -26,16 +26,9 @@ from pathlib import Path
 
 from finegrain.ids import new_id
 from finegrain.resources import GIB, ResourceProfile
+from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.model.effects import Changes
-from resource_manager.engine.model.entities import (
-    Job,
-    JobEvent,
-    Request,
-    RequestSpec,
-    RequestState,
-    Slot,
-    SlotState,
-)
+from resource_manager.engine.model.entities import Job, JobEvent, Request, RequestSpec, Slot
 from resource_manager.storage.opening import open_store
 from resource_manager.storage.store import Store
 from tests.support.postgresql import PostgresqlServer

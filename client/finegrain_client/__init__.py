@@ -43,6 +43,16 @@ from finegrain.errors import (
 )
 from finegrain.options import TlsOptions
 from finegrain.resources import GIB, KIB, MIB, ResourceProfile
+from finegrain.values.explanations import Counterfactual, Dimension, GangSpot
+from finegrain.values.states import (
+    ExecutorState,
+    GangPlacement,
+    ProvidedExecutorState,
+    RequestState,
+    ResizeState,
+    SlotState,
+    TaskState,
+)
 from finegrain_client.cluster import Cluster, connect
 from finegrain_client.errors import (
     GangTimeout,
@@ -67,13 +77,10 @@ from finegrain_client.specs import SlotSpec
 from finegrain_client.types.advice import ThreadAdvice
 from finegrain_client.types.cpus import CpuWish, SlotCpus, SlotNodeShare, SlotPool
 from finegrain_client.types.explain import (
-    Counterfactual,
     CpuVerdict,
-    Dimension,
     ExecutorVerdict,
     Explanation,
     GangExplanation,
-    GangSpot,
     ResizeExplanation,
 )
 from finegrain_client.types.fairness import (
@@ -85,33 +92,22 @@ from finegrain_client.types.fairness import (
 )
 from finegrain_client.types.groups import Groups, GroupStatus
 from finegrain_client.types.host_policy import HostLayer, HostPolicy
-from finegrain_client.types.providers import (
-    ExecutorShape,
-    ProvidedExecutor,
-    ProvidedExecutorState,
-    Providers,
-)
+from finegrain_client.types.providers import ExecutorShape, ProvidedExecutor, Providers
 from finegrain_client.types.status import (
     ClusterEvent,
     ClusterInfo,
-    ExecutorState,
     ExecutorStatus,
     Gang,
-    GangPlacement,
     Isolation,
     ItemOutcome,
     JobEvent,
     JobStatus,
     OutputChunk,
-    RequestState,
     RequestStatus,
-    ResizeState,
     SlotResize,
-    SlotState,
     SlotStatus,
     TaskFailed,
     TaskResult,
-    TaskState,
     TaskStatus,
 )
 from finegrain_client.types.topology import TopologyReport

@@ -19,6 +19,7 @@ from finegrain.rpc.tokens import read_token
 from finegrain.v1 import cluster_pb2 as pb
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
+from finegrain.values.states import RequestState
 from finegrain_client.admin.operations import Operations
 from finegrain_client.connection import Connection
 from finegrain_client.decoding import read
@@ -219,7 +220,7 @@ class Cluster(Operations):
         self,
         *,
         job_id: str = "",
-        states: Iterable[types.RequestState | str] = (),
+        states: Iterable[RequestState | str] = (),
         allocation_ids: Sequence[str] = (),
     ) -> list[types.RequestStatus]:
         """Requests in queue order.
@@ -375,8 +376,8 @@ class Cluster(Operations):
 
 def _request_state(word: str) -> slots_pb2.RequestState.ValueType:
     try:
-        known = types.RequestState(word.upper())
+        known = RequestState(word.upper())
     except ValueError:
-        names = ", ".join(types.RequestState)
+        names = ", ".join(RequestState)
         raise InvalidArgument("states", word, f"one of {names}") from None
     return slots_pb2.RequestState.Value(f"REQUEST_STATE_{known}")

@@ -24,6 +24,7 @@ from finegrain.rpc.wire_cpus import (
 from finegrain.v1 import cluster_pb2, cpus_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import task_executor_pb2 as te
+from finegrain.values.usage import Zone
 from finegrain_client.types import (
     advice,
     cpus,
@@ -227,7 +228,7 @@ read = Reader(
                 "settings": "policy",
             },
         ),
-        Reading(topology.Zone, cluster_pb2.ZoneStatus, NODE),
+        Reading(Zone, cluster_pb2.ZoneStatus, NODE),
         Reading(
             topology.Pool,
             cluster_pb2.PoolStatus,

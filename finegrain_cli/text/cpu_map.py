@@ -19,8 +19,9 @@ from finegrain.units import format_bytes, format_cpu
 from finegrain_cli.text.columns import profile_text
 
 if TYPE_CHECKING:
+    from finegrain.values.usage import Zone
     from finegrain_client.types.status import SlotStatus
-    from finegrain_client.types.topology import TopologyReport, Zone
+    from finegrain_client.types.topology import TopologyReport
 
 WIDTH: Final = 96
 LABEL: Final = 9  # of a row: blanks, and the number of its first cpu

@@ -13,8 +13,8 @@ from finegrain_cli.text.cpus import wish_text
 from finegrain_cli.text.output import Column, table_lines
 
 if TYPE_CHECKING:
+    from finegrain.values.explanations import Dimension
     from finegrain_client.types.explain import (
-        Dimension,
         ExecutorVerdict,
         Explanation,
         GangExplanation,

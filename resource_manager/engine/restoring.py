@@ -6,6 +6,7 @@ both; decides nothing about the future.
 from __future__ import annotations
 
 from finegrain.errors import InvariantBroken
+from finegrain.values.states import ExecutorState, RequestState, SlotState
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.fairness.groups import adopt_groups
 from resource_manager.engine.hosts.allowed_cpus import CLUSTER, set_for
@@ -15,15 +16,12 @@ from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     Executor,
-    ExecutorState,
     Instant,
     Job,
     JobState,
     Request,
     RequestRange,
-    RequestState,
     Slot,
-    SlotState,
 )
 from resource_manager.engine.model.numbers import (
     FORGOTTEN,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from finegrain.values.states import RequestState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.host_settings import set_host_policy
 from resource_manager.engine.executors.reachability import executor_probed, probe_rang
@@ -37,7 +38,7 @@ from resource_manager.engine.jobs.lifecycle import (
     retention_rang,
 )
 from resource_manager.engine.model.effects import StepResult
-from resource_manager.engine.model.entities import Request, RequestState
+from resource_manager.engine.model.entities import Request
 from resource_manager.engine.model.events import (
     CommandAnswered,
     CommandRefused,

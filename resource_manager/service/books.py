@@ -21,9 +21,10 @@ from finegrain.errors import (
     Unavailable,
 )
 from finegrain.logs import get_logger
+from finegrain.values.states import RequestState
 from resource_manager.engine.executors.reports import EpochSeen
 from resource_manager.engine.model.effects import Effect, PublishJobEvent, StepResult
-from resource_manager.engine.model.entities import Instant, RequestState
+from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.model.events import Decide, Event, Ticked
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.hosts import Heard

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 
 from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
+from finegrain.values.states import ExecutorState
 from resource_manager.engine.explain.lists import cluster_view
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.model.entities import ExecutorState, Instant
+from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.state import State
 from resource_manager.service.group_metrics import observe_groups
 from resource_manager.service.groups_service import views_at

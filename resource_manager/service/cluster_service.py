@@ -15,12 +15,13 @@ from finegrain.rpc.wire import duration_ms_from_proto, timestamp_ms_to_proto
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1.cluster_pb2_grpc import ClusterServiceServicer
+from finegrain.values.states import RequestState
 from resource_manager.engine.explain import lists
 from resource_manager.engine.explain.groups import job_flow
 from resource_manager.engine.explain.provisions import providers_view
 from resource_manager.engine.explain.topology import topology_view
 from resource_manager.engine.explain.waiting_since import jobs_waiting_since
-from resource_manager.engine.model.entities import ClusterEvent, Executor, RequestState
+from resource_manager.engine.model.entities import ClusterEvent, Executor
 from resource_manager.engine.model.events import (
     DrainRequested,
     ForgetRequested,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from finegrain.logs import get_logger
+from finegrain.values.states import RequestState
 from resource_manager.engine.model.effects import (
     Effect,
     ProbeExecutor,
@@ -21,7 +22,7 @@ from resource_manager.engine.model.effects import (
     StartExecutor,
     StopExecutor,
 )
-from resource_manager.engine.model.entities import ClusterEvent, JobEvent, RequestState
+from resource_manager.engine.model.entities import ClusterEvent, JobEvent
 from resource_manager.service.executor_link import ExecutorLinks
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.provisioning import Carries

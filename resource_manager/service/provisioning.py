@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 from finegrain.errors import FinegrainError, Unavailable
 from finegrain.logs import get_logger
+from finegrain.values.states import ProvidedExecutorState
 from resource_manager.engine.model.effects import StartExecutor, StopExecutor
-from resource_manager.engine.model.entities import ProvisionState
 from resource_manager.engine.model.events import (
     ProvisionEnded,
     ProvisionFailed,
@@ -321,7 +321,7 @@ def _to_look_after(state: State) -> list[StopExecutor]:
     return [
         StopExecutor(each.executor_id, each.shape, each.handle)
         for each in state.provisions.values()
-        if each.state in (ProvisionState.STARTED, ProvisionState.REGISTERED)
+        if each.state in (ProvidedExecutorState.STARTED, ProvidedExecutorState.REGISTERED)
     ]
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from finegrain.errors import InvariantBroken
 from finegrain.resources import Amounts, ResourceProfile
+from finegrain.values.states import RequestState
 from resource_manager.engine.model.effects import (
     Effect,
     PublishClusterEvent,
@@ -27,13 +28,7 @@ from resource_manager.engine.model.effects import (
     SendFree,
     SendResize,
 )
-from resource_manager.engine.model.entities import (
-    GangSpec,
-    Instant,
-    JobEvent,
-    RangeSpec,
-    RequestState,
-)
+from resource_manager.engine.model.entities import GangSpec, Instant, JobEvent, RangeSpec
 from resource_manager.engine.model.events import (
     Decide,
     Event,

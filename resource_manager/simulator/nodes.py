@@ -19,8 +19,9 @@ from finegrain.resources import (
     booking,
     has_separate_pools,
 )
+from finegrain.values.states import SlotState
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize
-from resource_manager.engine.model.entities import Instant, Registration, SlotState
+from resource_manager.engine.model.entities import Instant, Registration
 from resource_manager.engine.model.events import (
     CommandAnswered,
     ExecutorRegistered,

@@ -11,23 +11,20 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from finegrain.values.states import GangPlacement, ProvidedExecutorState, RequestState, SlotState
 from resource_manager.engine.model.entities import (
     ClusterEvent,
     Executor,
     Gang,
-    GangPlacement,
     GangSpec,
     Job,
     JobEvent,
     JobState,
     Provision,
-    ProvisionState,
     Registration,
     Request,
     RequestSpec,
-    RequestState,
     Slot,
-    SlotState,
 )
 from resource_manager.storage import tables
 from resource_manager.storage.codecs import Codec, MoveCodec, Row
@@ -228,7 +225,7 @@ def _decode_provision(row: Sequence[Any]) -> Provision:
         number=row[2],
         cause=row[3],
         ask_time_ms=row[4],
-        state=ProvisionState(row[5]),
+        state=ProvidedExecutorState(row[5]),
         handle=row[6],
         message=row[7],
     )

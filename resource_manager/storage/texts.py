@@ -14,7 +14,8 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import CpuPolicy
 from finegrain.intervals import IntervalSet
 from finegrain.resources import ResourceProfile
-from resource_manager.engine.model.entities import Ended, RequestState, Resize
+from finegrain.values.states import RequestState
+from resource_manager.engine.model.entities import Ended, Resize
 
 _KNOWN_PROFILES = 65_536  # different profiles kept decoded; clusters use few
 _KNOWN_ISOLATIONS = 4_096  # likewise of isolation reports

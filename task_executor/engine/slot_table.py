@@ -38,10 +38,10 @@ from finegrain.resources import (
 from task_executor.engine.cpu_books import PLAIN, CpuBooks, HostCpus
 from task_executor.engine.slot_checks import check_amounts, check_fit
 from task_executor.engine.slots import (
+    CarveState,
     Slot,
     SlotKey,
     SlotSpec,
-    SlotState,
     check_resizable,
     illegal_move,
 )
@@ -68,7 +68,7 @@ class Outcome:
     @property
     def must_carve(self) -> bool:
         """True if the slot is new and still has to be enforced on the host."""
-        return self.slot is not None and self.slot.state is SlotState.CARVING
+        return self.slot is not None and self.slot.state is CarveState.CARVING
 
 
 @dataclass
@@ -103,7 +103,7 @@ class SlotTable:
 
     def visible(self) -> tuple[Slot, ...]:
         """What a report shows: everything but slots that are still being carved."""
-        return tuple(slot for slot in self if slot.state is not SlotState.CARVING)
+        return tuple(slot for slot in self if slot.state is not CarveState.CARVING)
 
     def booking_of(self, spec: SlotSpec) -> dict[str, int]:
         """What a slot takes from the books."""
@@ -163,7 +163,7 @@ class SlotTable:
                 "content; free it first, or place the request anew under a higher generation",
                 details={"allocation_id": spec.allocation_id, "generation": spec.generation},
             )
-        if known.state is SlotState.FREEING:
+        if known.state is CarveState.FREEING:
             raise FailedPrecondition(
                 f"slot {spec.allocation_id} generation {spec.generation} is being freed; "
                 "place the request anew under a higher generation",
@@ -230,13 +230,13 @@ class SlotTable:
         assignment: CpuAssignment | None,
     ) -> Slot:
         slot = self._slots.get(key)
-        if slot is None or slot.state is SlotState.CARVING:
+        if slot is None or slot.state is CarveState.CARVING:
             raise NotFound(
                 f"this executor has no slot {key.allocation_id} generation {key.generation}",
                 details={"allocation_id": key.allocation_id, "generation": key.generation},
             )
         wanted = slot.spec.of_size(number, profile, cpu_limit_milli, assignment)
-        if slot.state is SlotState.ALLOCATED and wanted in (slot.spec, slot.becoming):
+        if slot.state is CarveState.ALLOCATED and wanted in (slot.spec, slot.becoming):
             return slot
         check_resizable(slot, number)
         self._check_content(wanted)
@@ -251,14 +251,14 @@ class SlotTable:
     def carved(self, key: SlotKey, isolation: Mapping[str, Any], time_ms: int) -> Slot:
         """The slot is enforced on the host."""
         slot = self._slots[key].moved(
-            SlotState.ALLOCATED, isolation=dict(isolation), allocated_time_ms=time_ms
+            CarveState.ALLOCATED, isolation=dict(isolation), allocated_time_ms=time_ms
         )
         return self._put(slot)
 
     def carve_failed(self, key: SlotKey) -> None:
         """Nothing of the slot is left on the host."""
         slot = self._slots[key]
-        if slot.state is not SlotState.CARVING:
+        if slot.state is not CarveState.CARVING:
             raise illegal_move(slot, None)
         self._strike(slot)
 
@@ -283,18 +283,18 @@ class SlotTable:
         None if no such slot exists (it is done), or if it is still being carved.
         """
         slot = self._slots.get(key)
-        if slot is None or slot.state is SlotState.CARVING:
+        if slot is None or slot.state is CarveState.CARVING:
             return None
-        if slot.state is SlotState.FREEING:
+        if slot.state is CarveState.FREEING:
             if slot.end_reason and not end_reason:
                 return self._put(replace(slot, end_reason=""))  # the RM ordered it meanwhile
             return slot
-        return self._put(slot.moved(SlotState.FREEING, end_reason=end_reason))
+        return self._put(slot.moved(CarveState.FREEING, end_reason=end_reason))
 
     def accept(self, key: SlotKey) -> bool:
         """The job master took the slot at its target address; no report shows that."""
         slot = self._slots.get(key)
-        if slot is None or slot.state is not SlotState.ALLOCATED:
+        if slot is None or slot.state is not CarveState.ALLOCATED:
             return False
         self._slots[key] = replace(slot, accepted=True)
         return True
@@ -302,20 +302,20 @@ class SlotTable:
     def freed(self, key: SlotKey) -> Slot:
         """All its processes are gone and its group with them: the amounts are available."""
         slot = self._slots[key]
-        if slot.state is not SlotState.FREEING:
+        if slot.state is not CarveState.FREEING:
             raise illegal_move(slot, None)
         return self._strike(slot)
 
     def vanished(self, key: SlotKey) -> Slot:
         """The host lost the slot (a reboot, a removed group): the amounts are available."""
         slot = self._slots[key]
-        if slot.state is SlotState.CARVING:
+        if slot.state is CarveState.CARVING:
             raise illegal_move(slot, None)
         return self._strike(slot)
 
     def adopt(self, slot: Slot) -> None:
         """Takes in a slot that outlived a restart. Its amounts count even beyond the total."""
-        if slot.key in self._slots or slot.state is SlotState.CARVING:
+        if slot.key in self._slots or slot.state is CarveState.CARVING:
             raise illegal_move(slot, slot.state)
         self._book(slot)
         self.version += 1

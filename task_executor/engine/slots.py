@@ -34,7 +34,7 @@ class SlotKey(NamedTuple):
     generation: int
 
 
-class SlotState(StrEnum):
+class CarveState(StrEnum):
     """Where a slot stands; its amounts are booked in every one of these states."""
 
     CARVING = "CARVING"  # booked, its limits are being set; on no wire yet
@@ -43,7 +43,7 @@ class SlotState(StrEnum):
 
 
 MOVES = frozenset(
-    {(SlotState.CARVING, SlotState.ALLOCATED), (SlotState.ALLOCATED, SlotState.FREEING)}
+    {(CarveState.CARVING, CarveState.ALLOCATED), (CarveState.ALLOCATED, CarveState.FREEING)}
 )
 """Every move between two states; leaving the table is checked where a slot is struck out."""
 
@@ -146,7 +146,7 @@ class Slot:
     """One slot and where it stands. Replaced, never changed, so that a report is a moment."""
 
     spec: SlotSpec
-    state: SlotState = SlotState.CARVING
+    state: CarveState = CarveState.CARVING
     isolation: Mapping[str, Any] = field(default_factory=dict)  # what is really enforced
     allocated_time_ms: int = 0  # wall clock, for people
     end_reason: str = ""  # FREEING without an order of the RM: why
@@ -158,7 +158,7 @@ class Slot:
         """Identity of the slot."""
         return self.spec.key
 
-    def moved(self, state: SlotState, **changes: Any) -> Slot:
+    def moved(self, state: CarveState, **changes: Any) -> Slot:
         """The slot in another state.
 
         Raises:
@@ -187,7 +187,7 @@ class Slot:
         KeyError, TypeError or ValueError for anything else.
         """
         values = dict(data)
-        spec, state = SlotSpec.from_dict(values.pop("spec")), SlotState(values.pop("state"))
+        spec, state = SlotSpec.from_dict(values.pop("spec")), CarveState(values.pop("state"))
         becoming = values.pop("becoming", None)
         if becoming is not None:
             values["becoming"] = SlotSpec.from_dict(becoming)
@@ -202,7 +202,7 @@ class EndedSlot:
     reason: str
 
 
-def illegal_move(slot: Slot, to: SlotState | None) -> IllegalTransition:
+def illegal_move(slot: Slot, to: CarveState | None) -> IllegalTransition:
     """The error for a move that no table lists; `to` None: out of the table."""
     wanted = to.value if to else "gone"
     return IllegalTransition(
@@ -227,7 +227,7 @@ def check_resizable(slot: Slot, number: int) -> None:
     last = (slot.becoming or slot.spec).resize_number
     name = f"slot {slot.spec.allocation_id}"
     details = {"allocation_id": slot.spec.allocation_id, "resize_number": last}
-    if slot.state is SlotState.FREEING:
+    if slot.state is CarveState.FREEING:
         raise FailedPrecondition(f"{name} is being freed", details=details)
     if number <= last:
         raise FailedPrecondition(

@@ -18,7 +18,7 @@ from finegrain.rpc.access import TokenHashes
 from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.rpc.wire_cpus import host_policy_from_proto
 from finegrain.v1 import cpus_pb2, resource_manager_pb2, slots_pb2
-from task_executor.engine.slots import SlotKey, SlotState
+from task_executor.engine.slots import CarveState, SlotKey
 from task_executor.service.encoding import state_to_proto
 from task_executor.service.keeper import SlotKeeper
 from task_executor.service.manager_link import ManagerLink
@@ -306,7 +306,7 @@ class Agent:
         if alone_s * 1000 <= self._orphan_timeout_ms:
             return
         orphans = [
-            (slot.key, None) for slot in self._keeper.table if slot.state is SlotState.ALLOCATED
+            (slot.key, None) for slot in self._keeper.table if slot.state is CarveState.ALLOCATED
         ]
         if orphans:
             log.error("orphans_freed", slots=len(orphans), alone_s=round(alone_s))

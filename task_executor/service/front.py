@@ -33,7 +33,7 @@ from finegrain.rpc.wire import (
 )
 from finegrain.v1 import resource_manager_pb2, slots_pb2, task_executor_pb2_grpc
 from task_executor.engine.slot_table import SlotTable
-from task_executor.engine.slots import SlotState
+from task_executor.engine.slots import CarveState
 from task_executor.engine.squeeze import places_of_host
 from task_executor.host.helper_messages import HelperInfo
 from task_executor.service.agent import Agent, boot_seconds
@@ -248,7 +248,7 @@ class Front:
 
     async def _leave_nothing(self) -> None:
         """All slots freed, the RM told as far as it can be, tasks' files and helper gone."""
-        keys = [slot.key for slot in self.keeper.table if slot.state is not SlotState.CARVING]
+        keys = [slot.key for slot in self.keeper.table if slot.state is not CarveState.CARVING]
         await self.offers.close()
         await self.keeper.free([(key, None) for key in keys], reason="TERMINATED")
         grace_s = self._options.task_kill_grace_ms / 1000

@@ -15,7 +15,8 @@ from signal import SIGKILL, SIGTERM
 from finegrain.cpu_policy import HostPolicy
 from finegrain.errors import FinegrainError, InvalidArgument, Reason
 from finegrain.logs import get_logger
-from task_executor.engine.slots import EndedSlot, Slot, SlotKey, SlotSpec, SlotState
+from finegrain.values.states import TaskState
+from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey, SlotSpec
 from task_executor.host.helper_messages import (
     HelperState,
     Reconnected,
@@ -28,7 +29,7 @@ from task_executor.host.helper_messages import (
 from task_executor.service.checkpoint import SavedState
 from task_executor.service.keeper import SlotKeeper
 from task_executor.service.sizes import settle_sizes
-from task_executor.service.task_book import Task, TaskState
+from task_executor.service.task_book import Task
 from task_executor.service.task_runner import TaskRunner
 
 SWEEP_S = 5.0
@@ -63,7 +64,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     await keeper.places.restore()
     await settle_sizes(keeper, [each.limits for each in state.slots], _specs(keeper))
     for slot in list(keeper.table):
-        if slot.state is SlotState.FREEING:
+        if slot.state is CarveState.FREEING:
             keeper.begin_take_down(slot.key, grace_ms=keeper.default_grace_ms)
     for what in keeper.directory.damage:
         log.error("state_damaged", what=what, path=str(keeper.directory.path))
@@ -95,7 +96,7 @@ def _saved_slots(saved: SavedState) -> list[Slot]:
 def _adopt(keeper: SlotKeeper, slot: Slot, on_host: set[SlotKey], why_missing: Reason) -> None:
     if slot.key in on_host:
         keeper.table.adopt(slot)
-    elif slot.state is SlotState.ALLOCATED or slot.end_reason:
+    elif slot.state is CarveState.ALLOCATED or slot.end_reason:
         reason = slot.end_reason or why_missing.value
         keeper.reports.ended(EndedSlot(slot.key, reason))
         log.warning(
@@ -123,7 +124,7 @@ def _adopt_tasks(keeper: SlotKeeper, state: HelperState) -> None:
         slot = keeper.table.get(task.key)
         if slot is None:
             task.slot_gone_at = now
-        if slot is None or slot.state is SlotState.FREEING:
+        if slot is None or slot.state is CarveState.FREEING:
             task.cancelled = task.cancelled or _ended_with_its_slot(record)
         keeper.tasks.add(task)
         if record is not None:
@@ -235,7 +236,7 @@ class HostSync:
         """After missed events: tasks that ended, slots that vanished, slots that nobody knows."""
         keeper = self._keeper
         specs_before = _specs(keeper)
-        before = {slot.key for slot in keeper.table if slot.state is SlotState.ALLOCATED}
+        before = {slot.key for slot in keeper.table if slot.state is CarveState.ALLOCATED}
         tasks_before = [task for task in keeper.tasks if task.state is TaskState.RUNNING]
         try:
             state = await keeper.helper.inspect()
@@ -246,7 +247,7 @@ class HostSync:
         on_host = {_slot_key(each.limits) for each in state.slots}
         for key in before - on_host:
             slot = keeper.table.get(key)
-            if slot is not None and slot.state is SlotState.ALLOCATED:
+            if slot is not None and slot.state is CarveState.ALLOCATED:
                 log.error("slot_missing", allocation_id=key.allocation_id)
                 keeper.vanish(key)
         await _destroy_unknown_slots(keeper, state)

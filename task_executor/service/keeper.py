@@ -22,7 +22,7 @@ from finegrain.logs import get_logger
 from task_executor.engine.command_fence import CommandFence
 from task_executor.engine.report_log import NumberedState, ReportLog
 from task_executor.engine.slot_table import Outcome, SlotTable
-from task_executor.engine.slots import EndedSlot, Slot, SlotKey, SlotSpec, SlotState
+from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey, SlotSpec
 from task_executor.host.helper_messages import IsolationReport, SlotLimits
 from task_executor.service.checkpoint import SavedState, Saver, StateDirectory
 from task_executor.service.failures import carve_failed
@@ -184,7 +184,7 @@ class SlotKeeper:
         for slot, isolation in zip(new, isolations, strict=True):
             if isinstance(isolation, IsolationReport):
                 known = isolation_of(isolation, slot.spec)
-                moved = slot.moved(SlotState.ALLOCATED, isolation=known, allocated_time_ms=now_ms)
+                moved = slot.moved(CarveState.ALLOCATED, isolation=known, allocated_time_ms=now_ms)
                 enforced.append(moved)
             else:
                 failed[slot.key] = isolation
@@ -346,7 +346,7 @@ class SlotKeeper:
         try:
             await self._destroy(key, grace_ms=grace_ms)
             slot = self.table.get(key)
-            if slot is None or slot.state is not SlotState.FREEING:
+            if slot is None or slot.state is not CarveState.FREEING:
                 return
             self.table.freed(key)
             self.places.gone(key)
@@ -390,7 +390,7 @@ class SlotKeeper:
         """The host lost the slot: told as broken unless it was being freed anyway."""
         slot = self.table.vanished(key)
         self.places.gone(key)
-        if slot.state is SlotState.ALLOCATED or slot.end_reason:
+        if slot.state is CarveState.ALLOCATED or slot.end_reason:
             self.reports.ended(EndedSlot(key, slot.end_reason or Reason.SLOT_BROKEN.value))
         self.on_gone(key)
         self.on_change()

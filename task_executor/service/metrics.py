@@ -20,7 +20,7 @@ from finegrain.resources import (
     Amounts,
 )
 from task_executor.engine.cpu_books import CpuBooks
-from task_executor.engine.slots import SlotState
+from task_executor.engine.slots import CarveState
 from task_executor.service.agent import AgentState
 from task_executor.service.keeper import SlotKeeper
 from task_executor.service.usage import Measured
@@ -215,7 +215,7 @@ class ExecutorMetrics:
             self.cpu_cores.labels("used").set(measured.cpu_milli / 1000)
             self.memory_bytes.labels("all", "used").set(measured.memory_bytes)
         states = [slot.state for slot in table]
-        for state in SlotState:
+        for state in CarveState:
             self.slots.labels(state.value.lower()).set(states.count(state))
         self.tasks.set(keeper.tasks.running())
         self._count_tasks(keeper)

@@ -24,7 +24,7 @@ from finegrain.logs import get_logger
 from finegrain.rpc.channels import JOB_SECRET_HASH, open_channel
 from finegrain.rpc.status import error_from_rpc
 from finegrain.v1 import job_master_pb2, job_master_pb2_grpc, slots_pb2
-from task_executor.engine.slots import Slot, SlotKey, SlotState
+from task_executor.engine.slots import CarveState, Slot, SlotKey
 from task_executor.service.encoding import write
 from task_executor.service.keeper import SlotKeeper
 
@@ -55,7 +55,7 @@ class Offers:
         by_target: dict[tuple[str, str], list[Slot]] = defaultdict(list)
         for slot in slots:
             wanted = slot.spec.target_address and not slot.accepted
-            if wanted and slot.state is SlotState.ALLOCATED and slot.key not in self._offered:
+            if wanted and slot.state is CarveState.ALLOCATED and slot.key not in self._offered:
                 self._offered.add(slot.key)
                 by_target[slot.spec.target_address, slot.spec.job_id].append(slot)
         for (address, _), group in by_target.items():

@@ -19,7 +19,7 @@ from finegrain.errors import FinegrainError
 from finegrain.logs import get_logger
 from task_executor.engine.cpu_books import Place
 from task_executor.engine.slot_table import SlotTable
-from task_executor.engine.slots import Slot, SlotKey, SlotState
+from task_executor.engine.slots import CarveState, Slot, SlotKey
 from task_executor.host.helper_messages import SlotPlace
 
 log = get_logger(__name__)
@@ -116,7 +116,7 @@ class Places:
         """It is on the host, and its cpus are not what is being changed there."""
         if slot.becoming is not None and slot.spec.is_pinned:
             return False
-        return slot.state is not SlotState.CARVING or slot.key in self._told
+        return slot.state is not CarveState.CARVING or slot.key in self._told
 
     async def _move(self, moves: Mapping[SlotKey, Place]) -> None:
         if moves:

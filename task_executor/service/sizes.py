@@ -20,7 +20,7 @@ from finegrain.logs import get_logger
 from finegrain.resources import ResourceProfile
 from task_executor.engine.cpu_books import Place
 from task_executor.engine.slot_table import Outcome
-from task_executor.engine.slots import Slot, SlotKey, SlotSpec, SlotState
+from task_executor.engine.slots import CarveState, Slot, SlotKey, SlotSpec
 from task_executor.host.helper_messages import IsolationReport, SlotLimits
 from task_executor.service.failures import size_kept, size_unknown, slot_gone
 from task_executor.service.isolation import isolation_of
@@ -79,7 +79,7 @@ async def settle_sizes(
         unsettled = [
             slot.key
             for slot in keeper.table
-            if slot.becoming is not None and slot.state is SlotState.ALLOCATED
+            if slot.becoming is not None and slot.state is CarveState.ALLOCATED
         ]
         await asyncio.gather(*(_enforce(keeper, key, again=True) for key in unsettled))
         for limits in on_host:
@@ -161,7 +161,7 @@ async def _on_host(
 
 async def _align(keeper: SlotKeeper, slot: Slot, limits: SlotLimits) -> None:
     """The books say who was promised what: a host that enforces another size is put right."""
-    if slot.state is not SlotState.ALLOCATED or slot.becoming is not None:
+    if slot.state is not CarveState.ALLOCATED or slot.becoming is not None:
         return
     promised = limits_of(slot.spec, Place(EMPTY))
     if all(getattr(promised, name) == getattr(limits, name) for name in _SIZES):

@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from finegrain.errors import NotFound, Reason, ResourceExhausted
+from finegrain.values.states import TaskState
 from task_executor.engine.slots import SlotKey
 from task_executor.host.helper_messages import ExitRecord, TaskFault
 
@@ -23,15 +23,6 @@ TASKS_MAX = 50_000
 RUNNING_MIN = 200  # however small the executor
 SHIM_BYTES = 3 << 20  # of a task's shim, measured; outside every slot, so it has to be bounded
 SHIMS_SHARE = 20  # one part in so many of the executor's memory may go into shims
-
-
-class TaskState(StrEnum):
-    """Where a task stands; what each means stands in task_executor.proto."""
-
-    STARTING = "STARTING"
-    RUNNING = "RUNNING"
-    EXITED = "EXITED"
-    FAILED = "FAILED"
 
 
 ENDED_STATES = frozenset({TaskState.EXITED, TaskState.FAILED})

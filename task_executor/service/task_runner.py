@@ -30,7 +30,7 @@ from finegrain.logs import get_logger
 from finegrain.resources import MEMORY_BYTES, MEMORY_PARTS
 from finegrain.rpc.access import Caller
 from finegrain.v1 import task_executor_pb2
-from task_executor.engine.slots import Slot, SlotKey, SlotState
+from task_executor.engine.slots import CarveState, Slot, SlotKey
 from task_executor.host.helper_messages import TaskFault, TaskSpec
 from task_executor.options import TaskExecutorOptions
 from task_executor.service.keeper import SlotKeeper
@@ -126,7 +126,7 @@ class TaskRunner:
         key = submission.key
         latest = self._keeper.table.latest(key.allocation_id)
         details = {"allocation_id": key.allocation_id, "generation": key.generation}
-        if latest is None or latest.state is SlotState.CARVING:
+        if latest is None or latest.state is CarveState.CARVING:
             raise NotFound(
                 f"there is no slot {key.allocation_id} on this executor; look at the job's events "
                 "for where it is",
@@ -142,7 +142,7 @@ class TaskRunner:
                 reason=Reason.STALE_GENERATION,
                 details={**details, "known": known},
             )
-        if key.generation > known or latest.state is not SlotState.ALLOCATED:
+        if key.generation > known or latest.state is not CarveState.ALLOCATED:
             raise FailedPrecondition(
                 f"slot {key.allocation_id} generation {key.generation} does not take tasks "
                 f"(generation {known} is {latest.state.value} here)",

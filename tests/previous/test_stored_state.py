@@ -11,10 +11,11 @@ import pytest
 from sqlalchemy import Engine, inspect, text
 
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.states import SlotState
 from resource_manager.engine.explain.lists import list_requests, list_slots
 from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.model.effects import Changes, Snapshot
-from resource_manager.engine.model.entities import Executor, SlotState
+from resource_manager.engine.model.entities import Executor
 from resource_manager.engine.model.reported import ReportedSlot
 from resource_manager.engine.model.settings import EngineSettings, ExecutorShape, Provisioning
 from resource_manager.engine.restoring import restore

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.model.entities import GangPlacement, GangSpec, RequestSpec
+from finegrain.values.states import GangPlacement
+from resource_manager.engine.model.entities import GangSpec, RequestSpec
 from tests.scenarios import render
 from tests.scenarios.commands import Commands
 from tests.scenarios.cpus import cpu_policy

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from finegrain.errors import InvariantBroken, Reason
 from finegrain.resources import total_of
+from finegrain.values.states import RequestState
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.invariants.all import check_invariants, check_touched
 from resource_manager.engine.model.effects import (
@@ -21,12 +22,12 @@ from resource_manager.engine.model.effects import (
     PublishJobEvent,
     SendFree,
 )
-from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, JobEvent, RequestState
+from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, JobEvent
 from resource_manager.engine.model.events import RegistrationAnswer, ReportAnswer
 from resource_manager.engine.state import State
 from resource_manager.storage import tables
 from resource_manager.storage.rows import EXECUTORS
-from task_executor.engine.slots import SlotKey, SlotState
+from task_executor.engine.slots import CarveState, SlotKey
 from tests.simulation.cpu_checks import CpuChecks, exclusive
 from tests.simulation.fair_checks import FairChecks
 from tests.simulation.gang_checks import GangChecks, room_for_gangs
@@ -212,7 +213,7 @@ class Checks:
         executor = self.at(str(event.slot["executor_address"]))
         key = SlotKey(event.allocation_id, int(str(event.slot["generation"])))
         slot = executor.table.get(key)
-        if executor.up and slot is not None and slot.state is SlotState.ALLOCATED:
+        if executor.up and slot is not None and slot.state is CarveState.ALLOCATED:
             raise Violation(f"slot {key} is called missing, but {executor.name} has it")
 
     def _lost(self, state: State, effect: PublishClusterEvent) -> None:
@@ -357,7 +358,7 @@ class Checks:
             went_on_ms = self.now_ms - executor.stopped_until_ms  # below zero: it is stopped
             if executor.orphan_ms is None or not executor.up or went_on_ms < ALONE_SLACK_MS:
                 continue
-            here = {s.key for s in executor.table if s.state is SlotState.ALLOCATED}
+            here = {s.key for s in executor.table if s.state is CarveState.ALLOCATED}
             before = self._here_since_ms.get(executor.name, {})
             since = {key: before.get(key, self.now_ms) for key in sorted(here)}
             self._here_since_ms[executor.name] = since

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from resource_manager.engine.model.entities import ProvisionState, RequestState
+from finegrain.values.states import ProvidedExecutorState, RequestState
 from resource_manager.engine.model.events import ResizeRequested
 from resource_manager.engine.model.offers import slot_to_dict
 from tests.simulation.job_master import RESIZES
@@ -33,7 +33,7 @@ def executor_comes_by_hand(world: World, rng: Random) -> bool:
     awaited = [
         name
         for name, each in leader.state.provisions.items()
-        if each.state in (ProvisionState.ASKED, ProvisionState.STARTED)
+        if each.state in (ProvidedExecutorState.ASKED, ProvidedExecutorState.STARTED)
     ]
     taken = rng.choice(awaited) if awaited and rng.random() < 0.3 else ""
     world.by_hand += 1

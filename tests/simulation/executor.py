@@ -24,7 +24,7 @@ from resource_manager.service.wire import decoding
 from task_executor.engine.command_fence import CommandFence
 from task_executor.engine.report_log import ReportLog
 from task_executor.engine.slot_table import SlotTable
-from task_executor.engine.slots import EndedSlot, Slot, SlotKey, SlotState
+from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey
 from task_executor.service.encoding import state_to_proto
 from tests.simulation.host_commands import CommandedHost
 from tests.simulation.manager import Manager
@@ -86,7 +86,7 @@ class Executor(CommandedHost):
         for slot in map(Slot.from_dict, saved.slots):
             if slot.key in self.on_host:
                 self.table.adopt(slot)
-            elif slot.state is SlotState.ALLOCATED or slot.end_reason:
+            elif slot.state is CarveState.ALLOCATED or slot.end_reason:
                 self.reports.ended(EndedSlot(slot.key, slot.end_reason or why_missing.value))
         self.checks.recovered(self)
         for key in self.on_host:
@@ -98,7 +98,7 @@ class Executor(CommandedHost):
         if self._cleaning and self.loop.now_ms < since_ms + DESTROY_WAIT_MS:
             return self.after(10, lambda: self._settle(since_ms))
         for slot in self.table:
-            if slot.state is SlotState.FREEING:
+            if slot.state is CarveState.FREEING:
                 self._take_down(slot.key)
         return self._settle_sizes(lambda: self._save(self._serve_others))
 
@@ -108,7 +108,7 @@ class Executor(CommandedHost):
             self.log(f"{self.name} cannot keep its identity")
             return self.crash()
         for slot in list(self.table):
-            if slot.state is SlotState.ALLOCATED:
+            if slot.state is CarveState.ALLOCATED:
                 self._offer(slot)
         return self._turn()
 
@@ -303,7 +303,7 @@ class Executor(CommandedHost):
     def _free_orphans(self) -> None:
         alone_ms = self.loop.now_ms - self._contact_ms
         if self.orphan_ms is not None and alone_ms > self.orphan_ms:
-            orphans = [slot.key for slot in self.table if slot.state is SlotState.ALLOCATED]
+            orphans = [slot.key for slot in self.table if slot.state is CarveState.ALLOCATED]
             self._free(orphans, reason=Reason.ORPHANED.value)
 
     def _rest(self, pause_ms: int, *, wakeable: bool = False) -> None:

@@ -14,17 +14,10 @@ from weakref import WeakKeyDictionary
 
 from finegrain.errors import Reason
 from finegrain.resources import Amounts
+from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.fairness.quotas import counted, fulfilment
 from resource_manager.engine.model.effects import Changes, Effect, PublishClusterEvent
-from resource_manager.engine.model.entities import (
-    Group,
-    JobState,
-    Request,
-    RequestSpec,
-    RequestState,
-    Slot,
-    SlotState,
-)
+from resource_manager.engine.model.entities import Group, JobState, Request, RequestSpec, Slot
 from resource_manager.engine.model.events import ItemOutcome, SlotsReuseAsked
 from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.queue.scheduling_classes import JobQueue

@@ -9,7 +9,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from resource_manager.engine.model.entities import ExecutorState
+from finegrain.values.states import ExecutorState
 from resource_manager.engine.model.events import DrainRequested, ForgetRequested, UndrainRequested
 from tests.simulation.cpu_faults import (
     cpus_go_offline,

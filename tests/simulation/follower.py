@@ -12,8 +12,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import FinegrainError, NotFound, OutOfRange, Reason, StoreError, Unavailable
+from finegrain.values.states import RequestState
 from resource_manager.engine.explain.stretches import stretches_of
-from resource_manager.engine.model.entities import JobEvent, RequestState
+from resource_manager.engine.model.entities import JobEvent
 from resource_manager.engine.model.events import JobKeptAlive
 from resource_manager.engine.model.offers import slot_to_dict
 from resource_manager.engine.state import State

@@ -11,16 +11,10 @@ from typing import TYPE_CHECKING
 
 from finegrain.errors import Reason
 from finegrain.resources import fits
+from finegrain.values.states import GangPlacement, RequestState
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.effects import Changes, Effect, PublishJobEvent
-from resource_manager.engine.model.entities import (
-    ENDED_REQUEST_STATES,
-    GangPlacement,
-    GangSpec,
-    Request,
-    RequestState,
-    Slot,
-)
+from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, GangSpec, Request, Slot
 from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.queue.gangs import WaitingGang, living
 from resource_manager.engine.state import State

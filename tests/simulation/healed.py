@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, booking, fits, has_separate_pools
-from resource_manager.engine.model.entities import (
-    ENDED_REQUEST_STATES,
-    ExecutorState,
-    Request,
-    RequestState,
-)
+from finegrain.values.states import ExecutorState, RequestState
+from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Request
 from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.state import State
 from tests.simulation.checks import Checks, Violation

@@ -17,7 +17,7 @@ from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.service.wire import encoding
 from task_executor.engine.command_fence import CommandNumbers
 from task_executor.engine.slot_table import Outcome
-from task_executor.engine.slots import Slot, SlotKey, SlotState
+from task_executor.engine.slots import CarveState, Slot, SlotKey
 from task_executor.service.encoding import state_to_proto
 from task_executor.service.messages import spec_from_proto
 from tests.simulation.network import Reply, Unreached
@@ -136,7 +136,7 @@ class CommandedHost(ResizingHost):
                 failed.add(slot.key)
                 self._clean(slot.key)
             else:
-                moved = slot.moved(SlotState.ALLOCATED, allocated_time_ms=self.time_ms)
+                moved = slot.moved(CarveState.ALLOCATED, allocated_time_ms=self.time_ms)
                 self._enforced[slot.key] = moved
         carved = [slot.key for slot in new if slot.key not in failed]
 
@@ -181,7 +181,7 @@ class CommandedHost(ResizingHost):
 
     def _wait_gone(self, keys: list[SlotKey], left_ms: int, then: Callable[[], None]) -> None:
         freeing = any(
-            slot is not None and slot.state is SlotState.FREEING
+            slot is not None and slot.state is CarveState.FREEING
             for slot in map(self.table.get, keys)
         )
         if freeing and left_ms > 0:

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import FinegrainError, Reason
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.states import GangPlacement, RequestState
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
-    GangPlacement,
     GangSpec,
     JobEvent,
     RangeSpec,
     RequestSpec,
-    RequestState,
 )
 from resource_manager.engine.model.events import (
     JobEndRequested,

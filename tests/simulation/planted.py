@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from finegrain.errors import Reason
+from finegrain.values.states import RequestState
 from resource_manager.engine import step
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors import registration as executors
@@ -21,7 +22,7 @@ from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.gangs import GangMoves
 from resource_manager.engine.lifecycle.moves import RequestMoves, key_of
 from resource_manager.engine.model.changes import ChangeTracker
-from resource_manager.engine.model.entities import Job, Request, RequestState, Slot
+from resource_manager.engine.model.entities import Job, Request, Slot
 from resource_manager.engine.model.events import CommandUndelivered
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.requests import submission

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from finegrain.resources import Amounts
+from finegrain.values.states import GangPlacement, ProvidedExecutorState
 from resource_manager.engine import restoring, step
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
@@ -17,14 +18,7 @@ from resource_manager.engine.lifecycle.provisions import ProvisionMoves
 from resource_manager.engine.lifecycle.resizes import ResizeMoves
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.effects import StopExecutor
-from resource_manager.engine.model.entities import (
-    GangPlacement,
-    GangSpec,
-    Provision,
-    ProvisionState,
-    Request,
-    Slot,
-)
+from resource_manager.engine.model.entities import GangSpec, Provision, Request, Slot
 from resource_manager.engine.model.events import Event, ProvisionEnded, ProvisionStopFailed
 from resource_manager.engine.model.reported import ReportedSlot
 from resource_manager.engine.model.settings import ExecutorShape
@@ -188,7 +182,7 @@ def what_is_asked_for_is_not_durable_first(patch: Patch) -> None:
     real = ChangeTracker.provision
 
     def provision(tracker: ChangeTracker, row: Provision) -> None:
-        if row.state is not ProvisionState.ASKED:
+        if row.state is not ProvidedExecutorState.ASKED:
             real(tracker, row)
 
     patch.setattr(ChangeTracker, "provision", provision)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from finegrain.resources import Amounts
+from finegrain.values.states import SlotState
 from resource_manager.engine import restoring
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness import flows
@@ -20,7 +21,7 @@ from resource_manager.engine.fairness.flows import Flow, FlowTree
 from resource_manager.engine.fairness.quotas import UNBOUNDED, counted
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.model.effects import Effect
-from resource_manager.engine.model.entities import Group, Request, Slot, SlotState
+from resource_manager.engine.model.entities import Group, Request, Slot
 from resource_manager.engine.model.events import Event, GroupSet, SlotsReuseAsked
 from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.scheduling import reservation_upkeep, reservations, slot_reuse

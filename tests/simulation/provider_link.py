@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import Unavailable
+from finegrain.values.states import ProvidedExecutorState
 from resource_manager.engine.model.effects import StartExecutor, StopExecutor
-from resource_manager.engine.model.entities import Instant, ProvisionState
+from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.model.events import (
     Event,
     ProvisionEnded,
@@ -53,7 +54,10 @@ class ProviderLink:
         """Now and then: whoever ended by itself is cleared away."""
         if self.manager.leading:
             for name, each in list(self.manager.state.provisions.items()):
-                awaited = each.state in (ProvisionState.STARTED, ProvisionState.REGISTERED)
+                awaited = each.state in (
+                    ProvidedExecutorState.STARTED,
+                    ProvidedExecutorState.REGISTERED,
+                )
                 ended = awaited and self.cloud.look(name).presence is Presence.ENDED
                 if ended and name not in self._works:
                     wish = StopExecutor(name, each.shape, each.handle)

@@ -15,14 +15,9 @@ from finegrain.resources import (
     subtract,
     total_of,
 )
+from finegrain.values.states import ExecutorState, ProvidedExecutorState
 from resource_manager.engine.model.effects import Changes
-from resource_manager.engine.model.entities import (
-    ExecutorState,
-    Provision,
-    ProvisionState,
-    RequestSpec,
-    Slot,
-)
+from resource_manager.engine.model.entities import Provision, RequestSpec, Slot
 from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
@@ -31,7 +26,7 @@ from resource_manager.engine.state import State
 from tests.simulation.cloud import Cloud
 from tests.simulation.fair_checks import Limits
 
-PENDING = (ProvisionState.ASKED, ProvisionState.STARTED)
+PENDING = (ProvidedExecutorState.ASKED, ProvidedExecutorState.STARTED)
 
 
 @dataclass
@@ -81,7 +76,7 @@ class ProvisionChecks:
                     yield f"{have[name]} of {name} are asked for, at most {most[name]} may be"
         for name, each in state.provisions.items():
             host = state.hosts.get(name)
-            if each.state is ProvisionState.STOPPING and host is not None and host.eligible:
+            if each.state is ProvidedExecutorState.STOPPING and host is not None and host.eligible:
                 yield f"{name} is stopped, and slots may be placed on it"
         for shape in provisioning.shapes:
             # One that came although nobody waited for it any more may be one too many.
@@ -107,7 +102,7 @@ class ProvisionChecks:
         registered = {
             name
             for name, each in state.provisions.items()
-            if each.state is ProvisionState.REGISTERED
+            if each.state is ProvidedExecutorState.REGISTERED
         }
         awaited = {each.executor_id for each in pending}
         stopping = state.provisions.keys() - registered - awaited
@@ -129,7 +124,7 @@ class ProvisionChecks:
             return
         provisioning, provisions = state.settings.provisioning, state.provisions
         for name, each in provisions.items():
-            if each.state is not ProvisionState.REGISTERED:
+            if each.state is not ProvidedExecutorState.REGISTERED:
                 yield f"{name} is {each.state}, and nothing happens to it"
         have, least = _totals(state, provisioning), provisioning.total_min
         for name in provisions:
@@ -165,7 +160,9 @@ def waits_in_vain(state: State, spec: RequestSpec) -> Iterator[str]:
     """A request waits, nothing is under way, and one more executor could serve it."""
     provisioning = state.settings.provisioning
     have = _totals(state, provisioning)
-    if any(each.state is not ProvisionState.REGISTERED for each in state.provisions.values()):
+    if any(
+        each.state is not ProvidedExecutorState.REGISTERED for each in state.provisions.values()
+    ):
         return
     if spec.cpu_policy.is_exact:
         return  # what the cpus of one more would be is known of those that came before, if at all
@@ -190,7 +187,11 @@ def served_first(state: State, planned: Planned) -> Iterator[str]:
     """After it: whoever came as promised serves whom it was promised to."""
     for name, content in planned.items():
         provision, host = state.provisions.get(name), state.hosts.get(name)
-        if provision is None or host is None or provision.state is not ProvisionState.REGISTERED:
+        if (
+            provision is None
+            or host is None
+            or provision.state is not ProvidedExecutorState.REGISTERED
+        ):
             continue
         shape = next(s for s in state.settings.provisioning.shapes if s.name == provision.shape)
         registration = host.executor.registration

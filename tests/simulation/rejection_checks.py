@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 
 from finegrain.errors import Reason
 from finegrain.resources import booking, fits, has_separate_pools
+from finegrain.values.states import ExecutorState, RequestState
 from resource_manager.engine.model.effects import Effect, PublishJobEvent
-from resource_manager.engine.model.entities import ExecutorState, RequestSpec, RequestState
+from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.state import State
 from tests.simulation.follower import names_of
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from finegrain.cpu_policy import QosClass
 from finegrain.errors import Reason
 from finegrain.resources import ResourceProfile, fits, larger_of, total_of
+from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.effects import Changes
-from resource_manager.engine.model.entities import RequestState, Slot, SlotState
+from resource_manager.engine.model.entities import Slot
 from resource_manager.engine.state import State
 from task_executor.engine.slots import SlotKey
 from tests.simulation.fair_checks import Limits

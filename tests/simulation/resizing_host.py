@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, Reason, Unavailable
 from resource_manager.engine.model.entities import Resize
-from task_executor.engine.slots import SlotKey, SlotSpec, SlotState
+from task_executor.engine.slots import CarveState, SlotKey, SlotSpec
 from tests.simulation.slot_host import SlotHost
 
 Resized = Callable[[FinegrainError | None], None]
@@ -70,7 +70,7 @@ class ResizingHost(SlotHost):
         unsettled = [
             slot.key
             for slot in self.table
-            if slot.becoming is not None and slot.state is SlotState.ALLOCATED
+            if slot.becoming is not None and slot.state is CarveState.ALLOCATED
         ]
 
         def settle_next() -> None:
@@ -87,7 +87,7 @@ class ResizingHost(SlotHost):
 
     def _align_sizes(self) -> None:
         for slot in self.table:
-            if slot.state is SlotState.ALLOCATED and slot.becoming is None:
+            if slot.state is CarveState.ALLOCATED and slot.becoming is None:
                 self.on_host[slot.key] = slot.spec
 
     def _enforce_size(self, key: SlotKey, then: Resized) -> None:

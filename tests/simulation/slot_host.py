@@ -19,7 +19,7 @@ from finegrain.resources import GIB, MIB, Amounts, ResourceProfile
 from task_executor.engine.command_fence import CommandFence
 from task_executor.engine.report_log import ReportLog
 from task_executor.engine.slot_table import HostShare, SlotTable
-from task_executor.engine.slots import EndedSlot, Slot, SlotKey, SlotSpec, SlotState
+from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey, SlotSpec
 from task_executor.service.checkpoint import (
     DamagedError,
     SavedState,
@@ -264,13 +264,13 @@ class SlotHost(Node):
         reason: str = "",
         then: Callable[[], None] = lambda: None,
     ) -> None:
-        before = {slot.key for slot in self.table if slot.state is SlotState.FREEING}
+        before = {slot.key for slot in self.table if slot.state is CarveState.FREEING}
         wanted = list(keys)
         begun = [k for k in wanted if self.table.begin_free(k, end_reason=reason) is not None]
         more = [
             slot.key
             for slot in self.table
-            if slot.state is SlotState.FREEING and slot.key not in before
+            if slot.state is CarveState.FREEING and slot.key not in before
         ]
         if not set(more) <= set(wanted):
             self.checks.require([f"{self.name} frees {more}, but was told {wanted}"])
@@ -295,7 +295,7 @@ class SlotHost(Node):
     def _gone(self, key: SlotKey) -> None:
         self._taking_down.discard(key)
         slot = self.table.get(key)
-        if slot is None or slot.state is not SlotState.FREEING:
+        if slot is None or slot.state is not CarveState.FREEING:
             return
         self.on_host.pop(key, None)
         self.table.freed(key)
@@ -307,7 +307,7 @@ class SlotHost(Node):
 
     def break_slot(self) -> bool:
         """A slot's group vanishes from the host. False if there is none."""
-        keys = [slot.key for slot in self.table if slot.state is SlotState.ALLOCATED]
+        keys = [slot.key for slot in self.table if slot.state is CarveState.ALLOCATED]
         if not self.up or not keys:
             return False
         key = self.rng.choice(keys)

@@ -11,8 +11,9 @@ import pytest
 from finegrain.cpu_policy import CpuPolicy, HostPolicy, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, MIB, ResourceProfile
+from finegrain.values.states import RequestState
 from resource_manager.engine.hosts.cpu_allocator import CpuAllocator
-from resource_manager.engine.model.entities import RequestSpec, RequestState
+from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import State
 from tests.simulation.checks import Checks

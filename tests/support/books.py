@@ -19,12 +19,12 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from finegrain.intervals import IntervalSet
 from finegrain.resources import GIB, ResourceProfile
+from finegrain.values.states import GangPlacement, ProvidedExecutorState, RequestState, SlotState
 from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.engine.model.entities import (
     ClusterEvent,
     Executor,
     Gang,
-    GangPlacement,
     GangSpec,
     Group,
     HostSetting,
@@ -32,16 +32,13 @@ from resource_manager.engine.model.entities import (
     JobEvent,
     JobState,
     Provision,
-    ProvisionState,
     RangeSpec,
     Registration,
     Request,
     RequestRange,
     RequestSpec,
-    RequestState,
     Resize,
     Slot,
-    SlotState,
     Tally,
 )
 
@@ -244,7 +241,7 @@ def everything() -> Changes:
             gang(spec=GangSpec("gang-2")),
         ],
         provisions=[
-            provision(state=ProvisionState.STOPPING, handle="4711", message="idle for 60 s"),
+            provision(state=ProvidedExecutorState.STOPPING, handle="4711", message="idle for 60 s"),
         ],
         ranges=[
             request_range(

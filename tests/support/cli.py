@@ -12,16 +12,17 @@ from typer.testing import Result
 
 from finegrain.errors import NotFound, Reason
 from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.values import states
+from finegrain.values.explanations import Counterfactual, Dimension, GangSpot
+from finegrain.values.states import ProvidedExecutorState
+from finegrain.values.usage import Usage
 from finegrain_client.types import status as types
 from finegrain_client.types.advice import ThreadAdvice
 from finegrain_client.types.explain import (
-    Counterfactual,
     CpuVerdict,
-    Dimension,
     ExecutorVerdict,
     Explanation,
     GangExplanation,
-    GangSpot,
     ResizeExplanation,
 )
 from finegrain_client.types.fairness import (
@@ -33,12 +34,7 @@ from finegrain_client.types.fairness import (
 )
 from finegrain_client.types.groups import Groups, GroupStatus
 from finegrain_client.types.host_policy import HostPolicy
-from finegrain_client.types.providers import (
-    ExecutorShape,
-    ProvidedExecutor,
-    ProvidedExecutorState,
-    Providers,
-)
+from finegrain_client.types.providers import ExecutorShape, ProvidedExecutor, Providers
 from finegrain_client.types.topology import TopologyReport
 from tests.support.cli_cpus import HOST_POLICY, PINNED, WISH
 from tests.support.cli_topology import small_report
@@ -57,10 +53,10 @@ CHANGE = types.SlotResize(
     profile=replace(SMALL, cpu_milli=1800),
     memory_bytes=256 * MIB,
     cpu_limit_milli=1800,
-    state=types.ResizeState.WAITING,
+    state=states.ResizeState.WAITING,
     message="cpu 0.3 more than host-a has free",
 )
-GANG = types.Gang("01eeeeee-0000-7000-8000-000000000001", types.GangPlacement.SPREAD, "", 30.0)
+GANG = types.Gang("01eeeeee-0000-7000-8000-000000000001", states.GangPlacement.SPREAD, "", 30.0)
 
 SLOT = types.SlotStatus(
     allocation_id="01aaaaaa-0000-7000-8000-000000000001",
@@ -68,7 +64,7 @@ SLOT = types.SlotStatus(
     job_id="01bbbbbb-0000-7000-8000-000000000001",
     executor_id="host-a",
     executor_address="127.0.0.1:7180",
-    state=types.SlotState.ALLOCATED,
+    state=states.SlotState.ALLOCATED,
     profile=SMALL,
     memory_bytes=256 * MIB,
     cpu_limit_milli=500,
@@ -84,7 +80,7 @@ GRANTED = types.RequestStatus(
     allocation_id=SLOT.allocation_id,
     job_id=SLOT.job_id,
     job_name="nightly",
-    state=types.RequestState.GRANTED,
+    state=states.RequestState.GRANTED,
     reason="",
     profile=SMALL,
     generation=2,
@@ -103,7 +99,7 @@ GRANTED = types.RequestStatus(
 WAITING = replace(
     GRANTED,
     allocation_id="01aaaaaa-0000-7000-8000-000000000002",
-    state=types.RequestState.PENDING,
+    state=states.RequestState.PENDING,
     reason="WAITING_CAPACITY",
     profile=LARGE,
     generation=0,
@@ -116,7 +112,7 @@ WAITING = replace(
 RELEASED = replace(
     GRANTED,
     allocation_id="01cccccc-0000-7000-8000-000000000003",
-    state=types.RequestState.RELEASED,
+    state=states.RequestState.RELEASED,
     profile=None,
     end_time=MOMENT,
     slot=None,
@@ -138,7 +134,7 @@ EXECUTOR = types.ExecutorStatus(
     executor_id="host-a",
     instance_id="01dddddd-0000-7000-8000-000000000001",
     address="127.0.0.1:7180",
-    state=types.ExecutorState.ACTIVE,
+    state=states.ExecutorState.ACTIVE,
     draining=False,
     drain_reason="",
     drain_deadline_time=None,
@@ -149,7 +145,7 @@ EXECUTOR = types.ExecutorStatus(
     reserved={"memory_bytes": GIB},
     allocated={"cpu_milli": 500, "memory_bytes": 256 * MIB},
     available={"cpu_milli": 1500, "memory_bytes": 3 * GIB - 256 * MIB},
-    used=types.Usage(cpu_milli=120, memory_bytes=30 * MIB, tasks=1),
+    used=Usage(cpu_milli=120, memory_bytes=30 * MIB, tasks=1),
     slots=1,
     slots_max=0,
     labels={"zone": "a"},

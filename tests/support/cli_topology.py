@@ -8,8 +8,10 @@ from typing import Any
 from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.values.states import SlotState
+from finegrain.values.usage import Zone
 from finegrain_client.types.cpus import SlotCpus, SlotNodeShare, SlotPool
-from finegrain_client.types.status import SlotState, SlotStatus
+from finegrain_client.types.status import SlotStatus
 from finegrain_client.types.topology import (
     AnnouncedCpus,
     Cpu,
@@ -21,7 +23,6 @@ from finegrain_client.types.topology import (
     NodeCapacity,
     Pool,
     TopologyReport,
-    Zone,
 )
 
 SETTINGS = HostSettings(

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from finegrain.errors import FinegrainError, Reason, Unavailable
+from finegrain.values.states import RequestState
 from finegrain_client.batch.book import Book
 from finegrain_client.batch.holding import (
     Actions,
@@ -46,7 +47,6 @@ from finegrain_client.batch.slots import (
 from finegrain_client.batch.state_file import StateFile
 from finegrain_client.batch.work import Attempt
 from finegrain_client.errors import RequestRejected
-from finegrain_client.types.status import RequestState
 
 T = TypeVar("T")
 

@@ -16,6 +16,7 @@ from typing import TypeVar
 from finegrain.errors import FinegrainError, Unavailable
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
+from finegrain.values.states import RequestState
 from finegrain_client.batch.holding import SlotKey
 from finegrain_client.batch.rows import JobRow
 from finegrain_client.errors import SlotLost
@@ -24,7 +25,7 @@ from finegrain_client.job.job import Job
 from finegrain_client.retry import Backoff, RetryPolicy
 from finegrain_client.slot.slot import Slot
 from finegrain_client.specs import SlotSpec
-from finegrain_client.types.status import JobEvent, RequestState, SlotStatus
+from finegrain_client.types.status import JobEvent, SlotStatus
 
 T = TypeVar("T")
 log = logging.getLogger("finegrain_client")

@@ -17,6 +17,7 @@ from finegrain.cpu_policy import (
 from finegrain.errors import FinegrainError
 from finegrain.options import TlsOptions
 from finegrain.resources import ResourceProfile
+from finegrain.values.states import GangPlacement, RequestState, TaskState
 from finegrain_client.blocking.handle import ContextHandle, Handle, LoopOwner, Lost
 from finegrain_client.blocking.loop import PrivateLoop
 from finegrain_client.blocking.standard_input import async_input
@@ -41,17 +42,14 @@ from finegrain_client.types.status import (
     ClusterInfo,
     ExecutorStatus,
     Gang,
-    GangPlacement,
     Isolation,
     ItemOutcome,
     JobEvent,
     JobStatus,
     OutputChunk,
-    RequestState,
     RequestStatus,
     SlotStatus,
     TaskResult,
-    TaskState,
     TaskStatus,
 )
 from finegrain_client.types.topology import TopologyReport

@@ -11,9 +11,9 @@ from dataclasses import KW_ONLY, dataclass
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_id, new_id
 from finegrain.v1 import slots_pb2
+from finegrain.values.states import GangPlacement
 from finegrain_client.durations import duration
 from finegrain_client.specs import SlotSpec
-from finegrain_client.types.status import GangPlacement
 
 MEMBERS_MAX = 1_000
 TIMEOUT_S_MAX = 366 * 86_400.0

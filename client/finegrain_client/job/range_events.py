@@ -12,10 +12,11 @@ from finegrain.errors import FinegrainError, Reason
 from finegrain.intervals import IntervalSet
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
+from finegrain.values.states import RequestState
 from finegrain_client.job.context import JobContext
 from finegrain_client.job.ranges import RequestRange, members_of
 from finegrain_client.job.request import Request
-from finegrain_client.types.status import JobEvent, RequestState, RequestStatus
+from finegrain_client.types.status import JobEvent, RequestStatus
 
 
 class WatchedRanges:

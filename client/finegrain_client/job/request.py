@@ -13,6 +13,7 @@ from functools import partial
 from finegrain.errors import FinegrainError
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
+from finegrain.values.states import RequestState
 from finegrain_client.decoding import read
 from finegrain_client.errors import (
     Rejection,
@@ -28,7 +29,7 @@ from finegrain_client.job.context import JobContext
 from finegrain_client.retry import RetryPolicy
 from finegrain_client.slot.slot import Slot
 from finegrain_client.types.explain import Explanation
-from finegrain_client.types.status import Gang, RequestState, RequestStatus, SlotStatus
+from finegrain_client.types.status import Gang, RequestStatus, SlotStatus
 
 REASON_POLICY = RetryPolicy(budget_s=2.0)
 """Whoever has waited in vain does not wait long for the reason."""

@@ -22,6 +22,7 @@ from typing import Literal
 
 from finegrain.errors import FinegrainError, InvalidArgument, NotFound
 from finegrain.v1 import task_executor_pb2 as te
+from finegrain.values.states import TaskState
 from finegrain_client.decoding import read
 from finegrain_client.durations import duration
 from finegrain_client.errors import JobEnded, TaskNotStarted, reason_of
@@ -31,7 +32,7 @@ from finegrain_client.retry import REFUSALS, StreamCall, follow, resumed
 from finegrain_client.slot.at_executor import SlotAtExecutor
 from finegrain_client.slot.task_input import TaskInput
 from finegrain_client.slot.task_output import Capture, Offsets
-from finegrain_client.types.status import OutputChunk, TaskResult, TaskState, TaskStatus
+from finegrain_client.types.status import OutputChunk, TaskResult, TaskStatus
 
 OutputFunction = Callable[[OutputChunk], Awaitable[None] | None]
 OutputMode = Literal["capture", "stream"] | OutputFunction

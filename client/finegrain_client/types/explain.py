@@ -7,19 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from finegrain.mapping.value import Value
+from finegrain.values.explanations import Counterfactual, Dimension, GangSpot
 from finegrain_client.types.fairness import ChoiceStep, GroupLimit, Reservation
 from finegrain_client.types.status import Gang, RequestStatus, SlotResize, SlotStatus
-
-
-@dataclass(frozen=True, slots=True)
-class Dimension(Value):
-    """One resource dimension of an explanation."""
-
-    dimension: str
-    asked: int
-    free: int
-    largest_hole: int
-    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +31,6 @@ class ExecutorVerdict(Value):
     dimensions: tuple[Dimension, ...]
     message: str
     cpu: CpuVerdict | None = None  # None: its cpus and NUMA nodes would do
-
-
-@dataclass(frozen=True, slots=True)
-class Counterfactual(Value):
-    """One change of a request with which it would fit now: amounts that are lower, or policies
-    ("bind", "exclusive", "numa", "qos") that are not required.
-    """
-
-    executor_id: str
-    at_most: tuple[Dimension, ...]
-    message: str
-    relaxed: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class GangSpot(Value):
-    """One place where a gang could go: an executor, or a value of its label."""
-
-    name: str  # empty: the whole cluster
-    placeable: int  # members that fit there now
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,18 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 
 from finegrain.mapping.value import Value
-
-
-class ProvidedExecutorState(StrEnum):
-    """Where an executor stands that was asked for."""
-
-    ASKED = "ASKED"  # its provider was told to start it
-    STARTED = "STARTED"  # its provider has started it; it has not registered yet
-    REGISTERED = "REGISTERED"  # it came
-    STOPPING = "STOPPING"  # it is being given back
+from finegrain.values.states import ProvidedExecutorState
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,78 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import StrEnum
 from typing import Any, Literal
 
 from finegrain.errors import FinegrainError, Reason
 from finegrain.mapping.value import Value
 from finegrain.resources import ResourceProfile
+from finegrain.values.states import (
+    ExecutorState,
+    GangPlacement,
+    RequestState,
+    ResizeState,
+    SlotState,
+    TaskState,
+)
+from finegrain.values.usage import Usage
 from finegrain_client.types.cpus import NO_WISH, CpuWish, SlotCpus
 
 StreamName = Literal["stdout", "stderr"]
-
-
-class RequestState(StrEnum):
-    """Where a slot request stands."""
-
-    PENDING = "PENDING"  # durable and in line
-    ALLOCATING = "ALLOCATING"  # placed; the executor is carving
-    GRANTED = "GRANTED"  # its slot exists
-    CANCELLED = "CANCELLED"  # ended: taken back before it was granted
-    REJECTED = "REJECTED"  # ended: could not be served
-    RELEASED = "RELEASED"  # ended: had a slot and gave it back
-    LOST = "LOST"  # ended: its slot was lost
-
-    @property
-    def has_ended(self) -> bool:
-        """True where nothing more will happen to the request."""
-        return self not in (RequestState.PENDING, RequestState.ALLOCATING, RequestState.GRANTED)
-
-
-class SlotState(StrEnum):
-    """Where a slot stands."""
-
-    PENDING = "PENDING"  # booked, not yet confirmed by the executor
-    ALLOCATED = "ALLOCATED"  # carved and enforced
-    FREEING = "FREEING"  # being taken down, still booked
-
-
-class ExecutorState(StrEnum):
-    """Where an executor stands."""
-
-    UNCONFIRMED = "UNCONFIRMED"  # known from the books, not registered since the RM started
-    ACTIVE = "ACTIVE"  # registered and reporting
-    LOST = "LOST"  # silent for too long
-
-
-class TaskState(StrEnum):
-    """Where a task stands."""
-
-    STARTING = "STARTING"  # its process is being made
-    RUNNING = "RUNNING"  # its process runs
-    EXITED = "EXITED"  # it and all its children are gone
-    FAILED = "FAILED"  # it never ran
-
-    @property
-    def has_ended(self) -> bool:
-        """True where nothing more will happen to the task."""
-        return self in (TaskState.EXITED, TaskState.FAILED)
-
-
-class GangPlacement(StrEnum):
-    """Where the members of a gang go."""
-
-    ANYWHERE = "ANYWHERE"  # wherever they fit
-    SAME_EXECUTOR = "SAME_EXECUTOR"  # all on one executor
-    SAME_LABEL = "SAME_LABEL"  # on executors with one and the same value of a label
-    SPREAD = "SPREAD"  # each on an executor of its own
-
-
-class ResizeState(StrEnum):
-    """Where a change of a slot's size stands."""
-
-    WAITING = "WAITING"  # in line: no room yet, or the slot uses more than it is to have
-    ORDERED = "ORDERED"  # the executor was told; the larger of both sizes is booked
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,15 +144,6 @@ class JobEvent(Value):
     slot: SlotStatus | None
     from_snapshot: bool = False
     count: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Usage(Value):
-    """What slots really use, measured; never what is booked."""
-
-    cpu_milli: int
-    memory_bytes: int
-    tasks: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from finegrain.mapping.value import Value
+from finegrain.values.usage import Zone
 from finegrain_client.types.status import SlotStatus
 
 
@@ -21,18 +22,6 @@ class Cpu(Value):
     node: int  # id of its NUMA node; -1: the host does not tell
     package: int  # index of its package
     kind: str  # "core", "atom", ...; empty where all are alike
-
-
-@dataclass(frozen=True, slots=True)
-class Zone(Value):
-    """What slots can have of one NUMA node, and have. Unbound slots are not counted here: they
-    weigh on the host's total alone.
-    """
-
-    node: int
-    total: Mapping[str, int]
-    allocated: Mapping[str, int]
-    available: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from finegrain.cpu_policy import HostPolicy
 from finegrain.cpuset import CpuSet
+from finegrain.values.states import SlotState
 from resource_manager.engine.hosts.allowed_cpus import CLUSTER, announced_by, set_for
 from resource_manager.engine.lifecycle.journal import Journal
-from resource_manager.engine.model.entities import NO_CPU_STATE, CpuState, HostSetting, SlotState
+from resource_manager.engine.model.entities import NO_CPU_STATE, CpuState, HostSetting
 
 if TYPE_CHECKING:
     from resource_manager.engine.context import EventContext

@@ -11,13 +11,14 @@ Whether it can, probes find out, which ask nothing of it.
 from __future__ import annotations
 
 from finegrain.errors import Reason
+from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import Reach
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.model.effects import ProbeExecutor
-from resource_manager.engine.model.entities import ExecutorState, SlotKey, SlotState
+from resource_manager.engine.model.entities import SlotKey
 from resource_manager.engine.model.events import ExecutorProbed
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.state_tables import ReachInput, RegistrationInput

@@ -10,6 +10,7 @@ from finegrain.errors import (
     InvalidArgument,
     Reason,
 )
+from finegrain.values.states import ExecutorState, ProvidedExecutorState, SlotState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.cpu_states import name_lost
 from resource_manager.engine.executors.reachability import unreachable_registered
@@ -18,14 +19,7 @@ from resource_manager.engine.hosts.allowed_cpus import CLUSTER, set_for
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host
 from resource_manager.engine.lifecycle.moves import key_of
-from resource_manager.engine.model.entities import (
-    NO_CPU_STATE,
-    Executor,
-    ExecutorState,
-    ProvisionState,
-    Registration,
-    SlotState,
-)
+from resource_manager.engine.model.entities import NO_CPU_STATE, Executor, Registration
 from resource_manager.engine.model.events import (
     DrainRequested,
     ExecutorRegistered,
@@ -223,7 +217,7 @@ def request_undrain(context: EventContext, event: UndrainRequested) -> Executor:
     host = known_host(context.state.hosts, event.executor_id)
     executor = host.executor
     provision = context.state.provisions.get(host.host_id)
-    if provision is not None and provision.state is ProvisionState.STOPPING:
+    if provision is not None and provision.state is ProvidedExecutorState.STOPPING:
         raise FailedPrecondition(
             f"executor {host.host_id} is being given back ({provision.message}); it is gone when"
             " its provider has stopped it",

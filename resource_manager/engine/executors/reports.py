@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from finegrain.errors import FailedPrecondition, Reason
+from finegrain.values.states import ExecutorState, RequestState, SlotState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.cpu_states import not_followed, take_in_cpu_state
 from resource_manager.engine.executors.reachability import (
@@ -32,13 +33,7 @@ from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.gangs import GangMoves
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.moves import RequestMoves, key_of
-from resource_manager.engine.model.entities import (
-    ExecutorState,
-    RequestState,
-    Slot,
-    SlotKey,
-    SlotState,
-)
+from resource_manager.engine.model.entities import Slot, SlotKey
 from resource_manager.engine.model.events import ReportAnswer, SlotsReported
 from resource_manager.engine.model.reported import EndedSlot, Report, ReportedSlot
 from resource_manager.engine.queue.requests import Requests

@@ -14,8 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from finegrain.resources import shortfall
+from finegrain.values.explanations import GangSpot
+from finegrain.values.states import GangPlacement
 from resource_manager.engine.explain.cpus import loosened, required_policies
-from resource_manager.engine.model.entities import GangPlacement, GangSpec, Request
+from resource_manager.engine.model.entities import GangSpec, Request
 from resource_manager.engine.model.scheduling_key import cpu_key
 from resource_manager.engine.placement.feasibility import Feasibility
 from resource_manager.engine.placement.gang_matching import Candidates
@@ -44,16 +46,6 @@ SEARCHES_MAX = 2_000
 """Fewer places are looked at where members differ much: each is searched for in each place, while
 nobody else is served.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class GangSpot:
-    """One place where a gang could go: an executor, a value of the label, or (empty) all there
-    is; and how many members fit there now.
-    """
-
-    name: str
-    placeable: int
 
 
 @dataclass(frozen=True, slots=True)

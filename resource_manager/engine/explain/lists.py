@@ -14,6 +14,8 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from finegrain.resources import total_of
+from finegrain.values.states import ExecutorState, RequestState
+from finegrain.values.usage import Usage
 from resource_manager.engine.explain.resizes import explain_resizes
 from resource_manager.engine.explain.stretches import Stretch, members_of, stretches, stretches_of
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason, pending_reason
@@ -22,15 +24,12 @@ from resource_manager.engine.lifecycle.known import known_host, known_job, known
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     Executor,
-    ExecutorState,
     GangSpec,
     Job,
     JobState,
     Request,
-    RequestState,
     Slot,
     SlotKey,
-    Usage,
 )
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from finegrain.resources import (
     BEST_EFFORT_CPU_MILLI,
@@ -24,6 +23,8 @@ from finegrain.resources import (
     subtract,
     total_of,
 )
+from finegrain.values.explanations import Counterfactual, Dimension
+from finegrain.values.states import SlotState
 from resource_manager.engine.explain.cpus import (
     MILLI_PER_CPU,
     EndsOfSlots,
@@ -31,7 +32,7 @@ from resource_manager.engine.explain.cpus import (
     fits_smaller,
     relaxations,
 )
-from resource_manager.engine.model.entities import Request, Slot, SlotState
+from resource_manager.engine.model.entities import Request, Slot
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.feasibility import Judgement
 from resource_manager.engine.placement.survey import MILLION, Survey
@@ -51,18 +52,6 @@ LOWERED_TRIED_MAX = 4
 
 RELAXED_ON_MAX = 3
 """Executors on which other policies are tried: each takes several choices of cpus."""
-
-
-@dataclass(frozen=True, slots=True)
-class Counterfactual:
-    """One change with which the request would fit now; `free` of each entry is the value at which
-    it fits, `relaxed` are policies that would have to give way.
-    """
-
-    executor_id: str
-    at_most: tuple[DimensionStatus, ...]
-    message: str
-    relaxed: tuple[str, ...] = ()
 
 
 _Found = tuple[int, str, Counterfactual]
@@ -101,7 +90,7 @@ def _relaxed(one: Judgement, change: Relaxation) -> _Found:
     """A policy that gives way is a smaller change than an amount, unless it is the class."""
     host_id = one.host.host_id
     at_most = tuple(
-        DimensionStatus(name, asked, amount, amount, one.total.get(name, 0))
+        Dimension(name, asked, amount, amount, one.total.get(name, 0))
         for name, asked, amount in change.at_most
     )
     if at_most:
@@ -112,9 +101,7 @@ def _relaxed(one: Judgement, change: Relaxation) -> _Found:
     return size, host_id, Counterfactual(host_id, at_most, text, change.relaxed)
 
 
-def _lowered(
-    settings: EngineSettings, survey: Survey, one: Judgement
-) -> tuple[DimensionStatus, ...]:
+def _lowered(settings: EngineSettings, survey: Survey, one: Judgement) -> tuple[Dimension, ...]:
     """The amounts to lower and the values that fit; empty where those would be too small to
     ask for, or would not suit the host's cpus and NUMA nodes.
     """
@@ -138,8 +125,8 @@ def _lowered(
     return ()
 
 
-def _at_most(one: Judgement, name: str, amount: int) -> DimensionStatus:
-    return DimensionStatus(name, one.asked[name], amount, amount, one.total.get(name, 0))
+def _at_most(one: Judgement, name: str, amount: int) -> Dimension:
+    return Dimension(name, one.asked[name], amount, amount, one.total.get(name, 0))
 
 
 def _askable(scheduling_class: SchedulingClass, cpu_milli: int) -> list[int]:
@@ -220,14 +207,3 @@ def _needed(one: Judgement, chosen: Sequence[Slot], ends: EndsOfSlots) -> list[S
             free = without
             slots_left -= 1
     return [chosen[at] for at in needed]
-
-
-@dataclass(frozen=True, slots=True)
-class DimensionStatus:
-    """One resource dimension: asked, free, largest hole on one executor, total."""
-
-    dimension: str
-    asked: int
-    free: int
-    largest_hole: int
-    total: int

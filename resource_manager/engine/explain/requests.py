@@ -10,17 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from finegrain.errors import Reason
+from finegrain.values.explanations import Counterfactual, Dimension
+from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from resource_manager.engine.explain.fairness import Step, steps
 from resource_manager.engine.explain.gangs import GangExplanation, explain_gang
 from resource_manager.engine.explain.lists import RequestView, request_view
 from resource_manager.engine.explain.provisions import planned_on, waits_for
-from resource_manager.engine.explain.remedies import (
-    Counterfactual,
-    DimensionStatus,
-    blocking_slots,
-    counterfactuals,
-)
+from resource_manager.engine.explain.remedies import blocking_slots, counterfactuals
 from resource_manager.engine.explain.reservations import ReservationView, held_for, held_for_others
 from resource_manager.engine.explain.resizes import ResizeExplanation, explain_resizes
 from resource_manager.engine.explain.waiting_reasons import (
@@ -32,7 +29,7 @@ from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.fairness.quotas import Stop
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host, known_request
-from resource_manager.engine.model.entities import Request, RequestState, Slot, SlotState
+from resource_manager.engine.model.entities import Request, Slot
 from resource_manager.engine.placement.feasibility import Blocker, Judgement
 from resource_manager.engine.placement.survey import Survey
 from resource_manager.engine.queue.gangs import GangLedger
@@ -49,7 +46,7 @@ class ExecutorVerdict:
     executor_id: str
     fits: bool
     blockers: tuple[str, ...]
-    dimensions: tuple[DimensionStatus, ...]
+    dimensions: tuple[Dimension, ...]
     message: str
     cpu: CpuRefusal | None = None  # why its cpus or NUMA nodes do not suit
 
@@ -66,7 +63,7 @@ class Explanation:
     executors_considered: int = 0
     executors_fitting: int = 0
     executors: list[ExecutorVerdict] = field(default_factory=list)
-    dimensions: list[DimensionStatus] = field(default_factory=list)
+    dimensions: list[Dimension] = field(default_factory=list)
     would_fit_if: list[Counterfactual] = field(default_factory=list)
     blocked_by: list[Slot] = field(default_factory=list)
     resizes: list[ResizeExplanation] = field(default_factory=list)
@@ -134,7 +131,7 @@ def explain(
         executors_fitting=survey.fitting,
         executors=[_verdict(one) for one in survey.nearest(max_executors)],
         dimensions=[
-            DimensionStatus(one.name, one.asked, sum(one.free), max(one.free), sum(one.total))
+            Dimension(one.name, one.asked, sum(one.free), max(one.free), sum(one.total))
             for one in survey.dimensions()
         ],
         would_fit_if=counterfactuals(state.settings, request, survey),
@@ -156,7 +153,7 @@ def _verdict(one: Judgement) -> ExecutorVerdict:
         fits=one.fits,
         blockers=one.blockers,
         dimensions=tuple(
-            DimensionStatus(
+            Dimension(
                 name, asked, one.free.get(name, 0), one.free.get(name, 0), one.total.get(name, 0)
             )
             for name, asked in one.asked.items()

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 
 from finegrain.errors import Reason
 from finegrain.resources import Amounts, add, fits, shortfall, subtract
+from finegrain.values.explanations import Dimension
+from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.cpus.refusals import CpuRefusal
-from resource_manager.engine.explain.remedies import DimensionStatus
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import ResizeHold
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.lifecycle.resizes import ResizeMoves, growth, is_kept_from
-from resource_manager.engine.model.entities import ExecutorState, Resize, Slot, SlotState
+from resource_manager.engine.model.entities import Resize, Slot
 from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.state import State
 
@@ -33,7 +34,7 @@ class ResizeExplanation:
 
     resize: Resize
     ordered: bool
-    dimensions: tuple[DimensionStatus, ...]
+    dimensions: tuple[Dimension, ...]
     summary: str
 
 
@@ -47,7 +48,7 @@ def explain_resizes(state: State, slot: Slot) -> list[ResizeExplanation]:
         asked = growth(host, slot)
         free, total = host.free(), host.total
         dimensions = tuple(
-            DimensionStatus(name, more, free.get(name, 0), free.get(name, 0), total.get(name, 0))
+            Dimension(name, more, free.get(name, 0), free.get(name, 0), total.get(name, 0))
             for name, more in asked.items()
         )
         summary = _waiting(state.reservations, state.quotas, state.resizes, host, slot, asked=asked)

@@ -21,6 +21,7 @@ from finegrain.resources import (
     EXTENDED_PREFIX,
     MEMORY_BYTES,
 )
+from finegrain.values.usage import Zone
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import MILLI
 from resource_manager.engine.explain.lists import SlotView, slot_view
@@ -29,18 +30,6 @@ from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host
 from resource_manager.engine.model.entities import Executor, Registration
 from resource_manager.engine.state import State
-
-
-@dataclass(frozen=True, slots=True)
-class Zone:
-    """What slots can have of one NUMA node, have, and could have. Slots that are bound to no node
-    are not counted, beside cpus of their own: they weigh on the host's total alone.
-    """
-
-    node: int  # its id
-    total: dict[str, int]
-    allocated: dict[str, int]
-    available: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from finegrain.errors import Reason
+from finegrain.values.states import ExecutorState, RequestState
 from resource_manager.engine.explain.provisions import clock_at, planned_count, planned_on
 from resource_manager.engine.fairness.flows import Flow
 from resource_manager.engine.fairness.quotas import Stop
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
-from resource_manager.engine.model.entities import ExecutorState, Request, RequestState
+from resource_manager.engine.model.entities import Request
 from resource_manager.engine.queue.gangs import GangLedger, WaitingGang
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass

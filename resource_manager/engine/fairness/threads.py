@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from finegrain.values.states import SlotState
 from resource_manager.engine.fairness.advice import Observed
 from resource_manager.engine.model.durations import Durations
-from resource_manager.engine.model.entities import Instant, Job, Slot, SlotState, Tally
+from resource_manager.engine.model.entities import Instant, Job, Slot, Tally
 
 JOB_FLOW = "job/"
 """Prefix of the flow ids of jobs."""

@@ -23,6 +23,7 @@ from finegrain.resources import (
     larger_of,
     subtract,
 )
+from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.hosts.allowed_cpus import HostCpus, host_cpus
 from resource_manager.engine.hosts.bookings import decrease, increase, shared_booking
 from resource_manager.engine.hosts.cpu_allocator import (
@@ -35,12 +36,10 @@ from resource_manager.engine.hosts.notes import Command, Hold, Reach, Refusal, R
 from resource_manager.engine.model.entities import (
     NOTHING_SET,
     Executor,
-    ExecutorState,
     Registration,
     Resize,
     Slot,
     SlotKey,
-    SlotState,
 )
 from resource_manager.engine.model.scheduling_key import (
     DEFAULT_SLOTS,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from resource_manager.engine.model.entities import Request, RequestState, Slot, SlotKey
+from finegrain.values.states import RequestState
+from resource_manager.engine.model.entities import Request, Slot, SlotKey
 
 
 class Slots(dict[SlotKey, Slot]):

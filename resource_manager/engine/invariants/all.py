@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from finegrain.resources import total_of
+from finegrain.values.states import ExecutorState, RequestState, SlotState
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.invariants import resizes
@@ -23,13 +24,10 @@ from resource_manager.engine.invariants.ranges import range_problems
 from resource_manager.engine.invariants.reservations import reservations
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
-    ExecutorState,
     JobState,
     Request,
-    RequestState,
     Slot,
     SlotKey,
-    SlotState,
 )
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.hosts import Hosts

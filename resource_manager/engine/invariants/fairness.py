@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 from math import isclose
 
+from finegrain.values.states import SlotState
 from resource_manager.engine.fairness.flows import Flow, FlowTree
 from resource_manager.engine.fairness.groups import lives
 from resource_manager.engine.fairness.quotas import counted, fulfilment
 from resource_manager.engine.hosts.slots import Slots
-from resource_manager.engine.model.entities import SlotState
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.state import State
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.model.endings import Ending
-from resource_manager.engine.model.entities import Gang, Request, RequestState, SlotState
+from resource_manager.engine.model.entities import Gang, Request
 from resource_manager.engine.queue.gangs import GangLedger, living, wishes_of
 from resource_manager.engine.queue.non_batchable import Kind
 from resource_manager.engine.queue.requests import Requests

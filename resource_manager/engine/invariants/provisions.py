@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from resource_manager.engine.model.entities import ExecutorState, Provision, ProvisionState
+from finegrain.values.states import ExecutorState, ProvidedExecutorState
+from resource_manager.engine.model.entities import Provision
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
 from resource_manager.engine.placement.elastic import PENDING, Capacity, Content, Elastic
 from resource_manager.engine.placement.hosts import Hosts
@@ -32,7 +33,7 @@ def _provision(hosts: Hosts, elastic: Elastic, provision: Provision) -> Iterator
     if provision.state in PENDING and host is not None:
         yield f"{title} is {provision.state}, but its executor has registered"
     if (
-        provision.state is ProvisionState.STOPPING
+        provision.state is ProvidedExecutorState.STOPPING
         and host is not None
         and host.executor.state is not ExecutorState.LOST
         and not host.executor.draining

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
 
+from finegrain.values.states import RequestState
 from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.invariants.ranges import in_order
-from resource_manager.engine.model.entities import RequestState
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.requests import Requests

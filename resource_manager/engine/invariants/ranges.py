@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from finegrain.intervals import IntervalSet
+from finegrain.values.states import RequestState
 from resource_manager.engine.model.endings import Ending
-from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, JobState, RequestState
+from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, JobState
 from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State

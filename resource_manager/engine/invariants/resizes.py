@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from finegrain.resources import larger_of
+from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.model.entities import ExecutorState, Slot, SlotKey, SlotState
+from resource_manager.engine.model.entities import Slot, SlotKey
 from resource_manager.engine.queue.non_batchable import Kind
 from resource_manager.engine.state import State
 

@@ -9,13 +9,14 @@ from finegrain.errors import (
     Reason,
     ResourceExhausted,
 )
+from finegrain.values.states import RequestState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.flows import JOB
 from resource_manager.engine.jobs.groups import known_group
 from resource_manager.engine.lifecycle.known import active_job, known_job
 from resource_manager.engine.lifecycle.range_ends import Why
 from resource_manager.engine.model.endings import Ending
-from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, JobState, RequestState
+from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, JobState
 from resource_manager.engine.model.events import JobEndRequested, JobKeptAlive, JobRegistered
 from resource_manager.engine.model.state_tables import JobInput
 from resource_manager.engine.model.timers import Timer, Timers

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from finegrain.errors import Reason
+from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.gangs import GangMoves
@@ -16,7 +17,7 @@ from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.moves import RequestMoves, key_of
 from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.model.changes import ChangeTracker
-from resource_manager.engine.model.entities import ExecutorState, HostSetting, Slot, SlotState
+from resource_manager.engine.model.entities import HostSetting, Slot
 from resource_manager.engine.model.numbers import Numbers
 from resource_manager.engine.model.state_tables import RegistrationInput
 from resource_manager.engine.model.transitions import Transitions

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from itertools import islice
 
 from finegrain.errors import Reason
+from finegrain.values.states import RequestState
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.moves import RequestMoves
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.endings import Ending
-from resource_manager.engine.model.entities import Gang, Request, RequestState, Slot
+from resource_manager.engine.model.entities import Gang, Request, Slot
 from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key
 from resource_manager.engine.model.state_tables import GangInput
 from resource_manager.engine.model.timers import Timer, Timers

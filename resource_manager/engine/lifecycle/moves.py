@@ -14,6 +14,7 @@ from itertools import repeat
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import Reason
+from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import FlowTree
@@ -26,15 +27,7 @@ from resource_manager.engine.lifecycle.resizes import ResizeMoves
 from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.endings import Ending
-from resource_manager.engine.model.entities import (
-    ENDED_REQUEST_STATES,
-    Job,
-    Request,
-    RequestState,
-    Slot,
-    SlotKey,
-    SlotState,
-)
+from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, Request, Slot, SlotKey
 from resource_manager.engine.model.numbers import Numbers
 from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.model.state_tables import RequestInput, SlotInput

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 from finegrain.errors import IllegalTransition
 from finegrain.resources import Amounts, add, total_of
+from finegrain.values.states import ExecutorState, ProvidedExecutorState
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.effects import StartExecutor, StopExecutor
-from resource_manager.engine.model.entities import ExecutorState, Provision, ProvisionState
+from resource_manager.engine.model.entities import Provision
 from resource_manager.engine.model.settings import EngineSettings, ExecutorShape
 from resource_manager.engine.model.state_tables import DrainInput
 from resource_manager.engine.model.timers import Timer, Timers, backoff_ms
@@ -26,7 +27,7 @@ from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.placement.elastic import NUMBER, PENDING, Elastic, of_shape
 from resource_manager.engine.placement.hosts import Hosts
 
-_P = ProvisionState
+_P = ProvidedExecutorState
 PROVISION_MOVES = frozenset(
     {
         (_P.ASKED, _P.STARTED),
@@ -91,10 +92,10 @@ class ProvisionMoves:
                     self.stop(provision, f"no shape {provision.shape} is configured any more")
                     continue
                 provision.deadline_at_ms = self.journal.now_ms + shape.start_timeout_ms
-            if provision.state is ProvisionState.ASKED:
+            if provision.state is ProvidedExecutorState.ASKED:
                 again = StartExecutor(provision.executor_id, provision.shape, again=True)
                 self.journal.effects.append(again)
-            elif provision.state is ProvisionState.STOPPING:
+            elif provision.state is ProvidedExecutorState.STOPPING:
                 self._tell_to_stop(provision)
 
     def fail(self, provision: Provision, message: str) -> None:
@@ -120,12 +121,12 @@ class ProvisionMoves:
     def provision_rang(self, executor_id: str) -> None:
         """Tells a provider once more to stop an executor."""
         provision = self.provisions.get(executor_id)
-        if provision is not None and provision.state is ProvisionState.STOPPING:
+        if provision is not None and provision.state is ProvidedExecutorState.STOPPING:
             self._tell_to_stop(provision)
 
     def stop(self, provision: Provision, message: str) -> None:
         """Gives an executor back, whatever it has; nothing more is placed on it."""
-        self.move(provision, ProvisionState.STOPPING, message)
+        self.move(provision, ProvidedExecutorState.STOPPING, message)
         provision.deadline_at_ms = None
         self.unplan(provision.executor_id)
         host = self.hosts.get(provision.executor_id)
@@ -146,10 +147,10 @@ class ProvisionMoves:
 
     def registered(self, provision: Provision, host: Host) -> None:
         """It came. One that is given back already is not used."""
-        if provision.state is ProvisionState.STOPPING:
+        if provision.state is ProvidedExecutorState.STOPPING:
             self.drain(host, provision.message)
         elif provision.state in PENDING:
-            self.move(provision, ProvisionState.REGISTERED, "registered")
+            self.move(provision, ProvidedExecutorState.REGISTERED, "registered")
             provision.deadline_at_ms = provision.idle_since_ms = None
 
     def proved(self, provision: Provision) -> None:
@@ -159,7 +160,7 @@ class ProvisionMoves:
         if backoff is not None:
             backoff.failures = backoff.until_ms = 0
 
-    def move(self, provision: Provision, to: ProvisionState, message: str) -> None:
+    def move(self, provision: Provision, to: ProvidedExecutorState, message: str) -> None:
         """Moves a provision.
 
         Raises:
@@ -217,7 +218,7 @@ class ProvisionMoves:
         """Together with all that was asked for and is not known to be gone."""
         return add(
             self.present(),
-            self._to_come((*PENDING, ProvisionState.STOPPING)),
+            self._to_come((*PENDING, ProvidedExecutorState.STOPPING)),
         )
 
     def staying(
@@ -227,7 +228,7 @@ class ProvisionMoves:
         leaving = total_of(
             host.executor.registration.total
             for provision in self.provisions.values()
-            if provision.state is ProvisionState.STOPPING
+            if provision.state is ProvidedExecutorState.STOPPING
             and (host := self.hosts.get(provision.executor_id)) is not None
             and host.executor.state is not ExecutorState.LOST
         )
@@ -260,7 +261,7 @@ class ProvisionMoves:
 
     def _to_come(
         self,
-        states: tuple[ProvisionState, ...],
+        states: tuple[ProvidedExecutorState, ...],
     ) -> Amounts:
         shapes = self.elastic.shapes
         return total_of(

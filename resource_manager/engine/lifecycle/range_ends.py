@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from finegrain.errors import Reason
 from finegrain.intervals import Run
+from finegrain.values.states import RequestState
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.members import MemberRows
 from resource_manager.engine.lifecycle.moves import RequestMoves
 from resource_manager.engine.model.endings import Ending
-from resource_manager.engine.model.entities import RequestState
 from resource_manager.engine.model.events import ItemOutcome, Members
 from resource_manager.engine.model.state_tables import RequestInput
 from resource_manager.engine.model.transitions import Transitions

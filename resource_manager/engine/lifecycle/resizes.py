@@ -27,6 +27,7 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import InvariantBroken, Reason
 from finegrain.resources import Amounts, ResourceProfile, fits, shortfall
+from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resizing import fits_alone, resized
@@ -38,14 +39,7 @@ from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.model.changes import ChangeTracker
-from resource_manager.engine.model.entities import (
-    Request,
-    RequestState,
-    Resize,
-    Slot,
-    SlotKey,
-    SlotState,
-)
+from resource_manager.engine.model.entities import Request, Resize, Slot, SlotKey
 from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.model.reported import ReportedSlot
 from resource_manager.engine.model.settings import EngineSettings

@@ -12,12 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from finegrain.resources import Amounts
+from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.fairness.groups import lives
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.slots import Slots
-from resource_manager.engine.model.entities import ExecutorState, Group, Job, Slot, SlotState
+from resource_manager.engine.model.entities import Group, Job, Slot
 from resource_manager.engine.placement.hosts import Hosts
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from finegrain.values.states import SlotState
 from resource_manager.engine.fairness.checkpoints import Checkpoints, Running, restore_tallies
 from resource_manager.engine.fairness.flows import JOB, Flow, FlowTree
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.model.changes import ChangeTracker
-from resource_manager.engine.model.entities import Instant, Job, SlotState, Tally
+from resource_manager.engine.model.entities import Instant, Job, Tally
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.timers import Timer, Timers
 

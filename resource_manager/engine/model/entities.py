@@ -16,6 +16,14 @@ from finegrain.cpu_policy import PLAIN, CpuPolicy, HostPolicy, QosClass
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.intervals import IntervalSet
 from finegrain.resources import Amounts, ResourceProfile
+from finegrain.values.states import (
+    ExecutorState,
+    GangPlacement,
+    ProvidedExecutorState,
+    RequestState,
+    SlotState,
+)
+from finegrain.values.usage import NO_USAGE, Usage
 from resource_manager.engine.model.durations import Durations
 
 SlotKey = tuple[str, int]
@@ -35,52 +43,6 @@ class JobState(StrEnum):
 
     ACTIVE = "ACTIVE"  # may ask for slots
     ENDED = "ENDED"  # ids are kept for a while, nothing else
-
-
-class RequestState(StrEnum):
-    """Where a slot request stands; what each means stands in slots.proto."""
-
-    PENDING = "PENDING"
-    ALLOCATING = "ALLOCATING"
-    GRANTED = "GRANTED"
-    CANCELLED = "CANCELLED"
-    REJECTED = "REJECTED"
-    RELEASED = "RELEASED"
-    LOST = "LOST"
-
-
-class SlotState(StrEnum):
-    """Where a slot stands; capacity is booked in every one of these states."""
-
-    PENDING = "PENDING"  # ordered; the executor has not confirmed
-    ALLOCATED = "ALLOCATED"  # carved on its host
-    FREEING = "FREEING"  # to be taken down, or of an executor whose true state is unknown
-
-
-class ExecutorState(StrEnum):
-    """Where an executor stands."""
-
-    UNCONFIRMED = "UNCONFIRMED"  # in the books, not yet registered with this incarnation
-    ACTIVE = "ACTIVE"  # registered and reporting
-    LOST = "LOST"  # silent for longer than the lost timeout
-
-
-class GangPlacement(StrEnum):
-    """Where the members of a gang go; see slots.proto."""
-
-    ANYWHERE = "ANYWHERE"
-    SAME_EXECUTOR = "SAME_EXECUTOR"
-    SAME_LABEL = "SAME_LABEL"
-    SPREAD = "SPREAD"
-
-
-class ProvisionState(StrEnum):
-    """Where an executor stands that was asked for."""
-
-    ASKED = "ASKED"  # durable; whether its provider started it is not known
-    STARTED = "STARTED"  # its provider says that it did
-    REGISTERED = "REGISTERED"  # it came
-    STOPPING = "STOPPING"  # its provider is told to stop it until it says that nothing is left
 
 
 ENDED_REQUEST_STATES = frozenset(
@@ -331,7 +293,7 @@ class Provision:
     number: int  # order of asking
     cause: str  # why it was asked for, for people
     ask_time_ms: int
-    state: ProvisionState = ProvisionState.ASKED
+    state: ProvidedExecutorState = ProvidedExecutorState.ASKED
     handle: str = ""  # what its provider needs to stop it
     message: str = ""  # what went on since, for people
     # runtime
@@ -369,18 +331,6 @@ class CpuState:
 
 
 NO_CPU_STATE = CpuState()
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What an executor's slots really use."""
-
-    cpu_milli: int = 0
-    memory_bytes: int = 0
-    tasks: int = 0
-
-
-NO_USAGE = Usage()
 
 
 @dataclass(slots=True)

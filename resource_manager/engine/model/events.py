@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 
 from finegrain.cpu_policy import HostPolicy
 from finegrain.resources import ResourceProfile
+from finegrain.values.usage import NO_USAGE, Usage
 from resource_manager.engine.model.entities import (
-    NO_USAGE,
     GangSpec,
     Instant,
     RangeSpec,
     Registration,
     RequestSpec,
-    Usage,
 )
 from resource_manager.engine.model.reported import Report
 

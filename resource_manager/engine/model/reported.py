@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.resources import Amounts, ResourceProfile
-from resource_manager.engine.model.entities import CpuState, SlotState
+from finegrain.values.states import SlotState
+from resource_manager.engine.model.entities import CpuState
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from resource_manager.engine.model.entities import (
-    ExecutorState,
-    GangState,
-    JobState,
-    RequestState,
-    SlotState,
-)
+from finegrain.values.states import ExecutorState, RequestState, SlotState
+from resource_manager.engine.model.entities import GangState, JobState
 
 StateT = TypeVar("StateT", bound=StrEnum)
 InputT = TypeVar("InputT", bound=StrEnum)

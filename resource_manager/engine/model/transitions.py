@@ -36,17 +36,8 @@ from resource_manager.engine.model.state_tables import (
 )
 
 if TYPE_CHECKING:
-    from resource_manager.engine.model.entities import (
-        Executor,
-        ExecutorState,
-        Gang,
-        GangState,
-        Job,
-        Request,
-        RequestState,
-        Slot,
-        SlotState,
-    )
+    from finegrain.values.states import ExecutorState, RequestState, SlotState
+    from resource_manager.engine.model.entities import Executor, Gang, GangState, Job, Request, Slot
 
 STORY_LENGTH = 4_000
 """Moves kept over all entities, for the message of an `IllegalTransition`."""

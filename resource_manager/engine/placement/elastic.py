@@ -18,7 +18,8 @@ from finegrain.resources import (
     fits,
     has_separate_pools,
 )
-from resource_manager.engine.model.entities import Provision, ProvisionState
+from finegrain.values.states import ProvidedExecutorState
+from resource_manager.engine.model.entities import Provision
 from resource_manager.engine.model.scheduling_key import SLOTS, in_grains
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
@@ -32,7 +33,7 @@ UNBOUNDED = 1 << 53
 NUMBER = "provision_number"
 """Counter of all executors that were ever asked for."""
 
-PENDING = (ProvisionState.ASKED, ProvisionState.STARTED)
+PENDING = (ProvidedExecutorState.ASKED, ProvidedExecutorState.STARTED)
 """They were asked for and have not come."""
 
 

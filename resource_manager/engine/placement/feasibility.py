@@ -13,9 +13,9 @@ from enum import StrEnum
 from itertools import chain, islice
 
 from finegrain.resources import Amounts, shortfall
+from finegrain.values.states import ExecutorState
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.hosts.host import KNOWN, ONLINE, Host
-from resource_manager.engine.model.entities import ExecutorState
 from resource_manager.engine.model.scheduling_key import Labels
 from resource_manager.engine.placement.elastic import Elastic
 from resource_manager.engine.placement.hosts import Hosts

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from finegrain.resources import larger_of
-from resource_manager.engine.model.entities import GangPlacement
+from finegrain.values.states import GangPlacement
 from resource_manager.engine.model.scheduling_key import SLOTS
 from resource_manager.engine.placement.gang_matching import Candidates, Matching
 from resource_manager.engine.placement.gang_room import Ask, Room, Share

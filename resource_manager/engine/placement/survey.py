@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
+from finegrain.values.states import ExecutorState
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.model.entities import ExecutorState
 from resource_manager.engine.placement.feasibility import Judgement, judge
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.reserved import is_held_from

@@ -18,8 +18,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from finegrain.resources import Amounts
+from finegrain.values.states import GangPlacement
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.model.entities import NOTHING_SET, Executor, GangPlacement
+from resource_manager.engine.model.entities import NOTHING_SET, Executor
 from resource_manager.engine.model.scheduling_key import in_grains
 from resource_manager.engine.placement.elastic import UNBOUNDED, Capacity
 from resource_manager.engine.placement.gang_exact import Trials

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from resource_manager.engine.model.entities import GangPlacement
+from finegrain.values.states import GangPlacement
 from resource_manager.engine.placement.elastic import UNBOUNDED, Capacity
 from resource_manager.engine.planning.cover import cover
 from resource_manager.engine.planning.exact import Offer

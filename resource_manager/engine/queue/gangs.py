@@ -14,16 +14,15 @@ from dataclasses import dataclass, field
 
 from finegrain.errors import InvariantBroken
 from finegrain.resources import ResourceProfile
+from finegrain.values.states import GangPlacement, RequestState
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     Gang,
-    GangPlacement,
     GangSpec,
     GangState,
     Instant,
     Request,
     RequestSpec,
-    RequestState,
 )
 from resource_manager.engine.model.scheduling_key import (
     CpuKey,

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 
 from finegrain.errors import InvariantBroken
 from finegrain.intervals import IntervalSet, Run
+from finegrain.values.states import RequestState
 from resource_manager.engine.model.entities import (
     Ended,
     RangeSpec,
     Request,
     RequestRange,
     RequestSpec,
-    RequestState,
 )
 
 if TYPE_CHECKING:

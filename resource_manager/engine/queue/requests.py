@@ -6,7 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 
 from finegrain.errors import InvariantBroken
-from resource_manager.engine.model.entities import Job, Request, RequestState, Slot
+from finegrain.values.states import RequestState
+from resource_manager.engine.model.entities import Job, Request, Slot
 from resource_manager.engine.queue.ranges import RangeLedger
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from finegrain.cpu_policy import CpuPolicy, QosClass
 from finegrain.errors import FailedPrecondition, InvalidArgument, NotFound, Reason
 from finegrain.resources import shortfall
+from finegrain.values.states import RequestState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.allowed_cpus import MILLI_PER_CPU
 from resource_manager.engine.hosts.host import Host
@@ -17,7 +18,7 @@ from resource_manager.engine.lifecycle.resizes import (
     has_size,
     size_text,
 )
-from resource_manager.engine.model.entities import Job, Request, RequestState, Resize, Slot
+from resource_manager.engine.model.entities import Job, Request, Resize, Slot
 from resource_manager.engine.model.events import ResizeRequested
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.state_tables import ResizeInput

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby, islice
 
 from finegrain.resources import shortfall
+from finegrain.values.states import ProvidedExecutorState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.provisions import ProvisionMoves
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
-from resource_manager.engine.model.entities import Provision, ProvisionState, Request
+from resource_manager.engine.model.entities import Provision, Request
 from resource_manager.engine.model.texts import amounts_text
 from resource_manager.engine.placement.elastic import PENDING, Content, Elastic
 from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
@@ -62,7 +63,7 @@ def _adopt(context: EventContext, host: Host, shape: str) -> None:
         number=context.state.provision_moves.next_number(),
         cause=message,
         ask_time_ms=context.at.time_ms,
-        state=ProvisionState.REGISTERED,
+        state=ProvidedExecutorState.REGISTERED,
         message="registered",
     )
     context.state.provisions[host.host_id] = provision

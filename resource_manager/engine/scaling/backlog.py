@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from heapq import merge
 from itertools import islice
 
+from finegrain.values.states import GangPlacement
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.quotas import Ledger
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
@@ -20,7 +21,6 @@ from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.quota_checks import (
     maxima,
 )
-from resource_manager.engine.model.entities import GangPlacement
 from resource_manager.engine.model.scheduling_key import SLOTS, SchedulingKey, in_grains
 from resource_manager.engine.model.settings import ExecutorShape
 from resource_manager.engine.placement.elastic import (

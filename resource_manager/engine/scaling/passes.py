@@ -13,17 +13,12 @@ from __future__ import annotations
 from math import gcd
 
 from finegrain.resources import Amounts
+from finegrain.values.states import ExecutorState, ProvidedExecutorState, SlotState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.provisions import ProvisionMoves, is_lost
-from resource_manager.engine.model.entities import (
-    ExecutorState,
-    Instant,
-    Provision,
-    ProvisionState,
-    SlotState,
-)
+from resource_manager.engine.model.entities import Instant, Provision
 from resource_manager.engine.model.settings import EngineSettings, ExecutorShape
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.elastic import PENDING, UNBOUNDED, Elastic, of_shape
@@ -111,7 +106,7 @@ def _look_at(context: EventContext, provision: Provision) -> None:
         if context.now_ms >= max(provision.deadline_at_ms or 0, heard_ms):
             seconds = shape.start_timeout_ms // 1_000
             context.state.provision_moves.fail(provision, f"did not register within {seconds} s")
-    elif provision.state is ProvisionState.REGISTERED:
+    elif provision.state is ProvidedExecutorState.REGISTERED:
         host = state.hosts.get(provision.executor_id)
         if host is None:
             context.state.provision_moves.stop(provision, "an operator had it forgotten")
@@ -244,7 +239,7 @@ def _give_back_idle(context: EventContext) -> None:
     spare = _Spare(state)
     for provision in _dearest_first(state.provisions, state.elastic):
         host = state.hosts.get(provision.executor_id)
-        if provision.state is not ProvisionState.REGISTERED or host is None:
+        if provision.state is not ProvidedExecutorState.REGISTERED or host is None:
             continue
         busy = host.slots or host.held is not None
         if busy or host.executor.state is not ExecutorState.ACTIVE:

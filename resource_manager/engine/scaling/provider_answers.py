@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from finegrain.values.states import ExecutorState, ProvidedExecutorState
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.model.entities import ExecutorState, ProvisionState
 from resource_manager.engine.model.events import (
     ProvisionEnded,
     ProvisionFailed,
@@ -20,8 +20,8 @@ def provision_started(context: EventContext, event: ProvisionStarted) -> None:
     if provision is None:
         return
     provision.handle = event.handle or provision.handle
-    if provision.state is ProvisionState.ASKED:
-        context.state.provision_moves.move(provision, ProvisionState.STARTED, event.message)
+    if provision.state is ProvidedExecutorState.ASKED:
+        context.state.provision_moves.move(provision, ProvidedExecutorState.STARTED, event.message)
         context.state.provision_moves.record("provision_started", provision, event.message)
     else:
         context.state.provision_moves.keep(provision)
@@ -61,7 +61,7 @@ def provision_ended(context: EventContext, event: ProvisionEnded) -> None:
 def provision_stop_failed(context: EventContext, event: ProvisionStopFailed) -> None:
     """It is told again later."""
     provision = context.state.provisions.get(event.executor_id)
-    if provision is None or provision.state is not ProvisionState.STOPPING:
+    if provision is None or provision.state is not ProvidedExecutorState.STOPPING:
         return
     settings = context.state.settings.provisioning
     pause = backoff_ms(provision.stop_failures, settings.backoff_min_ms, settings.backoff_max_ms)

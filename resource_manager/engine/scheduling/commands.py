@@ -16,6 +16,7 @@ from __future__ import annotations
 from itertools import islice
 
 from finegrain.errors import InvariantBroken
+from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.reachability import command_arrived, find_unreachable
 from resource_manager.engine.executors.refusals import remember_refusal
@@ -25,7 +26,7 @@ from resource_manager.engine.hosts.notes import Command
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize, SlotOrder
-from resource_manager.engine.model.entities import Executor, ExecutorState, Job, Slot, SlotState
+from resource_manager.engine.model.entities import Executor, Job, Slot
 from resource_manager.engine.model.events import (
     CommandAnswered,
     CommandRefused,

@@ -11,11 +11,12 @@ from collections.abc import Collection, Sequence
 
 from finegrain.errors import InvariantBroken
 from finegrain.resources import Amounts, subtract, total_of
+from finegrain.values.states import GangPlacement
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.resizes import growth
-from resource_manager.engine.model.entities import GangPlacement, Request, Slot
+from resource_manager.engine.model.entities import Request, Slot
 from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
 from resource_manager.engine.placement.gang_room import Share
 from resource_manager.engine.placement.hosts import Hosts

@@ -24,10 +24,10 @@ from collections.abc import Collection, Sequence
 from itertools import islice
 
 from finegrain.resources import Amounts, add
+from finegrain.values.states import GangPlacement
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.hosts.host import ONLINE, Host
 from resource_manager.engine.hosts.slots import Slots
-from resource_manager.engine.model.entities import GangPlacement
 from resource_manager.engine.model.scheduling_key import (
     DEFAULT_SLOTS,
     SLOTS,

@@ -7,10 +7,10 @@ them. Refuses to know who gets a reservation (`reservations.py`).
 
 from __future__ import annotations
 
+from finegrain.values.states import SlotState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.flows import GROUP, FlowTree
 from resource_manager.engine.fairness.quotas import Stop, counted, stopped_by, whole
-from resource_manager.engine.model.entities import SlotState
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.reserved import Place, Reservation

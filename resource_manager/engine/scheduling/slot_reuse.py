@@ -19,19 +19,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from finegrain.errors import Reason
+from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.known import known_job
-from resource_manager.engine.model.entities import (
-    ENDED_REQUEST_STATES,
-    Job,
-    Request,
-    RequestState,
-    Slot,
-    SlotState,
-)
+from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, Request, Slot
 from resource_manager.engine.model.events import ItemOutcome, SlotsReuseAsked
 from resource_manager.engine.model.state_tables import RequestInput
 from resource_manager.engine.placement.hosts import Hosts

@@ -12,7 +12,7 @@ from finegrain.rpc.mapping.fields import numbers_of
 from finegrain.rpc.wire import KNOWN_MAX, isolation_to_proto, profile_to_proto
 from finegrain.rpc.wire_cpus import assignment_to_proto
 from finegrain.v1 import resources_pb2, slots_pb2
-from resource_manager.engine.model.entities import SlotState
+from finegrain.values.states import SlotState
 
 _STATES: Mapping[str, Any] = {
     state.value: number

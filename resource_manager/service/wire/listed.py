@@ -13,6 +13,7 @@ from finegrain.rpc.wire import (
 )
 from finegrain.v1 import cluster_pb2, cpus_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.values.usage import Zone
 from resource_manager.engine.executors.host_settings import HostPolicyView
 from resource_manager.engine.explain.groups import GroupView
 from resource_manager.engine.explain.lists import (
@@ -22,7 +23,6 @@ from resource_manager.engine.explain.lists import (
     RequestView,
 )
 from resource_manager.engine.explain.provisions import ProvidedView, ProvidersView, ShapeView
-from resource_manager.engine.explain.topology import Zone
 from resource_manager.engine.model.entities import (
     ClusterEvent,
     CpuState,

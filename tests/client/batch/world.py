@@ -18,12 +18,13 @@ import pytest
 
 import finegrain_client as fg
 from finegrain.resources import ResourceProfile
+from finegrain.values.states import RequestState
 from finegrain_client.batch import runner
 from finegrain_client.batch.holding import SlotKey
 from finegrain_client.batch.rows import Changes, JobRow
 from finegrain_client.batch.slots import Granted, JobOver, RequestOver, Requeued, SlotNews
 from finegrain_client.batch.state_file import StateFile
-from finegrain_client.types.status import OutputChunk, RequestState, TaskResult
+from finegrain_client.types.status import OutputChunk, TaskResult
 
 
 class Killed(BaseException):

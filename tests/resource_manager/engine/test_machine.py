@@ -20,15 +20,10 @@ from finegrain.resources import (
     subtract,
     total_of,
 )
+from finegrain.values.states import ExecutorState, RequestState
 from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.lifecycle.resizes import growth
-from resource_manager.engine.model.entities import (
-    ENDED_REQUEST_STATES,
-    ExecutorState,
-    RequestSpec,
-    RequestState,
-    Slot,
-)
+from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, RequestSpec, Slot
 from resource_manager.engine.model.events import (
     ExecutorProbed,
     ExecutorRegistered,

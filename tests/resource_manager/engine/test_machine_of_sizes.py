@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.model.entities import SlotState
+from finegrain.values.states import SlotState
 from tests.resource_manager.engine.test_machine import HOSTS, JOBS, PROFILES, SIZES, BooksStaySound
 from tests.support.properties import examples
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.model.effects import Snapshot
 from resource_manager.engine.model.entities import (
@@ -14,9 +15,7 @@ from resource_manager.engine.model.entities import (
     Registration,
     Request,
     RequestSpec,
-    RequestState,
     Slot,
-    SlotState,
 )
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.restoring import restore

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from finegrain.errors import IllegalTransition
 from finegrain.resources import ResourceProfile
+from finegrain.values.states import ExecutorState, RequestState, SlotState
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     Executor,
-    ExecutorState,
     Gang,
     GangSpec,
     GangState,
@@ -27,10 +27,8 @@ from resource_manager.engine.model.entities import (
     Registration,
     Request,
     RequestSpec,
-    RequestState,
     Resize,
     Slot,
-    SlotState,
 )
 from resource_manager.engine.model.state_tables import (
     DRAIN,

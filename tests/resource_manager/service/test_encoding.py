@@ -11,9 +11,10 @@ from google.protobuf.message import Message
 from finegrain.cpuset import CpuSet
 from finegrain.rpc.mapping.fields import fields_of
 from finegrain.v1 import slots_pb2
+from finegrain.values.states import SlotState
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.model.durations import Durations
-from resource_manager.engine.model.entities import JobState, RequestSpec, Slot, SlotState
+from resource_manager.engine.model.entities import JobState, RequestSpec, Slot
 from resource_manager.engine.model.offers import slot_to_dict
 from resource_manager.service.wire.encoding import slot_status, write
 from resource_manager.service.wire.job_events import slot_status_of_event

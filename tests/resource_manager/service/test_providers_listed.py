@@ -11,8 +11,9 @@ from finegrain.errors import Reason
 from finegrain.resources import GIB
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.values.states import ProvidedExecutorState
 from resource_manager.engine.explain.provisions import ProvidedView, ProvidersView
-from resource_manager.engine.model.entities import Provision, ProvisionState
+from resource_manager.engine.model.entities import Provision
 from resource_manager.service.wire.encoding import write
 from tests.support.rm_service import (
     RunningRm,
@@ -118,7 +119,7 @@ async def test_without_providers_all_is_empty(tmp_path: Path) -> None:
 
 
 def test_every_state_of_what_was_asked_for_has_its_word() -> None:
-    for state in ProvisionState:
+    for state in ProvidedExecutorState:
         provision = Provision("far-1-1", "far", 1, "because", 1_000, state, "handle", "text")
         view = ProvidersView([], [ProvidedView(provision, None, (), 0)], {}, {}, {}, 0, [])
         (message,) = write(cluster_pb2.ListProvidersResponse, view).executors

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from finegrain.errors import FinegrainError, NotFound, Reason, StoreError, Unavailable
+from finegrain.values.states import ProvidedExecutorState
 from resource_manager.engine.model.effects import StartExecutor, StopExecutor
-from resource_manager.engine.model.entities import Instant, Provision, ProvisionState
+from resource_manager.engine.model.entities import Instant, Provision
 from resource_manager.engine.model.events import (
     ProvisionEnded,
     ProvisionFailed,
@@ -60,7 +61,7 @@ class Books:
             raise self.refusals.pop(0)
         return fn(SimpleNamespace(provisions=self.provisions, hosts=self.hosts))
 
-    def has(self, state: ProvisionState, handle: str = "unit-1") -> None:
+    def has(self, state: ProvidedExecutorState, handle: str = "unit-1") -> None:
         self.provisions[ID] = Provision(ID, "small", 1, "a test", 0, state=state, handle=handle)
 
 
@@ -295,15 +296,15 @@ async def test_while_it_is_unsure_who_leads_nothing_is_done_yet() -> None:
 async def test_one_that_ended_by_itself_is_cleared_away_and_told() -> None:
     sights: list[Sight | Exception] = [Sight(Presence.RUNS), Sight(Presence.ENDED, "exit status 1")]
     async with service(Scripted(sights=sights)) as at:
-        at.books.has(ProvisionState.REGISTERED)
+        at.books.has(ProvidedExecutorState.REGISTERED)
         at.provisioning.begin()
         told = await at.told()
         assert told[0] == ProvisionEnded(AT, ID, "it ended by itself: exit status 1")
         assert at.provider.calls[0] == ("stop", ID, "small", "unit-1")
 
 
-@pytest.mark.parametrize("state", [ProvisionState.ASKED, ProvisionState.STOPPING])
-async def test_those_that_need_not_run_are_not_looked_at(state: ProvisionState) -> None:
+@pytest.mark.parametrize("state", [ProvidedExecutorState.ASKED, ProvidedExecutorState.STOPPING])
+async def test_those_that_need_not_run_are_not_looked_at(state: ProvidedExecutorState) -> None:
     sights: list[Sight | Exception] = [Sight(Presence.ENDED)]
     async with service(Scripted(sights=sights)) as at:
         at.books.has(state)
@@ -317,7 +318,7 @@ async def test_those_that_need_not_run_are_not_looked_at(state: ProvisionState) 
 )
 async def test_what_cannot_be_seen_is_left_alone(sight: Sight | Exception) -> None:
     async with service(Scripted(sights=[sight])) as at:
-        at.books.has(ProvisionState.STARTED)
+        at.books.has(ProvidedExecutorState.STARTED)
         at.provisioning.begin()
         await eventually(lambda: not at.provider.sights, what="it was looked at")
         await at.looked_on()
@@ -330,7 +331,7 @@ async def test_one_that_cannot_be_cleared_away_is_tried_again_at_the_next_look()
         stop_outcomes=[ProviderFailed("a process is left")],
     )
     async with service(provider) as at:
-        at.books.has(ProvisionState.REGISTERED)
+        at.books.has(ProvidedExecutorState.REGISTERED)
         at.provisioning.begin()
         assert await at.told() == [ProvisionEnded(AT, ID, "it ended by itself")]
         assert len(at.provider.calls) >= 2
@@ -343,7 +344,7 @@ async def test_a_stop_asked_for_while_it_is_cleared_away_is_answered() -> None:
         gate=asyncio.Event(),
     )
     async with service(provider) as at:
-        at.books.has(ProvisionState.REGISTERED)
+        at.books.has(ProvidedExecutorState.REGISTERED)
         at.provisioning.begin()
         await at.called(1)
         at.wish(STOP)
@@ -353,7 +354,7 @@ async def test_a_stop_asked_for_while_it_is_cleared_away_is_answered() -> None:
 
 async def test_looking_goes_on_when_the_books_are_away_for_a_moment() -> None:
     async with service(Scripted(sights=[Sight(Presence.ENDED)])) as at:
-        at.books.has(ProvisionState.STARTED)
+        at.books.has(ProvidedExecutorState.STARTED)
         at.books.refusals = [Unavailable("starting")]
         at.provisioning.begin()
         await at.told()
@@ -372,8 +373,8 @@ class Unreadable(Scripted):
 async def test_notes_that_cannot_be_read_keep_nobody_from_being_looked_after() -> None:
     sights: list[Sight | Exception] = [Sight(Presence.RUNS), Sight(Presence.ENDED, "exit status 1")]
     async with service(Unreadable(sights=sights)) as at:
-        at.books.has(ProvisionState.REGISTERED)
-        gone = Provision("old-1-1", "old", 2, "a test", 0, state=ProvisionState.REGISTERED)
+        at.books.has(ProvidedExecutorState.REGISTERED)
+        gone = Provision("old-1-1", "old", 2, "a test", 0, state=ProvidedExecutorState.REGISTERED)
         at.books.provisions["old-1-1"] = gone
         at.provisioning.begin()
         assert await at.told() == [ProvisionEnded(AT, ID, "it ended by itself: exit status 1")]
@@ -409,7 +410,7 @@ async def test_whoever_started_it_stops_it_though_its_shape_is_another_ones_now(
 async def test_what_the_books_know_nothing_of_is_stopped_after_a_while() -> None:
     """They were restored to an earlier state; what registers meanwhile is known again."""
     async with service(Scripted(known=frozenset({ID, "stray-1-1", "came-1-1"}))) as at:
-        at.books.has(ProvisionState.ASKED)
+        at.books.has(ProvidedExecutorState.ASKED)
         at.books.hosts["came-1-1"] = object()
         at.provisioning.begin()
         assert await at.called(1) == [("stop", "stray-1-1", "", "")]

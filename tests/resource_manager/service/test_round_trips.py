@@ -12,19 +12,17 @@ from finegrain.rpc.wire import profile_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
 from finegrain.v1 import task_executor_pb2 as te_pb2
+from finegrain.values.states import GangPlacement, RequestState, SlotState
 from resource_manager.engine.explain.lists import RequestView, SlotView
 from resource_manager.engine.model.effects import SendResize
 from resource_manager.engine.model.entities import (
-    GangPlacement,
     GangSpec,
     Instant,
     JobEvent,
     Request,
     RequestSpec,
-    RequestState,
     Resize,
     Slot,
-    SlotState,
 )
 from resource_manager.engine.model.offers import slot_to_dict
 from resource_manager.service.wire import decoding, encoding

@@ -15,6 +15,7 @@ import pytest
 from finegrain.errors import ConfigurationError, InvariantBroken, StoreError
 from finegrain.intervals import IntervalSet
 from finegrain.resources import ResourceProfile
+from finegrain.values.states import RequestState
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import (
     ClusterEvent,
@@ -29,7 +30,6 @@ from resource_manager.engine.model.entities import (
     Request,
     RequestRange,
     RequestSpec,
-    RequestState,
     Slot,
     Tally,
 )

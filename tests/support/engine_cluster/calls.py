@@ -7,9 +7,9 @@ from typing import Any
 
 from finegrain.cpu_policy import PLAIN, CpuPolicy, HostPolicy, QosClass
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.states import GangPlacement
 from resource_manager.engine.model.entities import (
     Executor,
-    GangPlacement,
     GangSpec,
     Group,
     HostSetting,

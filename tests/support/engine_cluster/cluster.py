@@ -8,9 +8,10 @@ from typing import Any, Self
 
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpuset import CpuSet
+from finegrain.values.states import RequestState
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.explain.waiting_reasons import pending_reason
-from resource_manager.engine.model.entities import CpuState, RequestState, Slot
+from resource_manager.engine.model.entities import CpuState, Slot
 from resource_manager.engine.model.settings import EngineSettings, Fairness
 from resource_manager.engine.placement.elastic import PENDING
 from tests.support.engine_cluster.calls import JOB, Calls

@@ -22,6 +22,7 @@ from finegrain.resources import (
     subtract,
     total_of,
 )
+from finegrain.values.states import SlotState
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize
 from resource_manager.engine.model.entities import (
     NO_CPU_STATE,
@@ -30,7 +31,6 @@ from resource_manager.engine.model.entities import (
     Registration,
     Resize,
     Slot,
-    SlotState,
 )
 from resource_manager.engine.model.events import (
     CommandAnswered,

@@ -16,7 +16,7 @@ from finegrain.errors import FinegrainError, InvalidArgument, Reason
 from finegrain.resources import MIB, ResourceProfile
 from task_executor.engine.cpu_books import HostCpus, Place
 from task_executor.engine.slot_table import HostShare, Outcome, SlotTable
-from task_executor.engine.slots import Slot, SlotKey, SlotSpec, SlotState
+from task_executor.engine.slots import CarveState, Slot, SlotKey, SlotSpec
 from tests.support.properties import examples
 
 TWO_NODES = ((PoolName(0, 0), CpuSet.parse("0-3")), (PoolName(1, 1), CpuSet.parse("4-7")))
@@ -348,9 +348,9 @@ def test_a_plain_slot_changes_its_size_where_it_is() -> None:
 
 
 def test_a_slot_with_cpus_of_its_own_survives_a_restart_and_old_ones_are_readable() -> None:
-    own = Slot(pinned("own", "2-3"), SlotState.ALLOCATED, becoming=pinned("own", "2-4"))
+    own = Slot(pinned("own", "2-3"), CarveState.ALLOCATED, becoming=pinned("own", "2-4"))
     assert Slot.from_dict(own.to_dict()) == own
-    before = Slot(spec("plain"), SlotState.ALLOCATED).to_dict()
+    before = Slot(spec("plain"), CarveState.ALLOCATED).to_dict()
     del before["spec"]["assignment"]
     assert Slot.from_dict(before).spec.assignment is None
     books = table()

@@ -9,7 +9,7 @@ import pytest
 from finegrain.errors import FinegrainError, InvalidArgument, Reason
 from finegrain.resources import MIB, ResourceProfile
 from task_executor.engine.slot_table import Outcome, SlotTable
-from task_executor.engine.slots import Slot, SlotKey, SlotState
+from task_executor.engine.slots import CarveState, Slot, SlotKey
 from tests.task_executor.engine.test_slot_table import TOTAL, carve, spec, table
 
 KEY = SlotKey("a", 1)
@@ -113,7 +113,7 @@ def test_growth_that_does_not_fit_is_refused_with_what_is_missing() -> None:
 def test_a_slot_shrinks_also_where_more_is_promised_than_there_is() -> None:
     """After a restart with a smaller share."""
     books = table()
-    books.adopt(Slot(spec(cpu=6000), SlotState.ALLOCATED))
+    books.adopt(Slot(spec(cpu=6000), CarveState.ALLOCATED))
     assert resize(books, cpu=5000).error is None
     assert refusal(resize(books, 2, cpu=6500)).reason is Reason.SLOT_NOT_READY
     books.resized(KEY)
@@ -194,16 +194,16 @@ def test_a_slot_that_is_freed_meanwhile_gives_back_all_that_is_booked(works: boo
 
 
 def test_both_sizes_survive_the_json_form_and_an_older_form_has_neither() -> None:
-    slot = Slot(spec(), SlotState.ALLOCATED, becoming=spec(cpu=2000, resize_number=4))
+    slot = Slot(spec(), CarveState.ALLOCATED, becoming=spec(cpu=2000, resize_number=4))
     content = slot.to_dict()
     assert Slot.from_dict(content) == slot
     del content["becoming"], content["spec"]["resize_number"]
-    assert Slot.from_dict(content) == Slot(spec(), SlotState.ALLOCATED)
+    assert Slot.from_dict(content) == Slot(spec(), CarveState.ALLOCATED)
 
 
 def test_a_change_that_is_under_way_is_booked_when_it_is_adopted() -> None:
     books = table()
-    books.adopt(Slot(spec(), SlotState.ALLOCATED, becoming=spec(cpu=3500, mib=1, resize_number=1)))
+    books.adopt(Slot(spec(), CarveState.ALLOCATED, becoming=spec(cpu=3500, mib=1, resize_number=1)))
     assert books.available() == {
         "cpu_milli": 500,
         "memory_bytes": 768 * MIB,

@@ -22,7 +22,7 @@ from finegrain.errors import (
 )
 from finegrain.resources import MIB, ResourceProfile
 from task_executor.engine.slot_table import HostShare, Outcome, SlotTable
-from task_executor.engine.slots import Slot, SlotKey, SlotSpec, SlotState
+from task_executor.engine.slots import CarveState, Slot, SlotKey, SlotSpec
 from tests.support.properties import examples
 
 TOTAL = {"cpu_milli": 4000, "memory_bytes": 1024 * MIB, "extended.license-x": 2}
@@ -71,7 +71,7 @@ def test_an_ordered_slot_is_booked_at_once_and_shown_when_it_is_carved() -> None
     assert books.visible() == ()
     books.carved(outcome.key, {"driver": "v1"}, 5)
     (shown,) = books.visible()
-    assert (shown.state, shown.allocated_time_ms) == (SlotState.ALLOCATED, 5)
+    assert (shown.state, shown.allocated_time_ms) == (CarveState.ALLOCATED, 5)
 
 
 def test_a_carve_that_failed_leaves_nothing_booked() -> None:
@@ -220,7 +220,7 @@ MOVES: dict[str, Callable[[SlotTable, SlotKey], object]] = {
     "freed without being taken down": lambda books, key: books.freed(key),
     "a carve that failed afterwards": lambda books, key: books.carve_failed(key),
     "carved twice": lambda books, key: books.carved(key, {}, 0),
-    "adopted twice": lambda books, _key: books.adopt(Slot(spec(), SlotState.ALLOCATED)),
+    "adopted twice": lambda books, _key: books.adopt(Slot(spec(), CarveState.ALLOCATED)),
 }
 
 
@@ -236,14 +236,14 @@ def test_moves_that_no_table_lists_are_errors_with_a_name(
 
 def test_adopted_slots_count_even_beyond_a_total_that_shrank() -> None:
     books = table()
-    books.adopt(Slot(spec(cpu=6000), SlotState.ALLOCATED))
+    books.adopt(Slot(spec(cpu=6000), CarveState.ALLOCATED))
     assert books.available()["cpu_milli"] == -2000
     assert "cpu_milli" not in books.available_beside(books.visible())
     assert refusal(order(books, spec("b", cpu=10))[0]).reason is Reason.INSUFFICIENT_RESOURCES
 
 
 def test_a_slot_survives_its_json_form() -> None:
-    slot = Slot(spec(extended=(("license-x", 1),)), SlotState.FREEING, {"cpu": "quota"}, 7, "X")
+    slot = Slot(spec(extended=(("license-x", 1),)), CarveState.FREEING, {"cpu": "quota"}, 7, "X")
     assert Slot.from_dict(slot.to_dict()) == slot
 
 
@@ -282,7 +282,7 @@ class Books(RuleBasedStateMachine):
     @rule(i=ids, g=generations, works=st.booleans())
     def carving_ends(self, i: str, g: int, works: bool) -> None:
         slot = self.books.get(SlotKey(i, g))
-        if slot is not None and slot.state is SlotState.CARVING:
+        if slot is not None and slot.state is CarveState.CARVING:
             if works:
                 self.books.carved(slot.key, {}, 1)
             else:
@@ -297,14 +297,14 @@ class Books(RuleBasedStateMachine):
     @rule(i=ids, g=generations)
     def gone(self, i: str, g: int) -> None:
         slot = self.books.get(SlotKey(i, g))
-        if slot is not None and slot.state is SlotState.FREEING:
+        if slot is not None and slot.state is CarveState.FREEING:
             self.books.freed(slot.key)
             assert self.books.get(slot.key) is None
 
     @rule(i=ids, g=generations)
     def lost_by_the_host(self, i: str, g: int) -> None:
         slot = self.books.get(SlotKey(i, g))
-        if slot is not None and slot.state is not SlotState.CARVING:
+        if slot is not None and slot.state is not CarveState.CARVING:
             self.books.vanished(slot.key)
 
     @rule(i=ids, g=generations, number=st.integers(1, 6), cpu=st.integers(1, 2500))

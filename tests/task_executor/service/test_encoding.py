@@ -13,7 +13,7 @@ from google.protobuf.message import Message
 from finegrain.rpc.mapping.fields import fields_of
 from finegrain.v1 import slots_pb2
 from task_executor.engine.report_log import NumberedState
-from task_executor.engine.slots import Slot, SlotState
+from task_executor.engine.slots import CarveState, Slot
 from task_executor.host.kubelet import KubeletState
 from task_executor.service.encoding import write
 from tests.support.full_messages import full_value
@@ -22,7 +22,7 @@ SPECIAL: dict[Any, Any] = {
     Mapping[str, Any]: {"cpu": "quota"},
     Path: Path("/"),
     asyncio.Event: asyncio.Event,
-    "Slot.state": SlotState.FREEING,
+    "Slot.state": CarveState.FREEING,
     "NumberedState.unchanged": False,
     "TaskFault.details": {"field": 7},
     "KubeletState.notes": (),
@@ -42,7 +42,7 @@ def test_every_field_is_set(pair: tuple[type, type[Message]]) -> None:
 
 
 def test_a_slot_that_is_being_carved_is_on_no_wire() -> None:
-    carving = full_value(Slot, SPECIAL | {"Slot.state": SlotState.CARVING})
+    carving = full_value(Slot, SPECIAL | {"Slot.state": CarveState.CARVING})
     with pytest.raises(KeyError):
         write(slots_pb2.SlotStatus, carving)
 

@@ -24,7 +24,7 @@ from finegrain.cpuset import CpuSet
 from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, Reason, Unavailable
 from finegrain.resources import MIB, ResourceProfile
 from task_executor.engine.slot_table import HostShare, SlotTable
-from task_executor.engine.slots import SlotKey, SlotSpec, SlotState
+from task_executor.engine.slots import CarveState, SlotKey, SlotSpec
 from task_executor.host.helper_messages import IsolationReport, SlotLimits, SlotPlace
 from task_executor.service.checkpoint import StateDirectory
 from task_executor.service.host_sync import recover
@@ -155,7 +155,7 @@ class Story:
         )
 
     async def step(self) -> None:
-        keys = [slot.key for slot in self.keeper.table if slot.state is SlotState.ALLOCATED]
+        keys = [slot.key for slot in self.keeper.table if slot.state is CarveState.ALLOCATED]
         deed = self.rng.choice(("carve", "carve", "free", "resize", "crash", "settle"))
         if deed == "carve":
             await self.keeper.carve([self._spec() for _ in range(self.rng.choice((1, 3)))])

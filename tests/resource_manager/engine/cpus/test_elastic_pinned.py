@@ -6,11 +6,9 @@ from typing import Any
 
 from finegrain.cpu_policy import CpuPolicy, ExclusivePolicy, NumaPolicy, QosClass
 from finegrain.errors import Reason
+from finegrain.values.states import GangPlacement
 from resource_manager.engine.explain.provisions import providers_view
 from resource_manager.engine.explain.waiting_reasons import pending_reason
-from resource_manager.engine.model.entities import (
-    GangPlacement,
-)
 from resource_manager.engine.model.events import (
     ProvisionEnded,
 )

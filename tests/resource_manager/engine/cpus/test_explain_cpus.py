@@ -20,9 +20,9 @@ from finegrain.cpu_policy import (
     QosClass,
 )
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.states import GangPlacement
 from resource_manager.engine.cpus.refusals import CpuBlocker
 from resource_manager.engine.explain.requests import Explanation, explain
-from resource_manager.engine.model.entities import GangPlacement
 from resource_manager.engine.placement import survey
 from tests.support.engine_cluster import BE, LSE, LSR, EngineCluster, numa_host
 from tests.support.properties import examples

@@ -17,12 +17,8 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from finegrain.errors import Reason
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.model.entities import (
-    GangPlacement,
-    GangSpec,
-    RequestSpec,
-    RequestState,
-)
+from finegrain.values.states import GangPlacement, RequestState
+from resource_manager.engine.model.entities import GangSpec, RequestSpec
 from resource_manager.engine.placement.gang_exact import Trials
 from resource_manager.engine.queue.gangs import MemberRequest
 from tests.support.engine_cluster import BE, LSE, LSR, PLAIN, EngineCluster, numa_host

@@ -8,7 +8,7 @@ import pytest
 
 from finegrain.cpu_policy import BindPolicy, CpuPolicy, ExclusivePolicy, NumaPolicy
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.model.entities import GangPlacement
+from finegrain.values.states import GangPlacement
 from tests.support.engine_cluster import LSR, EngineCluster, host, numa_host
 
 UNKNOWN = "the host does not tell its cores and NUMA nodes"

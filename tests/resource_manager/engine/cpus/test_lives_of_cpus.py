@@ -25,15 +25,10 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from finegrain.errors import FinegrainError, Reason
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.states import GangPlacement, RequestState
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.explain.waiting_reasons import pending_reason
-from resource_manager.engine.model.entities import (
-    CpuState,
-    GangPlacement,
-    GangSpec,
-    RequestSpec,
-    RequestState,
-)
+from resource_manager.engine.model.entities import CpuState, GangSpec, RequestSpec
 from resource_manager.engine.model.events import (
     ExecutorProbed,
     HostPolicySet,

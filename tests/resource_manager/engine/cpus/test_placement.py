@@ -16,10 +16,11 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from finegrain.errors import Reason
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.states import RequestState
 from resource_manager.engine.cpus.refusals import CpuBlocker
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason
 from resource_manager.engine.model.effects import Changes
-from resource_manager.engine.model.entities import RequestSpec, RequestState
+from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import SlotsReuseAsked
 from resource_manager.engine.placement.feasibility import Blocker, judge
 from tests.support.engine_cluster import BE, LSE, LSR, EngineCluster, host, numa_host

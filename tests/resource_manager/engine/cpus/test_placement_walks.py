@@ -21,8 +21,9 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import CpuSet
 from finegrain.resources import MIB, ResourceProfile, fits
+from finegrain.values.states import RequestState
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.model.entities import RequestSpec, RequestState
+from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import (
     DrainRequested,
     JobRegistered,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from resource_manager.engine.model.entities import GangPlacement
+from finegrain.values.states import GangPlacement
 from tests.support.engine_cluster import LSR, EngineCluster, numa_host
 
 LABELS = (("disk", "ssd"),)

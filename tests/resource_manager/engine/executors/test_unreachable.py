@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.states import ExecutorState, RequestState
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.effects import ProbeExecutor, PublishClusterEvent
-from resource_manager.engine.model.entities import ExecutorState, RequestState
 from resource_manager.engine.model.events import (
     CommandRefused,
     ExecutorProbed,

@@ -9,6 +9,7 @@ import pytest
 
 from finegrain.errors import InvalidArgument, NotFound
 from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.values.states import RequestState
 from resource_manager.engine.explain import lists
 from resource_manager.engine.explain.lists import (
     Page,
@@ -20,7 +21,7 @@ from resource_manager.engine.explain.lists import (
     list_slots,
 )
 from resource_manager.engine.explain.requests import explain
-from resource_manager.engine.model.entities import RequestSpec, RequestState
+from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import (
     Decide,
     RequestsSubmitted,

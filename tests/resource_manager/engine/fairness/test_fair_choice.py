@@ -15,11 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finegrain.resources import GIB, MIB, ResourceProfile, fits
+from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason
 from resource_manager.engine.fairness.choice import RUN_PART
 from resource_manager.engine.fairness.flows import Flow
 from resource_manager.engine.invariants.all import check_invariants
-from resource_manager.engine.model.entities import RangeSpec, RequestSpec, RequestState, SlotState
+from resource_manager.engine.model.entities import RangeSpec, RequestSpec
 from resource_manager.engine.model.events import (
     Event,
     GroupSet,

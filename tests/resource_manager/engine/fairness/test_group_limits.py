@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from finegrain.resources import GIB, MIB, ResourceProfile, fits, total_of
+from finegrain.values.states import RequestState
 from resource_manager.engine.fairness.groups import above
 from resource_manager.engine.fairness.quotas import counted
 from resource_manager.engine.lifecycle import quota_checks
-from resource_manager.engine.model.entities import GangSpec, RangeSpec, RequestSpec, RequestState
+from resource_manager.engine.model.entities import GangSpec, RangeSpec, RequestSpec
 from resource_manager.engine.model.events import (
     SlotsReleased,
 )

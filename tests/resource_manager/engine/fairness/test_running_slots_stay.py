@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from resource_manager.engine.model.entities import SlotState
+from finegrain.values.states import SlotState
 from tests.support.engine_cluster import EngineCluster
 
 CORES = 4

@@ -8,10 +8,11 @@ import pytest
 
 from finegrain.errors import FailedPrecondition, InvalidArgument, ResourceExhausted
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.states import RequestState
 from resource_manager.engine.explain.lists import list_requests
 from resource_manager.engine.jobs import lifecycle
 from resource_manager.engine.jobs.lifecycle import ENDED_AT_ONCE, FORGOTTEN_AT_ONCE
-from resource_manager.engine.model.entities import JobState, RequestSpec, RequestState
+from resource_manager.engine.model.entities import JobState, RequestSpec
 from resource_manager.engine.model.events import (
     RequestsSubmitted,
     Ticked,

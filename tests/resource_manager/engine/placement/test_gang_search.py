@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.model.entities import GangPlacement
+from finegrain.values.states import GangPlacement
 from resource_manager.engine.placement.gang_search import seek
 from resource_manager.engine.queue.gangs import MemberRequest, Where
 from tests.resource_manager.engine.placement.test_placing import POOL_PER_PART, cluster_of

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.states import RequestState
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.model.entities import GangSpec, RequestSpec, RequestState
+from resource_manager.engine.model.entities import GangSpec, RequestSpec
 from resource_manager.engine.model.events import (
     ExecutorRegistered,
 )

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.values.states import ExecutorState
 from resource_manager.engine.explain.requests import explain
-from resource_manager.engine.model.entities import ExecutorState, RequestSpec
+from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.placement.feasibility import Blocker, Judgement
 from resource_manager.engine.placement.survey import MILLION, Survey
 from tests.resource_manager.engine.placement.test_placing import (

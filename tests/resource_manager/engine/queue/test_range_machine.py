@@ -14,14 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.values.states import RequestState
 from resource_manager.engine.explain.stretches import members_of, stretches_of
 from resource_manager.engine.invariants.all import check_invariants
-from resource_manager.engine.model.entities import (
-    ENDED_REQUEST_STATES,
-    RangeSpec,
-    RequestSpec,
-    RequestState,
-)
+from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, RangeSpec, RequestSpec
 from resource_manager.engine.model.events import (
     Event,
     Members,

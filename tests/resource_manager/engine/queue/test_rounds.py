@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.values.states import RequestState
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason
-from resource_manager.engine.model.entities import RequestSpec, RequestState
+from resource_manager.engine.model.entities import RequestSpec
 from tests.support.engine_cluster import EngineCluster, FakeExecutor
 
 SMALL = ResourceProfile(100, 64 * MIB)

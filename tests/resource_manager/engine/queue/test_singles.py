@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
-from resource_manager.engine.model.entities import RequestState
+from finegrain.values.states import RequestState
 from resource_manager.engine.placement.placement_pass import PlacementPass
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable, NonBatchables
 from resource_manager.engine.scheduling.cycle import ATTEMPTS

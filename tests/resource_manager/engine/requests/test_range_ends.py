@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.values.states import RequestState
 from resource_manager.engine.jobs import lifecycle
 from resource_manager.engine.lifecycle.members import KINDS_OF_ENDS_MAX
 from resource_manager.engine.model.effects import SendAllocate
-from resource_manager.engine.model.entities import RangeSpec, RequestSpec, RequestState
+from resource_manager.engine.model.entities import RangeSpec, RequestSpec
 from tests.support.engine_cluster import EngineCluster, host
 
 SMALL = ResourceProfile(1_000, 256 * MIB)

@@ -12,14 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.values.states import ExecutorState, ProvidedExecutorState, RequestState
 from resource_manager.engine.explain.provisions import planned_on, providers_view
 from resource_manager.engine.model.effects import StartExecutor, StopExecutor
-from resource_manager.engine.model.entities import (
-    ExecutorState,
-    JobState,
-    ProvisionState,
-    RequestState,
-)
+from resource_manager.engine.model.entities import JobState
 from resource_manager.engine.model.events import (
     ProvisionEnded,
     ProvisionFailed,
@@ -221,7 +217,7 @@ class NothingStrays(GangsStayWhole):
 
     def _nothing_is_left_but_the_minimum(self) -> None:
         provisions = self.state.provisions
-        assert {each.state for each in provisions.values()} <= {ProvisionState.REGISTERED}
+        assert {each.state for each in provisions.values()} <= {ProvidedExecutorState.REGISTERED}
         assert set(self.machines) == set(provisions)
         there = self.state.provision_moves.staying()["cpu_milli"]
         assert there >= 3_000

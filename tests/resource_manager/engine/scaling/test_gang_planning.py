@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from resource_manager.engine.model.entities import GangPlacement
+from finegrain.values.states import GangPlacement
 from resource_manager.engine.model.scheduling_key import SLOTS
 from resource_manager.engine.placement.elastic import Capacity
 from resource_manager.engine.planning.gang_planning import GangWish

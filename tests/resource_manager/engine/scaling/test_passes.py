@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.values.states import ProvidedExecutorState
 from resource_manager.engine.explain.provisions import planned_on, providers_view
 from resource_manager.engine.model.effects import StartExecutor, StopExecutor
-from resource_manager.engine.model.entities import GangSpec, ProvisionState, RequestSpec
+from resource_manager.engine.model.entities import GangSpec, RequestSpec
 from resource_manager.engine.model.events import (
     ProvisionEnded,
     ProvisionFailed,
@@ -138,7 +139,7 @@ def test_what_was_asked_for_a_gang_that_left_is_given_back() -> None:
     for _ in range(3):
         cluster.wait(1_000)
     states = {each.state for each in cluster.state.provisions.values()}
-    assert states == {ProvisionState.STOPPING}
+    assert states == {ProvidedExecutorState.STOPPING}
 
 
 def test_gangs_that_nothing_could_serve_keep_none_behind_them_from_being_planned() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resource_manager.engine.model.entities import GangPlacement
+from finegrain.values.states import GangPlacement
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
 from resource_manager.engine.placement.elastic import Capacity
 from resource_manager.engine.planning.gang_planning import GangWish

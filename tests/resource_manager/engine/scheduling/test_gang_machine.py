@@ -12,14 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from finegrain.resources import ResourceProfile
+from finegrain.values.states import GangPlacement, RequestState
 from resource_manager.engine.lifecycle.gangs import waiting_gangs
-from resource_manager.engine.model.entities import (
-    GangPlacement,
-    GangSpec,
-    Instant,
-    RequestSpec,
-    RequestState,
-)
+from resource_manager.engine.model.entities import GangSpec, Instant, RequestSpec
 from resource_manager.engine.model.events import RequestsSubmitted
 from resource_manager.engine.placement.gang_search import find_together, passed_by, seek
 from resource_manager.engine.queue.gangs import Where, living, wishes_of

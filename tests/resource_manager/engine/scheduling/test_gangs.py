@@ -13,16 +13,12 @@ from hypothesis import strategies as st
 
 from finegrain.errors import InvalidArgument, ResourceExhausted
 from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.values.states import GangPlacement, RequestState
 from resource_manager.engine.explain.lists import cluster_view
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.jobs import lifecycle
 from resource_manager.engine.lifecycle.gangs import waiting_gangs
-from resource_manager.engine.model.entities import (
-    GangPlacement,
-    GangSpec,
-    RequestSpec,
-    RequestState,
-)
+from resource_manager.engine.model.entities import GangSpec, RequestSpec
 from resource_manager.engine.model.events import (
     JobEndRequested,
     RequestsSubmitted,

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from finegrain.resources import fits, total_of
-from resource_manager.engine.model.entities import RequestSpec, RequestState
+from finegrain.values.states import RequestState
+from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.settings import Fairness
 from tests.resource_manager.engine.scheduling.test_gang_machine import GangsStayWhole
 from tests.resource_manager.engine.test_machine import JOBS, MACHINE, PROFILES

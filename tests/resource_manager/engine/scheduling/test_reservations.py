@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.values.states import GangPlacement
 from resource_manager.engine.explain.requests import explain
-from resource_manager.engine.model.entities import GangPlacement
 from resource_manager.engine.model.events import (
     CommandRefused,
     SlotsReleased,

@@ -8,8 +8,9 @@ import pytest
 
 from finegrain.errors import FailedPrecondition
 from finegrain.resources import GIB, MIB, Amounts, ResourceProfile
+from finegrain.values.states import RequestState
 from resource_manager.engine.explain.requests import explain
-from resource_manager.engine.model.entities import RequestSpec, RequestState
+from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import (
     CommandAnswered,
     ItemOutcome,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from finegrain.resources import MIB, ResourceProfile
-from resource_manager.engine.model.entities import GangPlacement
+from finegrain.values.states import GangPlacement
 from resource_manager.engine.scheduling import next_in_order, slot_reuse
 from tests.support.engine_cluster import EngineCluster
 

@@ -1,0 +1,1 @@
+"""Values that travel between programs: one class each, for all of them."""
