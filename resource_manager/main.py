@@ -200,7 +200,7 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         hub = WatchHub(runner, metrics)
         server = make_server(parts, hub)
         address = await server.start(serving=False)
-        parts.leadership.address = parts.books.address = advertised(options, address)
+        parts.leadership.address = parts.driver.address = advertised(options, address)
         stack.push_async_callback(server.stop, 0)
         providers = set_up_providers(
             options,

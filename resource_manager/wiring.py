@@ -28,9 +28,8 @@ from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.providers.config import ProvidersConfiguration
 from resource_manager.service.admission import JobLimits
-from resource_manager.service.books import Books, now
-from resource_manager.service.books_metrics import observe_books
 from resource_manager.service.cluster_service import About, ClusterServicer
+from resource_manager.service.engine_driver import EngineDriver, now
 from resource_manager.service.executor_service import ExecutorCalls, ExecutorTerms
 from resource_manager.service.job_service import JobCalls
 from resource_manager.service.metrics import ResourceManagerMetrics
@@ -44,6 +43,7 @@ from resource_manager.service.preparation import (
 from resource_manager.service.provider_setup import read_providers
 from resource_manager.service.runner import Runner, RunnerLimits
 from resource_manager.service.standby import Leadership
+from resource_manager.service.state_metrics import observe_state
 from resource_manager.service.watch import WatchHub
 from resource_manager.storage.lazy_store import LazyStore
 from resource_manager.storage.location import sqlite_url
@@ -62,7 +62,7 @@ class Components:
     prepared_tokens: PreparedTokens
     metrics: ResourceManagerMetrics
     store: Store
-    books: Books
+    driver: EngineDriver
     runner: Runner
     leadership: Leadership
     secrets: JobSecrets
@@ -127,8 +127,8 @@ async def make_components(
     holder = f"{socket.gethostname()} {options.advertise_address or options.listen.address}"
     lease_s = options.database_lease_ms / 1_000
     limits = RunnerLimits(renew_interval_s=lease_s / 4, unsure_max_s=lease_s)
-    books = Books(store, settings, metrics, holder=holder)
-    runner = Runner(books, metrics, limits=limits)
+    driver = EngineDriver(store, settings, metrics, holder=holder)
+    runner = Runner(driver, metrics, limits=limits)
     leadership = Leadership(runner, metrics)
     secrets = JobSecrets(runner)
     return Components(
@@ -137,7 +137,7 @@ async def make_components(
         prepared_tokens=tokens,
         metrics=metrics,
         store=store,
-        books=books,
+        driver=driver,
         runner=runner,
         leadership=leadership,
         secrets=secrets,
@@ -186,7 +186,7 @@ async def serve_metrics(parts: Components, stack: AsyncExitStack) -> str:
 
     async def refresh() -> None:
         with contextlib.suppress(Unavailable):  # what is known already is shown all the same
-            await runner.read(lambda state: observe_books(metrics, state, now()))
+            await runner.read(lambda state: observe_state(metrics, state, now()))
 
     http = MetricsServer(
         options.listen.metrics_address,

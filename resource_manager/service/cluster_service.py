@@ -30,7 +30,7 @@ from resource_manager.engine.model.events import (
     UndrainRequested,
 )
 from resource_manager.engine.state import State
-from resource_manager.service.books import now
+from resource_manager.service.engine_driver import now
 from resource_manager.service.groups_service import GroupCalls
 from resource_manager.service.host_policy_service import HostPolicyCalls
 from resource_manager.service.paging import key_of, page_size, token_of

@@ -37,8 +37,8 @@ from resource_manager.engine.model.events import (
     ItemOutcome,
 )
 from resource_manager.engine.model.reported import Report
-from resource_manager.service.books import MakeEvent
 from resource_manager.service.dialling import Obstacle, cause_of, obstacle_of, was_reached
+from resource_manager.service.engine_driver import MakeEvent
 from resource_manager.service.leadership import may_command
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner

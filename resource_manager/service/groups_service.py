@@ -14,7 +14,7 @@ from resource_manager.engine.jobs.groups import known_group
 from resource_manager.engine.model.entities import Group, Instant
 from resource_manager.engine.model.events import GroupDeleted
 from resource_manager.engine.state import State
-from resource_manager.service.books import now
+from resource_manager.service.engine_driver import now
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire.encoding import groups_message, write
 from resource_manager.service.wire.groups import group_wish

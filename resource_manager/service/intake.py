@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from finegrain.errors import FinegrainError, ResourceExhausted
 from resource_manager.engine.state import State
-from resource_manager.service.books import Item, MakeEvent
+from resource_manager.service.engine_driver import Item, MakeEvent
 from resource_manager.service.lanes import LaneLimits, Lanes
 from resource_manager.service.metrics import ResourceManagerMetrics
 

@@ -27,7 +27,7 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.service.admission import JobAdmission, JobLimits, Kind
-from resource_manager.service.books import MakeEvent
+from resource_manager.service.engine_driver import MakeEvent
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.ownership import JobSecrets
 from resource_manager.service.runner import Runner

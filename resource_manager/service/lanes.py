@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from finegrain.errors import ResourceExhausted
-from resource_manager.service.books import Item
+from resource_manager.service.engine_driver import Item
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Labels are bounded by configuration, by the number of executors or of resource groups; never job or
 allocation ids.
-Gauges of the cluster are filled from the books when somebody scrapes (`observe_books`).
+Gauges of the cluster are filled from the books when somebody scrapes (`observe_state`).
 """
 
 from __future__ import annotations

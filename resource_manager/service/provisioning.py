@@ -36,7 +36,7 @@ from resource_manager.providers.provider import (
     Sight,
     Started,
 )
-from resource_manager.service.books import MakeEvent
+from resource_manager.service.engine_driver import MakeEvent
 from resource_manager.service.leadership import may_command
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner

@@ -24,7 +24,7 @@ from finegrain.errors import FinegrainError, Reason, StoreError, Unavailable
 from finegrain.logs import get_logger
 from resource_manager.engine.executors.reports import EpochSeen
 from resource_manager.engine.model.effects import Effect
-from resource_manager.service.books import Books, BooksSuspect, Item
+from resource_manager.service.engine_driver import EngineDriver, Item, StateSuspect
 from resource_manager.service.intake import Intake, fail
 from resource_manager.service.lanes import LaneLimits
 from resource_manager.service.lease import LeaseKeeper
@@ -69,17 +69,17 @@ class Runner(Intake):
 
     def __init__(
         self,
-        books: Books,
+        driver: EngineDriver,
         metrics: ResourceManagerMetrics,
         *,
         limits: RunnerLimits | None = None,
     ) -> None:
-        self._books = books
+        self._driver = driver
         self._limits = limits or RunnerLimits()
         super().__init__(metrics, self._limits.lanes)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rm-writer")
         self._lease = LeaseKeeper(
-            books.store,
+            driver.store,
             self._limits.renew_interval_s,
             self._die,
             unsure_max_s=self._limits.unsure_max_s,
@@ -98,12 +98,12 @@ class Runner(Intake):
     @property
     def rm_epoch(self) -> int:
         """The present incarnation."""
-        return self._books.rm_epoch
+        return self._driver.rm_epoch
 
     @property
     def healthy(self) -> bool:
         """True while requests are accepted and granted."""
-        return self._refusal() is None and not self._books.broken
+        return self._refusal() is None and not self._driver.broken
 
     async def start(self, listener: Listener) -> int:
         """Takes leadership, reads the books and begins; answers with the epoch.
@@ -113,10 +113,10 @@ class Runner(Intake):
             InvariantBroken: what it holds contradicts itself.
         """
         self._listener = listener
-        await self._in_thread(self._books.lead)
+        await self._in_thread(self._driver.lead)
         self._lease.start()
         try:
-            await self._in_thread(self._books.read)
+            await self._in_thread(self._driver.read)
         except BaseException:
             self._lease.pause()
             raise
@@ -140,7 +140,7 @@ class Runner(Intake):
         await asyncio.gather(*self._timers, return_exceptions=True)
         self._refuse_all(Unavailable("the resource manager is stopping; try again"))
         self._lease.pause()
-        await self._in_thread(self._books.store.close)
+        await self._in_thread(self._driver.store.close)
         self._lease.stop()
         self._thread.shutdown(wait=False)
 
@@ -159,7 +159,7 @@ class Runner(Intake):
 
     async def in_store(self, fn: Callable[[Store], T]) -> T:
         """Runs a read-only call of the store (event logs) beside the writer."""
-        return await asyncio.get_running_loop().run_in_executor(None, fn, self._books.store)
+        return await asyncio.get_running_loop().run_in_executor(None, fn, self._driver.store)
 
     def _refusal(self) -> FinegrainError | None:
         if self._writer is None:
@@ -175,8 +175,8 @@ class Runner(Intake):
         while True:
             await self._arrived.wait()
             self._arrived.clear()
-            while self._lanes or self._tick_due or (self._books.unfinished and not self._closing):
-                ticked, self._tick_due = self._tick_due or self._books.unfinished, False
+            while self._lanes or self._tick_due or (self._driver.unfinished and not self._closing):
+                ticked, self._tick_due = self._tick_due or self._driver.unfinished, False
                 batch = self._lanes.gather()
                 self._metrics.queue_items.set(self._lanes.waiting_items)
                 await self._serve(batch, ticked=ticked)
@@ -196,7 +196,7 @@ class Runner(Intake):
     async def _serve(self, batch: list[Item], *, ticked: bool) -> None:
         self._serving = batch
         try:
-            effects = await self._in_thread(self._books.turn, batch, ticked)
+            effects = await self._in_thread(self._driver.run_batch, batch, ticked)
             if batch or effects:
                 await self._lease.be_sure()
         except NotLeader as error:
@@ -206,7 +206,7 @@ class Runner(Intake):
             fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
             self._die(await self._replaced() or error)
         except Exception as error:
-            suspect = isinstance(error, BooksSuspect)
+            suspect = isinstance(error, StateSuspect)
             (self._metrics.step_failures if suspect else self._metrics.commit_failures).inc()
             _log.error("batch_dropped", error=str(error), events=len(batch), exc_info=error)
             fail(batch, _public(error))
@@ -246,7 +246,7 @@ class Runner(Intake):
                 await asyncio.sleep(self._recovery.pause_s())
             at_once = False
             try:
-                await self._in_thread(self._books.load)
+                await self._in_thread(self._driver.load)
             except NotLeader as error:
                 self._die(error)
                 return
@@ -286,13 +286,13 @@ class Runner(Intake):
         if moment >= self._maintain_due_at:
             self._maintain_due_at = moment + self._limits.maintain_interval_s
             try:
-                await self._in_thread(self._books.store.maintain)
+                await self._in_thread(self._driver.store.maintain)
             except NotLeader as error:
                 self._die(error)
             except FinegrainError as error:
                 _log.warning("maintenance_failed", error=error.message)
-        if moment >= self._check_due_at and not self._books.broken:
-            took_s = await self._in_thread(self._books.check)
+        if moment >= self._check_due_at and not self._driver.broken:
+            took_s = await self._in_thread(self._driver.check)
             pause_s = max(self._limits.check_interval_s, took_s / self._limits.check_share_max)
             self._check_due_at = time.monotonic() + pause_s
 

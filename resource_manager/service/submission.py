@@ -13,7 +13,7 @@ from functools import partial
 from finegrain.v1 import slots_pb2
 from resource_manager.engine.model.entities import GangSpec, Instant, RangeSpec, RequestSpec, Slot
 from resource_manager.engine.model.events import Event, ItemOutcome, Members, RequestsSubmitted
-from resource_manager.service.books import MakeEvent
+from resource_manager.service.engine_driver import MakeEvent
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire import decoding
 from resource_manager.service.wire.encoding import slot_status

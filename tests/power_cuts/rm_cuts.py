@@ -22,7 +22,7 @@ from finegrain.errors import FinegrainError
 from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.restoring import restore
-from resource_manager.service.books import now
+from resource_manager.service.engine_driver import now
 from resource_manager.storage.location import sqlite_url
 from resource_manager.storage.opening import open_store
 from tests.power_cuts import manager

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import finegrain_client as fg
 from finegrain.mapping.value import SHOWN
 from resource_manager import wiring as parts
-from resource_manager.service import books
+from resource_manager.service import engine_driver as books
 from tests.support.engine_cluster import START_TIME_MS
 from tests.support.rm_service import RunningRm, running_rm
 

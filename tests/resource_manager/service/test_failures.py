@@ -28,7 +28,8 @@ from resource_manager.engine.model.events import JobRegistered
 from resource_manager.engine.step import step
 from resource_manager.main import EXIT_FAILED, EXIT_STEPPED_DOWN
 from resource_manager.options import ResourceManagerOptions
-from resource_manager.service import books, watch
+from resource_manager.service import engine_driver as books
+from resource_manager.service import watch
 from resource_manager.storage.opening import open_store
 from resource_manager.storage.store import NotLeader, Store, StoreAway
 from tests.support.patience import PATIENCE_S

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finegrain.errors import ResourceExhausted
-from resource_manager.service.books import Item
+from resource_manager.service.engine_driver import Item
 from resource_manager.service.lanes import LaneLimits, Lanes
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from finegrain.errors import Reason, StoreError, Unavailable
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.service.books import Books
+from resource_manager.service.engine_driver import EngineDriver
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner, RunnerLimits
 from resource_manager.service.watchdog import writer_answers
@@ -221,8 +221,8 @@ async def test_the_lease_is_renewed_while_the_books_are_read() -> None:
     store = LeasedStore()
     store.loading.clear()
     metrics = ResourceManagerMetrics("test")
-    books = Books(store, EngineSettings(), metrics, holder="test")
-    runner = Runner(books, metrics, limits=RunnerLimits(renew_interval_s=0.01))
+    driver = EngineDriver(store, EngineSettings(), metrics, holder="test")
+    runner = Runner(driver, metrics, limits=RunnerLimits(renew_interval_s=0.01))
     starting = asyncio.create_task(runner.start(Heard()))
     await eventually(lambda: store.renewals >= 3)
     assert not starting.done()

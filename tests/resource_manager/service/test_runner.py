@@ -32,7 +32,7 @@ from resource_manager.engine.model.effects import (
 from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.model.events import Decide, JobRegistered, Ticked
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.service.books import Books, BooksSuspect
+from resource_manager.service.engine_driver import EngineDriver, StateSuspect
 from resource_manager.service.executor_link import ExecutorLinks, LinkOptions
 from resource_manager.service.lanes import LaneLimits
 from resource_manager.service.metrics import ResourceManagerMetrics
@@ -81,8 +81,8 @@ async def started(
     store: GatedStore, limits: RunnerLimits = QUIET, **parts: Any
 ) -> AsyncIterator[tuple[Runner, Heard]]:
     metrics = ResourceManagerMetrics("test")
-    books = Books(store, EngineSettings(), metrics, holder="test", **parts)
-    runner, heard = Runner(books, metrics, limits=limits), Heard()
+    driver = EngineDriver(store, EngineSettings(), metrics, holder="test", **parts)
+    runner, heard = Runner(driver, metrics, limits=limits), Heard()
     await runner.start(heard)
     try:
         yield runner, heard
@@ -240,7 +240,7 @@ async def test_a_step_that_may_have_half_changed_the_books_drops_them() -> None:
         assert await runner.read(lambda state: list(state.jobs)) == []
         assert (heard.reloads, runner.rm_epoch) == ([2], 2)
         assert not any(changes.jobs for changes in store.commits)
-        assert not isinstance(await register(runner, "job-1"), BooksSuspect)
+        assert not isinstance(await register(runner, "job-1"), StateSuspect)
 
 
 async def test_who_shares_a_batch_with_a_bug_may_try_again() -> None:
@@ -331,8 +331,8 @@ async def test_time_that_passes_is_noticed_though_nobody_calls() -> None:
 
 async def test_before_the_start_and_after_the_stop_callers_are_sent_away() -> None:
     metrics = ResourceManagerMetrics("test")
-    books = Books(GatedStore(), EngineSettings(), metrics, holder="test")
-    runner = Runner(books, metrics, limits=QUIET)
+    driver = EngineDriver(GatedStore(), EngineSettings(), metrics, holder="test")
+    runner = Runner(driver, metrics, limits=QUIET)
     with pytest.raises(Unavailable, match="starting"):
         await runner.read(lambda state: state)
     await runner.start(Heard())

@@ -17,7 +17,7 @@ from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import JobRegistered, RequestsCancelled, RequestsSubmitted
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.service import watch
-from resource_manager.service.books import Books
+from resource_manager.service.engine_driver import EngineDriver
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 from resource_manager.service.watch import WatchHub
@@ -63,7 +63,7 @@ class Service:
 async def serving(folder: Path) -> AsyncIterator[tuple[Service, WatchHub]]:
     metrics = ResourceManagerMetrics("test")
     store = open_store(sqlite_url(folder / "books.db"))
-    runner = Runner(Books(store, EngineSettings(), metrics, holder="test"), metrics)
+    runner = Runner(EngineDriver(store, EngineSettings(), metrics, holder="test"), metrics)
     hub = WatchHub(runner, metrics)
     service = Service(runner, hub)
     await runner.start(service)

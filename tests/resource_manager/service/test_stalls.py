@@ -13,7 +13,7 @@ from resource_manager.engine.model.effects import Effect, PublishClusterEvent
 from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.model.events import ExecutorRegistered, JobRegistered
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.service.books import Books, Item
+from resource_manager.service.engine_driver import EngineDriver, Item
 from resource_manager.service.metrics import ResourceManagerMetrics
 from tests.resource_manager.service.test_runner import GatedStore
 from tests.support.engine_cluster import host
@@ -31,8 +31,8 @@ class Standing:
         self.loop = loop
         metrics = ResourceManagerMetrics("test")
         store: Any = GatedStore()
-        self.books = Books(store, SETTINGS, metrics, holder="test", clock=self.clock)
-        self.books.load()
+        self.driver = EngineDriver(store, SETTINGS, metrics, holder="test", clock=self.clock)
+        self.driver.load()
         small = ResourceProfile(100, 64 * MIB)
         executor = host("host-a", memory_bytes=GIB, default_profile=small)
         self.turn(
@@ -46,7 +46,7 @@ class Standing:
     def turn(self, *makes: Any) -> list[str]:
         """One batch with a tick; the kinds of cluster events that came of it."""
         items = [Item(self.loop.create_future(), make=make) for make in makes]
-        effects: list[Effect] = self.books.turn(items, ticked=True)
+        effects: list[Effect] = self.driver.run_batch(items, ticked=True)
         return [each.event.kind for each in effects if isinstance(each, PublishClusterEvent)]
 
     def pass_by(self, milliseconds: int) -> list[str]:

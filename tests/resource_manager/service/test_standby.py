@@ -25,7 +25,7 @@ from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.main import EXIT_FAILED, EXIT_OK, EXIT_REPLACED, serve
 from resource_manager.options import ResourceManagerOptions
-from resource_manager.service.books import Books
+from resource_manager.service.engine_driver import EngineDriver
 from resource_manager.service.executor_link import ExecutorLinks
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Listener, Runner
@@ -173,11 +173,11 @@ async def test_without_standby_a_second_one_is_refused_with_the_way_out(
 async def test_one_that_was_replaced_does_not_call_itself_the_next_leader() -> None:
     """Callers would wait for it, instead of turning elsewhere."""
     metrics = ResourceManagerMetrics("test")
-    books = Books(GatedStore(), EngineSettings(), metrics, holder="test")
-    runner = Runner(books, metrics)
+    driver = EngineDriver(GatedStore(), EngineSettings(), metrics, holder="test")
+    runner = Runner(driver, metrics)
     leadership = Leadership(runner, metrics)
     leadership.address, leadership.standing_by = "rm-a:7170", True
-    books.lead()
+    driver.lead()
     taking = leadership.refusal()
     assert taking is not None
     assert taking.details == {"leader_address": "rm-a:7170"}

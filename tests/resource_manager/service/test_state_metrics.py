@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from prometheus_client import generate_latest
 
-from resource_manager.service.books_metrics import observe_books
 from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.state_metrics import observe_state
 from tests.support.engine_cluster import EngineCluster, numa_host
 
 
 def held(cluster: EngineCluster) -> dict[str, float]:
     metrics = ResourceManagerMetrics("0")
-    observe_books(metrics, cluster.state, cluster.at)
+    observe_state(metrics, cluster.state, cluster.at)
     lines = generate_latest(metrics.registry).decode().splitlines()
     values = [line.split() for line in lines if not line.startswith("#")]
     names = ("reservation", "held_")
@@ -43,6 +43,6 @@ def test_the_total_of_an_executor_is_what_can_be_booked_there() -> None:
     cluster = EngineCluster.settled(numa_host())
     cluster.report_cpus("host-a", offline_cpus="3,11")
     metrics = ResourceManagerMetrics("0")
-    observe_books(metrics, cluster.state, cluster.at)
+    observe_state(metrics, cluster.state, cluster.at)
     shown = generate_latest(metrics.registry).decode()
     assert 'finegrain_cpu_cores{executor="host-a",state="total"} 14.0' in shown

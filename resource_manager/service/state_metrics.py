@@ -15,7 +15,7 @@ from resource_manager.service.groups_service import views_at
 from resource_manager.service.metrics import ResourceManagerMetrics
 
 
-def observe_books(metrics: ResourceManagerMetrics, state: State, at: Instant) -> None:
+def observe_state(metrics: ResourceManagerMetrics, state: State, at: Instant) -> None:
     """Everything that is a matter of the present state. Series of forgotten executors go."""
     view = cluster_view(state)
     metrics.jobs.set(view.jobs)

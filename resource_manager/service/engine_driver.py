@@ -1,7 +1,7 @@
-"""The books on the writer's thread: read them, turn one batch into a durable change, check them.
+"""Drives the engine on the writer's thread: reads the state, steps batches, checks invariants.
 
-Decides the order within a batch: step every event, decide, commit, and only then make answers and
-run reads, while the books stand still. Everything here blocks and belongs to one thread.
+Within a batch every event is stepped, then `Decide`, then the changes are committed; only then
+answers are made and reads are run. Everything here blocks and belongs to one thread.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class Item:
             self.future.set_result(self.value)
 
 
-class BooksSuspect(Exception):
-    """A step failed in a way that may have left the books half-changed."""
+class StateSuspect(Exception):
+    """A step failed, and may have left the state half-changed: it must be read again."""
 
 
-class Books:
-    """The state of this incarnation and the store that keeps it."""
+class EngineDriver:
+    """The engine's state, and the store that keeps it."""
 
     def __init__(
         self,
@@ -152,13 +152,13 @@ class Books:
             )
         self.check()
 
-    def turn(self, batch: list[Item], ticked: bool) -> list[Effect]:
+    def run_batch(self, batch: list[Item], ticked: bool) -> list[Effect]:
         """One batch: afterwards it is durable and every item has its value or its error.
 
         Raises:
             StoreError, NotLeader, InvariantBroken: the commit failed.
             EpochSeen: the books are not the newest; nothing was stored, nothing may be commanded.
-            BooksSuspect: a step failed; the books must be read anew.
+            StateSuspect: a step failed; the books must be read anew.
         """
         effects: list[Effect] = []
         if ticked or any(item.make is not None for item in batch):
@@ -228,7 +228,7 @@ class Books:
             result = self._step(self.state, event)
         except (IllegalTransition, InvariantBroken) as error:
             item.error = error
-            raise BooksSuspect(f"{type(event).__name__}: {error}") from error
+            raise StateSuspect(f"{type(event).__name__}: {error}") from error
         except EpochSeen as error:
             item.error = error
             raise
@@ -237,7 +237,7 @@ class Books:
             return []
         except Exception as error:
             item.error = FinegrainError("the resource manager failed at this call; see its log")
-            raise BooksSuspect(f"{type(event).__name__}: {error!r}") from error
+            raise StateSuspect(f"{type(event).__name__}: {error!r}") from error
         item.value = result.answer
         return result.effects
 
@@ -245,7 +245,7 @@ class Books:
         try:
             return self._step(self.state, event).effects
         except Exception as error:
-            raise BooksSuspect(f"{type(event).__name__}: {error!r}") from error
+            raise StateSuspect(f"{type(event).__name__}: {error!r}") from error
 
     def _finish(self, item: Item) -> None:
         """Turns the answer into the result, or runs the read."""
