@@ -1,8 +1,4 @@
-"""The vocabularies of CPU orchestration as numbers of cpus.proto.
-
-Decides which number stands for which word, and which word not saying one stands for. Refuses
-numbers of a newer version.
-"""
+"""The vocabularies of CPU orchestration as numbers of cpus.proto, checked when read."""
 
 from __future__ import annotations
 
@@ -18,6 +14,7 @@ from finegrain.cpu_policy import (
     QosClass,
 )
 from finegrain.errors import InvalidArgument
+from finegrain.rpc.mapping.fields import members_of, numbers_of
 from finegrain.v1 import cpus_pb2 as pb
 
 WordT = TypeVar("WordT", bound=StrEnum)
@@ -26,24 +23,18 @@ WordT = TypeVar("WordT", bound=StrEnum)
 class Words(Generic[WordT]):
     """One vocabulary on the wire. `unsaid` stands for the number 0."""
 
-    def __init__(
-        self, kind: type[WordT], wrapper: Any, prefix: str, unsaid: WordT | None = None
-    ) -> None:
-        self._name = prefix.title().replace("_", "")
+    def __init__(self, kind: type[WordT], wrapper: Any, unsaid: WordT | None = None) -> None:
+        self._name = wrapper.DESCRIPTOR.name
         self._unsaid = unsaid
-        self._numbers: dict[WordT, int] = {
-            each: wrapper.Value(f"{prefix}_{each.name}")
-            for each in kind
-            if f"{prefix}_{each.name}" in wrapper.keys()  # noqa: SIM118  it is no mapping
-        }
-        self._words = {number: each for each, number in self._numbers.items()}
+        self._numbers = numbers_of(kind, wrapper.DESCRIPTOR)
+        self._words = members_of(kind, wrapper.DESCRIPTOR)
 
-    def number(self, word: WordT | None) -> Any:
-        """The protocol's number; 0 for what is not said."""
-        return 0 if word is None else self._numbers.get(word, 0)
+    def number(self, word: WordT) -> Any:
+        """Returns the protocol's number."""
+        return self._numbers[word]
 
     def said(self, number: int, field: str) -> WordT | None:
-        """The word; None: it is not said.
+        """Returns the word; None: it is not said.
 
         Raises:
             InvalidArgument: a number that this version does not know.
@@ -56,7 +47,7 @@ class Words(Generic[WordT]):
         return word
 
     def word(self, number: int, field: str) -> WordT:
-        """The word, where not saying it means one, too.
+        """Returns the word, where not saying it means one, too.
 
         Raises:
             InvalidArgument: likewise.
@@ -67,9 +58,9 @@ class Words(Generic[WordT]):
         return word
 
 
-QOS = Words(QosClass, pb.QosClass, "QOS_CLASS", QosClass.LS)
-BIND = Words(BindPolicy, pb.BindPolicy, "BIND_POLICY", BindPolicy.DEFAULT)
-EXCLUSIVE = Words(ExclusivePolicy, pb.ExclusivePolicy, "EXCLUSIVE_POLICY", ExclusivePolicy.DEFAULT)
-NUMA = Words(NumaPolicy, pb.NumaPolicy, "NUMA_POLICY", NumaPolicy.DEFAULT)
-STRATEGY = Words(NumaStrategy, pb.NumaStrategy, "NUMA_STRATEGY")
-HOST_BIND = Words(HostBindPolicy, pb.HostBindPolicy, "HOST_BIND_POLICY")
+QOS = Words(QosClass, pb.QosClass, QosClass.LS)
+BIND = Words(BindPolicy, pb.BindPolicy, BindPolicy.DEFAULT)
+EXCLUSIVE = Words(ExclusivePolicy, pb.ExclusivePolicy, ExclusivePolicy.DEFAULT)
+NUMA = Words(NumaPolicy, pb.NumaPolicy, NumaPolicy.DEFAULT)
+STRATEGY = Words(NumaStrategy, pb.NumaStrategy)
+HOST_BIND = Words(HostBindPolicy, pb.HostBindPolicy)

@@ -34,6 +34,7 @@ from finegrain.resources import (
     MEMORY_PARTS,
 )
 from finegrain.rpc.known import Known
+from finegrain.rpc.mapping.writer import Writer, Writing
 from finegrain.rpc.wire import EXTENDED_NAME_PATTERN, KNOWN_MAX, check_amount
 from finegrain.rpc.wire_cpu_words import BIND, EXCLUSIVE, HOST_BIND, NUMA, QOS, STRATEGY
 from finegrain.rpc.wire_topology import check_cpu_list
@@ -52,6 +53,17 @@ STRICT_UNLESS_SAID = frozenset({NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUMA_NO
 """NUMA policies that are required where no strength is said."""
 
 _STRENGTHS: dict[int, bool] = {pb.STRENGTH_PREFERRED: False, pb.STRENGTH_REQUIRED: True}
+
+POOL_NAME = Writing(PoolName, pb.PoolName, {"package_index": "package", "numa_node_id": "node"})
+"""How the name of a pool is written; a part of other messages, too."""
+
+_write = Writer(
+    (
+        Writing(NodeShare, pb.NodeShare, {"numa_node_id": "node"}),
+        POOL_NAME,
+    ),
+    converters={CpuSet: str},
+)
 
 _policies: Known[CpuPolicy] = Known(KNOWN_MAX)
 _assignments: Known[CpuAssignment] = Known(KNOWN_MAX)
@@ -146,22 +158,7 @@ def _checked_assignment(message: pb.CpuAssignment, field: str) -> CpuAssignment:
 @lru_cache(KNOWN_MAX)
 def assignment_to_proto(assignment: CpuAssignment) -> pb.CpuAssignment:
     """The inverse. The message is shared: copy it before changing it."""
-    return pb.CpuAssignment(
-        qos=QOS.number(assignment.qos),
-        cpus=str(assignment.cpus),
-        bind=BIND.number(assignment.bind),
-        exclusive=EXCLUSIVE.number(assignment.exclusive),
-        numa=[
-            pb.NodeShare(numa_node_id=share.node, amounts=dict(share.amounts))
-            for share in assignment.numa
-        ],
-        memory_nodes=str(assignment.memory_nodes),
-        pools=[
-            pb.PoolName(package_index=pool.package, numa_node_id=pool.node)
-            for pool in assignment.pools
-        ],
-        notes=assignment.notes,
-    )
+    return _write(pb.CpuAssignment, assignment)
 
 
 def host_policy_from_proto(message: pb.HostPolicy, field: str) -> HostPolicy:
@@ -190,15 +187,7 @@ def host_policy_from_proto(message: pb.HostPolicy, field: str) -> HostPolicy:
 
 def host_policy_to_proto(policy: HostPolicy) -> pb.HostPolicy:
     """The inverse."""
-    return pb.HostPolicy(
-        bind=HOST_BIND.number(policy.bind),
-        numa_strategy=STRATEGY.number(policy.numa_strategy),
-        alignment=NUMA.number(policy.alignment),
-        reserved_cpus=None if policy.reserved_cpus is None else str(policy.reserved_cpus),
-        reserved_strict=policy.reserved_strict,
-        default_bind=BIND.number(policy.default_bind),
-        default_exclusive=EXCLUSIVE.number(policy.default_exclusive),
-    )
+    return _write(pb.HostPolicy, policy)
 
 
 def effective_policy_to_proto(policy: EffectivePolicy) -> pb.EffectiveHostPolicy:

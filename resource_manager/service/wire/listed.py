@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from google.protobuf.json_format import Parse
 
-from finegrain.cpu_assignment import PoolName
 from finegrain.cpu_pools import Pool
 from finegrain.rpc.mapping.writer import As, FromValue, Writing
 from finegrain.rpc.wire import (
     duration_ms_to_proto,
     timestamp_ms_to_proto,
 )
+from finegrain.rpc.wire_cpus import POOL_NAME
 from finegrain.v1 import cluster_pb2, cpus_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.values.usage import Zone
@@ -212,7 +212,7 @@ WRITINGS = (
         cluster_pb2.PoolStatus,
         {"pool": "name", "shared_cpus": "shared", "best_effort_cpus": "best_effort"},
     ),
-    Writing(PoolName, cpus_pb2.PoolName, {"package_index": "package", "numa_node_id": "node"}),
+    POOL_NAME,
     Writing(
         CpuState,
         cpus_pb2.CpuState,
