@@ -157,7 +157,7 @@ NODE = {"node": "numa_node_id"}
 
 read = Reader(
     (
-        Reading(advice.ThreadAdvice, cluster_pb2.AdviseThreadsResponse, given=("job_id",)),
+        Reading(advice.ThreadAdvice, cluster_pb2.AdviseThreadsResponse, given="job_id"),
         Reading(
             ResourceProfile,
             resources_pb2.ResourceProfile,
@@ -177,13 +177,13 @@ read = Reader(
             status.JobEvent,
             rm.JobEvent,
             {"count": Via("count", _at_least_one)},
-            kept=("from_snapshot",),
+            kept="from_snapshot",
         ),
         Reading(
             status.ExecutorStatus,
             cluster_pb2.ExecutorStatus,
             {"topology": Via("topology", _plain)},
-            given=("slot_list",),
+            given="slot_list",
         ),
         Reading(
             status.ItemOutcome,
@@ -203,19 +203,19 @@ read = Reader(
             status.TaskResult,
             te.TaskExit,
             {"cpu_time_s": Via("cpu_time_us", lambda time_us: time_us / 1e6)},
-            given=("task_id",),
-            kept=("stdout", "stderr"),
+            given="task_id",
+            kept="stdout stderr",
         ),
         Reading(
             host_policy.HostPolicy,
             cluster_pb2.GetHostPolicyResponse,
             {"followed_number": Via("followed_number", int)},  # None: not asked for
-            given=("executor_id",),
+            given="executor_id",
         ),
         Reading(
             host_policy.HostPolicy,
             cluster_pb2.SetHostPolicyResponse,
-            given=("executor_id", "followed_number"),
+            given="executor_id followed_number",
         ),
         Reading(
             topology.TopologyReport,
@@ -234,9 +234,9 @@ read = Reader(
             cluster_pb2.PoolStatus,
             {"package": "pool.package_index", "node": "pool.numa_node_id"},
         ),
-        Reading(topology.AnnouncedCpus, cpus_pb2.HostCpus, {"nodes": "numa"}, unread=("policy",)),
+        Reading(topology.AnnouncedCpus, cpus_pb2.HostCpus, {"nodes": "numa"}, unread="policy"),
         Reading(topology.NodeCapacity, cpus_pb2.NumaCapacity, NODE),
-        Reading(topology.Kubelet, cpus_pb2.KubeletReport, unread=("policy",)),
+        Reading(topology.Kubelet, cpus_pb2.KubeletReport, unread="policy"),
     ),
     converters={
         resources_pb2.ResourceAmounts: _amounts,

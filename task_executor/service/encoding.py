@@ -113,15 +113,9 @@ write = Writer(
             Slot,
             slots_pb2.SlotStatus,
             {"allocated_time": As("allocated_time_ms", _moment)},
-            parts=("spec",),
-            kept=(
-                "accepted",
-                "becoming",
-                "end_reason",
-                "spec.job_secret_sha256",
-                "spec.target_address",
-            ),
-            unset=("executor_id", "executor_address", "resizes"),
+            parts="spec",
+            kept="accepted becoming end_reason spec.job_secret_sha256 spec.target_address",
+            unset="executor_id executor_address resizes",
         ),
         Writing(
             NumberedState,
@@ -134,7 +128,7 @@ write = Writer(
                 "cpu_state": "cpus",
             },
         ),
-        Writing(EndedSlot, slots_pb2.EndedSlot, parts=("key",)),
+        Writing(EndedSlot, slots_pb2.EndedSlot, parts="key"),
         Writing(
             Task,
             task_executor_pb2.TaskStatus,
@@ -146,15 +140,8 @@ write = Writer(
                 "error": "fault",
             },
             kept=(
-                "job_secret_sha256",
-                "digest",
-                "submit_time_ms",
-                "submit_number",
-                "directory",
-                "slot_gone_at",
-                "watchers",
-                "settled",
-                "_wakers",
+                "job_secret_sha256 digest submit_time_ms submit_number directory "
+                "slot_gone_at watchers settled _wakers"
             ),
         ),
         Writing(TaskFault, slots_pb2.ItemError, {"details": As("details", _fault_details)}),
@@ -179,15 +166,15 @@ write = Writer(
                     ("stdout_dropped_bytes", "stderr_dropped_bytes"),
                 ),
             },
-            given=("cancelled",),
-            kept=("oom_kills", "started_unix_ms", "error"),
+            given="cancelled",
+            kept="oom_kills started_unix_ms error",
         ),
         Writing(
             HostCpus,
             cpus_pb2.HostCpus,
             {"reserved_cpus": "reserved", "isolated_cpus": "isolated"},
-            given=("numa",),
-            kept=("places", "memory_nodes"),
+            given="numa",
+            kept="places memory_nodes",
         ),
         Writing(NodeOffer, cpus_pb2.NumaCapacity, {"numa_node_id": "id", "extended": "hugepages"}),
         Writing(
@@ -202,7 +189,7 @@ write = Writer(
                 ),
                 "kubelet": As("kubelet", _kubelet),
             },
-            kept=("kubelet_cpus", "kubelet_policy", "operator_policy"),
+            kept="kubelet_cpus kubelet_policy operator_policy",
         ),
         Writing(
             KubeletState,
@@ -215,7 +202,7 @@ write = Writer(
                 "memory_manager_policy": As("memory_manager_policy", _word),
                 "containers": As("containers", _containers),
             },
-            kept=("given", "kept", "notes"),
+            kept="given kept notes",
         ),
         Writing(
             KubeletContainer,

@@ -56,7 +56,8 @@ class FromMessage:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One class and the message that it is read from, with all that differs between them.
+    """One class and the message that it is read from, with all that differs between them. Names
+    stand in one text, separated by spaces.
 
     Attributes:
         kind: the dataclass.
@@ -71,9 +72,9 @@ class Reading:
     kind: type
     message: type[Message]
     exceptions: Mapping[str, str | Via | FromMessage] = field(default_factory=dict)
-    given: Sequence[str] = ()
-    kept: Sequence[str] = ()
-    unread: Sequence[str] = ()
+    given: str = ""
+    kept: str = ""
+    unread: str = ""
 
 
 class Reader:
@@ -142,7 +143,7 @@ class Reader:
 
     def _compile(self, kind: type, message: type[Message]) -> Callable[..., Any]:
         reading = self.readings.get((kind, message)) or Reading(kind, message)
-        source, used = Source(), set(reading.unread)
+        source, used = Source(), set(reading.unread.split())
         values, parameters = list[str](), list[str]()
         parents: dict[str, str] = {}
         for each in attributes_of(kind).values():
@@ -150,10 +151,10 @@ class Reader:
             if isinstance(exception, FromMessage):
                 used.update(exception.fields)
                 value = f"{source.bind(exception.convert, 'convert')}(_message)"
-            elif each.name in reading.given:
+            elif each.name in reading.given.split():
                 value = each.name
                 parameters.append(value if each.required else f"{value}={_default(source, each)}")
-            elif each.name in reading.kept:
+            elif each.name in reading.kept.split():
                 value = _default(source, each)
             else:
                 convert = exception.convert if isinstance(exception, Via) else None

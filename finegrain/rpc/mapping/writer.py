@@ -55,7 +55,8 @@ class FromValue:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """One class and the message that it is written to, with all that differs between them.
+    """One class and the message that it is written to, with all that differs between them. Names
+    stand in one text, separated by spaces.
 
     Attributes:
         kind: the dataclass.
@@ -72,10 +73,10 @@ class Writing:
     kind: type
     message: type[Message]
     exceptions: Mapping[str, str | As | FromValue] = field(default_factory=dict)
-    parts: Sequence[str] = ()
-    given: Sequence[str] = ()
-    kept: Sequence[str] = ()
-    unset: Sequence[str] = ()
+    parts: str = ""
+    given: str = ""
+    kept: str = ""
+    unset: str = ""
 
 
 class Writer:
@@ -137,12 +138,12 @@ class Writer:
         if (kind, message) not in self.writings and kind in self._converters:
             return self._converters[kind]
         writing = self.writings.get((kind, message)) or Writing(kind, message)
-        source, used = Source(), set(writing.kept)
+        source, used = Source(), set(writing.kept.split())
         arguments, parameters = list[str](), list[str]()
         for name, described in fields_of(message).items():
-            if name in writing.unset:
+            if name in writing.unset.split():
                 continue
-            if name in writing.given:
+            if name in writing.given.split():
                 arguments.append(f"{name}={name}")
                 parameters.append(f"{name}=None")
                 continue
@@ -160,7 +161,7 @@ class Writer:
             argument = self._value(source, attribute, described, access, convert)
             arguments.append(f"{name}={argument}")
         _check(writing, used)
-        body = [f"{_local(part)} = _value.{part}" for part in writing.parts]
+        body = [f"{_local(part)} = _value.{part}" for part in writing.parts.split()]
         body.append(f"return {source.bind(message, 'message')}({', '.join(arguments)})")
         return source.compile(f"write({', '.join(['_value', *parameters])})", body)
 
@@ -225,7 +226,7 @@ def _attribute_path(writing: Writing, described: FieldDescriptor) -> str:
     """Returns the path of the attribute of a field: of the value itself, or of the first part."""
     suffixes = UNIT_SUFFIXES.get(message_name(described), ("",))
     owners = {"": writing.kind} | {
-        part: attribute_at(writing.kind, part).hint for part in writing.parts
+        part: attribute_at(writing.kind, part).hint for part in writing.parts.split()
     }
     for part, owner in owners.items():
         for suffix in (*suffixes, ""):
@@ -240,12 +241,15 @@ def _attribute_path(writing: Writing, described: FieldDescriptor) -> str:
 def _check(writing: Writing, used: set[str]) -> None:
     known = {
         "": attributes_of(writing.kind),
-        **{part: attributes_of(attribute_at(writing.kind, part).hint) for part in writing.parts},
+        **{
+            part: attributes_of(attribute_at(writing.kind, part).hint)
+            for part in writing.parts.split()
+        },
     }
     paths = {f"{part}.{name}" if part else name for part, names in known.items() for name in names}
     missed = sorted(
         path
-        for path in paths - used - set(writing.parts)
+        for path in paths - used - set(writing.parts.split())
         if not any(each.startswith(f"{path}.") for each in used)
     )
     if missed:
@@ -259,6 +263,6 @@ def _local(part: str) -> str:
 
 def _access(writing: Writing, path: str) -> str:
     parent, _, name = path.rpartition(".")
-    if parent in writing.parts or not parent:
+    if parent in writing.parts.split() or not parent:
         return f"{_local(parent)}.{name}"
     return f"_value.{path}"

@@ -16,8 +16,8 @@ WRITINGS = (
         Explanation,
         rm_pb2.ExplainResponse,
         {"request": "view"},
-        given=("blocked_by",),
-        kept=("blocked_by",),
+        given="blocked_by",
+        kept="blocked_by",
     ),
     Writing(CpuRefusal, rm_pb2.CpuVerdict, {"code": "blocker", "message": "text"}),
     Writing(
@@ -36,8 +36,8 @@ WRITINGS = (
                 lambda found: found.minimum_reached is not None, ("minimum_reached",)
             )
         },
-        kept=("raised", "lookahead"),
+        kept="raised lookahead",
     ),
     Writing(Step, rm_pb2.ChoiceStep),
-    Writing(HeldView, rm_pb2.ReservedExecutor, kept=("missing_slots",)),
+    Writing(HeldView, rm_pb2.ReservedExecutor, kept="missing_slots"),
 )

@@ -64,25 +64,17 @@ WRITINGS = (
         Slot,
         slots_pb2.SlotStatus,
         {"memory_bytes": BOOKED, "cpus": FromValue(_cpus)},
-        given=("executor_address", "resizes"),
+        given="executor_address resizes",
         kept=(
-            "cpus",
-            "ordered",
-            "wanted",
-            "booked",
-            "cost",
-            "placed_with_command",
-            "grace_ms",
-            "thread_since_ms",
-            "works_for",
+            "cpus ordered wanted booked cost placed_with_command grace_ms thread_since_ms works_for"
         ),
     ),
     Writing(
         Resize,
         slots_pb2.SlotResize,
         {"resize_number": "number", "memory_bytes": BOOKED},
-        given=("state", "message"),
-        kept=("wait_for_use", "arrival_number"),
+        given="state message",
+        kept="wait_for_use arrival_number",
     ),
     Writing(
         RequestView,
@@ -92,8 +84,8 @@ WRITINGS = (
             "profile": "request.spec.profile",
             "count": As("count", _more_than_one),
         },
-        parts=("request",),
-        kept=("request.reason", "request.message"),
+        parts="request",
+        kept="request.reason request.message",
     ),
     Writing(
         JobEvent,
@@ -103,7 +95,7 @@ WRITINGS = (
             "slot": As("slot", slot_status_of_event),
             "count": As("count", _more_than_one),
         },
-        kept=("job_id",),
+        kept="job_id",
     ),
     Writing(ClusterEvent, cluster_pb2.ClusterEvent, {"event_time": "time_ms"}),
     Writing(
@@ -113,24 +105,13 @@ WRITINGS = (
             "ended": FromValue(lambda view: view.job.state is JobState.ENDED, ("job.state",)),
             "detached": FromValue(lambda view: view.job.lease_ms is None),
         },
-        parts=("job",),
-        given=("service", "share_now", "oldest_wait_time"),
-        kept=tuple(
-            f"job.{name}"
-            for name in (
-                "secret_sha256",
-                "request_id_sha256",
-                "arrival_number",
-                "trimmed_sequence",
-                "specified",
-                "witness_allocation_id",
-                "lease_until_ms",
-                "acknowledged_sequence",
-                "arrivals",
-                "live_requests",
-                "slot_keys",
-                "durations",
-            )
+        parts="job",
+        given="service share_now oldest_wait_time",
+        kept=(
+            "job.secret_sha256 job.request_id_sha256 job.arrival_number "
+            "job.trimmed_sequence job.specified job.witness_allocation_id "
+            "job.lease_until_ms job.acknowledged_sequence job.arrivals job.live_requests "
+            "job.slot_keys job.durations"
         ),
     ),
     Writing(
@@ -143,43 +124,33 @@ WRITINGS = (
                 lambda time_ms: timestamp_ms_to_proto(time_ms) if time_ms else None,
             ),
         },
-        parts=("executor", "executor.registration"),
-        given=("topology",),
-        kept=tuple(
-            f"executor.{name}"
-            for name in (
-                "first_seen_time_ms",
-                "lost",
-                "report_at_ms",
-                "reported_available",
-                "cpu_state",
-                "command_number",
-                "drain_deadline_at_ms",
-                "registration.executor_id",
-                "registration.total",
-                "registration.topology",
-                "registration.boot_id",
-                "registration.protocol_version",
-                "registration.host_cpus",
-            )
+        parts="executor executor.registration",
+        given="topology",
+        kept=(
+            "executor.first_seen_time_ms executor.lost executor.report_at_ms "
+            "executor.reported_available executor.cpu_state executor.command_number "
+            "executor.drain_deadline_at_ms executor.registration.executor_id "
+            "executor.registration.total executor.registration.topology "
+            "executor.registration.boot_id executor.registration.protocol_version "
+            "executor.registration.host_cpus"
         ),
     ),
     Writing(
         ClusterView,
         cluster_pb2.GetClusterResponse,
-        given=("rm_epoch", "software_version", "start_time", "protocol_version"),
+        given="rm_epoch software_version start_time protocol_version",
     ),
     Writing(
         ItemOutcome,
         slots_pb2.ItemResult,
         {"error": FromValue(_error, ("reason", "message", "details"))},
-        kept=("unfinished",),
+        kept="unfinished",
     ),
     Writing(
         GroupView,
         cluster_pb2.GroupStatus,
-        parts=("group", "flow"),
-        kept=("group.create_time_ms",),
+        parts="group flow",
+        kept="group.create_time_ms",
     ),
     Writing(
         ProvidersView,
@@ -194,16 +165,16 @@ WRITINGS = (
     Writing(
         ShapeView,
         cluster_pb2.ExecutorShape,
-        parts=("shape",),
-        kept=("shape.default_profile", "shape.slots_max", "shape.start_timeout_ms"),
+        parts="shape",
+        kept="shape.default_profile shape.slots_max shape.start_timeout_ms",
     ),
     Writing(
         ProvidedView,
         cluster_pb2.ProvidedExecutor,
-        parts=("provision",),
-        kept=tuple(
-            f"provision.{name}"
-            for name in ("number", "deadline_at_ms", "idle_since_ms", "stop_failures")
+        parts="provision",
+        kept=(
+            "provision.number provision.deadline_at_ms provision.idle_since_ms "
+            "provision.stop_failures"
         ),
     ),
     Writing(Zone, cluster_pb2.ZoneStatus, {"numa_node_id": "node"}),
@@ -217,7 +188,7 @@ WRITINGS = (
         CpuState,
         cpus_pb2.CpuState,
         {"kubelet": FromValue(_kubelet, ("kubelet",))},
-        kept=("kubelet_cpus", "kubelet_memory", "kubelet_policy"),
+        kept="kubelet_cpus kubelet_memory kubelet_policy",
     ),
     Writing(HostPolicyView, cluster_pb2.GetHostPolicyResponse),
 )

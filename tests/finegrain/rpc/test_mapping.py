@@ -73,15 +73,8 @@ class Verdict:
     message: str = ""
 
 
-REQUEST_UNREAD = (
-    "cpu_limit_milli",
-    "target_address",
-    "allow_pending",
-    "restart_on_loss",
-    "gang_id",
-    "cpu_policy",
-)
-EVENT_UNREAD = ("kind", "executor_id", "job_id", "allocation_id", "reason", "message")
+REQUEST_UNREAD = "cpu_limit_milli target_address allow_pending restart_on_loss gang_id cpu_policy"
+EVENT_UNREAD = "kind executor_id job_id allocation_id reason message"
 
 
 class UnknownError(Exception):
@@ -94,14 +87,14 @@ READINGS = (
         Event,
         cluster_pb2.ClusterEvent,
         {"event_time_ms": "event_time"},
-        kept=("note",),
+        kept="note",
         unread=EVENT_UNREAD,
     ),
     Reading(
         Explanation,
         resource_manager_pb2.GangExplanation,
         {"summary": FromMessage(lambda message: message.summary.upper(), ("summary",))},
-        unread=("placeable", "deadline_time"),
+        unread="placeable deadline_time",
     ),
     Reading(Verdict, resource_manager_pb2.CpuVerdict, {"code": Via("code", str.lower)}),
 )
@@ -168,16 +161,12 @@ def test_converters_and_pairs_both_ways() -> None:
 
 
 def test_what_the_caller_gives() -> None:
-    reading = Reading(
-        Verdict, resource_manager_pb2.CpuVerdict, given=("message",), unread=("message",)
-    )
+    reading = Reading(Verdict, resource_manager_pb2.CpuVerdict, given="message", unread="message")
     read = Reader([reading], converters={}, unknown=UnknownError)
     message = resource_manager_pb2.CpuVerdict(code="c")
     assert read(Verdict, message, message="m") == Verdict("c", {}, "m")
     assert read(Verdict, message) == Verdict("c")
-    write = _write(
-        Writing(Verdict, resource_manager_pb2.CpuVerdict, given=("code",), kept=("code",))
-    )
+    write = _write(Writing(Verdict, resource_manager_pb2.CpuVerdict, given="code", kept="code"))
     assert write(resource_manager_pb2.CpuVerdict, Verdict("c"), code="d").code == "d"
 
 
@@ -201,8 +190,8 @@ def test_parts_paths_properties_and_functions_when_writing() -> None:
                 "gang_id": As("job_name", str.title),
                 "cpu_limit_milli": FromValue(lambda view: view.spec.pids_max + 1),
             },
-            parts=("spec",),
-            unset=("allow_pending", "restart_on_loss", "cpu_policy"),
+            parts="spec",
+            unset="allow_pending restart_on_loss cpu_policy",
         )
     )
     message = write(slots_pb2.SlotRequest, View(Request("a", pids_max=4), "job"))
@@ -222,11 +211,11 @@ def test_a_field_that_only_one_side_has_is_refused() -> None:
     with pytest.raises(MappingError, match="no field for the attribute 'colour'"):
         _read()(Odd, slots_pb2.Gang())
     with pytest.raises(MappingError, match="no attribute for placement, timeout"):
-        _read(Reading(Odd, slots_pb2.Gang, kept=("colour",)))(Odd, slots_pb2.Gang())
+        _read(Reading(Odd, slots_pb2.Gang, kept="colour"))(Odd, slots_pb2.Gang())
     with pytest.raises(MappingError, match="no attribute for the field"):
         _write()(slots_pb2.Gang, Odd("g", ""))
     with pytest.raises(MappingError, match="no field for colour of Odd"):
-        _write(Writing(Odd, slots_pb2.Gang, unset=("placement", "timeout")))(
+        _write(Writing(Odd, slots_pb2.Gang, unset="placement timeout"))(
             slots_pb2.Gang, Odd("g", "")
         )
 
