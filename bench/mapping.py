@@ -16,7 +16,7 @@ from collections.abc import Callable
 from datetime import UTC
 from typing import Any
 
-from finegrain.mapping.rows import Row, Text, row_codec
+from finegrain.mapping.rows import Row, Text, RowCodec
 from finegrain.resources import ResourceProfile, extended_items
 from finegrain.rpc.wire import profile_to_proto, timestamp_ms_to_proto
 from finegrain.v1 import resource_manager_pb2, slots_pb2
@@ -52,24 +52,26 @@ EVENTS = [EVENT] * 10
 
 PROFILE = Text(lambda _profile: "{}", lambda _text: REQUEST.spec.profile)
 COLUMNS = ("allocation_id", "job_id", "arrival_number", "create_time_ms", "state", "profile")
-ROWS = row_codec(
+ROWS = RowCodec(
     Request,
     COLUMNS,
     texts={ResourceProfile: PROFILE},
     parts=("spec",),
-    kept=(
-        "reason",
-        "message",
-        "generation",
-        "end_time_ms",
-        "spec.cpu_limit_milli",
-        "spec.pids_max",
-        "spec.required_labels",
-        "spec.target_address",
-        "spec.allow_pending",
-        "spec.restart_on_loss",
-        "spec.gang_id",
-        "spec.cpu_policy",
+    kept=frozenset(
+        (
+            "reason",
+            "message",
+            "generation",
+            "end_time_ms",
+            "spec.cpu_limit_milli",
+            "spec.pids_max",
+            "spec.required_labels",
+            "spec.target_address",
+            "spec.allow_pending",
+            "spec.restart_on_loss",
+            "spec.gang_id",
+            "spec.cpu_policy",
+        )
     ),
 )
 ROW = ROWS.encode(REQUEST)

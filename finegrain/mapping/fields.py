@@ -23,11 +23,18 @@ class Attribute:
     optional: bool  # None is allowed
     default: Any  # MISSING: it has none
     default_factory: Any  # likewise
+    keyword_only: bool = False
 
     @property
     def required(self) -> bool:
         """True if an instance cannot be made without it."""
         return self.default is MISSING and self.default_factory is MISSING
+
+    def argument(self, expression: str, *, named: bool = False) -> str:
+        """Returns how source code passes it to the constructor: by position, which is faster,
+        unless it is `named` or takes keywords only.
+        """
+        return f"{self.name}={expression}" if named or self.keyword_only else expression
 
 
 def is_mapped(kind: Any) -> bool:
@@ -59,9 +66,13 @@ def _resolved(kind: type) -> Mapping[str, Attribute]:
         }
     return {
         each.name: Attribute(
-            each.name, *split_optional(hints[each.name]), each.default, each.default_factory
+            each.name,
+            *split_optional(hints[each.name]),
+            each.default,
+            each.default_factory,
+            each.kw_only is True,
         )
-        for each in fields(kind)
+        for each in sorted(fields(kind), key=lambda each: each.kw_only is True)
         if each.init
     }
 

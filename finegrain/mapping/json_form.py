@@ -10,13 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from datetime import UTC, datetime
-from enum import Enum
+from enum import Enum, StrEnum
 from functools import partial
+from types import NoneType
 from typing import Any, Literal, TypeVar, cast
 
 from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument
-from finegrain.mapping.fields import Attribute, attributes_of, is_mapped, item_of, pair_of
+from finegrain.mapping.fields import (
+    Attribute,
+    MappingError,
+    attributes_of,
+    is_mapped,
+    item_of,
+    pair_of,
+)
 from finegrain.mapping.source import Source
 
 T = TypeVar("T")
@@ -24,6 +32,7 @@ Reader = Callable[[Any, str], Any]
 """Reads data; the second argument is the path of the data, for errors."""
 
 PLAIN = (str, int, bool, float)
+_AS_THEY_ARE = frozenset((*PLAIN, NoneType))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +41,20 @@ class JsonForm:
 
     Attributes:
         omit: which fields are left out: none, those that are None, or those with their default.
+        always: fields that are written all the same.
         names: keys that differ from the name of the attribute, by attribute.
         hidden: attributes that are never written, and take their default when read.
+        inline: attributes that are objects whose members stand beside the others.
         as_list: a list of the fields in order instead of an object.
         write: replaces all of the above: returns the data of a value.
         read: likewise: returns the value of data at a path, or raises InvalidArgument.
     """
 
     omit: Literal["nothing", "none", "default"] = "nothing"
+    always: frozenset[str] = frozenset()
     names: Mapping[str, str] = field(default_factory=dict)
     hidden: frozenset[str] = frozenset()
+    inline: frozenset[str] = frozenset()
     as_list: bool = False
     write: Callable[[Any], Any] | None = None
     read: Reader | None = None
@@ -123,7 +136,10 @@ class JsonCodec:
         if key is str and value in PLAIN:
             return dict
         write = self._writer(value)
-        return lambda pairs: {str(name): write(each) for name, each in dict(pairs).items()}
+        return lambda pairs: {
+            str(name): each if type(each) in _AS_THEY_ARE else write(each)
+            for name, each in dict(pairs).items()
+        }
 
     def _compiled_writer(self, kind: type, form: JsonForm) -> Callable[[Any], Any]:
         source = Source()
@@ -133,13 +149,23 @@ class JsonCodec:
             items = ", ".join(self._written(source, each) for each in shown)
             return source.compile("write(value)", [f"return [{items}]"])
         if form.omit == "nothing":
-            entries = (f"{keys[each.name]!r}: {self._written(source, each)}" for each in shown)
+            entries = (
+                ("**" if each.name in form.inline else f"{keys[each.name]!r}: ")
+                + self._written(source, each)
+                for each in shown
+            )
             return source.compile("write(value)", [f"return {{{', '.join(entries)}}}"])
         body = ["data = {}"]
         for each in shown:
-            if each.optional if form.omit == "none" else not each.required:
-                test = "is not None" if form.omit == "none" else _differs(source, each)
-                body.append(f"if (item := value.{each.name}) {test}:")
+            if each.name in form.inline:
+                body.append(f"data.update({self._written(source, each)})")
+                continue
+            may_lack = each.optional if form.omit == "none" else not each.required
+            if may_lack and each.name not in form.always:
+                item = f"item := value.{each.name}"
+                test = f"({item}) is not None"
+                test = test if form.omit == "none" else _differs(source, each, item)
+                body.append(f"if {test}:")
                 body.append(
                     f"    data[{keys[each.name]!r}] = {self._written(source, each, 'item')}"
                 )
@@ -152,10 +178,13 @@ class JsonCodec:
         access = name or f"value.{each.name}"
         if each.hint in PLAIN:
             return access
-        write = source.bind(self._writer(each.hint), "write")
-        if not each.optional or name:
-            return f"{write}({access})"
-        return f"None if (item := {access}) is None else {write}(item)"
+        may_be_none = each.optional and not name
+        item = "item" if may_be_none else access
+        if isinstance(each.hint, type) and issubclass(each.hint, Enum):
+            written = f"{item}._value_"  # `value` is a slow property
+        else:
+            written = f"{source.bind(self._writer(each.hint), 'write')}({item})"
+        return f"None if (item := {access}) is None else {written}" if may_be_none else written
 
     # -- reading -----------------------------------------------------------------------------
 
@@ -173,10 +202,14 @@ class JsonCodec:
         if is_mapped(hint):
             return self._compiled_reader(hint, form or JsonForm())
         if (pair := pair_of(hint)) is not None:
-            return partial(
-                _read_pairs, _key(pair[0]), self._reader(pair[1]), item_of(hint) is not None
-            )
+            key, value = pair
+            frozen = item_of(hint) is not None
+            if key is str and value in PLAIN:
+                return partial(_read_plain_pairs, value, frozen)
+            return partial(_read_pairs, int if key is int else str, self._reader(value), frozen)
         if (item := item_of(hint)) is not None:
+            if item in PLAIN:
+                return partial(_read_plain_items, item)
             return partial(_read_items, self._reader(item))
         if isinstance(hint, type) and issubclass(hint, Enum):
             return partial(_read_member, hint, {each.value: each for each in hint})
@@ -187,21 +220,30 @@ class JsonCodec:
     def _compiled_reader(self, kind: type, form: JsonForm) -> Reader:
         source, values = Source(), list[str]()
         mapped = attributes_of(kind)
+        if form.inline and self._refuse_unknown:
+            raise MappingError(f"{kind.__name__} has inline members: all keys must be allowed")
         read = {
             name: form.names.get(name, name)
             for name in mapped
             if name not in form.hidden or mapped[name].required
         }
-        body = [f"data = {source.bind(self._object_check(kind, form, read))}(data, w)"]
+        body = self._object_checks(source, kind, form, list(read.values()))
         missing = source.bind(MISSING, "missing")
         for at, each in enumerate(mapped.values()):
             item = f"f{at}"
-            values.append(f"{each.name}={item}")
+            values.append(each.argument(item))
             if each.name not in read:
                 body.append(f"{item} = {_default(source, each)}")
                 continue
+            if each.name in form.inline:
+                body.append(f"{item} = {source.bind(self._reader(each.hint), 'read')}(data, w)")
+                continue
             key = read[each.name]
-            body += [f"{item} = data.get({key!r}, {missing})", f"if {item} is {missing}:"]
+            found = f"data.get({key!r}, {missing})"
+            if form.as_list:
+                position = list(read).index(each.name)
+                found = f"data[{position}] if len(data) > {position} else {missing}"
+            body += [f"{item} = {found}", f"if {item} is {missing}:"]
             if each.required:
                 body.append(f"    {source.bind(_required, 'required')}(w, {key!r})")
             else:
@@ -210,24 +252,39 @@ class JsonCodec:
         body.append(f"return {source.bind(kind, 'kind')}({', '.join(values)})")
         return cast("Reader", source.compile("read(data, w)", body))
 
-    def _object_check(self, kind: type, form: JsonForm, keys: Mapping[str, str]) -> Reader:
-        """Returns the function that checks the data of a class and returns it by key."""
+    def _object_checks(
+        self, source: Source, kind: type, form: JsonForm, keys: Sequence[str]
+    ) -> list[str]:
+        """Returns the lines that check the data of a class as a whole."""
         if form.as_list:
-            return partial(_checked_list, tuple(keys.values()))
+            check = source.bind(partial(_check_list, len(keys)), "check_list")
+            return [f"if type(data) is not list or len(data) > {len(keys)}: {check}(data, w)"]
+        check = source.bind(partial(_check_object, kind.__name__), "check_object")
+        lines = [f"if type(data) is not dict: {check}(data, w)"]
         if self._refuse_unknown:
-            return partial(_checked_keys, kind.__name__, frozenset(keys.values()))
-        return partial(_checked_object, kind.__name__)
+            known = source.bind(frozenset(keys), "keys")
+            check = source.bind(partial(_refuse_unknown, frozenset(keys)), "refuse_unknown")
+            lines.append(f"if not {known}.issuperset(data): {check}(data, w)")
+        return lines
 
     def _checked(self, source: Source, each: Attribute, item: str, key: str) -> list[str]:
         """Returns the lines that convert one item that is there."""
-        path = source.bind(join_path, "path")
-        reader = source.bind(self._reader(each.hint), "read")
-        lines = f"    {item} = {reader}({item}, {path}(w, {key!r}))"
-        test = f"type({item}) is not {source.bind(each.hint, 'hint')}"
-        condition = test if each.hint in PLAIN else ""
+        # The path as `join_path` returns it, without a call: it is rarely needed.
+        path = f"w + {f'.{key}'!r} if w else {key!r}"
+        lines = []
+        if isinstance(each.hint, type) and issubclass(each.hint, StrEnum):
+            words = source.bind({member.value: member for member in each.hint}, "words")
+            lines = [
+                f"elif type({item}) is str and {item} in {words}:",
+                f"    {item} = {words}[{item}]",
+            ]
+        condition = f"type({item}) is not {source.bind(each.hint, 'hint')}"
+        condition = condition if each.hint in PLAIN else ""
         if each.optional:
             condition = f"{item} is not None" + (f" and {condition}" if condition else "")
-        return [f"elif {condition}:" if condition else "else:", lines]
+        reader = source.bind(self._reader(each.hint), "read")
+        lines.append(f"elif {condition}:" if condition else "else:")
+        return [*lines, f"    {item} = {reader}({item}, {path})"]
 
 
 def moment_text(moment: datetime) -> str:
@@ -244,11 +301,14 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _differs(source: Source, each: Attribute) -> str:
+def _differs(source: Source, each: Attribute, item: str) -> str:
+    """Returns the expression that is true if an item is not the default of its field."""
     default = each.default if each.default is not MISSING else each.default_factory()
-    if default is None or isinstance(default, bool | Enum):
-        return f"is not {source.bind(default, 'default')}"
-    return f"!= {source.bind(default, 'default')}"
+    if default is None or isinstance(default, Enum):
+        return f"({item}) is not {source.bind(default, 'default')}"
+    if not default and not each.optional:  # no comparison: those of some types are slow
+        return item
+    return f"({item}) != {source.bind(default, 'default')}"
 
 
 def _default(source: Source, each: Attribute) -> str:
@@ -261,32 +321,27 @@ def _required(where: str, key: str) -> None:
     raise InvalidArgument(join_path(where, key), None, "a value: the field is required")
 
 
-def _checked_list(keys: Sequence[str], data: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(data, list | tuple) or len(data) > len(keys):
-        raise InvalidArgument(where, data, f"a list of at most {len(keys)} items")
-    return dict(zip(keys, data, strict=False))
+def _check_list(longest: int, data: Any, where: str) -> None:
+    if not isinstance(data, list | tuple) or len(data) > longest:
+        raise InvalidArgument(where, data, f"a list of at most {longest} items")
 
 
-def _checked_object(name: str, data: Any, where: str) -> Mapping[str, Any]:
+def _check_object(name: str, data: Any, where: str) -> None:
     if not isinstance(data, Mapping):
         raise InvalidArgument(where or name, data, "an object")
-    return data
 
 
-def _checked_keys(name: str, keys: frozenset[str], data: Any, where: str) -> Mapping[str, Any]:
-    content = _checked_object(name, data, where)
-    if unknown := content.keys() - keys:
-        path = join_path(where, str(min(unknown)))
-        raise InvalidArgument(path, "present", f"one of {', '.join(sorted(keys))}")
-    return content
+def _refuse_unknown(keys: frozenset[str], data: Mapping[str, Any], where: str) -> None:
+    path = join_path(where, str(min(data.keys() - keys)))
+    raise InvalidArgument(path, "present", f"one of {', '.join(sorted(keys))}")
 
 
 def _read_member(kind: type[Enum], members: Mapping[Any, Enum], data: Any, where: str) -> Any:
-    found = members.get(data) if isinstance(data, str | int) else None
-    if found is None:
+    try:
+        return members[data]
+    except (KeyError, TypeError):
         known = ", ".join(str(member.value) for member in kind)
-        raise InvalidArgument(where, data, f"one of {known}")
-    return found
+        raise InvalidArgument(where, data, f"one of {known}") from None
 
 
 def _read_plain(kind: type, data: Any, where: str) -> Any:
@@ -303,18 +358,28 @@ def _read_any(data: Any, _where: str) -> Any:
 
 
 def _read_items(read: Reader, data: Any, where: str) -> tuple[Any, ...]:
-    if not isinstance(data, list | tuple):
+    if type(data) is not list and not isinstance(data, tuple):
         raise InvalidArgument(where, data, "a list")
-    return tuple([read(item, f"{where}[{at}]") for at, item in enumerate(data)])
+    return tuple([read(each, f"{where}[{at}]") for at, each in enumerate(data)])
 
 
-def _read_pairs(
-    key: Callable[[Any], Any], read: Reader, frozen: bool, data: Any, where: str
-) -> Any:
-    if not isinstance(data, Mapping):
-        raise InvalidArgument(where, data, "an object")
+def _read_plain_items(item: type, data: Any, where: str) -> tuple[Any, ...]:
+    if type(data) is list and set(map(type, data)) <= {item}:
+        return tuple(data)
+    return _read_items(partial(_read_plain, item), data, where)
+
+
+def _read_pairs(key: type, read: Reader, frozen: bool, data: Any, where: str) -> Any:
+    if type(data) is not dict:
+        _check_object("", data, where)
     pairs = {key(name): read(item, f"{where}[{name}]") for name, item in data.items()}
     return tuple(sorted(pairs.items())) if frozen else pairs
+
+
+def _read_plain_pairs(value: type, frozen: bool, data: Any, where: str) -> Any:
+    if type(data) is dict and set(map(type, data.values())) <= {value}:
+        return tuple(sorted(data.items())) if frozen else dict(data)
+    return _read_pairs(str, partial(_read_plain, value), frozen, data, where)
 
 
 def _read_cpu_list(data: Any, where: str) -> CpuSet:
@@ -328,10 +393,6 @@ def _read_moment(data: Any, where: str) -> datetime:
         return datetime.fromisoformat(data)
     except (ValueError, TypeError):
         raise InvalidArgument(where, data, "a time, such as 2024-05-01T12:00:00Z") from None
-
-
-def _key(kind: Any) -> Callable[[Any], Any]:
-    return int if kind is int else _same
 
 
 CPU_LIST = JsonForm(write=str, read=_read_cpu_list)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -32,41 +32,10 @@ WORD = Text(str, str)
 
 @dataclass(frozen=True)
 class RowCodec(Generic[T]):
-    """Writes and reads the rows of one class; each function is compiled at its first use."""
+    """Writes and reads the rows of one class. Enums are stored as text and booleans as what the
+    driver makes of them; None stays None.
 
-    kind: type[T]
-    columns: tuple[str, ...]
-    texts: Mapping[Any, Text]
-    exceptions: Mapping[str, str | tuple[str, Text]]
-    parts: tuple[str, ...]
-    kept: frozenset[str]
-
-    @cached_property
-    def encode(self) -> Callable[[T], Row]:
-        """The function that returns the row of a value."""
-        return _compile_encode(self)
-
-    @cached_property
-    def decode(self) -> Callable[[Sequence[Any]], T]:
-        """The function that returns the value of a row; attributes without a column take their
-        default.
-        """
-        return _compile_decode(self)
-
-
-def row_codec(
-    kind: type[T],
-    columns: Sequence[str],
-    *,
-    texts: Mapping[Any, Text] | None = None,
-    exceptions: Mapping[str, str | tuple[str, Text]] | None = None,
-    parts: Sequence[str] = (),
-    kept: Sequence[str] = (),
-) -> RowCodec[T]:
-    """Returns the codec of a class. Enums are stored as text and booleans as what the driver makes
-    of them; None stays None.
-
-    Args:
+    Attributes:
         kind: the dataclass.
         columns: names of the columns, in order; each is the name of an attribute.
         texts: how values of other types are stored, by type (without `| None`).
@@ -75,9 +44,33 @@ def row_codec(
         parts: paths of nested dataclasses whose fields have columns of their own.
         kept: paths of attributes that have no column ("booked", "spec.gang_id").
     """
-    return RowCodec(
-        kind, tuple(columns), texts or {}, exceptions or {}, tuple(parts), frozenset(kept)
-    )
+
+    kind: type[T]
+    columns: tuple[str, ...]
+    texts: Mapping[Any, Text] = field(default_factory=dict)
+    exceptions: Mapping[str, str | tuple[str, Text]] = field(default_factory=dict)
+    parts: tuple[str, ...] = ()
+    kept: frozenset[str] = frozenset()
+
+    @cached_property
+    def encode(self) -> Callable[[T], Row]:
+        """Returns the row of a value; compiled at its first use.
+
+        Raises:
+            MappingError: a column has no attribute.
+        """
+        return _compile_encode(self)
+
+    @cached_property
+    def decode(self) -> Callable[[Sequence[Any]], T]:
+        """Returns the value of a row; compiled at its first use. Attributes without a column take
+        their default.
+
+        Raises:
+            MappingError: a column has no attribute, or an attribute that is not in `kept` has no
+                column.
+        """
+        return _compile_decode(self)
 
 
 def _compile_encode(codec: RowCodec[Any]) -> Callable[..., Any]:
@@ -92,30 +85,39 @@ def _compile_encode(codec: RowCodec[Any]) -> Callable[..., Any]:
 
 def _compile_decode(codec: RowCodec[Any]) -> Callable[..., Any]:
     source = Source()
-    positions = {
-        access: (at, column, attribute)
+    stored = {
+        access: _loaded(source, codec, column, attribute, f"c{at}")
         for at, (column, (attribute, access)) in enumerate(_located(codec).items())
     }
+    kept = set(codec.kept)
 
     def made(kind: type, path: str) -> str:
-        arguments = []
+        arguments, has_gap = list[str](), False
         for each in attributes_of(kind).values():
             inner = f"{path}.{each.name}" if path else each.name
             access = f"{_local(path)}.{each.name}"
             if inner in codec.parts:
-                arguments.append(f"{each.name}={made(each.hint, inner)}")
-            elif access in positions:
-                at, column, attribute = positions[access]
-                arguments.append(f"{each.name}={_loaded(source, codec, column, attribute, at)}")
-            elif inner not in codec.kept or each.required:
+                arguments.append(each.argument(made(each.hint, inner), named=has_gap))
+            elif access in stored:
+                arguments.append(each.argument(stored[access], named=has_gap))
+            elif inner in kept and not each.required:
+                kept.remove(inner)
+                has_gap = True
+            else:
                 raise MappingError(f"{codec.kind.__name__}.{inner} has no column")
         return f"{source.bind(kind, 'kind')}({', '.join(arguments)})"
 
-    return source.compile("decode(row)", [f"return {made(codec.kind, '')}"])
+    made_of = made(codec.kind, "")
+    if kept:
+        raise MappingError(f"{codec.kind.__name__} does not keep {', '.join(sorted(kept))}")
+    columns = ", ".join(f"c{at}" for at in range(len(codec.columns)))
+    return source.compile("decode(row)", [f"{columns}, = row", f"return {made_of}"])
 
 
 def _located(codec: RowCodec[Any]) -> dict[str, tuple[Attribute, str]]:
     """Returns, by column, its attribute and the expression that reads that."""
+    if unknown := codec.exceptions.keys() - set(codec.columns):
+        raise MappingError(f"{codec.kind.__name__} has no columns {', '.join(sorted(unknown))}")
     owners = {part: attribute_at(codec.kind, part).hint for part in codec.parts}
     found: dict[str, tuple[Attribute, str]] = {}
     for column in codec.columns:
@@ -159,9 +161,9 @@ def _stored(
 
 
 def _loaded(
-    source: Source, codec: RowCodec[Any], column: str, attribute: Attribute, at: int
+    source: Source, codec: RowCodec[Any], column: str, attribute: Attribute, access: str
 ) -> str:
-    text, hint, access = _text(codec, column, attribute), attribute.hint, f"row[{at}]"
+    text, hint = _text(codec, column, attribute), attribute.hint
     if text is not None:
         value = f"{source.bind(text.read, 'read')}({access})"
     elif hint is bool:

@@ -7,7 +7,7 @@ from enum import StrEnum
 import pytest
 
 from finegrain.mapping.fields import MappingError
-from finegrain.mapping.rows import FLOAT, WORD, Text, row_codec
+from finegrain.mapping.rows import FLOAT, WORD, RowCodec, Text
 
 
 class State(StrEnum):
@@ -35,13 +35,13 @@ class Item:
 
 LABELS = Text(json.dumps, lambda text: tuple(json.loads(text)))
 COLUMNS = ("item_id", "state", "reason", "labels", "limit", "ready", "settled", "weight")
-CODEC = row_codec(
+CODEC = RowCodec(
     Item,
     COLUMNS,
     texts={float: FLOAT, tuple[str, ...]: LABELS},
     exceptions={"item_id": "spec.key", "reason": ("reason", WORD)},
     parts=("spec",),
-    kept=("members",),
+    kept=frozenset({"members"}),
 )
 
 
@@ -61,13 +61,20 @@ def test_null_stays_none_and_drivers_may_return_numbers_for_booleans() -> None:
 
 
 def test_some_columns_can_be_written_alone() -> None:
-    moves = row_codec(Item, ("item_id", "state"), exceptions={"item_id": "spec.key"})
+    moves = RowCodec(Item, ("item_id", "state"), exceptions={"item_id": "spec.key"})
     assert moves.encode(Item(Spec("a"))) == ("a", "WAITING")
 
 
 def test_a_column_without_attribute_and_an_attribute_without_column_are_refused() -> None:
     with pytest.raises(MappingError, match="colour"):
-        row_codec(Item, ("colour",)).encode(Item(Spec("a")))
-    forgotten = row_codec(Spec, ("key", "limit"))
+        RowCodec(Item, ("colour",)).encode(Item(Spec("a")))
+    forgotten = RowCodec(Spec, ("key", "limit"))
     with pytest.raises(MappingError, match="labels has no column"):
         forgotten.decode(("a", 1))
+
+
+def test_exceptions_that_name_nothing_are_refused() -> None:
+    with pytest.raises(MappingError, match="does not keep key"):
+        RowCodec(Spec, ("key", "labels", "limit"), kept=frozenset({"key"})).decode(("a", "", 1))
+    with pytest.raises(MappingError, match="no columns name"):
+        RowCodec(Spec, ("key",), exceptions={"name": "key"}).encode(Spec("a"))
