@@ -16,7 +16,8 @@ from collections.abc import Callable
 from datetime import UTC
 from typing import Any
 
-from finegrain.mapping.rows import Row, Text, RowCodec
+from finegrain.cpu_policy import CpuPolicy
+from finegrain.mapping.rows import Row
 from finegrain.resources import ResourceProfile, extended_items
 from finegrain.rpc.wire import profile_to_proto, timestamp_ms_to_proto
 from finegrain.v1 import resource_manager_pb2, slots_pb2
@@ -29,6 +30,8 @@ from resource_manager.engine.explain.lists import RequestView
 from resource_manager.engine.model.entities import JobEvent, Request, RequestSpec
 from resource_manager.service.wire.encoding import write
 from resource_manager.simulator.drawing import table_text
+from resource_manager.storage.rows import REQUESTS
+from resource_manager.storage.texts import TEXTS
 
 NUMBER = 50
 TIME_MS = 1_700_000_000_123
@@ -50,31 +53,10 @@ VIEW = RequestView(REQUEST, "name", "WAITING_CAPACITY", None)
 EVENT = JobEvent("job", 4, TIME_MS, "a", RequestState.RELEASED, "ENDED", "as asked")
 EVENTS = [EVENT] * 10
 
-PROFILE = Text(lambda _profile: "{}", lambda _text: REQUEST.spec.profile)
-COLUMNS = ("allocation_id", "job_id", "arrival_number", "create_time_ms", "state", "profile")
-ROWS = RowCodec(
-    Request,
-    COLUMNS,
-    texts={ResourceProfile: PROFILE},
-    parts=("spec",),
-    kept=frozenset(
-        (
-            "reason",
-            "message",
-            "generation",
-            "end_time_ms",
-            "spec.cpu_limit_milli",
-            "spec.pids_max",
-            "spec.required_labels",
-            "spec.target_address",
-            "spec.allow_pending",
-            "spec.restart_on_loss",
-            "spec.gang_id",
-            "spec.cpu_policy",
-        )
-    ),
+PROFILE, LABELS, POLICY = (
+    TEXTS[kind] for kind in (ResourceProfile, tuple[tuple[str, str], ...], CpuPolicy)
 )
-ROW = ROWS.encode(REQUEST)
+ROW = REQUESTS.encode(REQUEST)
 
 _NUMBERS = {each: slots_pb2.RequestState.Value(f"REQUEST_STATE_{each}") for each in RequestState}
 _STATES = {str(each): each for each in RequestState}
@@ -166,19 +148,45 @@ def row_by_hand() -> Row:
         REQUEST.arrival_number,
         REQUEST.create_time_ms,
         str(REQUEST.state),
+        str(REQUEST.reason),
+        REQUEST.message,
+        REQUEST.generation,
+        REQUEST.end_time_ms,
         None if spec.profile is None else PROFILE.write(spec.profile),
+        spec.cpu_limit_milli,
+        spec.pids_max,
+        LABELS.write(spec.required_labels),
+        spec.target_address,
+        spec.allow_pending,
+        spec.restart_on_loss,
+        spec.gang_id,
+        POLICY.write(spec.cpu_policy),
     )
 
 
 def stored_by_hand() -> Request:
+    spec = RequestSpec(
+        allocation_id=ROW[0],
+        profile=None if ROW[9] is None else PROFILE.read(ROW[9]),
+        cpu_limit_milli=ROW[10],
+        pids_max=ROW[11],
+        required_labels=LABELS.read(ROW[12]),
+        target_address=ROW[13],
+        allow_pending=bool(ROW[14]),
+        restart_on_loss=bool(ROW[15]),
+        gang_id=ROW[16],
+        cpu_policy=POLICY.read(ROW[17]),
+    )
     return Request(
-        spec=RequestSpec(
-            allocation_id=ROW[0], profile=None if ROW[5] is None else PROFILE.read(ROW[5])
-        ),
+        spec=spec,
         job_id=ROW[1],
         arrival_number=ROW[2],
         create_time_ms=ROW[3],
         state=_STATES[ROW[4]],
+        reason=ROW[5],
+        message=ROW[6],
+        generation=ROW[7],
+        end_time_ms=ROW[8],
     )
 
 
@@ -192,8 +200,8 @@ PAIRS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: [event_by_hand() for _ in EVENTS],
         lambda: write.each(resource_manager_pb2.JobEvent, EVENTS),
     ),
-    "request, to a row": (row_by_hand, lambda: ROWS.encode(REQUEST)),
-    "request, of a row": (stored_by_hand, lambda: ROWS.decode(ROW)),
+    "request, to a row": (row_by_hand, lambda: REQUESTS.encode(REQUEST)),
+    "request, of a row": (stored_by_hand, lambda: REQUESTS.decode(ROW)),
 }
 
 

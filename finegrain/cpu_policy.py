@@ -9,8 +9,8 @@ policies of Koordinator, NUMA strategies of its scheduler, alignment policies of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -106,30 +106,6 @@ class CpuPolicy:
         constrained = self.bind is BindPolicy.CONSTRAINED_BURST
         return self.qos.is_pinned or self.numa.aligns or constrained
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able form without defaults; the inverse of `from_dict`."""
-        return {
-            each.name: str(value) if isinstance(value, StrEnum) else value
-            for each in fields(self)
-            if (value := getattr(self, each.name)) != each.default
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> CpuPolicy:
-        """Reads what `to_dict` wrote. ValueError or TypeError for anything else."""
-        values = dict(data)
-        for name, kind in _POLICY_WORDS.items():
-            if name in values:
-                values[name] = kind(values[name])
-        return cls(**values)
-
-
-_POLICY_WORDS: dict[str, type[StrEnum]] = {
-    "qos": QosClass,
-    "bind": BindPolicy,
-    "exclusive": ExclusivePolicy,
-    "numa": NumaPolicy,
-}
 
 PLAIN = CpuPolicy()
 """What a request says that says nothing."""
@@ -146,34 +122,6 @@ class HostPolicy:
     reserved_strict: bool | None = None  # True: nor are they in the shared pools
     default_bind: BindPolicy | None = None  # of requests that do not say
     default_exclusive: ExclusivePolicy | None = None  # likewise
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able form of what is said; the inverse of `from_dict`."""
-        return {
-            each.name: value if isinstance(value, bool) else str(value)
-            for each in fields(self)
-            if (value := getattr(self, each.name)) is not None
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> HostPolicy:
-        """Reads what `to_dict` wrote. ValueError or TypeError for anything else."""
-        values = dict(data)
-        for name, kind in _HOST_WORDS.items():
-            if name in values:
-                values[name] = kind(values[name])
-        if "reserved_cpus" in values:
-            values["reserved_cpus"] = CpuSet.parse(values["reserved_cpus"], "reserved_cpus")
-        return cls(**values)
-
-
-_HOST_WORDS: dict[str, type[StrEnum]] = {
-    "bind": HostBindPolicy,
-    "numa_strategy": NumaStrategy,
-    "alignment": NumaPolicy,
-    "default_bind": BindPolicy,
-    "default_exclusive": ExclusivePolicy,
-}
 
 
 class PolicyOrigin(StrEnum):

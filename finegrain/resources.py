@@ -9,7 +9,9 @@ the name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+
+from finegrain.mapping.json_form import JsonCodec, JsonForm
 
 CPU_MILLI = "cpu_milli"
 BEST_EFFORT_CPU_MILLI = "best_effort_cpu_milli"
@@ -70,24 +72,24 @@ class ResourceProfile:
         return round_up(self.memory_bytes, MEMORY_GRAIN_BYTES)
 
     def to_dict(self) -> dict[str, object]:
-        """JSON-able form without zeros; the inverse of `from_dict`."""
-        parts: dict[str, object] = {
-            f.name: value
-            for f in fields(self)
-            if f.name != "extended" and (value := getattr(self, f.name))
-        }
-        if self.extended:
-            parts["extended"] = dict(self.extended)
-        return parts
+        """Returns the JSON-able form, without zeros."""
+        data: dict[str, object] = _JSON.to_json(self)
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> ResourceProfile:
-        """Reads what `to_dict` wrote."""
-        numbers = {key: value for key, value in data.items() if isinstance(value, int)}
-        extended = data.get("extended")
-        return cls(
-            **numbers, extended=extended_items(extended if isinstance(extended, Mapping) else {})
-        )
+        """Reads what `to_dict` wrote; keys of others are ignored.
+
+        Raises:
+            InvalidArgument: an amount is no integer.
+        """
+        return _JSON.from_json(cls, data)
+
+
+PROFILE_FORM = JsonForm(omit="default")
+"""JSON of profiles wherever it stands: an absent amount is zero."""
+
+_JSON = JsonCodec({ResourceProfile: PROFILE_FORM})
 
 
 def extended_items(extended: Mapping[str, int]) -> tuple[tuple[str, int], ...]:

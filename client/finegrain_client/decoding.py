@@ -14,6 +14,7 @@ from google.protobuf.descriptor import EnumDescriptor
 
 from finegrain.cpuset import CpuSet
 from finegrain.errors import FailedPrecondition, InvalidArgument, Reason
+from finegrain.mapping.value import SHOWN
 from finegrain.resources import EXTENDED_PREFIX, ResourceProfile, extended_items
 from finegrain.rpc.mapping.reader import FromMessage, Reader, Reading, Via
 from finegrain.rpc.wire_cpus import (
@@ -91,8 +92,7 @@ def _slot_cpus(message: cpus_pb2.CpuAssignment) -> cpus.SlotCpus:
 
 def _layer(message: cpus_pb2.HostPolicy) -> host_policy.HostLayer:
     policy = _known(host_policy_from_proto, message, "set")
-    said: dict[str, Any] = dict.fromkeys((each.name for each in fields(policy)), None)
-    return host_policy.HostLayer(**said | policy.to_dict())
+    return host_policy.HostLayer(**SHOWN.to_json(policy))
 
 
 def _settings(message: cpus_pb2.EffectiveHostPolicy) -> topology.HostSettings:

@@ -16,7 +16,6 @@ from types import NoneType
 from typing import Any, Literal, TypeVar, cast
 
 from finegrain.cpuset import CpuSet
-from finegrain.errors import InvalidArgument
 from finegrain.mapping.fields import (
     Attribute,
     MappingError,
@@ -25,12 +24,25 @@ from finegrain.mapping.fields import (
     item_of,
     pair_of,
 )
+from finegrain.mapping.json_data import (
+    Reader,
+    check_list,
+    check_object,
+    read_any,
+    read_cpu_list,
+    read_items,
+    read_member,
+    read_moment,
+    read_pairs,
+    read_plain,
+    read_plain_items,
+    read_plain_pairs,
+    refuse_unknown,
+    required,
+)
 from finegrain.mapping.source import Source
 
 T = TypeVar("T")
-Reader = Callable[[Any, str], Any]
-"""Reads data; the second argument is the path of the data, for errors."""
-
 PLAIN = (str, int, bool, float)
 _AS_THEY_ARE = frozenset((*PLAIN, NoneType))
 
@@ -205,17 +217,17 @@ class JsonCodec:
             key, value = pair
             frozen = item_of(hint) is not None
             if key is str and value in PLAIN:
-                return partial(_read_plain_pairs, value, frozen)
-            return partial(_read_pairs, int if key is int else str, self._reader(value), frozen)
+                return partial(read_plain_pairs, value, frozen)
+            return partial(read_pairs, int if key is int else str, self._reader(value), frozen)
         if (item := item_of(hint)) is not None:
             if item in PLAIN:
-                return partial(_read_plain_items, item)
-            return partial(_read_items, self._reader(item))
+                return partial(read_plain_items, item)
+            return partial(read_items, self._reader(item))
         if isinstance(hint, type) and issubclass(hint, Enum):
-            return partial(_read_member, hint, {each.value: each for each in hint})
+            return partial(read_member, hint, {each.value: each for each in hint})
         if hint in PLAIN:
-            return partial(_read_plain, hint)
-        return _read_any
+            return partial(read_plain, hint)
+        return read_any
 
     def _compiled_reader(self, kind: type, form: JsonForm) -> Reader:
         source, values = Source(), list[str]()
@@ -245,7 +257,7 @@ class JsonCodec:
                 found = f"data[{position}] if len(data) > {position} else {missing}"
             body += [f"{item} = {found}", f"if {item} is {missing}:"]
             if each.required:
-                body.append(f"    {source.bind(_required, 'required')}(w, {key!r})")
+                body.append(f"    {source.bind(required, 'required')}(w, {key!r})")
             else:
                 body.append(f"    {item} = {_default(source, each)}")
             body += self._checked(source, each, item, key)
@@ -257,13 +269,13 @@ class JsonCodec:
     ) -> list[str]:
         """Returns the lines that check the data of a class as a whole."""
         if form.as_list:
-            check = source.bind(partial(_check_list, len(keys)), "check_list")
+            check = source.bind(partial(check_list, len(keys)), "check_list")
             return [f"if type(data) is not list or len(data) > {len(keys)}: {check}(data, w)"]
-        check = source.bind(partial(_check_object, kind.__name__), "check_object")
+        check = source.bind(partial(check_object, kind.__name__), "check_object")
         lines = [f"if type(data) is not dict: {check}(data, w)"]
         if self._refuse_unknown:
             known = source.bind(frozenset(keys), "keys")
-            check = source.bind(partial(_refuse_unknown, frozenset(keys)), "refuse_unknown")
+            check = source.bind(partial(refuse_unknown, frozenset(keys)), "refuse_unknown")
             lines.append(f"if not {known}.issuperset(data): {check}(data, w)")
         return lines
 
@@ -292,11 +304,6 @@ def moment_text(moment: datetime) -> str:
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-def join_path(where: str, key: str) -> str:
-    """Returns the path of a member of the object at `where`."""
-    return f"{where}.{key}" if where else key
-
-
 def _same(value: Any) -> Any:
     return value
 
@@ -317,86 +324,8 @@ def _default(source: Source, each: Attribute) -> str:
     return f"{source.bind(each.default_factory, 'factory')}()"
 
 
-def _required(where: str, key: str) -> None:
-    raise InvalidArgument(join_path(where, key), None, "a value: the field is required")
-
-
-def _check_list(longest: int, data: Any, where: str) -> None:
-    if not isinstance(data, list | tuple) or len(data) > longest:
-        raise InvalidArgument(where, data, f"a list of at most {longest} items")
-
-
-def _check_object(name: str, data: Any, where: str) -> None:
-    if not isinstance(data, Mapping):
-        raise InvalidArgument(where or name, data, "an object")
-
-
-def _refuse_unknown(keys: frozenset[str], data: Mapping[str, Any], where: str) -> None:
-    path = join_path(where, str(min(data.keys() - keys)))
-    raise InvalidArgument(path, "present", f"one of {', '.join(sorted(keys))}")
-
-
-def _read_member(kind: type[Enum], members: Mapping[Any, Enum], data: Any, where: str) -> Any:
-    try:
-        return members[data]
-    except (KeyError, TypeError):
-        known = ", ".join(str(member.value) for member in kind)
-        raise InvalidArgument(where, data, f"one of {known}") from None
-
-
-def _read_plain(kind: type, data: Any, where: str) -> Any:
-    # bool is an int in Python, but not in a model; JSON has no floats without a fraction.
-    if type(data) is kind:
-        return data
-    if kind is float and type(data) is int:
-        return float(data)
-    raise InvalidArgument(where, data, f"a value of type {kind.__name__}")
-
-
-def _read_any(data: Any, _where: str) -> Any:
-    return data
-
-
-def _read_items(read: Reader, data: Any, where: str) -> tuple[Any, ...]:
-    if type(data) is not list and not isinstance(data, tuple):
-        raise InvalidArgument(where, data, "a list")
-    return tuple([read(each, f"{where}[{at}]") for at, each in enumerate(data)])
-
-
-def _read_plain_items(item: type, data: Any, where: str) -> tuple[Any, ...]:
-    if type(data) is list and set(map(type, data)) <= {item}:
-        return tuple(data)
-    return _read_items(partial(_read_plain, item), data, where)
-
-
-def _read_pairs(key: type, read: Reader, frozen: bool, data: Any, where: str) -> Any:
-    if type(data) is not dict:
-        _check_object("", data, where)
-    pairs = {key(name): read(item, f"{where}[{name}]") for name, item in data.items()}
-    return tuple(sorted(pairs.items())) if frozen else pairs
-
-
-def _read_plain_pairs(value: type, frozen: bool, data: Any, where: str) -> Any:
-    if type(data) is dict and set(map(type, data.values())) <= {value}:
-        return tuple(sorted(data.items())) if frozen else dict(data)
-    return _read_pairs(str, partial(_read_plain, value), frozen, data, where)
-
-
-def _read_cpu_list(data: Any, where: str) -> CpuSet:
-    if not isinstance(data, str):
-        raise InvalidArgument(where, data, "a CPU list, such as 0-3,8")
-    return CpuSet.parse(data, where)
-
-
-def _read_moment(data: Any, where: str) -> datetime:
-    try:
-        return datetime.fromisoformat(data)
-    except (ValueError, TypeError):
-        raise InvalidArgument(where, data, "a time, such as 2024-05-01T12:00:00Z") from None
-
-
-CPU_LIST = JsonForm(write=str, read=_read_cpu_list)
-MOMENT = JsonForm(write=moment_text, read=_read_moment)
+CPU_LIST = JsonForm(write=str, read=read_cpu_list)
+MOMENT = JsonForm(write=moment_text, read=read_moment)
 
 PLAIN_FORM = JsonCodec()
 to_json = PLAIN_FORM.to_json

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from finegrain.mapping.json_form import JsonCodec, JsonForm
-from finegrain.resources import ResourceProfile
+from finegrain.mapping.json_form import JsonCodec
+from finegrain.resources import PROFILE_FORM, ResourceProfile
 
-SHOWN = JsonCodec({ResourceProfile: JsonForm(omit="default")})
+SHOWN = JsonCodec({ResourceProfile: PROFILE_FORM})
 """Every field, whatever it holds; of profiles those that are not zero."""
 
 

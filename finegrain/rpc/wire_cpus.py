@@ -26,6 +26,7 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import MAX_ID, CpuSet
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_text
+from finegrain.mapping.stored import STORED
 from finegrain.resources import (
     BEST_EFFORT_CPU_MILLI,
     CPU_MILLI,
@@ -214,7 +215,7 @@ def effective_policy_to_proto(policy: EffectivePolicy) -> pb.EffectiveHostPolicy
 def host_cpus_from_proto(message: pb.HostCpus, field: str) -> str:
     """What an executor announces of its cpus, checked, as compact JSON text.
 
-    The names are those of the protocol; `policy` is what `HostPolicy.to_dict` writes.
+    The names are those of the protocol; `policy` is stored as `finegrain/mapping/stored.py` says.
 
     Raises:
         InvalidArgument: a malformed list or name, a node twice, a negative amount.
@@ -223,7 +224,7 @@ def host_cpus_from_proto(message: pb.HostCpus, field: str) -> str:
     for name in ("slot_cpus", "reserved_cpus", "isolated_cpus"):
         if text := str(cpus_from_text(getattr(message, name), f"{field}.{name}")):
             data[name] = text
-    if policy := host_policy_from_proto(message.policy, f"{field}.policy").to_dict():
+    if policy := STORED.to_json(host_policy_from_proto(message.policy, f"{field}.policy")):
         data["policy"] = policy
     zones = [_zone(each, f"{field}.numa[{at}]") for at, each in enumerate(message.numa)]
     _check_once(f"{field}.numa", [each["numa_node_id"] for each in zones])
@@ -250,7 +251,7 @@ def host_cpus_to_proto(text: str) -> pb.HostCpus:
         ],
     )
     if policy := data.get("policy"):
-        message.policy.CopyFrom(host_policy_to_proto(HostPolicy.from_dict(policy)))
+        message.policy.CopyFrom(host_policy_to_proto(STORED.from_json(HostPolicy, policy)))
     return message
 
 

@@ -1,34 +1,62 @@
-"""What it takes to keep one kind of entity in a table.
-
-Decides that a row is a tuple of columns in declared order. Refuses to know any entity.
+"""What it takes to keep one kind of entity in a table: its row codec with the columns of that
+table, in declared order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import Table
 
-Row = tuple[Any, ...]
+from finegrain.mapping.rows import RowCodec, Text
+from resource_manager.storage.texts import TEXTS
+
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Codec(Generic[T]):
-    """How one kind of entity stands in its table. Rows hold all columns in declared order."""
+@dataclass(frozen=True, kw_only=True)
+class Codec(RowCodec[T]):
+    """How one kind of entity is stored in its table."""
 
     table: Table
-    encode: Callable[[T], Row]
-    decode: Callable[[Sequence[Any]], T]
 
 
-@dataclass(frozen=True, slots=True)
-class MoveCodec(Generic[T]):
-    """How it is written where something stands now. Rows hold the columns `key`, then `changed`."""
+@dataclass(frozen=True, kw_only=True)
+class MoveCodec(RowCodec[T]):
+    """How columns of stored rows change. Rows hold the columns `key`, then `changed`."""
 
     table: Table
     key: tuple[str, ...]
     changed: tuple[str, ...]
-    encode: Callable[[T], Row]
+
+
+def codec(
+    table: Table,
+    kind: type[T],
+    *,
+    exceptions: Mapping[str, str | tuple[str, Text]] | None = None,
+    parts: Iterable[str] = (),
+    kept: Iterable[str] = (),
+) -> Codec[T]:
+    """Returns the codec of all columns of a table; see `RowCodec` for the arguments."""
+    columns = tuple(table.columns.keys())
+    return Codec(kind, columns, TEXTS, exceptions or {}, tuple(parts), frozenset(kept), table=table)
+
+
+def move_codec(whole: Codec[T], *changed: str) -> MoveCodec[T]:
+    """Returns the codec of the table's key and some other columns."""
+    key = tuple(column.name for column in whole.table.primary_key)
+    columns = key + changed
+    exceptions = {name: each for name, each in whole.exceptions.items() if name in columns}
+    return MoveCodec(
+        whole.kind,
+        columns,
+        whole.texts,
+        exceptions,
+        whole.parts,
+        table=whole.table,
+        key=key,
+        changed=changed,
+    )

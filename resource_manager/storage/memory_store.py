@@ -18,7 +18,7 @@ from finegrain.ids import new_id
 from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.engine.model.entities import ClusterEvent, JobEvent
 from resource_manager.engine.model.numbers import GENERATION_FLOOR
-from resource_manager.storage import fair_rows, host_rows, rows, tables
+from resource_manager.storage import rows, tables
 from resource_manager.storage.codecs import Codec
 from resource_manager.storage.lost_history import GENERATION_STEP, SEQUENCE_STEP
 from resource_manager.storage.memory_tables import MemoryStatements, MemoryTables
@@ -180,10 +180,10 @@ def snapshot_of(of: MemoryTables, rm_epoch: int) -> Snapshot:
         executors=_all(of, rows.EXECUTORS),
         gangs=_all(of, rows.GANGS),
         provisions=_all(of, rows.PROVISIONS),
-        ranges=_all(of, fair_rows.RANGES),
-        groups=_all(of, fair_rows.GROUPS),
-        tallies=_all(of, fair_rows.TALLIES),
-        host_settings=_all(of, host_rows.HOST_SETTINGS),
+        ranges=_all(of, rows.RANGES),
+        groups=_all(of, rows.GROUPS),
+        tallies=_all(of, rows.TALLIES),
+        host_settings=_all(of, rows.HOST_SETTINGS),
         counters=dict(of.rows(tables.counters)),
     )
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 from sqlalchemy import Table
 
 from finegrain.errors import InvariantBroken, StoreError
-from resource_manager.storage.codecs import Row
+from finegrain.mapping.rows import Row
 from resource_manager.storage.statements import Rows, Statements
 from resource_manager.storage.tables import jobs, metadata
 

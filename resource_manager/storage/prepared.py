@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from finegrain.errors import InvariantBroken
+from finegrain.mapping.rows import Row
 from resource_manager.engine.model.effects import Changes
-from resource_manager.storage import fair_rows, host_rows, rows, tables
-from resource_manager.storage.codecs import Codec, MoveCodec, Row
+from resource_manager.storage import rows, tables
+from resource_manager.storage.codecs import Codec, MoveCodec
 from resource_manager.storage.statements import C, Statements
 
 T = TypeVar("T")
@@ -37,11 +38,11 @@ class PreparedChanges:
             (tables.provisions, _encoded(rows.PROVISIONS, changes.provisions)),
             (
                 tables.request_ranges,
-                _encoded(fair_rows.RANGES, [r for r in changes.ranges if r.job_id not in gone]),
+                _encoded(rows.RANGES, [r for r in changes.ranges if r.job_id not in gone]),
             ),
-            (tables.groups, _encoded(fair_rows.GROUPS, changes.groups)),
-            (tables.tallies, _encoded(fair_rows.TALLIES, changes.tallies)),
-            (tables.host_settings, _encoded(host_rows.HOST_SETTINGS, changes.host_settings)),
+            (tables.groups, _encoded(rows.GROUPS, changes.groups)),
+            (tables.tallies, _encoded(rows.TALLIES, changes.tallies)),
+            (tables.host_settings, _encoded(rows.HOST_SETTINGS, changes.host_settings)),
             (
                 tables.job_events,
                 _encoded(rows.JOB_EVENTS, [e for e in changes.job_events if e.job_id not in gone]),

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Engine, Select, select, union_all
 from finegrain.errors import ConfigurationError, StoreError
 from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.engine.model.entities import ClusterEvent, JobEvent
-from resource_manager.storage import fair_rows, host_rows, rows, tables
+from resource_manager.storage import rows, tables
 from resource_manager.storage.codecs import Codec
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.lost_history import leave_lost_history
@@ -117,10 +117,10 @@ class SqlStore(Store):
                 executors=_all(connection, rows.EXECUTORS),
                 gangs=_all(connection, rows.GANGS),
                 provisions=_all(connection, rows.PROVISIONS),
-                ranges=_all(connection, fair_rows.RANGES),
-                groups=_all(connection, fair_rows.GROUPS),
-                tallies=_all(connection, fair_rows.TALLIES),
-                host_settings=_all(connection, host_rows.HOST_SETTINGS),
+                ranges=_all(connection, rows.RANGES),
+                groups=_all(connection, rows.GROUPS),
+                tallies=_all(connection, rows.TALLIES),
+                host_settings=_all(connection, rows.HOST_SETTINGS),
                 counters={row[0]: row[1] for row in connection.execute(_COUNTERS)},
             )
 

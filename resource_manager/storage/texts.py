@@ -1,7 +1,7 @@
-"""Values that stand in a row as JSON text: profiles, labels, isolation reports, changes of size,
-what is said about cpus.
+"""Values that are stored in a row as text: profiles, labels, isolation reports, changes of size,
+cpus and NUMA nodes, mostly as JSON.
 
-Decides their spelling, and keeps what many rows share. Refuses to know tables.
+Rows share much, so texts and what they mean are kept and shared where equal ones are common.
 """
 
 from __future__ import annotations
@@ -9,13 +9,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any, TypeVar
 
 from finegrain.cpu_assignment import CpuAssignment
-from finegrain.cpu_policy import CpuPolicy
+from finegrain.cpu_policy import CpuPolicy, HostPolicy
 from finegrain.intervals import IntervalSet
+from finegrain.mapping.json_form import JsonCodec, JsonForm
+from finegrain.mapping.rows import FLOAT, Text
+from finegrain.mapping.stored import FORMS
 from finegrain.resources import ResourceProfile
 from finegrain.values.states import RequestState
 from resource_manager.engine.model.entities import Ended, Resize
+
+T = TypeVar("T")
 
 _KNOWN_PROFILES = 65_536  # different profiles kept decoded; clusters use few
 _KNOWN_ISOLATIONS = 4_096  # likewise of isolation reports
@@ -23,20 +29,48 @@ _KNOWN_ISOLATIONS = 4_096  # likewise of isolation reports
 _quoted = json.encoder.encode_basestring_ascii
 json_text = json.JSONEncoder(separators=(",", ":")).encode  # `dumps` would make one each time
 
-
-@lru_cache(_KNOWN_PROFILES)
-def profile_text(profile: ResourceProfile) -> str:
-    """JSON of a profile."""
-    return json_text(profile.to_dict())
+_JSON = JsonCodec(FORMS | {Resize: JsonForm(omit="none")}, refuse_unknown=True)
 
 
-@lru_cache(_KNOWN_PROFILES)
-def profile_of(text: str) -> ResourceProfile:
-    """The profile; equal texts give one and the same."""
-    return ResourceProfile.from_dict(json.loads(text))
+def _json_of(kind: type[T]) -> Text:
+    """JSON of a class, made for each row."""
+
+    def write(value: T) -> str:
+        return json_text(_JSON.to_json(value))
+
+    def read(text: str) -> T:
+        return _JSON.from_json(kind, json.loads(text))
+
+    return Text(write, read)
 
 
-def ended_text(ended: Mapping[Ended, IntervalSet]) -> str:
+def _shared(text: Text) -> Text:
+    """The same where few values are in many rows: equal texts give one and the same value."""
+    return Text(lru_cache(_KNOWN_PROFILES)(text.write), lru_cache(_KNOWN_PROFILES)(text.read))
+
+
+def _policy_text(policy: CpuPolicy) -> str:
+    data = _JSON.to_json(policy)
+    return json_text(data) if data else ""  # the default of the column
+
+
+def _policy_of(text: str) -> CpuPolicy:
+    return _JSON.from_json(CpuPolicy, json.loads(text) if text else {})
+
+
+def _labels_text(labels: tuple[tuple[str, str], ...]) -> str:
+    return json_text(dict(labels))
+
+
+def _labels_of(text: str) -> tuple[tuple[str, str], ...]:
+    return tuple(json.loads(text).items())
+
+
+def _amounts_text(amounts: Mapping[str, int]) -> str:
+    return json_text(dict(amounts))
+
+
+def _ended_text(ended: Mapping[Ended, IntervalSet]) -> str:
     """JSON of how members of a range ended: [state, reason, message, [start, end, ...]] each."""
     return json_text(
         [
@@ -46,8 +80,7 @@ def ended_text(ended: Mapping[Ended, IntervalSet]) -> str:
     )
 
 
-def ended_of(text: str) -> dict[Ended, IntervalSet]:
-    """How members of a range ended."""
+def _ended_of(text: str) -> dict[Ended, IntervalSet]:
     return {
         (RequestState(state), reason, message): IntervalSet(
             zip(bounds[::2], bounds[1::2], strict=True)
@@ -56,54 +89,12 @@ def ended_of(text: str) -> dict[Ended, IntervalSet]:
     }
 
 
-@lru_cache(_KNOWN_PROFILES)
-def labels_text(labels: tuple[tuple[str, str], ...]) -> str:
-    """JSON of sorted labels."""
-    return json_text(dict(labels))
-
-
-@lru_cache(_KNOWN_PROFILES)
-def labels_of(text: str) -> tuple[tuple[str, str], ...]:
-    """The labels, in the order of the text."""
-    return tuple(json.loads(text).items())
-
-
-@lru_cache(_KNOWN_ISOLATIONS)
-def isolation_of(text: str) -> dict[str, object]:
-    """Shared by all that say the same, so nobody may change it."""
-    found: dict[str, object] = json.loads(text)
-    return found
-
-
-@lru_cache(_KNOWN_PROFILES)
-def cpu_policy_text(policy: CpuPolicy) -> str:
-    """JSON of what a request says about its cpus; empty where it says nothing."""
-    data = policy.to_dict()
-    return json_text(data) if data else ""
-
-
-@lru_cache(_KNOWN_PROFILES)
-def cpu_policy_of(text: str) -> CpuPolicy:
-    """What a request says about its cpus; equal texts give one and the same."""
-    return CpuPolicy.from_dict(json.loads(text) if text else {})
-
-
-def assignment_text(assignment: CpuAssignment | None) -> str | None:
-    """JSON of the cpus and NUMA nodes of a slot."""
-    return None if assignment is None else json_text(assignment.to_dict())
-
-
-def assignment_of(text: str | None) -> CpuAssignment | None:
-    """The cpus and NUMA nodes of a slot."""
-    return None if text is None else CpuAssignment.from_dict(json.loads(text))
-
-
 _texts: dict[int, tuple[object, str]] = {}
 
 
 def _shared_text(data: object) -> str:
-    """JSON of plain data that nobody changes and that many share; told apart by identity, which is
-    good as long as the data is kept beside its text.
+    """Returns JSON of plain data that is never changed and that many rows share; told apart by
+    identity, which is good as long as the data is kept beside its text.
     """
     known = _texts.get(id(data))
     if known is None:
@@ -113,15 +104,15 @@ def _shared_text(data: object) -> str:
     return known[1]
 
 
-def isolation_text(isolation: Mapping[str, object] | None) -> str | None:
-    """JSON of an isolation report."""
-    return None if isolation is None else _shared_text(isolation)
+@lru_cache(_KNOWN_ISOLATIONS)
+def _isolation_of(text: str) -> dict[str, object]:
+    """Shared by all that say the same, so it is never changed."""
+    found: dict[str, object] = json.loads(text)
+    return found
 
 
-def slot_text(slot: Mapping[str, object] | None) -> str | None:
+def _slot_text(slot: Mapping[str, object]) -> str:
     """JSON of a slot as events carry it; what its profile and isolation say is shared by many."""
-    if slot is None:
-        return None
     return "{" + ",".join([_member(name, value) for name, value in slot.items()]) + "}"
 
 
@@ -135,34 +126,21 @@ def _member(name: str, value: object) -> str:
     return f"{_quoted(name)}:{text}"
 
 
-def optional_dict(text: str | None) -> dict[str, object] | None:
-    """Plain data, if there is any."""
-    return None if text is None else json.loads(text)
+ISOLATION = Text(_shared_text, _isolation_of)
 
+SLOT_OF_EVENT = Text(_slot_text, json.loads)
+"""A slot as `engine/model/offers.py` describes it."""
 
-def resize_text(resize: Resize | None) -> str | None:
-    """JSON of a change of size."""
-    if resize is None:
-        return None
-    data: dict[str, object] = {
-        "number": resize.number,
-        "profile": resize.profile.to_dict(),
-        "cpu_limit_milli": resize.cpu_limit_milli,
-        "wait_for_use": resize.wait_for_use,
-        "arrival_number": resize.arrival_number,
-    }
-    if resize.assignment is not None:
-        data["assignment"] = resize.assignment.to_dict()
-    return json_text(data)
-
-
-def resize_of(text: str | None) -> Resize | None:
-    """The change of size."""
-    if text is None:
-        return None
-    data = json.loads(text)
-    assignment = data.pop("assignment", None)
-    return Resize(
-        **data | {"profile": ResourceProfile.from_dict(data["profile"])},
-        assignment=None if assignment is None else CpuAssignment.from_dict(assignment),
-    )
+TEXTS: Mapping[Any, Text] = {
+    float: FLOAT,
+    ResourceProfile: _shared(_json_of(ResourceProfile)),
+    tuple[tuple[str, str], ...]: _shared(Text(_labels_text, _labels_of)),
+    CpuPolicy: _shared(Text(_policy_text, _policy_of)),
+    CpuAssignment: _json_of(CpuAssignment),
+    Resize: _json_of(Resize),
+    HostPolicy: _json_of(HostPolicy),
+    Mapping[str, int]: Text(_amounts_text, json.loads),
+    dict[str, object]: ISOLATION,
+    dict[Ended, IntervalSet]: Text(_ended_text, _ended_of),
+}
+"""How a column stores what is neither text, number, flag nor enum, by the type of the attribute."""

@@ -113,33 +113,6 @@ class SlotSpec:
             cpus=str(given.cpus) if self.is_pinned else self.cpus,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able form, the inverse of `from_dict`."""
-        return {
-            "allocation_id": self.allocation_id,
-            "generation": self.generation,
-            "job_id": self.job_id,
-            "profile": self.profile.to_dict(),
-            "cpu_limit_milli": self.cpu_limit_milli,
-            "pids_max": self.pids_max,
-            "cpus": self.cpus,
-            "job_secret_sha256": self.job_secret_sha256,
-            "target_address": self.target_address,
-            "resize_number": self.resize_number,
-            "assignment": self.assignment.to_dict() if self.assignment else None,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> SlotSpec:
-        """Reads what `to_dict` wrote, in earlier versions too.
-
-        KeyError, TypeError or ValueError for anything else.
-        """
-        values = dict(data)
-        if assignment := values.pop("assignment", None):
-            values["assignment"] = CpuAssignment.from_dict(assignment)
-        return cls(profile=ResourceProfile.from_dict(values.pop("profile")), **values)
-
 
 @dataclass(frozen=True, slots=True)
 class Slot:
@@ -167,31 +140,6 @@ class Slot:
         if (self.state, state) not in MOVES:
             raise illegal_move(self, state)
         return replace(self, state=state, **changes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able form, the inverse of `from_dict`."""
-        return {
-            "spec": self.spec.to_dict(),
-            "state": self.state.value,
-            "isolation": dict(self.isolation),
-            "allocated_time_ms": self.allocated_time_ms,
-            "end_reason": self.end_reason,
-            "accepted": self.accepted,
-            "becoming": self.becoming.to_dict() if self.becoming else None,
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Slot:
-        """Reads what `to_dict` wrote, in earlier versions too.
-
-        KeyError, TypeError or ValueError for anything else.
-        """
-        values = dict(data)
-        spec, state = SlotSpec.from_dict(values.pop("spec")), CarveState(values.pop("state"))
-        becoming = values.pop("becoming", None)
-        if becoming is not None:
-            values["becoming"] = SlotSpec.from_dict(becoming)
-        return cls(spec=spec, state=state, **values)
 
 
 @dataclass(frozen=True, slots=True)

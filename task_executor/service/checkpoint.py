@@ -19,12 +19,16 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from finegrain.errors import ConfigurationError, Reason
+from finegrain.cpu_policy import HostPolicy
+from finegrain.errors import ConfigurationError, InvalidArgument, Reason
 from finegrain.ids import ID_PATTERN, new_id
+from finegrain.mapping.json_form import JsonCodec, JsonForm
+from finegrain.mapping.stored import FORMS
+from task_executor.engine.slots import EndedSlot, Slot, SlotKey
 
 FORMAT_VERSION = 3  # 2: slots may be changing their size; 3: slots may have cpus of their own
 LOCK_FILE = "executor.lock"
@@ -33,19 +37,21 @@ ENDPOINT_FILE = "endpoint.json"
 TASKS_FOLDER = "tasks"
 HELPER_FOLDER = "helper"
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """The document. `slots` and `ended` are JSON forms of the engine's types."""
+    """The content of the document: the names of the fields are its keys."""
 
     executor_id: str
     instance_id: str
     rm_epoch: int = 0
     boot_id: str = ""
-    slots: tuple[dict[str, Any], ...] = ()
-    ended: tuple[dict[str, Any], ...] = ()
+    slots: tuple[Slot, ...] = ()
+    ended: tuple[EndedSlot, ...] = ()
     starts: int = 0  # of fronts with this identity; separates the numbers of their reports
-    policy: dict[str, Any] = field(default_factory=dict)  # what an operator has set for this host
+    policy: HostPolicy = field(default_factory=HostPolicy)  # what an operator has set for this host
     policy_number: int = 0  # of that; 0: none
     user_token_sha256: str = ""  # by the last registration; empty: not known
 
@@ -113,7 +119,7 @@ class StateDirectory:
         """
         try:
             content = read_document(self.path / STATE_FILE)
-            saved = parse_state(content) if content else None
+            saved = parse_state(content, self.damage) if content else None
         except DamagedError as error:
             aside = self.path / f"{STATE_FILE}.damaged"
             (self.path / STATE_FILE).replace(aside)
@@ -271,39 +277,47 @@ def _digest(body: str) -> str:
 
 
 def state_content(state: SavedState) -> dict[str, Any]:
-    """The content of the document; the inverse of `parse_state`."""
-    return {
-        "executor_id": state.executor_id,
-        "instance_id": state.instance_id,
-        "rm_epoch": state.rm_epoch,
-        "boot_id": state.boot_id,
-        "starts": state.starts,
-        "policy": state.policy,
-        "policy_number": state.policy_number,
-        "user_token_sha256": state.user_token_sha256,
-        "slots": list(state.slots),
-        "ended": list(state.ended),
-    }
+    """Returns the content of the document; the inverse of `parse_state`."""
+    content: dict[str, Any] = _JSON.to_json(state)
+    return content
 
 
-def parse_state(content: dict[str, Any]) -> SavedState:
-    """Reads what `state_content` made.
+def parse_state(content: dict[str, Any], damage: list[str]) -> SavedState:
+    """Reads what `state_content` made, in earlier versions too.
+
+    A slot, or the policy, that cannot be read is left out: the others hold.
+
+    Args:
+        content: of the document.
+        damage: gets a sentence for each part that is left out.
 
     Raises:
-        DamagedError: something is missing or of the wrong kind.
+        DamagedError: something else is missing or of the wrong kind.
     """
+    parts = {name: value for name, value in content.items() if name not in ("slots", "policy")}
     try:
-        return SavedState(
-            executor_id=content["executor_id"],
-            instance_id=content["instance_id"],
-            rm_epoch=int(content["rm_epoch"]),
-            boot_id=content["boot_id"],
-            starts=int(content.get("starts", 0)),
-            policy=dict(content.get("policy", {})),
-            policy_number=int(content.get("policy_number", 0)),
-            user_token_sha256=str(content.get("user_token_sha256", "")),
-            slots=tuple(content["slots"]),
-            ended=tuple(content["ended"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedError(f"{type(error).__name__}: {error}") from None
+        state = _JSON.from_json(SavedState, parts)
+    except InvalidArgument as error:
+        raise DamagedError(error.message) from None
+    policy = _readable(HostPolicy, content.get("policy", {}), "policy", damage)
+    slots = (
+        _readable(Slot, each, f"slots[{at}]", damage)
+        for at, each in enumerate(content.get("slots", ()))
+    )
+    return replace(
+        state,
+        slots=tuple(slot for slot in slots if slot is not None),
+        policy=policy or HostPolicy(),
+        policy_number=state.policy_number if policy is not None else 0,  # 0: it is sent again
+    )
+
+
+def _readable(kind: type[T], data: Any, where: str, damage: list[str]) -> T | None:
+    try:
+        return _JSON.from_json(kind, data, where)
+    except InvalidArgument as error:
+        damage.append(f"{STATE_FILE}: {error.message}")
+        return None
+
+
+_JSON = JsonCodec(FORMS | {SlotKey: JsonForm(as_list=True)})

@@ -12,8 +12,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterable
 from signal import SIGKILL, SIGTERM
 
-from finegrain.cpu_policy import HostPolicy
-from finegrain.errors import FinegrainError, InvalidArgument, Reason
+from finegrain.errors import FinegrainError, Reason
 from finegrain.logs import get_logger
 from finegrain.values.states import TaskState
 from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey, SlotSpec
@@ -49,14 +48,15 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     keeper.user_token_sha256 = saved.user_token_sha256
     keeper.reports.begin_life(keeper.starts)
     for ended in saved.ended:
-        keeper.reports.ended(EndedSlot(SlotKey(*ended["key"]), ended["reason"]))
-    _take_policy(keeper, saved)
+        keeper.reports.ended(ended)
+    # What an operator has set holds before an RM is heard of.
+    keeper.table.take_in(operator_policy=saved.policy, policy_number=saved.policy_number)
     state = await keeper.helper.inspect()
     on_host = {_slot_key(each.limits) for each in state.slots}
     # With its host a slot does not break: whoever wants to be restarted need not shun the host.
     rebooted = saved.boot_id not in ("", keeper.identity.boot_id)
     why_missing = Reason.SLOT_MISSING if rebooted else Reason.SLOT_BROKEN
-    for slot in _saved_slots(saved):
+    for slot in saved.slots:
         _adopt(keeper, slot, on_host, why_missing)
     _adopt_tasks(keeper, state)
     await _destroy_unknown_slots(keeper, state)
@@ -71,26 +71,6 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     keeper.directory.damage.clear()
     await keeper.save_or_log()
     log.info("recovered", slots=len(keeper.table), tasks=len(keeper.tasks))
-
-
-def _take_policy(keeper: SlotKeeper, saved: SavedState) -> None:
-    """What an operator has set holds before an RM is heard of."""
-    try:
-        policy = HostPolicy.from_dict(saved.policy)
-    except (ValueError, TypeError, InvalidArgument) as error:
-        log.error("saved_policy_unreadable", error=str(error))
-        return
-    keeper.table.take_in(operator_policy=policy, policy_number=saved.policy_number)
-
-
-def _saved_slots(saved: SavedState) -> list[Slot]:
-    slots = []
-    for content in saved.slots:
-        try:
-            slots.append(Slot.from_dict(content))
-        except (KeyError, TypeError, ValueError) as error:
-            log.error("saved_slot_unreadable", error=str(error))
-    return slots
 
 
 def _adopt(keeper: SlotKeeper, slot: Slot, on_host: set[SlotKey], why_missing: Reason) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from finegrain.cpu_policy import HostPolicy
 from finegrain.errors import FailedPrecondition, FinegrainError, Reason
 from finegrain.logs import get_logger
+from finegrain.mapping.stored import STORED
 from task_executor.engine.command_fence import CommandFence
 from task_executor.engine.report_log import NumberedState, ReportLog
 from task_executor.engine.slot_table import Outcome, SlotTable
@@ -110,16 +111,11 @@ class SlotKeeper:
             rm_epoch=max(self.fence.rm_epoch, self._epoch_to_save),
             boot_id=self.identity.boot_id,
             starts=self.starts,
-            policy=self.table.cpus.conditions.operator_policy.to_dict(),
+            policy=self.table.cpus.conditions.operator_policy,
             policy_number=self.table.cpus.conditions.policy_number,
             user_token_sha256=self.user_token_sha256,
-            slots=tuple(
-                slot.to_dict() for slot in (*self.table.visible(), *self._enforced.values())
-            ),
-            ended=tuple(
-                {"key": list(ended.key), "reason": ended.reason}
-                for ended in self.reports.all_ended()
-            ),
+            slots=(*self.table.visible(), *self._enforced.values()),
+            ended=tuple(self.reports.all_ended()),
         )
 
     async def save(self) -> None:
@@ -159,7 +155,7 @@ class SlotKeeper:
         """
         known = self.table.cpus.conditions
         if (number, policy) != (known.policy_number, known.operator_policy):
-            log.info("host_policy", number=number, **policy.to_dict())
+            log.info("host_policy", number=number, **STORED.to_json(policy))
             self.table.take_in(operator_policy=policy, policy_number=number)
             self.on_change()
             self._do_aside(self.places.settle())

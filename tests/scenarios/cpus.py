@@ -18,6 +18,7 @@ from finegrain.cpu_policy import (
     QosClass,
 )
 from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.mapping.stored import STORED
 from finegrain.resources import MIB, Amounts
 from resource_manager.engine.executors.host_settings import host_policy_view
 from resource_manager.engine.explain.topology import topology_view
@@ -117,7 +118,10 @@ def machine_of(words: Words) -> tuple[Amounts, str, str]:
     configured = host_policy(words)
     kept_back = configured.reserved_cpus or EMPTY
     announced = made.announced(
-        kept_back=kept_back, isolated=isolated, policy=configured.to_dict(), huge_pages=huge_pages
+        kept_back=kept_back,
+        isolated=isolated,
+        policy=STORED.to_json(configured),
+        huge_pages=huge_pages,
     )
     strict = configured.reserved_strict is True
     total = made.total(kept_back=kept_back, strict=strict, huge_pages=huge_pages)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from finegrain.cpu_policy import HostPolicy
 from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.mapping.stored import STORED
 from resource_manager.engine.executors.host_settings import OF_ONE_HOST, SETTINGS
 from resource_manager.engine.hosts.allowed_cpus import CLUSTER
 from resource_manager.engine.model.events import HostPolicySet
@@ -37,7 +38,7 @@ def operator_sets_policies(world: World, rng: Random) -> bool:
         policy, clear = some_policy(rng, EMPTY if name == CLUSTER else reservable), ()
         if name == CLUSTER and any(getattr(policy, each) is not None for each in OF_ONE_HOST):
             return False
-    world.log(f"operator sets {policy.to_dict()} for {name or 'the cluster'}, clears {clear}")
+    world.log(f"operator sets {STORED.to_json(policy)} for {name or 'the cluster'}, clears {clear}")
     leader.submit(lambda at: HostPolicySet(at, name, policy, clear))
     return True
 

@@ -19,6 +19,7 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpu_pools import places_of
 from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.mapping.stored import STORED
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.model.entities import RequestSpec
 from task_executor.engine.cpu_books import HostCpus
@@ -53,7 +54,7 @@ class HostMachine:
 
     def texts(self) -> tuple[str, str]:
         """Topology and cpus as they are announced."""
-        told = self.machine.announced(kept_back=self.kept_back, policy=self.policy.to_dict())
+        told = self.machine.announced(kept_back=self.kept_back, policy=STORED.to_json(self.policy))
         return json.dumps(self.machine.topology), json.dumps(told)
 
     def host_cpus(self) -> HostCpus:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from finegrain.cpu_policy import HostPolicy
 from finegrain.cpuset import EMPTY
 from finegrain.errors import FinegrainError, InvalidArgument, Reason
 from resource_manager.engine.model.entities import Registration
@@ -24,7 +23,7 @@ from resource_manager.service.wire import decoding
 from task_executor.engine.command_fence import CommandFence
 from task_executor.engine.report_log import ReportLog
 from task_executor.engine.slot_table import SlotTable
-from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey
+from task_executor.engine.slots import CarveState, EndedSlot, SlotKey
 from task_executor.service.encoding import state_to_proto
 from tests.simulation.host_commands import CommandedHost
 from tests.simulation.manager import Manager
@@ -75,15 +74,14 @@ class Executor(CommandedHost):
         self.reports.begin_life(self.starts)
         self.fence = CommandFence()
         self.fence.raise_epoch(saved.rm_epoch)
-        policy = HostPolicy.from_dict(saved.policy)
-        self.table.take_in(operator_policy=policy, policy_number=saved.policy_number)
+        self.table.take_in(operator_policy=saved.policy, policy_number=saved.policy_number)
         for ended in saved.ended:
-            self.reports.ended(EndedSlot(SlotKey(*ended["key"]), ended["reason"]))
+            self.reports.ended(ended)
         self._taking_down.clear()
         self._begin_commands()
         rebooted = saved.boot_id not in ("", f"boot-{self.boots}")
         why_missing = Reason.SLOT_MISSING if rebooted else Reason.SLOT_BROKEN
-        for slot in map(Slot.from_dict, saved.slots):
+        for slot in saved.slots:
             if slot.key in self.on_host:
                 self.table.adopt(slot)
             elif slot.state is CarveState.ALLOCATED or slot.end_reason:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from finegrain.errors import Reason
+from finegrain.mapping.rows import Row
 from finegrain.resources import Amounts
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.fairness.quotas import counted, fulfilment
@@ -23,9 +24,7 @@ from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.queue.scheduling_classes import JobQueue
 from resource_manager.engine.state import State
 from resource_manager.storage import tables
-from resource_manager.storage.codecs import Row
-from resource_manager.storage.fair_rows import GROUPS, RANGES
-from resource_manager.storage.rows import REQUESTS
+from resource_manager.storage.rows import GROUPS, RANGES, REQUESTS
 
 if TYPE_CHECKING:
     from tests.simulation.database import Database

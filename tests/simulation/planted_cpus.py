@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,8 @@ from resource_manager.engine.hosts import cpu_allocator, host
 from resource_manager.engine.invariants import cpus
 from resource_manager.engine.model.entities import Slot
 from resource_manager.engine.state import State
-from task_executor.engine.slots import SlotSpec
+from task_executor.engine.slot_table import SlotTable
+from task_executor.engine.slots import Slot as ExecutorSlot
 
 Patch = pytest.MonkeyPatch
 
@@ -50,13 +50,12 @@ def cpus_of_slots_are_forgotten_at_a_start(patch: Patch) -> None:
 
 def executor_forgets_cpus_of_slots_when_it_starts(patch: Patch) -> None:
     """A new front takes all slots for plain ones."""
-    real = SlotSpec.from_dict.__func__  # type: ignore[attr-defined]
+    real = SlotTable.adopt
 
-    def from_dict(kind: type[SlotSpec], data: dict[str, Any]) -> SlotSpec:
-        spec: SlotSpec = real(kind, data)
-        return replace(spec, assignment=None)
+    def adopt(table: SlotTable, slot: ExecutorSlot) -> None:
+        real(table, replace(slot, spec=replace(slot.spec, assignment=None)))
 
-    patch.setattr(SlotSpec, "from_dict", classmethod(from_dict))
+    patch.setattr(SlotTable, "adopt", adopt)
 
 
 def settings_of_operators_are_not_told(patch: Patch) -> None:

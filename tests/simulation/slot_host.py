@@ -147,7 +147,7 @@ class SlotHost(Node):
         """What the last life left, or a new identity."""
         try:
             if self.checkpoint:
-                return parse_state(decode_document(self.checkpoint, STATE_FILE))
+                return parse_state(decode_document(self.checkpoint, STATE_FILE), [])
         except DamagedError as error:
             self.log(f"{self.name} has a damaged checkpoint: {error}")
         self.identities += 1
@@ -162,14 +162,10 @@ class SlotHost(Node):
             rm_epoch=max(self.fence.rm_epoch, self._epoch_to_save),
             boot_id=f"boot-{self.boots}",
             starts=self.starts,
-            policy=self.table.cpus.conditions.operator_policy.to_dict(),
+            policy=self.table.cpus.conditions.operator_policy,
             policy_number=self.table.cpus.conditions.policy_number,
-            slots=tuple(
-                slot.to_dict() for slot in (*self.table.visible(), *self._enforced.values())
-            ),
-            ended=tuple(
-                {"key": list(each.key), "reason": each.reason} for each in self.reports.all_ended()
-            ),
+            slots=(*self.table.visible(), *self._enforced.values()),
+            ended=tuple(self.reports.all_ended()),
         )
 
     def _save(self, then: Saved = lambda _ok: None) -> None:

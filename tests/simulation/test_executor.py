@@ -81,7 +81,7 @@ def test_what_a_former_identity_told_is_not_held_against_a_new_one() -> None:
 def test_an_identity_that_forgets_what_it_told_is_found() -> None:
     def forget(_world: World, executor: Executor) -> None:
         executor.crash()
-        saved = parse_state(decode_document(executor.checkpoint, STATE_FILE))
+        saved = parse_state(decode_document(executor.checkpoint, STATE_FILE), [])
         executor.checkpoint = encode_document(state_content(replace(saved, slots=())))
 
     with pytest.raises(Failed, match=r"has told of slot .* forgot it when it started again"):

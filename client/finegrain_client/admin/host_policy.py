@@ -14,6 +14,7 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpu_words import read_word
 from finegrain.cpuset import CpuSet
+from finegrain.mapping.stored import STORED
 from finegrain.rpc.wire_cpus import host_policy_to_proto
 from finegrain.v1 import cpus_pb2
 
@@ -50,4 +51,6 @@ def policy_message(
     }
     if reserved_cpus is not None:
         said["reserved_cpus"] = str(CpuSet.parse(reserved_cpus, "reserved_cpus"))
-    return host_policy_to_proto(HostPolicy.from_dict(said | {"reserved_strict": reserved_strict}))
+    return host_policy_to_proto(
+        STORED.from_json(HostPolicy, said | {"reserved_strict": reserved_strict})
+    )

@@ -19,6 +19,7 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import EMPTY
 from finegrain.errors import InvalidArgument
+from finegrain.mapping.stored import STORED
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.cpu_states import take_in_settings
 from resource_manager.engine.hosts.allowed_cpus import (
@@ -196,7 +197,7 @@ def _check_cpus(host: Host, wanted: HostPolicy) -> None:
 
 def _described(event: HostPolicySet, policy: HostPolicy) -> str:
     """What is set now, for people."""
-    said = policy.to_dict()
+    said = STORED.to_json(policy)
     whole = ", ".join(f"{name} {_text(value)}" for name, value in said.items()) or "nothing"
     cleared = f"; no longer {', '.join(event.clear)}" if event.clear else ""
     return f"{event.executor_id or 'the cluster'}: {whole}{cleared}"

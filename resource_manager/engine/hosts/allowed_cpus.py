@@ -19,6 +19,7 @@ from typing import Any
 
 from finegrain.cpu_policy import EffectivePolicy, HostPolicy, PolicyOrigin, settle
 from finegrain.cpuset import EMPTY, CpuSet, union
+from finegrain.mapping.stored import STORED
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, Amounts
 from resource_manager.engine.model.entities import NOTHING_SET, CpuState, HostSetting, Registration
 
@@ -111,7 +112,7 @@ def _announced(text: str) -> Announced:
         CpuSet.parse(told.get("slot_cpus", ""), "slot_cpus"),
         CpuSet.parse(told.get("reserved_cpus", ""), "reserved_cpus"),
         CpuSet.parse(told.get("isolated_cpus", ""), "isolated_cpus"),
-        HostPolicy.from_dict(told.get("policy", {})),
+        STORED.from_json(HostPolicy, told.get("policy", {})),
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from finegrain.mapping.stored import STORED
 from finegrain.resources import ResourceProfile
 from resource_manager.engine.model.entities import Resize, Slot
 
@@ -15,7 +16,7 @@ def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
 
     `profile` is `ResourceProfile.to_dict()`, shared: nobody may change it; `allocated_time_ms` is
     in milliseconds since 1970. `resizes` are changes of size that are under way, as `SlotResize`
-    without `message`. `assignment` is `CpuAssignment.to_dict()`.
+    without `message`. `assignment` is as in `finegrain/mapping/stored.py`.
     """
     data: dict[str, object] = {
         "allocation_id": slot.allocation_id,
@@ -42,7 +43,7 @@ def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
         under_way = ((slot.ordered, "ORDERED"), (slot.wanted, "WAITING"))
         data["resizes"] = [_resize(one, state) for one, state in under_way if one is not None]
     if slot.assignment is not None:
-        data["assignment"] = slot.assignment.to_dict()
+        data["assignment"] = STORED.to_json(slot.assignment)
     return data
 
 
@@ -55,7 +56,7 @@ def _resize(resize: Resize, state: str) -> dict[str, object]:
         "state": state,
     }
     if resize.assignment is not None:
-        data["assignment"] = resize.assignment.to_dict()
+        data["assignment"] = STORED.to_json(resize.assignment)
     return data
 
 

@@ -7,11 +7,12 @@ from functools import lru_cache
 from typing import Any
 
 from finegrain.cpu_assignment import CpuAssignment
+from finegrain.mapping.stored import STORED
 from finegrain.resources import ResourceProfile
 from finegrain.rpc.mapping.fields import numbers_of
 from finegrain.rpc.wire import KNOWN_MAX, isolation_to_proto, profile_to_proto
 from finegrain.rpc.wire_cpus import assignment_to_proto
-from finegrain.v1 import resources_pb2, slots_pb2
+from finegrain.v1 import cpus_pb2, resources_pb2, slots_pb2
 from finegrain.values.states import SlotState
 
 _STATES: Mapping[str, Any] = {
@@ -48,7 +49,7 @@ def slot_status_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotStatus:
     if resizes := data.get("resizes"):
         message.resizes.extend(_resize_of_event(each) for each in resizes)
     if (assignment := data.get("assignment")) is not None:
-        message.assignment.CopyFrom(assignment_to_proto(CpuAssignment.from_dict(assignment)))
+        message.assignment.CopyFrom(_assignment(assignment))
         message.cpus = message.assignment.cpus
     return message
 
@@ -61,8 +62,12 @@ def _resize_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotResize:
         memory_bytes=data["memory_bytes"],
         cpu_limit_milli=data["cpu_limit_milli"],
         state=_RESIZE_STATES[data["state"]],
-        assignment=assignment and assignment_to_proto(CpuAssignment.from_dict(assignment)),
+        assignment=assignment and _assignment(assignment),
     )
+
+
+def _assignment(data: Mapping[str, Any]) -> cpus_pb2.CpuAssignment:
+    return assignment_to_proto(STORED.from_json(CpuAssignment, data))
 
 
 def _profile_of_event(data: Mapping[str, Any]) -> resources_pb2.ResourceProfile:

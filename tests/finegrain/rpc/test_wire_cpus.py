@@ -26,6 +26,7 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument
+from finegrain.mapping.stored import STORED
 from finegrain.rpc.wire_cpu_words import (
     BIND,
     EXCLUSIVE,
@@ -112,8 +113,9 @@ def test_every_word_has_a_number_and_every_number_a_word(
 @pytest.mark.parametrize("required", [False, True])
 def test_policies_come_back_as_they_went(numa: NumaPolicy, required: bool) -> None:
     strength = required and numa is not NumaPolicy.DEFAULT
-    policy = CpuPolicy(QosClass.LSR, BindPolicy.FULL_PCPUS, required, numa=numa)
-    policy = CpuPolicy.from_dict({**policy.to_dict(), "numa_required": strength})
+    policy = CpuPolicy(
+        QosClass.LSR, BindPolicy.FULL_PCPUS, required, numa=numa, numa_required=strength
+    )
     message = cpu_policy_to_proto(policy)
     assert message is not None
     assert cpu_policy_from_proto(message, "cpu_policy") == policy
@@ -148,7 +150,7 @@ def test_assignments_come_back_as_they_went(assignment: CpuAssignment) -> None:
 @given(host_policies)
 def test_settings_come_back_as_they_went(policy: HostPolicy) -> None:
     assert host_policy_from_proto(host_policy_to_proto(policy), "policy") == policy
-    assert HostPolicy.from_dict(policy.to_dict()) == policy
+    assert STORED.from_json(HostPolicy, STORED.to_json(policy)) == policy
 
 
 def test_reserving_no_cpu_is_another_thing_than_not_saying() -> None:
@@ -271,4 +273,4 @@ def test_whatever_comes_is_taken_in_or_refused_by_field(message: pb.CpuAssignmen
     except InvalidArgument as error:
         assert error.field.startswith("assignment.")  # noqa: PT017  either outcome is right
         return
-    assert CpuAssignment.from_dict(taken.to_dict()) == taken
+    assert STORED.from_json(CpuAssignment, STORED.to_json(taken)) == taken

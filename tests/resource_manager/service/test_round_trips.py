@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,7 +26,7 @@ from resource_manager.engine.model.offers import slot_to_dict
 from resource_manager.service.wire import decoding, encoding
 from resource_manager.service.wire.gangs import gangs_of_call
 from resource_manager.service.wire.resizes import resize_wish
-from resource_manager.storage.texts import slot_text
+from resource_manager.storage.rows import JOB_EVENTS
 
 amounts = st.integers(1, 10**12)
 ids = st.from_regex(r"\A[a-z0-9][a-z0-9._-]{0,20}\Z")
@@ -69,9 +67,10 @@ slots = st.builds(
 @given(slots)
 def test_an_offer_says_of_a_slot_what_a_list_says(slot: Slot) -> None:
     listed = encoding.slot_status(slot, "host:1")
-    stored = json.loads(slot_text(slot_to_dict(slot, "host:1")) or "")
-    event = JobEvent("job", 1, 0, slot.allocation_id, RequestState.GRANTED, slot=stored)
-    assert encoding.write(rm_pb2.JobEvent, event).slot == listed
+    data = slot_to_dict(slot, "host:1")
+    event = JobEvent("job", 1, 0, slot.allocation_id, RequestState.GRANTED, slot=data)
+    stored = JOB_EVENTS.decode(JOB_EVENTS.encode(event))
+    assert encoding.write(rm_pb2.JobEvent, stored).slot == listed
     wished = [each for each in (slot.ordered, slot.wanted) if each is not None]
     assert [each.resize_number for each in listed.resizes] == [each.number for each in wished]
     assert [each.profile.cpu_milli for each in listed.resizes] == [

@@ -193,14 +193,6 @@ def test_a_slot_that_is_freed_meanwhile_gives_back_all_that_is_booked(works: boo
     books.check_invariants()
 
 
-def test_both_sizes_survive_the_json_form_and_an_older_form_has_neither() -> None:
-    slot = Slot(spec(), CarveState.ALLOCATED, becoming=spec(cpu=2000, resize_number=4))
-    content = slot.to_dict()
-    assert Slot.from_dict(content) == slot
-    del content["becoming"], content["spec"]["resize_number"]
-    assert Slot.from_dict(content) == Slot(spec(), CarveState.ALLOCATED)
-
-
 def test_a_change_that_is_under_way_is_booked_when_it_is_adopted() -> None:
     books = table()
     books.adopt(Slot(spec(), CarveState.ALLOCATED, becoming=spec(cpu=3500, mib=1, resize_number=1)))

@@ -242,11 +242,6 @@ def test_adopted_slots_count_even_beyond_a_total_that_shrank() -> None:
     assert refusal(order(books, spec("b", cpu=10))[0]).reason is Reason.INSUFFICIENT_RESOURCES
 
 
-def test_a_slot_survives_its_json_form() -> None:
-    slot = Slot(spec(extended=(("license-x", 1),)), CarveState.FREEING, {"cpu": "quota"}, 7, "X")
-    assert Slot.from_dict(slot.to_dict()) == slot
-
-
 def test_books_that_contradict_their_slots_are_noticed() -> None:
     books = table()
     carve(books, spec())

@@ -11,8 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from finegrain.cpu_assignment import CpuAssignment, NodeShare, PoolName
+from finegrain.cpu_policy import (
+    BindPolicy,
+    ExclusivePolicy,
+    HostBindPolicy,
+    HostPolicy,
+    QosClass,
+)
+from finegrain.cpuset import CpuSet
 from finegrain.errors import ConfigurationError, Reason
+from finegrain.resources import ResourceProfile
 from finegrain.rpc.tokens import sha256_hex
+from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey, SlotSpec
 from task_executor.service import checkpoint
 from task_executor.service.checkpoint import (
     SavedState,
@@ -24,13 +35,33 @@ from task_executor.service.checkpoint import (
 from tests.support.disk_calls import DiskCalls
 
 HASH = sha256_hex("a-user-token-of-this-cluster")
+KEY = SlotKey("a", 1)
+PROFILE = ResourceProfile(500, 1 << 20, extended=(("license-x", 1),))
+ASSIGNMENT = CpuAssignment(
+    QosClass.LSR,
+    CpuSet.parse("2-3"),
+    BindPolicy.FULL_PCPUS,
+    ExclusivePolicy.PCPU_LEVEL,
+    (NodeShare(0, (("cpu_milli", 500), ("memory_bytes", 1 << 20))),),
+    CpuSet.parse("0"),
+    (PoolName(0, 0), PoolName(1, 1)),
+    ("one node would have been better",),
+)
+SPEC = SlotSpec(*KEY, "job", PROFILE, 600, 512, "2-3", HASH, "host-b:1", 3, ASSIGNMENT)
+PLAIN = SlotSpec("b", 2, "job", ResourceProfile(100), 100, 0)
 STATE = SavedState(
     "host-a",
     "instance",
     7,
     "boot",
-    ({"spec": {}},),
-    ({"key": ["a", 1]},),
+    (
+        Slot(SPEC, CarveState.ALLOCATED, {"cpu": "quota"}, 4, "X", True, replace(SPEC, cpus="2-4")),
+        Slot(PLAIN, CarveState.FREEING),
+    ),
+    (EndedSlot(KEY, "SLOT_BROKEN"),),
+    2,
+    HostPolicy(bind=HostBindPolicy.NONE, reserved_cpus=CpuSet.parse("0-1"), reserved_strict=True),
+    9,
     user_token_sha256=HASH,
 )
 
@@ -60,6 +91,73 @@ def test_a_document_from_before_the_hash_of_the_user_token_is_read(
     write_document(directory.path / "state.json", content)
     assert directory.load("host-a") == replace(STATE, user_token_sha256="")
     assert not directory.damage
+
+
+def test_slots_of_earlier_versions_have_neither_sizes_nor_cpus(directory: StateDirectory) -> None:
+    """Formats 1 and 2 lack these keys."""
+    content = state_content(STATE)
+    for slot in content["slots"]:
+        del slot["becoming"], slot["spec"]["resize_number"], slot["spec"]["assignment"]
+    write_document(directory.path / "state.json", content)
+    own, plain = directory.load("host-a").slots
+    assert own.spec == replace(SPEC, resize_number=0, assignment=None)
+    assert (own.becoming, plain) == (None, STATE.slots[1])
+
+
+def test_the_document_is_spelled_as_ever() -> None:
+    content = state_content(STATE)
+    assert content["ended"] == [{"key": ["a", 1], "reason": "SLOT_BROKEN"}]
+    assert content["policy"] == {"bind": "None", "reserved_cpus": "0-1", "reserved_strict": True}
+    assert content["slots"][1] == {
+        "spec": {
+            "allocation_id": "b",
+            "generation": 2,
+            "job_id": "job",
+            "profile": {"cpu_milli": 100},
+            "cpu_limit_milli": 100,
+            "pids_max": 0,
+            "cpus": "",
+            "job_secret_sha256": "",
+            "target_address": "",
+            "resize_number": 0,
+            "assignment": None,
+        },
+        "state": "FREEING",
+        "isolation": {},
+        "allocated_time_ms": 0,
+        "end_reason": "",
+        "accepted": False,
+        "becoming": None,
+    }
+    assert content["slots"][0]["spec"]["assignment"] == {
+        "qos": "LSR",
+        "cpus": "2-3",
+        "bind": "FullPCPUs",
+        "exclusive": "PCPULevel",
+        "numa": [{"node": 0, "amounts": {"cpu_milli": 500, "memory_bytes": 1 << 20}}],
+        "memory_nodes": "0",
+        "pools": [[0, 0], [1, 1]],
+        "notes": ["one node would have been better"],
+    }
+
+
+def test_parts_that_cannot_be_read_are_left_out_and_said(directory: StateDirectory) -> None:
+    content = state_content(STATE)
+    del content["slots"][1]["spec"]["job_id"]
+    content["policy"] = {"bind": "Tightly"}
+    write_document(directory.path / "state.json", content)
+    readable = replace(STATE, slots=STATE.slots[:1], policy=HostPolicy(), policy_number=0)
+    assert directory.load("host-a") == readable
+    assert ["policy.bind" in each for each in directory.damage] == [True, False]
+    assert ["slots[1].spec.job_id" in each for each in directory.damage] == [False, True]
+
+
+def test_a_document_without_identity_is_damaged(directory: StateDirectory) -> None:
+    content = state_content(STATE)
+    del content["instance_id"]
+    write_document(directory.path / "state.json", content)
+    assert directory.load("host-a").slots == ()
+    assert "state.json is damaged (instance_id" in directory.damage[0]
 
 
 def test_nobody_else_reads_the_document(directory: StateDirectory) -> None:

@@ -24,6 +24,7 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import CpuSet
 from finegrain.errors import FinegrainError, Reason
+from finegrain.mapping.stored import STORED
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.states import GangPlacement, RequestState
 from resource_manager.engine.explain.requests import explain
@@ -178,7 +179,7 @@ class Life:
             reserved_cpus=random.choice([None, CpuSet.of(0), CpuSet.of(2, 3)]) if name else None,
             reserved_strict=random.choice([None, True, False]) if name else None,
         )
-        names = policy.to_dict().keys()
+        names = STORED.to_json(policy)
         clear = tuple(each for each in ("bind", "alignment", "reserved_cpus") if each not in names)
         self.act(HostPolicySet(self.at, name, policy, clear))
 

@@ -1,0 +1,111 @@
+"""Checks JSON data against the types of fields. Errors name the path of what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from enum import Enum
+from functools import partial
+from typing import Any
+
+from finegrain.cpuset import CpuSet
+from finegrain.errors import InvalidArgument
+
+Reader = Callable[[Any, str], Any]
+"""Reads data; the second argument is the path of the data, for errors."""
+
+
+def join_path(where: str, key: str) -> str:
+    """Returns the path of a member of the object at `where`."""
+    return f"{where}.{key}" if where else key
+
+
+def required(where: str, key: str) -> None:
+    """Raises the error for a key without which there is no value."""
+    raise InvalidArgument(join_path(where, key), None, "a value: the field is required")
+
+
+def check_list(longest: int, data: Any, where: str) -> None:
+    """Raises InvalidArgument unless the data is a list that is not too long."""
+    if not isinstance(data, list | tuple) or len(data) > longest:
+        raise InvalidArgument(where, data, f"a list of at most {longest} items")
+
+
+def check_object(name: str, data: Any, where: str) -> None:
+    """Raises InvalidArgument unless the data is an object; `name` stands in for an empty path."""
+    if not isinstance(data, Mapping):
+        raise InvalidArgument(where or name, data, "an object")
+
+
+def refuse_unknown(keys: frozenset[str], data: Mapping[str, Any], where: str) -> None:
+    """Raises the error for the first of the keys that are not among those known."""
+    path = join_path(where, str(min(data.keys() - keys)))
+    raise InvalidArgument(path, "present", f"one of {', '.join(sorted(keys))}")
+
+
+def read_member(kind: type[Enum], members: Mapping[Any, Enum], data: Any, where: str) -> Any:
+    """Returns the member of an enum with that value."""
+    try:
+        return members[data]
+    except (KeyError, TypeError):
+        known = ", ".join(str(member.value) for member in kind)
+        raise InvalidArgument(where, data, f"one of {known}") from None
+
+
+def read_plain(kind: type, data: Any, where: str) -> Any:
+    """Returns data of a plain type: text, number or boolean."""
+    # bool is an int in Python, but not in a model; JSON has no floats without a fraction.
+    if type(data) is kind:
+        return data
+    if kind is float and type(data) is int:
+        return float(data)
+    raise InvalidArgument(where, data, f"a value of type {kind.__name__}")
+
+
+def read_any(data: Any, _where: str) -> Any:
+    """Returns the data as it is."""
+    return data
+
+
+def read_items(read: Reader, data: Any, where: str) -> tuple[Any, ...]:
+    """Returns a list as a tuple, each item read."""
+    if type(data) is not list and not isinstance(data, tuple):
+        raise InvalidArgument(where, data, "a list")
+    return tuple([read(each, f"{where}[{at}]") for at, each in enumerate(data)])
+
+
+def read_plain_items(item: type, data: Any, where: str) -> tuple[Any, ...]:
+    """Returns a list of items of a plain type as a tuple; without a path for each of them."""
+    if type(data) is list and set(map(type, data)) <= {item}:
+        return tuple(data)
+    return read_items(partial(read_plain, item), data, where)
+
+
+def read_pairs(key: type, read: Reader, frozen: bool, data: Any, where: str) -> Any:
+    """Returns an object as a mapping, or as sorted pairs if `frozen`, each value read."""
+    if type(data) is not dict:
+        check_object("", data, where)
+    pairs = {key(name): read(item, f"{where}[{name}]") for name, item in data.items()}
+    return tuple(sorted(pairs.items())) if frozen else pairs
+
+
+def read_plain_pairs(value: type, frozen: bool, data: Any, where: str) -> Any:
+    """Does the same where keys are text and values plain; without a path for each of them."""
+    if type(data) is dict and set(map(type, data.values())) <= {value}:
+        return tuple(sorted(data.items())) if frozen else dict(data)
+    return read_pairs(str, partial(read_plain, value), frozen, data, where)
+
+
+def read_cpu_list(data: Any, where: str) -> CpuSet:
+    """Returns CPUs in the kernel's list notation."""
+    if not isinstance(data, str):
+        raise InvalidArgument(where, data, "a CPU list, such as 0-3,8")
+    return CpuSet.parse(data, where)
+
+
+def read_moment(data: Any, where: str) -> datetime:
+    """Returns a moment in RFC 3339."""
+    try:
+        return datetime.fromisoformat(data)
+    except (ValueError, TypeError):
+        raise InvalidArgument(where, data, "a time, such as 2024-05-01T12:00:00Z") from None
