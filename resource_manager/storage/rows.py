@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from finegrain.mapping.rows import WORD
 from resource_manager.engine.model.entities import (
+    SLOT_RUNTIME,
     ClusterEvent,
     Executor,
     Gang,
@@ -56,14 +57,7 @@ GANGS = codec(tables.gangs, Gang, parts=("spec",), kept=("state", "members", "wa
 SLOTS = codec(
     tables.slots,
     Slot,
-    kept=(
-        "booked",
-        "cost",
-        "placed_with_command",
-        "grace_ms",
-        "thread_since_ms",
-        "works_for",
-    ),
+    kept=tuple(SLOT_RUNTIME),
 )
 
 SLOT_MOVES = move_codec(SLOTS, "cpus", "state", "allocated_time_ms", "isolation")

@@ -14,6 +14,7 @@ from itertools import repeat
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import Reason
+from finegrain.mapping.copies import copier
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.fairness.costs import Costs
@@ -27,7 +28,14 @@ from resource_manager.engine.lifecycle.resizes import ResizeMoves
 from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.endings import Ending
-from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, Request, Slot, SlotKey
+from resource_manager.engine.model.entities import (
+    ENDED_REQUEST_STATES,
+    Job,
+    Request,
+    RequestSpec,
+    Slot,
+    SlotKey,
+)
 from resource_manager.engine.model.numbers import Numbers
 from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.model.state_tables import RequestInput, SlotInput
@@ -43,6 +51,13 @@ from resource_manager.engine.queue.requests import Requests
 def key_of(slot: Slot) -> SlotKey:
     """Identity of a slot."""
     return slot.allocation_id, slot.generation
+
+
+_slot_of = copier(
+    Slot,
+    RequestSpec,
+    "generation job_id executor_id profile cpu_limit_milli assignment booked cost",
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -90,14 +105,13 @@ class RequestMoves:
         for request, assignment in zip(requests, assignments, strict=False):
             spec = request.spec
             request.generation = max(request.generation, self.numbers.generation_floor) + 1
-            slot = Slot(
-                allocation_id=spec.allocation_id,
+            slot = _slot_of(
+                spec,
                 generation=request.generation,
                 job_id=request.job_id,
                 executor_id=host.host_id,
                 profile=profile,
                 cpu_limit_milli=max(spec.cpu_limit_milli, profile.cpu_milli),
-                pids_max=spec.pids_max,
                 assignment=assignment,
                 booked=booked,
                 cost=cost,

@@ -6,9 +6,19 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from finegrain.mapping.fields import attributes_of
 from finegrain.mapping.stored import STORED
 from finegrain.resources import ResourceProfile
-from resource_manager.engine.model.entities import Resize, Slot
+from resource_manager.engine.model.entities import SLOT_RUNTIME, Resize, Slot
+
+_ALWAYS = frozenset({"allocation_id", "generation", "job_id", "cpu_limit_milli", "executor_id"})
+
+_OPTIONAL = tuple(
+    name
+    for name, each in attributes_of(Slot).items()
+    if each.hint in (int, str) and not each.optional and name not in _ALWAYS | SLOT_RUNTIME
+)
+"""Numbers and texts that are left out while they are 0 or empty."""
 
 
 def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
@@ -29,16 +39,13 @@ def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
         "executor_id": slot.executor_id,
         "executor_address": executor_address,
     }
-    if slot.pids_max:
-        data["pids_max"] = slot.pids_max
-    if slot.cpus:
-        data["cpus"] = slot.cpus
+    for name in _OPTIONAL:
+        if value := getattr(slot, name):
+            data[name] = value
     if slot.isolation is not None:
         data["isolation"] = slot.isolation
     if slot.allocated_time_ms is not None:
         data["allocated_time_ms"] = slot.allocated_time_ms
-    if slot.resize_number:
-        data["resize_number"] = slot.resize_number
     if slot.ordered is not None or slot.wanted is not None:
         under_way = ((slot.ordered, "ORDERED"), (slot.wanted, "WAITING"))
         data["resizes"] = [_resize(one, state) for one, state in under_way if one is not None]

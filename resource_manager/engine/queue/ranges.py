@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from finegrain.errors import InvariantBroken
 from finegrain.intervals import IntervalSet, Run
+from finegrain.mapping.copies import copier
 from finegrain.values.states import RequestState
 from resource_manager.engine.model.entities import (
     Ended,
@@ -40,6 +41,9 @@ INDEX_END = 1_000_000_000_000
 """No member has an index as large as this."""
 
 _INDEX_DIGITS_MAX = len(str(INDEX_END))
+
+
+_member_spec = copier(RequestSpec, RequestSpec, "allocation_id target_address gang_id")
 
 
 @dataclass(slots=True, eq=False)
@@ -116,19 +120,12 @@ class Part:
 
     def member(self, index: int) -> Request:
         """A member as a request by itself, made for the occasion: changing it changes nothing."""
-        asked = self.row.spec.request
         request = Request(
-            spec=RequestSpec(
-                self.id_of(index),
-                asked.profile,
-                asked.cpu_limit_milli,
-                asked.pids_max,
-                asked.required_labels,
-                "",
-                asked.allow_pending,
-                asked.restart_on_loss,
-                "",
-                asked.cpu_policy,
+            spec=_member_spec(
+                self.row.spec.request,
+                allocation_id=self.id_of(index),
+                target_address="",
+                gang_id="",
             ),
             job_id=self.row.job_id,
             arrival_number=self.arrival_of(index),

@@ -16,6 +16,7 @@ from __future__ import annotations
 from itertools import islice
 
 from finegrain.errors import InvariantBroken
+from finegrain.mapping.copies import copier
 from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.reachability import command_arrived, find_unreachable
@@ -124,23 +125,13 @@ def _send_resize(journal: Journal, host: Host) -> None:
     journal.effects.append(resize)
 
 
+_copy = copier(Slot, Slot)
+
+
 def _order(requests: Requests, jobs: dict[str, Job], slot: Slot, executor: Executor) -> SlotOrder:
     slot.placed_with_command = executor.command_number
     return SlotOrder(
-        slot=Slot(
-            allocation_id=slot.allocation_id,
-            generation=slot.generation,
-            job_id=slot.job_id,
-            executor_id=slot.executor_id,
-            profile=slot.profile,
-            cpu_limit_milli=slot.cpu_limit_milli,
-            pids_max=slot.pids_max,
-            cpus=slot.cpus,
-            state=slot.state,
-            booked=slot.booked,
-            placed_with_command=slot.placed_with_command,
-            assignment=slot.assignment,
-        ),
+        slot=_copy(slot),
         job_secret_sha256=jobs[slot.job_id].secret_sha256,
         target_address=requests[slot.allocation_id].spec.target_address,
     )

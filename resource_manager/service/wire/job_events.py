@@ -25,21 +25,20 @@ _RESIZE_STATES: Mapping[str, Any] = {
 }
 
 
+_PLAIN = frozenset(
+    field.name
+    for field in slots_pb2.SlotStatus.DESCRIPTOR.fields
+    if field.message_type is None and field.enum_type is None
+)
+"""Numbers and texts of a slot, which events carry as they are."""
+
+
 def slot_status_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotStatus:
     """Returns the slot of a job event."""
     message = slots_pb2.SlotStatus(
-        allocation_id=data["allocation_id"],
-        generation=data["generation"],
-        job_id=data["job_id"],
+        **{name: data[name] for name in data.keys() & _PLAIN},
         profile=_profile_of_event(data["profile"]),
-        memory_bytes=data["memory_bytes"],
-        cpu_limit_milli=data["cpu_limit_milli"],
-        pids_max=data.get("pids_max", 0),
-        cpus=data.get("cpus", ""),
         state=_STATES[data["state"]],
-        executor_id=data.get("executor_id", ""),
-        executor_address=data.get("executor_address", ""),
-        resize_number=data.get("resize_number", 0),
     )
     if (isolation := data.get("isolation")) is not None:
         message.isolation.CopyFrom(isolation_to_proto(isolation))

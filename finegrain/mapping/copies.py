@@ -1,0 +1,44 @@
+"""New instances made of the fields of others, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from finegrain.mapping.fields import MappingError, attributes_of
+from finegrain.mapping.source import Source
+
+T = TypeVar("T")
+
+
+def copier(target: type[T], source: type, given: str = "") -> Callable[..., T]:
+    """Compiles a function that makes a `target` of a `source`, as quick as a hand-written call.
+
+    A field that both have is copied, one that only `target` has takes its default.
+
+    Args:
+        target: a dataclass; may be `source` itself.
+        source: where values are taken from.
+        given: names of fields that the caller passes instead, separated by spaces.
+
+    Returns:
+        `make(source, *, ...)`, with the given fields as keyword arguments.
+
+    Raises:
+        MappingError: a field without a default is in neither; `given` names no field.
+    """
+    passed, known, has = given.split(), attributes_of(target), attributes_of(source)
+    if unknown := sorted(set(passed) - known.keys()):
+        raise MappingError(f"{target.__name__} has no fields {', '.join(unknown)}")
+    missing = [
+        name
+        for name, each in known.items()
+        if each.required and name not in has and name not in passed
+    ]
+    if missing:
+        raise MappingError(f"{source.__name__} lacks {', '.join(missing)} of {target.__name__}")
+    code = Source()
+    values = [f"{name}={name}" for name in passed]
+    values += [f"{name}=source.{name}" for name in known if name in has and name not in passed]
+    signature = f"make(source, *, {', '.join(passed)})" if passed else "make(source)"
+    return code.compile(signature, [f"return {code.bind(target, 'class')}({', '.join(values)})"])
