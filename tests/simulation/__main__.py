@@ -11,12 +11,17 @@ import json
 import sys
 import time
 from collections import Counter
+from random import Random
 
 from tests.simulation.faults import FAULTS
+from tests.simulation.job_master import EARLY
 from tests.simulation.shrink import shrink
 from tests.simulation.world import ALL_WISHES, WITH_CPUS, Failed, Plan, Result, World
 
 SEEDS_FOR_ALL_KINDS = 50
+
+EARLY_SHARE = 0.2
+"""Of the seeds: job masters ask before the first executor, for what none could host."""
 
 
 def main() -> int:
@@ -34,8 +39,8 @@ def main() -> int:
     begun = time.process_time()
     for seed in range(options.first, options.first + options.seeds):
         try:
-            wishes = WITH_CPUS if seed % 2 else ALL_WISHES
-            results.append(World(Plan(seed, hosts=options.hosts, wishes=wishes)).run())
+            plan = Plan(seed, hosts=options.hosts, wishes=_wishes(seed))
+            results.append(World(plan).run())
         except Failed as error:
             failed.append(seed)
             print(error if options.no_shrink else _shortest(error), end="\n\n", flush=True)
@@ -48,6 +53,12 @@ def main() -> int:
         print(f"never struck: {', '.join(sorted(never))}")
         return 1
     return 1 if failed else 0
+
+
+def _wishes(seed: int) -> frozenset[str]:
+    wishes = WITH_CPUS if seed % 2 else ALL_WISHES
+    early = Random(f"{seed}/wishes").random() < EARLY_SHARE
+    return wishes | {EARLY} if early else wishes
 
 
 def _shortest(error: Failed) -> str:

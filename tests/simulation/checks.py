@@ -33,7 +33,7 @@ from tests.simulation.fair_checks import FairChecks
 from tests.simulation.gang_checks import GangChecks, room_for_gangs
 from tests.simulation.idle_checks import idle_capacity
 from tests.simulation.provision_checks import ProvisionChecks
-from tests.simulation.rejection_checks import rejected
+from tests.simulation.rejection_checks import RejectionChecks
 from tests.simulation.resize_checks import ResizeChecks, enforced_beyond_books, in_use
 from tests.simulation.tally_checks import TallyChecks
 
@@ -67,6 +67,7 @@ class Checks:
         self.tallies = TallyChecks()
         self.fair = FairChecks()
         self.cpus = CpuChecks()
+        self.rejections = RejectionChecks()
         self.masters: dict[str, JobMaster] = {}
         self.database: Database
         self.did: Counter[str] = Counter()
@@ -149,7 +150,7 @@ class Checks:
         if not idle:
             self.require(self.gangs.decided(state, effects, changes))
             self.require(self.provisions.decided(state, changes))
-            self.require(rejected(state, effects))
+            self.require(self.rejections.decided(state, effects, self.now_ms))
             self.require(self.cpus.decided(state, changes))
             if not many:
                 self.require(self.fair.decided(state, effects))

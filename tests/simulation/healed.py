@@ -24,6 +24,7 @@ def check_healed(checks: Checks, state: State) -> None:
     checks.books(state)
     checks.require(checks.provisions.healed(state))
     checks.require(checks.resizes.healed(state))
+    checks.require(checks.rejections.healed(state, checks.now_ms))
     checks.require(checks.resizes.waiting(state))
     told = {key: each for master in checks.masters.values() for key, each in master.held().items()}
     for executor in checks.executors.values():

@@ -71,6 +71,7 @@ RESIZES = "resizes"
 RANGES = "ranges"
 CPUS = "cpus"  # slots that care for their cpus, on hosts that tell of them
 FAIR_SHARES = "fair shares"  # several groups, with limits; and slots that are handed on
+EARLY = "early requests"  # that no executor could host, from before the first executor
 
 RANGE_COUNTS = (1, 2, 3, 5, 8, 20)
 RANGES_WAITING_MAX = 60  # members that may still wait, before another range is asked for
@@ -104,6 +105,7 @@ class JobMaster(Follower):
         self.wishes, chance = wishes
         self.wish_rng, self.range_rng = chance(f"{name}/wishes"), chance(f"{name}/ranges")
         self.cpu_rng = chance(f"{name}/cpus")
+        self.early_rng = chance(f"{name}/early")
         fair_rng = chance(f"{name}/fair shares")
         self.group = fair_rng.choice(NAMES) if FAIR_SHARES in self.wishes else "default"
         self.reuses = Reuses(self, fair_rng)
@@ -143,6 +145,8 @@ class JobMaster(Follower):
             self.registered = True
             self._keep_alive()
             self._watch()
+            if EARLY in self.wishes and self.life == 1:
+                self._request_early()
             self._act()
             if self.wishes:
                 self._wish()
@@ -230,6 +234,17 @@ class JobMaster(Follower):
             restart_on_loss=rng.random() < 0.5,
         )
         return self._with_cpus(spec)
+
+    def _request_early(self) -> None:
+        """Something that no executor could host: too large, or with a label that none carries."""
+        self.made += 1
+        large = not self.unknown and self.early_rng.random() < 0.5
+        spec = RequestSpec(
+            f"{self.name}-{self.made}",
+            None if self.unknown else PROFILES[-1 if large else 0],
+            required_labels=() if large else (("zone", "nowhere"),),
+        )
+        self._request((spec,))
 
     def _with_cpus(self, spec: RequestSpec) -> RequestSpec:
         return with_cpus(self.cpu_rng, spec) if CPUS in self.wishes else spec

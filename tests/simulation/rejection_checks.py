@@ -1,4 +1,5 @@
-"""Nothing is rejected that an executor could host, or that allows to wait.
+"""Nothing is rejected that an executor could host, that allows to wait, or too early; and what no
+executor could host does not wait for ever.
 
 Compares amounts and labels with what executors announced; whether cpus and NUMA nodes suit, and
 whether gangs fit together, the engine's own tests hold.
@@ -6,32 +7,81 @@ whether gangs fit together, the engine's own tests hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from finegrain.errors import Reason
-from finegrain.resources import booking, fits, has_separate_pools
+from finegrain.resources import Amounts, booking, fits, has_separate_pools
 from finegrain.values.states import ExecutorState, RequestState
 from resource_manager.engine.model.effects import Effect, PublishJobEvent
-from resource_manager.engine.model.entities import RequestSpec
+from resource_manager.engine.model.entities import JobEvent, RequestSpec
 from resource_manager.engine.state import State
 from tests.simulation.follower import names_of
 
+SLACK_MS = 2_000
+"""How late a request may be rejected: ticks come with batches, which take their time."""
 
-def rejected(state: State, effects: Iterable[Effect]) -> Iterator[str]:
-    """What is wrong with the rejections among the effects of a decision."""
-    for effect in effects:
-        if not isinstance(effect, PublishJobEvent):
-            continue
-        event = effect.event
-        if event.state is not RequestState.REJECTED or event.reason != Reason.INFEASIBLE_NEVER:
-            continue
-        states = {host.executor.state for host in state.hosts.values()}
-        if ExecutorState.ACTIVE not in states or ExecutorState.UNCONFIRMED in states:
-            yield f"{event.allocation_id} is rejected while executors are {sorted(states)}"
-        for name in names_of(event.allocation_id, event.count):
-            request = state.requests.named(name)
-            if request is not None:
-                yield from _wrong(state, request.spec)
+
+class RejectionChecks:
+    """Knows when executors registered last with each resource manager that led."""
+
+    def __init__(self) -> None:
+        self.late = 0
+        self._registered: dict[int, tuple[int, int]] = {}  # by epoch: sum of numbers, and when
+
+    def decided(self, state: State, effects: Iterable[Effect], now_ms: int) -> Iterator[str]:
+        """Returns what is wrong with the rejections among the effects of a decision."""
+        since_ms = self._since_ms(state, now_ms)
+        for effect in effects:
+            if not isinstance(effect, PublishJobEvent):
+                continue
+            event = effect.event
+            if event.state is not RequestState.REJECTED or event.reason != Reason.INFEASIBLE_NEVER:
+                continue
+            self.late += event.count
+            yield from _too_early(state, event, now_ms - since_ms)
+            for name in names_of(event.allocation_id, event.count):
+                request = state.requests.named(name)
+                if request is not None:
+                    yield from _wrong(state, request.spec)
+
+    def healed(self, state: State, now_ms: int) -> Iterator[str]:
+        """Returns which requests should have been rejected by now."""
+        after_ms = state.settings.infeasible_after_ms + SLACK_MS
+        if not _all_known(state) or now_ms - self._since_ms(state, now_ms) < after_ms:
+            return
+        for request in state.requests.values():
+            spec = request.spec
+            if request.state is not RequestState.PENDING or spec.allow_pending or spec.gang_id:
+                continue
+            hosts = ((host.total, host.labels) for host in state.hosts.values())
+            shapes = ((each.total, dict(each.labels)) for each in state.elastic.shapes.values())
+            if not any(_could_host(*each, spec) for each in (*hosts, *shapes)):
+                yield f"{spec.allocation_id} still waits, and no executor could host it"
+
+    def _since_ms(self, state: State, now_ms: int) -> int:
+        """Returns when an executor registered last with this incarnation."""
+        numbers = sum(host.executor.registration_number for host in state.hosts.values())
+        known = self._registered.get(state.rm_epoch)
+        if known is None or known[0] != numbers:
+            known = self._registered[state.rm_epoch] = numbers, now_ms
+        return known[1]
+
+
+def _all_known(state: State) -> bool:
+    states = {host.executor.state for host in state.hosts.values()}
+    return ExecutorState.ACTIVE in states and ExecutorState.UNCONFIRMED not in states
+
+
+def _too_early(state: State, event: JobEvent, passed_ms: int) -> Iterator[str]:
+    if not _all_known(state):
+        states = sorted({host.executor.state for host in state.hosts.values()})
+        yield f"{event.allocation_id} is rejected while executors are {states}"
+    after_ms = state.settings.infeasible_after_ms
+    if passed_ms < after_ms:
+        yield (
+            f"{event.allocation_id} is rejected {passed_ms} ms after an executor registered,"
+            f" not {after_ms} ms"
+        )
 
 
 def _wrong(state: State, spec: RequestSpec) -> Iterator[str]:
@@ -42,8 +92,13 @@ def _wrong(state: State, spec: RequestSpec) -> Iterator[str]:
     if spec.cpu_policy.is_exact or spec.cpu_policy.best_effort or state.hosts.indexes.aligning:
         return
     for host in state.hosts.values():
-        if spec.profile is None or not set(spec.required_labels) <= host.labels.items():
-            continue
-        separate = has_separate_pools(host.total)
-        if fits(booking(spec.profile, separate_pools=separate), host.total):
+        if _could_host(host.total, host.labels, spec):
             yield f"{spec.allocation_id} is rejected, and {host.host_id} could host it"
+
+
+def _could_host(total: Amounts, labels: Mapping[str, str], spec: RequestSpec) -> bool:
+    if not set(spec.required_labels) <= labels.items():
+        return False
+    if spec.profile is None:
+        return True
+    return fits(booking(spec.profile, separate_pools=has_separate_pools(total)), total)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tests.simulation.faults import FAULTS
-from tests.simulation.world import ALL_WISHES, Failed, Plan, World
+from tests.simulation.world import Failed, Plan, World
 
 RUNS_MAX = 80
 
@@ -22,7 +22,7 @@ def shrink(failed: Failed, runs_max: int = RUNS_MAX) -> Failed:
     search.accept(lambda plan: replace(plan, bad_weather=False))
     search.accept(lambda plan: replace(plan, stormy_ms=min(plan.stormy_ms, search.at_ms + 1_001)))
     search.leave_out_kinds(sorted(FAULTS))
-    for wish in sorted(ALL_WISHES):
+    for wish in sorted(failed.plan.wishes):
         search.accept(lambda plan, wish=wish: replace(plan, wishes=plan.wishes - {wish}))  # type: ignore[misc]
     for hosts in (1, 2, 3, 4, 6):
         if search.accept(lambda plan, hosts=hosts: replace(plan, hosts=hosts)):  # type: ignore[misc]

@@ -13,10 +13,20 @@ from tests.simulation.planted_cpus import CPUS_MISHANDLED
 from tests.simulation.planted_elastic import ELASTIC
 from tests.simulation.planted_fair import FAIR
 from tests.simulation.planted_faults import FAULTS_MISHANDLED
+from tests.simulation.planted_rejections import REJECTIONS
 from tests.simulation.test_simulation import SEEDS
-from tests.simulation.world import ALL_WISHES, WISHES, WITH_CPUS, Failed, Plan, World
+from tests.simulation.world import (
+    ALL_WISHES,
+    WISHES,
+    WITH_CPUS,
+    WITH_EARLY,
+    Failed,
+    Plan,
+    World,
+)
 
-KINDS = (RULES, FAULTS_MISHANDLED, ELASTIC, FAIR, CPUS_MISHANDLED)
+KINDS = (RULES, FAULTS_MISHANDLED, ELASTIC, FAIR, CPUS_MISHANDLED, REJECTIONS)
+WISHES_OF = {FAIR: ALL_WISHES, CPUS_MISHANDLED: WITH_CPUS, REJECTIONS: WITH_EARLY}
 PLANTED = [plant for kind in KINDS for plant in kind]
 QUICK = {plant for kind in KINDS for plant in kind[-2:]}
 """The newest two of each kind; the others need `--all`."""
@@ -73,6 +83,9 @@ FOUND_BY = {
     "cpus_of_slots_are_forgotten_at_a_start": 9,
     "executor_forgets_cpus_of_slots_when_it_starts": 9,
     "settings_of_operators_are_not_told": 6,
+    "infeasible_requests_wait_for_ever": 11,
+    "executors_count_as_known_at_once": 11,
+    "infeasible_requests_are_rejected_with_the_first_executor": 11,
 }
 """A seed that finds it, so that this suite is quick; where it does not any more, all are tried."""
 
@@ -80,7 +93,7 @@ FOUND_BY = {
 def seed_that_finds(plant: Callable[[pytest.MonkeyPatch], None]) -> tuple[int, str]:
     """The first seed that fails, and how; -1 if none does."""
     first = FOUND_BY.get(plant.__name__, 0)
-    wishes = ALL_WISHES if plant in FAIR else WITH_CPUS if plant in CPUS_MISHANDLED else WISHES
+    wishes = next((found for kind, found in WISHES_OF.items() if plant in kind), WISHES)
     for seed in (first, *(seed for seed in SEEDS if seed != first)):
         try:
             World(Plan(seed, demands_work=False, wishes=wishes)).run()
@@ -113,4 +126,4 @@ def test_a_planted_bug_is_found(
 
 
 def test_enough_is_planted() -> None:
-    assert len({plant.__name__ for plant in PLANTED}) >= 68
+    assert len({plant.__name__ for plant in PLANTED}) >= 71

@@ -20,12 +20,22 @@ from tests.simulation.faults import FAULTS, OF_CPUS
 from tests.simulation.job_master import GANGS
 from tests.simulation.planted import requests_are_durable_only_when_placed
 from tests.simulation.shrink import shrink
-from tests.simulation.world import ALL_WISHES, WISHES, WITH_CPUS, Failed, Plan, Result, World
+from tests.simulation.world import (
+    ALL_WISHES,
+    WISHES,
+    WITH_CPUS,
+    WITH_EARLY,
+    Failed,
+    Plan,
+    Result,
+    World,
+)
 
 SEEDS = range(24)
 QUICK = (5, 20)
 RANGE_SEEDS = range(100, 102)
 CPU_SEEDS = (1, 11)
+EARLY_SEEDS = (9, 11)
 REST = [seed for seed in SEEDS if seed not in QUICK]
 PARTS = 4
 ROOT = Path(__file__).parents[2]
@@ -57,6 +67,16 @@ def test_slots_with_cpus_of_their_own_hold_through_the_same() -> None:
         world.run()
         pinned += world.checks.cpus.pinned
     assert pinned >= 30
+
+
+@pytest.mark.full
+def test_what_no_executor_could_host_is_rejected_in_time_through_the_same() -> None:
+    late = 0
+    for seed in EARLY_SEEDS:
+        world = World(Plan(seed, wishes=WITH_EARLY, demands_work=False))
+        world.run()
+        late += world.checks.rejections.late
+    assert late >= 3
 
 
 def test_every_kind_of_fault_is_planned_for_some_seed() -> None:

@@ -33,13 +33,14 @@ from tests.simulation.faults import FAULTS, OF_CPUS, OF_PROVIDERS
 from tests.simulation.follower import WATCH_MS
 from tests.simulation.group_operator import GroupOperator
 from tests.simulation.healed import check_empty, check_healed
-from tests.simulation.job_master import CPUS, FAIR_SHARES, GANGS, RANGES, RESIZES, JobMaster
+from tests.simulation.job_master import CPUS, EARLY, FAIR_SHARES, GANGS, RANGES, RESIZES, JobMaster
 from tests.simulation.manager import Manager
 from tests.simulation.network import Loop, Network, Weather
 from tests.simulation.slot_host import HostPlan, Troubles, some_host
 from tests.simulation.some_settings import some_settings
 
 STORMY_MS = 25_000
+EARLY_MS = 2_000  # in which job masters ask and no executor has come, if they ask early
 COME_BACK_MS = 9_000
 HEAL_MS = 20_000  # and the time after which a silent executor is lost
 EMPTY_MS = 22_000
@@ -51,6 +52,7 @@ PROVIDERS = "providers"
 WISHES = frozenset({GANGS, RESIZES, PROVIDERS})
 ALL_WISHES = WISHES | {RANGES, FAIR_SHARES}
 WITH_CPUS = ALL_WISHES | {CPUS}
+WITH_EARLY = WISHES | {EARLY}
 
 LEAST = {"grants": 6, "ends": 6, "faults": 5, "batches": 300}
 """A run that did less has shown nothing."""
@@ -243,6 +245,7 @@ class World:
             manager.start()
         for name, executor in self.checks.executors.items():
             pause_ms = self.chance(f"{name}/start").choice((10, 1_000, 10_000))
+            pause_ms += EARLY_MS if EARLY in self.plan.wishes else 0
             self.loop.after(pause_ms, executor.start)
         self.troubles.carve_fails = rng.choice((0.0, 0.05, 0.3))
         self.troubles.offer_declined = rng.choice((0.0, 0.5))
