@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import Enum
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 from finegrain.cpuset import CpuSet
@@ -71,7 +72,10 @@ def read_items(read: Reader, data: Any, where: str) -> tuple[Any, ...]:
     """Returns a list as a tuple, each item read."""
     if type(data) is not list and not isinstance(data, tuple):
         raise InvalidArgument(where, data, "a list")
-    return tuple([read(each, f"{where}[{at}]") for at, each in enumerate(data)])
+    try:
+        return tuple(map(read, data, repeat(where)))
+    except InvalidArgument:  # now it is worth making the path of each item
+        return tuple([read(each, f"{where}[{at}]") for at, each in enumerate(data)])
 
 
 def read_plain_items(item: type, data: Any, where: str) -> tuple[Any, ...]:

@@ -255,6 +255,11 @@ class JsonCodec:
             if form.as_list:
                 position = list(read).index(each.name)
                 found = f"data[{position}] if len(data) > {position} else {missing}"
+            if not form.as_list and each.hint in PLAIN and each.default is not MISSING:
+                default = source.bind(each.default, "default")
+                body.append(f"{item} = data.get({key!r}, {default})")
+                body += self._checked(source, each, item, key, first=True)
+                continue
             body += [f"{item} = {found}", f"if {item} is {missing}:"]
             if each.required:
                 body.append(f"    {source.bind(required, 'required')}(w, {key!r})")
@@ -279,8 +284,12 @@ class JsonCodec:
             lines.append(f"if not {known}.issuperset(data): {check}(data, w)")
         return lines
 
-    def _checked(self, source: Source, each: Attribute, item: str, key: str) -> list[str]:
-        """Returns the lines that convert one item that is there."""
+    def _checked(
+        self, source: Source, each: Attribute, item: str, key: str, *, first: bool = False
+    ) -> list[str]:
+        """Returns the lines that convert one item that is there; `first`: without one `if` of the
+        same item before them.
+        """
         # The path as `join_path` returns it, without a call: it is rarely needed.
         path = f"w + {f'.{key}'!r} if w else {key!r}"
         lines = []
@@ -295,6 +304,8 @@ class JsonCodec:
         if each.optional:
             condition = f"{item} is not None" + (f" and {condition}" if condition else "")
         reader = source.bind(self._reader(each.hint), "read")
+        if first:
+            return [f"if {condition}:", f"    {item} = {reader}({item}, {path})"]
         lines.append(f"elif {condition}:" if condition else "else:")
         return [*lines, f"    {item} = {reader}({item}, {path})"]
 
