@@ -12,7 +12,6 @@ import json
 import os
 import random
 from collections.abc import AsyncIterator, Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +21,7 @@ from task_executor.helper.protocol import FRAME_BYTES_MAX, Fault, encode
 from task_executor.helper.server import peer_uid, socket_address
 from task_executor.host import helper_messages
 from task_executor.host.helper_messages import (
+    FRAMES,
     ExitRecord,
     HelperEvent,
     HelperInfo,
@@ -33,7 +33,6 @@ from task_executor.host.helper_messages import (
     SlotPlace,
     SlotState,
     SlotUsage,
-    Stranger,
     TaskExited,
     TaskOom,
     TaskRecord,
@@ -132,20 +131,21 @@ class HelperClient:
             yield await self._events.get()
 
     async def hello(self) -> HelperInfo:
-        result = await self._call("hello", {})
-        return HelperInfo(**{**result, "isolation": IsolationReport(**result["isolation"])})
+        return FRAMES.from_json(HelperInfo, await self._call("hello", {}))
 
     async def create_slot(self, limits: SlotLimits) -> IsolationReport:
         """Raises CARVE_FAILED (details file, wrote, read) with nothing left behind;
         ALREADY_EXISTS.
         """
-        return IsolationReport(**await self._call("create_slot", asdict(limits)))
+        result = await self._call("create_slot", FRAMES.to_json(limits))
+        return FRAMES.from_json(IsolationReport, result)
 
     async def resize_slot(self, limits: SlotLimits) -> IsolationReport:
         """All new limits, or the old ones and CARVE_FAILED; BELOW_USE (details asked, used: bytes)
         if more memory is in use after the kernel dropped what it could. The same again is the same.
         """
-        return IsolationReport(**await self._call("resize_slot", asdict(limits)))
+        result = await self._call("resize_slot", FRAMES.to_json(limits))
+        return FRAMES.from_json(IsolationReport, result)
 
     async def place_slots(self, places: Iterable[SlotPlace]) -> None:
         """Moves slots, and all that runs in them, to other cpus and memory nodes. What has gone
@@ -154,7 +154,7 @@ class HelperClient:
         Raises CARVE_FAILED (details file, wrote, read) or DISK_FULL; of what one call holds, some
         thousand slots, then none has moved, but those of calls before have.
         """
-        for batch in _batches([asdict(place) for place in places]):
+        for batch in _batches([FRAMES.to_json(place) for place in places]):
             await self._call("place_slots", {"slots": batch})
 
     async def destroy_slot(self, allocation_id: str, generation: int, grace_ms: int = 0) -> None:
@@ -173,8 +173,8 @@ class HelperClient:
         LIMIT_TOO_SMALL, START_FAILED, ALLOCATION_UNKNOWN, SLOT_NOT_READY, ALREADY_EXISTS,
         INVALID_ARGUMENT; the task then never was.
         """
-        args = asdict(spec) | {"argv": list(spec.argv), "env": dict(spec.env)}
-        return TaskStarted(**await self._call("start_task", args))
+        result = await self._call("start_task", FRAMES.to_json(spec))
+        return FRAMES.from_json(TaskStarted, result)
 
     async def signal_task(self, task_id: str, signum: int) -> None:
         """To the task's process group. Raises TASK_ENDED, TASK_UNKNOWN, UNREACHABLE."""
@@ -204,29 +204,17 @@ class HelperClient:
                 return accepted
 
     async def inspect(self) -> HelperState:
-        slots, tasks, last = await self._pages("inspect")
-        known = [helper_messages.task_record(task) for task in tasks]
-        strangers = [Stranger(**each) for each in last.get("strangers", [])]
-        return HelperState([helper_messages.slot_state(slot) for slot in slots], known, strangers)
+        return FRAMES.from_json(HelperState, await self._pages("inspect"))
 
     async def usage(self) -> Usage:
-        slots, tasks, _ = await self._pages("usage")
-        return Usage([SlotUsage(**slot) for slot in slots], [TaskUsage(**task) for task in tasks])
+        return FRAMES.from_json(Usage, await self._pages("usage"))
 
     async def kubelet(self, seen: str = "") -> KubeletFiles | None:
         """What a kubelet on this host has written down; None if that is as it was when it had the
         mark `seen`.
         """
         answer = await self._call("kubelet", {"seen": seen})
-        if "found" not in answer:
-            return None
-        return KubeletFiles(
-            mark=answer["mark"],
-            found=answer["found"],
-            command=tuple(answer["command"]),
-            texts=dict(answer["texts"]),
-            failures=dict(answer["failures"]),
-        )
+        return FRAMES.from_json(KubeletFiles, answer) if "found" in answer else None
 
     async def forget_task(self, task_id: str) -> None:
         """Remove the ended task's directory and scratch. An unknown task is forgotten."""
@@ -236,17 +224,16 @@ class HelperClient:
         """End the helper, not the tasks."""
         await self._call("stop", {}, repeat=False)
 
-    async def _pages(
-        self, verb: str
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
-        slots, tasks, after = [], [], ""
+    async def _pages(self, verb: str) -> dict[str, Any]:
+        """Returns the last page, with the slots and tasks of all of them."""
+        slots, tasks, after = list[dict[str, Any]](), list[dict[str, Any]](), ""
         while True:
             page = await self._call(verb, {"after": after})
             slots += page["slots"]
             tasks += page["tasks"]
             after = page["after"]
             if not after:
-                return slots, tasks, page
+                return page | {"slots": slots, "tasks": tasks}
 
     async def _call(
         self, verb: str, args: dict[str, Any], *, repeat: bool = True, deadline_s: float = GAP_S

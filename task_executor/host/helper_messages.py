@@ -6,10 +6,12 @@ Decides the shape of the front's side; the helper itself checks plain JSON
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from finegrain.mapping.json_form import JsonCodec, JsonForm
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class TaskSpec:
     task_id: str
     allocation_id: str
     generation: int
-    argv: list[str]
+    argv: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict, repr=False)  # values may be secrets
     cwd: str | None = None
     uid: int | None = None
@@ -177,9 +179,9 @@ class HelperState:
     adopts.
     """
 
-    slots: list[SlotState]
-    tasks: list[TaskRecord]
-    strangers: list[Stranger] = field(default_factory=list)
+    slots: Sequence[SlotState]
+    tasks: Sequence[TaskRecord]
+    strangers: Sequence[Stranger] = ()
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ class Stranger:
     """A group among the slots that nobody could explain; it has been killed. Told once."""
 
     group: str
-    pids: list[int]  # the first of its processes
+    pids: Sequence[int]  # the first of its processes
 
 
 @dataclass(frozen=True)
@@ -215,8 +217,8 @@ class TaskUsage:
 
 @dataclass(frozen=True)
 class Usage:
-    slots: list[SlotUsage]
-    tasks: list[TaskUsage]
+    slots: Sequence[SlotUsage]
+    tasks: Sequence[TaskUsage]
 
 
 @dataclass(frozen=True)
@@ -255,30 +257,21 @@ class Reconnected:
 HelperEvent = TaskExited | TaskOom | Reconnected
 
 
-def exit_record(content: Mapping[str, Any]) -> ExitRecord:
-    error = content.get("error")
-    fault = TaskFault(**error) if error else None
-    return ExitRecord(**{**content, "error": fault})
+FRAMES = JsonCodec(
+    {
+        Path: JsonForm(write=str, read=lambda path, _where: Path(path)),
+        SlotState: JsonForm(inline=frozenset({"limits"})),
+    }
+)
+"""The JSON in frames; the helper may tell more than we know of."""
 
-
-def task_record(content: Mapping[str, Any]) -> TaskRecord:
-    end = content["exit"]
-    directory = Path(content["directory"])
-    known = {**content, "directory": directory, "exit": exit_record(end) if end else None}
-    return TaskRecord(**known)
-
-
-def slot_state(content: Mapping[str, Any]) -> SlotState:
-    limits = {name: value for name, value in content.items() if name != "destroying"}
-    return SlotState(SlotLimits(**limits), content["destroying"])
+_EVENTS: Mapping[str, type[TaskExited | TaskOom]] = {
+    "task_exited": TaskExited,
+    "task_oom": TaskOom,
+}
 
 
 def event(content: Mapping[str, Any]) -> HelperEvent | None:
-    """None for an event that this front does not know yet."""
-    match content.get("event"):
-        case "task_exited":
-            return TaskExited(content["task_id"], exit_record(content["record"]))
-        case "task_oom":
-            return TaskOom(content["task_id"])
-        case _:
-            return None
+    """Reads an event; None for one that this front does not know yet."""
+    kind = _EVENTS.get(content["event"])
+    return None if kind is None else FRAMES.from_json(kind, content)

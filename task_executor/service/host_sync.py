@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterable
 from signal import SIGKILL, SIGTERM
 
-from finegrain.errors import FinegrainError, Reason
+from finegrain.errors import FinegrainError, InvalidArgument, Reason
 from finegrain.logs import get_logger
 from finegrain.values.states import TaskState
 from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey, SlotSpec
@@ -93,8 +93,8 @@ def _adopt_tasks(keeper: SlotKeeper, state: HelperState) -> None:
     for content in list(keeper.directory.tasks()):
         try:
             task = Task.from_dict(content)
-        except (KeyError, TypeError) as error:
-            log.error("saved_task_unreadable", error=f"{type(error).__name__}: {error}")
+        except InvalidArgument as error:
+            log.error("saved_task_unreadable", error=error.message)
             continue
         record = records.get(task.task_id)
         if record is None and not task.has_ended:

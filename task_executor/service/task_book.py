@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from finegrain.errors import NotFound, Reason, ResourceExhausted
+from finegrain.mapping.json_form import JsonCodec, JsonForm
 from finegrain.values.states import TaskState
 from task_executor.engine.slots import SlotKey
 from task_executor.host.helper_messages import ExitRecord, TaskFault
@@ -78,34 +79,45 @@ class Task:
             self.watchers -= 1
 
     def to_dict(self) -> dict[str, Any]:
-        """What a restarted front needs; the environment stays out of it."""
-        fault = self.fault
-        return {
-            "task_id": self.task_id,
-            "allocation_id": self.key.allocation_id,
-            "generation": self.key.generation,
-            "job_id": self.job_id,
-            "job_secret_sha256": self.job_secret_sha256,
-            "digest": self.digest,
-            "argv": list(self.argv),
-            "submit_time_ms": self.submit_time_ms,
-            "submit_number": self.submit_number,
-            "cancelled": self.cancelled,
-            "fault": [fault.reason, fault.message, dict(fault.details)] if fault else None,
-        }
+        """Returns what a restarted front needs, for the state directory. The environment stays
+        out of it.
+        """
+        data: dict[str, Any] = _JSON.to_json(self)
+        return data
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Task:
-        """Reads what `to_dict` wrote. KeyError or TypeError for anything else."""
-        values = dict(data)
-        key = SlotKey(values.pop("allocation_id"), values.pop("generation"))
-        fault = values.pop("fault")
-        task = cls(key=key, argv=tuple(values.pop("argv")), **values)
-        if fault:
-            task.fault = TaskFault(*fault)
+    def from_dict(cls, data: Mapping[str, Any]) -> Task:
+        """Reads what `to_dict` wrote.
+
+        Raises:
+            InvalidArgument: something is missing or of the wrong kind.
+        """
+        task = _JSON.from_json(cls, data)
+        if task.fault:
             task.state = TaskState.FAILED
             task.settled.set()
         return task
+
+
+_LEARNT = frozenset(
+    {
+        "state",
+        "pid",
+        "start_time_ms",
+        "directory",
+        "exit",
+        "slot_gone_at",
+        "watchers",
+        "settled",
+        "_wakers",
+    }
+)
+_JSON = JsonCodec(
+    {
+        Task: JsonForm(inline=frozenset({"key"}), hidden=_LEARNT),
+        TaskFault: JsonForm(as_list=True),
+    }
+)
 
 
 class TaskBook:

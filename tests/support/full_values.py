@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import UTC, datetime
 from enum import Enum
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 from finegrain.cpuset import CpuSet
@@ -45,7 +47,15 @@ def _full(hint: Any, number: int, leave: Collection[str], path: str) -> Any:
         return f"{path} {number}"
     if isinstance(hint, type) and issubclass(hint, Enum):
         return list(hint)[-1]
-    made = {bool: True, int: number + 1, float: number + 0.1, CpuSet: CpuSet.of(number, 9)}
+    made = {
+        bool: True,
+        int: number + 1,
+        float: number + 0.5,
+        bytes: b"%d" % number,
+        CpuSet: CpuSet.of(number, 9),
+        Path: Path(path, str(number)),
+        datetime: datetime(2026, 1, 1, number, tzinfo=UTC),
+    }
     if hint in made:
         return made[hint]
     if hint is IntervalSet:

@@ -5,10 +5,11 @@ Decides what is kept of a batch. Refuses to know who writes it when.
 
 from __future__ import annotations
 
-import sqlite3
 from datetime import UTC, datetime
+from functools import partial
 
-from finegrain_client.batch.values import ThreadResult, ThreadState
+from finegrain.mapping.rows import RowCodec, Text
+from finegrain_client.batch.values import ThreadResult
 
 APPLICATION_ID = 0x66674261
 """Tells the state file of a batch from other SQLite files."""
@@ -76,61 +77,10 @@ RESULT_COLUMNS = (
     "stderr_bytes, dropped_bytes, stdout_tail, stderr_tail"
 )
 
-
-def result_row(result: ThreadResult) -> tuple[object, ...]:
-    """The row of a result, in the order of `RESULT_COLUMNS`."""
-    return (
-        result.index,
-        result.state.value,
-        result.attempts,
-        result.attempt,
-        result.exit_code,
-        result.signal,
-        int(result.oom_killed),
-        int(result.timed_out),
-        result.reason,
-        result.message,
-        result.executor_id,
-        result.start_time.timestamp() if result.start_time else None,
-        result.end_time.timestamp() if result.end_time else None,
-        result.duration_s,
-        result.cpu_time_s,
-        result.peak_memory_bytes,
-        result.stdout_bytes,
-        result.stderr_bytes,
-        result.dropped_bytes,
-        result.stdout_tail,
-        result.stderr_tail,
-    )
-
-
-def result_of(row: sqlite3.Row) -> ThreadResult:
-    """The result in a row."""
-    return ThreadResult(
-        index=row["thread"],
-        state=ThreadState(row["state"]),
-        attempts=row["attempts"],
-        attempt=row["attempt"],
-        exit_code=row["exit_code"],
-        signal=row["signal"],
-        oom_killed=bool(row["oom_killed"]),
-        timed_out=bool(row["timed_out"]),
-        reason=row["reason"],
-        message=row["message"],
-        executor_id=row["executor_id"],
-        start_time=moment(row["start_time"]),
-        end_time=moment(row["end_time"]),
-        duration_s=row["duration_s"],
-        cpu_time_s=row["cpu_time_s"],
-        peak_memory_bytes=row["peak_memory_bytes"],
-        stdout_bytes=row["stdout_bytes"],
-        stderr_bytes=row["stderr_bytes"],
-        dropped_bytes=row["dropped_bytes"],
-        stdout_tail=bytes(row["stdout_tail"]),
-        stderr_tail=bytes(row["stderr_tail"]),
-    )
-
-
-def moment(seconds: float | None) -> datetime | None:
-    """The time of a row."""
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+RESULTS = RowCodec(
+    ThreadResult,
+    tuple(RESULT_COLUMNS.split(", ")),
+    texts={datetime: Text(datetime.timestamp, partial(datetime.fromtimestamp, tz=UTC))},
+    exceptions={"thread": "index"},
+)
+"""How results are stored in their table."""

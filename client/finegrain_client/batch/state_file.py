@@ -24,10 +24,9 @@ from finegrain_client.batch.rows import AttemptRow, Changes, JobRow, Known, Subm
 from finegrain_client.batch.schema import (
     APPLICATION_ID,
     RESULT_COLUMNS,
+    RESULTS,
     SCHEMA_VERSION,
     TABLES,
-    result_of,
-    result_row,
 )
 from finegrain_client.batch.spec import BatchSpec
 from finegrain_client.batch.values import BatchState, ThreadResult, ThreadState
@@ -175,7 +174,7 @@ class StateFile:
             connection.executemany(
                 f"insert into results ({RESULT_COLUMNS}) values ({', '.join('?' * 21)}) "  # noqa: S608
                 "on conflict (thread) do nothing",
-                [result_row(each) for each in changes.results],
+                [RESULTS.encode(each) for each in changes.results],
             )
             connection.executemany(
                 "insert into asked (job, first_index, count) values (?, ?, ?)",
@@ -259,7 +258,7 @@ def read_results(
     """Results in a state file, by index."""
     where = "where state = 'FAILED'" if failed_only else ""
     query = f"select {RESULT_COLUMNS} from results {where} order by thread limit ?"  # noqa: S608
-    return map(result_of, connection.execute(query, (limit,)))
+    return map(RESULTS.decode, connection.execute(query, (limit,)))
 
 
 def check_version(path: Path, connection: sqlite3.Connection) -> None:

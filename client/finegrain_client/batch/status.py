@@ -17,11 +17,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from finegrain.mapping.value import Value
+from finegrain.mapping.value import SHOWN, Value
 from finegrain_client.batch.lock import runner_of
 from finegrain_client.batch.spec import BatchSpec
 from finegrain_client.batch.state_file import read_results, reading
-from finegrain_client.batch.values import BatchState, Estimate, Progress, ThreadResult
+from finegrain_client.batch.values import BatchState, Progress, ThreadResult
 
 SUFFIX = ".batch"
 
@@ -135,7 +135,7 @@ def _progress(
     spec: BatchSpec, meta: dict[str, str], counts: dict[str, int], *, is_worked_on: bool
 ) -> Progress:
     if is_worked_on and "progress" in meta:
-        return progress_from(json.loads(meta["progress"]))
+        return SHOWN.from_json(Progress, json.loads(meta["progress"]))
     done, failed = counts.get("DONE", 0), counts.get("FAILED", 0)
     last = json.loads(meta.get("progress", "{}"))
     return Progress(
@@ -150,22 +150,6 @@ def _progress(
         elapsed_s=last.get("elapsed_s", 0.0),
         message=last.get("message", ""),
         update_time=_time(last.get("update_time")) or datetime.fromtimestamp(time.time(), UTC),
-    )
-
-
-def progress_from(data: dict[str, Any]) -> Progress:
-    """What `Progress.to_dict` gave."""
-    estimate = data.get("estimate")
-    if estimate is not None:
-        end = _time(estimate["end_time"]) or datetime.now(UTC)
-        estimate = Estimate(estimate["remaining_s"], end, estimate["basis"])
-    return Progress(
-        **data
-        | {
-            "state": BatchState(data["state"]),
-            "estimate": estimate,
-            "update_time": _time(data.get("update_time")),
-        }
     )
 
 

@@ -18,9 +18,11 @@ import pytest
 import finegrain_client as fg
 from finegrain_client.batch.lock import lock_path
 from finegrain_client.batch.rows import AttemptRow, Changes, SubmittedRow
+from finegrain_client.batch.schema import RESULTS
 from finegrain_client.batch.state_file import StateFile
 from finegrain_client.batch.status import read_status, read_thread_results, state_files
-from finegrain_client.batch.values import nothing_known
+from finegrain_client.batch.values import ThreadResult, nothing_known
+from tests.support.full_values import full_value
 
 SPEC = fg.BatchSpec(
     3,
@@ -44,7 +46,8 @@ import os
 import finegrain_client as fg
 from pathlib import Path
 from finegrain_client.batch.state_file import *
-from finegrain_client.batch.values import nothing_known
+from finegrain_client.batch.values import ThreadResult, nothing_known
+from tests.support.full_values import full_value
 state = StateFile.create(Path({str(path)!r}), fg.BatchSpec(3, ["work"]), None)
 row = state.add_job("job-1", "secret")
 begun = AttemptRow(1, 1, 1, "r.1", 1, "host-a", 1000.5)
@@ -193,3 +196,11 @@ def test_new_batches_lie_in_the_default_folder(
     StateFile.create(name, SPEC, None).close()
     assert state_files() == [name]
     assert fg.batch.default_state_file("sort & count") != name
+
+
+def test_every_field_of_a_result_comes_back_from_its_row() -> None:
+    result = full_value(ThreadResult)
+    row = RESULTS.encode(result)
+    assert None not in row
+    assert RESULTS.decode(row) == result
+    assert row[:3] == (1, "FAILED", 3)

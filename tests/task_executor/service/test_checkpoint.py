@@ -20,10 +20,12 @@ from finegrain.cpu_policy import (
     QosClass,
 )
 from finegrain.cpuset import CpuSet
-from finegrain.errors import ConfigurationError, Reason
+from finegrain.errors import ConfigurationError, InvalidArgument, Reason
 from finegrain.resources import ResourceProfile
 from finegrain.rpc.tokens import sha256_hex
+from finegrain.values.states import TaskState
 from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey, SlotSpec
+from task_executor.host.helper_messages import TaskFault
 from task_executor.service import checkpoint
 from task_executor.service.checkpoint import (
     SavedState,
@@ -32,6 +34,7 @@ from task_executor.service.checkpoint import (
     state_content,
     write_document,
 )
+from task_executor.service.task_book import Task
 from tests.support.disk_calls import DiskCalls
 
 HASH = sha256_hex("a-user-token-of-this-cluster")
@@ -158,6 +161,31 @@ def test_a_document_without_identity_is_damaged(directory: StateDirectory) -> No
     write_document(directory.path / "state.json", content)
     assert directory.load("host-a").slots == ()
     assert "state.json is damaged (instance_id" in directory.damage[0]
+
+
+def test_a_task_is_spelled_as_ever_and_comes_back() -> None:
+    task = Task("t", KEY, "job", HASH, "digest", ("sh", "-c", "true"), 5, 6, cancelled=True)
+    document = {
+        "task_id": "t",
+        "allocation_id": "a",
+        "generation": 1,
+        "job_id": "job",
+        "job_secret_sha256": HASH,
+        "digest": "digest",
+        "argv": ["sh", "-c", "true"],
+        "submit_time_ms": 5,
+        "submit_number": 6,
+        "cancelled": True,
+        "fault": None,
+    }
+    assert task.to_dict() == document
+    assert Task.from_dict(document).to_dict() == document
+    assert Task.from_dict(document).key == KEY
+    failed = Task.from_dict(document | {"fault": ["COMMAND_NOT_FOUND", "no sh", {"path": "sh"}]})
+    assert failed.fault == TaskFault("COMMAND_NOT_FOUND", "no sh", {"path": "sh"})
+    assert (failed.state, failed.settled.is_set()) == (TaskState.FAILED, True)
+    with pytest.raises(InvalidArgument, match="allocation_id"):
+        Task.from_dict({"task_id": "t"})
 
 
 def test_nobody_else_reads_the_document(directory: StateDirectory) -> None:
