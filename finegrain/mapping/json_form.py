@@ -49,7 +49,7 @@ _AS_THEY_ARE = frozenset((*PLAIN, NoneType))
 
 @dataclass(frozen=True, slots=True)
 class JsonForm:
-    """How JSON differs from the fields of one class.
+    """How JSON differs from the fields of one class. Several names are separated by blanks.
 
     Attributes:
         omit: which fields are left out: none, those that are None, or those with their default.
@@ -63,10 +63,10 @@ class JsonForm:
     """
 
     omit: Literal["nothing", "none", "default"] = "nothing"
-    always: frozenset[str] = frozenset()
+    always: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
-    hidden: frozenset[str] = frozenset()
-    inline: frozenset[str] = frozenset()
+    hidden: str = ""
+    inline: str = ""
     as_list: bool = False
     write: Callable[[Any], Any] | None = None
     read: Reader | None = None
@@ -154,26 +154,26 @@ class JsonCodec:
         }
 
     def _compiled_writer(self, kind: type, form: JsonForm) -> Callable[[Any], Any]:
-        source = Source()
-        shown = [each for each in attributes_of(kind).values() if each.name not in form.hidden]
+        source, hidden = Source(), form.hidden.split()
+        shown = [each for each in attributes_of(kind).values() if each.name not in hidden]
         keys = {each.name: form.names.get(each.name, each.name) for each in shown}
         if form.as_list:
             items = ", ".join(self._written(source, each) for each in shown)
             return source.compile("write(value)", [f"return [{items}]"])
         if form.omit == "nothing":
             entries = (
-                ("**" if each.name in form.inline else f"{keys[each.name]!r}: ")
+                ("**" if each.name in form.inline.split() else f"{keys[each.name]!r}: ")
                 + self._written(source, each)
                 for each in shown
             )
             return source.compile("write(value)", [f"return {{{', '.join(entries)}}}"])
         body = ["data = {}"]
         for each in shown:
-            if each.name in form.inline:
+            if each.name in form.inline.split():
                 body.append(f"data.update({self._written(source, each)})")
                 continue
             may_lack = each.optional if form.omit == "none" else not each.required
-            if may_lack and each.name not in form.always:
+            if may_lack and each.name not in form.always.split():
                 item = f"item := value.{each.name}"
                 test = f"({item}) is not None"
                 test = test if form.omit == "none" else _differs(source, each, item)
@@ -237,7 +237,7 @@ class JsonCodec:
         read = {
             name: form.names.get(name, name)
             for name in mapped
-            if name not in form.hidden or mapped[name].required
+            if name not in form.hidden.split() or mapped[name].required
         }
         body = self._object_checks(source, kind, form, list(read.values()))
         missing = source.bind(MISSING, "missing")
@@ -247,7 +247,7 @@ class JsonCodec:
             if each.name not in read:
                 body.append(f"{item} = {_default(source, each)}")
                 continue
-            if each.name in form.inline:
+            if each.name in form.inline.split():
                 body.append(f"{item} = {source.bind(self._reader(each.hint), 'read')}(data, w)")
                 continue
             key = read[each.name]

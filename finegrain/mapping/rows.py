@@ -41,16 +41,16 @@ class RowCodec(Generic[T]):
         texts: how values of other types are stored, by type (without `| None`).
         exceptions: for a column, the path of its attribute where that has another name
             ("spec.request.allocation_id"), or that path and how it is stored.
-        parts: paths of nested dataclasses whose fields have columns of their own.
-        kept: paths of attributes that have no column ("booked", "spec.gang_id").
+        parts: paths of nested dataclasses whose fields have columns of their own ("spec").
+        unstored: paths of attributes that have no column ("booked spec.gang_id").
     """
 
     kind: type[T]
     columns: tuple[str, ...]
     texts: Mapping[Any, Text] = field(default_factory=dict)
     exceptions: Mapping[str, str | tuple[str, Text]] = field(default_factory=dict)
-    parts: tuple[str, ...] = ()
-    kept: frozenset[str] = frozenset()
+    parts: str = ""
+    unstored: str = ""
 
     @cached_property
     def encode(self) -> Callable[[T], Row]:
@@ -67,15 +67,15 @@ class RowCodec(Generic[T]):
         their default.
 
         Raises:
-            MappingError: a column has no attribute, or an attribute that is not in `kept` has no
-                column.
+            MappingError: a column has no attribute, or an attribute that is not in `unstored` has
+                no column.
         """
         return _compile_decode(self)
 
 
 def _compile_encode(codec: RowCodec[Any]) -> Callable[..., Any]:
     source = Source()
-    body = [f"{_local(part)} = value.{part}" for part in codec.parts]
+    body = [f"{_local(part)} = value.{part}" for part in codec.parts.split()]
     values = ", ".join(
         _stored(source, codec, column, attribute, access)
         for column, (attribute, access) in _located(codec).items()
@@ -89,47 +89,49 @@ def _compile_decode(codec: RowCodec[Any]) -> Callable[..., Any]:
         access: _loaded(source, codec, column, attribute, f"c{at}")
         for at, (column, (attribute, access)) in enumerate(_located(codec).items())
     }
-    kept = set(codec.kept)
+    parts, unstored = codec.parts.split(), set(codec.unstored.split())
 
     def made(kind: type, path: str) -> str:
         arguments, has_gap = list[str](), False
         for each in attributes_of(kind).values():
             inner = f"{path}.{each.name}" if path else each.name
             access = f"{_local(path)}.{each.name}"
-            if inner in codec.parts:
+            if inner in parts:
                 arguments.append(each.argument(made(each.hint, inner), named=has_gap))
             elif access in stored:
                 arguments.append(each.argument(stored[access], named=has_gap))
-            elif inner in kept and not each.required:
-                kept.remove(inner)
+            elif inner in unstored and not each.required:
+                unstored.remove(inner)
                 has_gap = True
             else:
                 raise MappingError(f"{codec.kind.__name__}.{inner} has no column")
         return f"{source.bind(kind, 'kind')}({', '.join(arguments)})"
 
-    made_of = made(codec.kind, "")
-    if kept:
-        raise MappingError(f"{codec.kind.__name__} does not keep {', '.join(sorted(kept))}")
+    value = made(codec.kind, "")
+    if unstored:
+        names = ", ".join(sorted(unstored))
+        raise MappingError(f"{codec.kind.__name__} stores {names}, or has no such attribute")
     columns = ", ".join(f"c{at}" for at in range(len(codec.columns)))
-    return source.compile("decode(row)", [f"{columns}, = row", f"return {made_of}"])
+    return source.compile("decode(row)", [f"{columns}, = row", f"return {value}"])
 
 
 def _located(codec: RowCodec[Any]) -> dict[str, tuple[Attribute, str]]:
     """Returns, by column, its attribute and the expression that reads that."""
     if unknown := codec.exceptions.keys() - set(codec.columns):
         raise MappingError(f"{codec.kind.__name__} has no columns {', '.join(sorted(unknown))}")
-    owners = {part: attribute_at(codec.kind, part).hint for part in codec.parts}
+    parts = codec.parts.split()
+    owners = {part: attribute_at(codec.kind, part).hint for part in parts}
     found: dict[str, tuple[Attribute, str]] = {}
     for column in codec.columns:
         exception = codec.exceptions.get(column, column)
         path = exception if isinstance(exception, str) else exception[0]
         if path == column and path not in attributes_of(codec.kind):
-            holders = [part for part in codec.parts if path in attributes_of(owners[part])]
+            holders = [part for part in parts if path in attributes_of(owners[part])]
             if not holders:
                 raise MappingError(f"{codec.kind.__name__} has no attribute for column {column!r}")
             path = f"{holders[0]}.{path}"
         parent, _, name = path.rpartition(".")
-        access = f"{_local(parent)}.{name}" if parent in codec.parts else f"value.{path}"
+        access = f"{_local(parent)}.{name}" if parent in parts else f"value.{path}"
         found[column] = attribute_at(codec.kind, path), access
     return found
 

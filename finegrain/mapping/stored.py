@@ -16,7 +16,7 @@ FORMS = {
     ResourceProfile: PROFILE_FORM,
     CpuPolicy: JsonForm(omit="default"),
     HostPolicy: JsonForm(omit="none"),  # a layer says nothing of what is absent
-    CpuAssignment: JsonForm(omit="default", always=frozenset({"qos"})),
+    CpuAssignment: JsonForm(omit="default", always="qos"),
     PoolName: JsonForm(as_list=True),
 }
 """What differs from the rule, by class; packages add classes of their own."""

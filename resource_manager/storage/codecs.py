@@ -4,7 +4,7 @@ table, in declared order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -37,12 +37,12 @@ def codec(
     kind: type[T],
     *,
     exceptions: Mapping[str, str | tuple[str, Text]] | None = None,
-    parts: Iterable[str] = (),
-    kept: Iterable[str] = (),
+    parts: str = "",
+    unstored: str = "",
 ) -> Codec[T]:
     """Returns the codec of all columns of a table; see `RowCodec` for the arguments."""
     columns = tuple(table.columns.keys())
-    return Codec(kind, columns, TEXTS, exceptions or {}, tuple(parts), frozenset(kept), table=table)
+    return Codec(kind, columns, TEXTS, exceptions or {}, parts, unstored, table=table)
 
 
 def move_codec(whole: Codec[T], *changed: str) -> MoveCodec[T]:

@@ -30,17 +30,10 @@ JOBS = codec(
     tables.jobs,
     Job,
     exceptions={"group_name": "group", "end_reason": ("end_reason", WORD)},
-    kept=(
-        "lease_until_ms",
-        "acknowledged_sequence",
-        "arrivals",
-        "live_requests",
-        "slot_keys",
-        "durations",
-    ),
+    unstored="lease_until_ms acknowledged_sequence arrivals live_requests slot_keys durations",
 )
 
-REQUESTS = codec(tables.requests, Request, exceptions={"reason": ("reason", WORD)}, parts=("spec",))
+REQUESTS = codec(tables.requests, Request, exceptions={"reason": ("reason", WORD)}, parts="spec")
 
 REQUEST_MOVES = move_codec(REQUESTS, "state", "reason", "message", "generation", "end_time_ms")
 
@@ -48,16 +41,16 @@ RANGES = codec(
     tables.request_ranges,
     RequestRange,
     exceptions={"range_id": "spec.request.allocation_id"},
-    parts=("spec", "spec.request"),
-    kept=("spec.request.target_address", "spec.request.gang_id"),
+    parts="spec spec.request",
+    unstored="spec.request.target_address spec.request.gang_id",
 )
 
-GANGS = codec(tables.gangs, Gang, parts=("spec",), kept=("state", "members", "waiting_until_ms"))
+GANGS = codec(tables.gangs, Gang, parts="spec", unstored="state members waiting_until_ms")
 
 SLOTS = codec(
     tables.slots,
     Slot,
-    kept=tuple(SLOT_RUNTIME),
+    unstored=SLOT_RUNTIME,
 )
 
 SLOT_MOVES = move_codec(SLOTS, "cpus", "state", "allocated_time_ms", "isolation")
@@ -65,22 +58,15 @@ SLOT_MOVES = move_codec(SLOTS, "cpus", "state", "allocated_time_ms", "isolation"
 EXECUTORS = codec(
     tables.executors,
     Executor,
-    parts=("registration",),
-    kept=(
-        "state",
-        "report_number",
-        "report_at_ms",
-        "report_time_ms",
-        "reported_available",
-        "cpu_state",
-        "used",
-        "command_number",
-        "drain_deadline_at_ms",
+    parts="registration",
+    unstored=(
+        "state report_number report_at_ms report_time_ms reported_available "
+        "cpu_state used command_number drain_deadline_at_ms"
     ),
 )
 
 PROVISIONS = codec(
-    tables.provisions, Provision, kept=("deadline_at_ms", "idle_since_ms", "stop_failures")
+    tables.provisions, Provision, unstored="deadline_at_ms idle_since_ms stop_failures"
 )
 
 GROUPS = codec(tables.groups, Group)

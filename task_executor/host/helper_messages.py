@@ -260,7 +260,7 @@ HelperEvent = TaskExited | TaskOom | Reconnected
 FRAMES = JsonCodec(
     {
         Path: JsonForm(write=str, read=lambda path, _where: Path(path)),
-        SlotState: JsonForm(inline=frozenset({"limits"})),
+        SlotState: JsonForm(inline="limits"),
     }
 )
 """The JSON in frames; the helper may tell more than we know of."""

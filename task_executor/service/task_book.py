@@ -99,22 +99,10 @@ class Task:
         return task
 
 
-_LEARNT = frozenset(
-    {
-        "state",
-        "pid",
-        "start_time_ms",
-        "directory",
-        "exit",
-        "slot_gone_at",
-        "watchers",
-        "settled",
-        "_wakers",
-    }
-)
+_LEARNT = "state pid start_time_ms directory exit slot_gone_at watchers settled _wakers"
 _JSON = JsonCodec(
     {
-        Task: JsonForm(inline=frozenset({"key"}), hidden=_LEARNT),
+        Task: JsonForm(inline="key", hidden=_LEARNT),
         TaskFault: JsonForm(as_list=True),
     }
 )

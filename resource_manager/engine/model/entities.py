@@ -262,9 +262,7 @@ class Slot:
         return self.assignment is not None and self.assignment.qos is QosClass.BE
 
 
-SLOT_RUNTIME = frozenset(
-    {"booked", "cost", "placed_with_command", "grace_ms", "thread_since_ms", "works_for"}
-)
+SLOT_RUNTIME = "booked cost placed_with_command grace_ms thread_since_ms works_for"
 """Fields of a slot that are not stored."""
 
 

@@ -16,7 +16,9 @@ _ALWAYS = frozenset({"allocation_id", "generation", "job_id", "cpu_limit_milli",
 _OPTIONAL = tuple(
     name
     for name, each in attributes_of(Slot).items()
-    if each.hint in (int, str) and not each.optional and name not in _ALWAYS | SLOT_RUNTIME
+    if each.hint in (int, str)
+    and not each.optional
+    and name not in _ALWAYS.union(SLOT_RUNTIME.split())
 )
 """Numbers and texts that are left out while they are 0 or empty."""
 

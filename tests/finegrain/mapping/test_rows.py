@@ -40,8 +40,8 @@ CODEC = RowCodec(
     COLUMNS,
     texts={float: FLOAT, tuple[str, ...]: LABELS},
     exceptions={"item_id": "spec.key", "reason": ("reason", WORD)},
-    parts=("spec",),
-    kept=frozenset({"members"}),
+    parts="spec",
+    unstored="members",
 )
 
 
@@ -74,7 +74,7 @@ def test_a_column_without_attribute_and_an_attribute_without_column_are_refused(
 
 
 def test_exceptions_that_name_nothing_are_refused() -> None:
-    with pytest.raises(MappingError, match="does not keep key"):
-        RowCodec(Spec, ("key", "labels", "limit"), kept=frozenset({"key"})).decode(("a", "", 1))
+    with pytest.raises(MappingError, match="stores key"):
+        RowCodec(Spec, ("key", "labels", "limit"), unstored="key").decode(("a", "", 1))
     with pytest.raises(MappingError, match="no columns name"):
         RowCodec(Spec, ("key",), exceptions={"name": "key"}).encode(Spec("a"))

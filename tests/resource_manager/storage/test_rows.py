@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,11 +14,9 @@ from finegrain.cpuset import CpuSet
 from finegrain.errors import Reason
 from finegrain.intervals import IntervalSet
 from finegrain.mapping.fields import MappingError
-from finegrain.mapping.rows import RowCodec
 from finegrain.resources import ResourceProfile
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.model.entities import (
-    Job,
     JobEvent,
     Resize,
     Slot,
@@ -42,7 +41,7 @@ def test_every_table_of_entities_has_one_codec_of_all_its_columns() -> None:
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.table.name)
 def test_every_durable_field_comes_back_from_its_row(codec: Codec[Any]) -> None:
     """Compiling fails for a field without a column, and for a column without a field."""
-    value = full_value(codec.kind, leave=codec.kept)
+    value = full_value(codec.kind, leave=codec.unstored.split())
     row = codec.encode(value)
     assert len(row) == len(codec.table.columns)
     assert None not in row
@@ -53,14 +52,14 @@ def test_every_durable_field_comes_back_from_its_row(codec: Codec[Any]) -> None:
 @pytest.mark.parametrize("codec", MOVES, ids=lambda codec: codec.table.name)
 def test_what_changes_is_written_as_in_the_whole_row(codec: MoveCodec[Any]) -> None:
     (whole,) = (each for each in CODECS if each.table is codec.table)
-    value = full_value(codec.kind, leave=whole.kept)
+    value = full_value(codec.kind, leave=whole.unstored.split())
     by_name = dict(zip(whole.columns, whole.encode(value), strict=True))
     assert codec.encode(value) == tuple(by_name[name] for name in codec.key + codec.changed)
 
 
 def test_a_new_field_without_a_column_is_noticed() -> None:
     (whole,) = (each for each in CODECS if each.table is tables.jobs)
-    lacking = RowCodec(Job, whole.columns[:-1], whole.texts, whole.exceptions, kept=whole.kept)
+    lacking = replace(whole, columns=whole.columns[:-1])
     with pytest.raises(MappingError, match="witness_allocation_id has no column"):
         lacking.decode(())
 
