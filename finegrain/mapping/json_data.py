@@ -15,6 +15,9 @@ from finegrain.errors import InvalidArgument
 Reader = Callable[[Any, str], Any]
 """Reads data; the second argument is the path of the data, for errors."""
 
+Items = type[list[Any]] | type[tuple[Any, ...]]
+"""What a list of JSON is read as."""
+
 
 def join_path(where: str, key: str) -> str:
     """Returns the path of a member of the object at `where`."""
@@ -68,21 +71,21 @@ def read_any(data: Any, _where: str) -> Any:
     return data
 
 
-def read_items(read: Reader, data: Any, where: str) -> tuple[Any, ...]:
-    """Returns a list as a tuple, each item read."""
+def read_items(read: Reader, kind: Items, data: Any, where: str) -> Any:
+    """Returns a list or a tuple of items, each of them read."""
     if type(data) is not list and not isinstance(data, tuple):
         raise InvalidArgument(where, data, "a list")
     try:
-        return tuple(map(read, data, repeat(where)))
+        return kind(map(read, data, repeat(where)))
     except InvalidArgument:  # now it is worth making the path of each item
-        return tuple([read(each, f"{where}[{at}]") for at, each in enumerate(data)])
+        return kind([read(each, f"{where}[{at}]") for at, each in enumerate(data)])
 
 
-def read_plain_items(item: type, data: Any, where: str) -> tuple[Any, ...]:
-    """Returns a list of items of a plain type as a tuple; without a path for each of them."""
+def read_plain_items(item: type, kind: Items, data: Any, where: str) -> Any:
+    """Does the same for items of a plain type, without a path for each of them."""
     if type(data) is list and set(map(type, data)) <= {item}:
-        return tuple(data)
-    return read_items(partial(read_plain, item), data, where)
+        return kind(data)
+    return read_items(partial(read_plain, item), kind, data, where)
 
 
 def read_pairs(key: type, read: Reader, frozen: bool, data: Any, where: str) -> Any:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from functools import partial
 from types import NoneType
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, get_origin
 
 from finegrain.cpuset import CpuSet
 from finegrain.mapping.fields import (
@@ -220,9 +220,10 @@ class JsonCodec:
                 return partial(read_plain_pairs, value, frozen)
             return partial(read_pairs, int if key is int else str, self._reader(value), frozen)
         if (item := item_of(hint)) is not None:
+            kind = list if get_origin(hint) is list else tuple
             if item in PLAIN:
-                return partial(read_plain_items, item)
-            return partial(read_items, self._reader(item))
+                return partial(read_plain_items, item, kind)
+            return partial(read_items, self._reader(item), kind)
         if isinstance(hint, type) and issubclass(hint, Enum):
             return partial(read_member, hint, {each.value: each for each in hint})
         if hint in PLAIN:

@@ -214,7 +214,10 @@ class HelperClient:
         mark `seen`.
         """
         answer = await self._call("kubelet", {"seen": seen})
-        return FRAMES.from_json(KubeletFiles, answer) if "found" in answer else None
+        if "found" not in answer:
+            return None
+        pairs = {name: dict(answer[name]) for name in ("texts", "failures")}
+        return FRAMES.from_json(KubeletFiles, answer | pairs)
 
     async def forget_task(self, task_id: str) -> None:
         """Remove the ended task's directory and scratch. An unknown task is forgotten."""

@@ -6,7 +6,7 @@ Decides the shape of the front's side; the helper itself checks plain JSON
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ class TaskSpec:
     task_id: str
     allocation_id: str
     generation: int
-    argv: Sequence[str]
+    argv: list[str]
     env: Mapping[str, str] = field(default_factory=dict, repr=False)  # values may be secrets
     cwd: str | None = None
     uid: int | None = None
@@ -74,7 +74,7 @@ class TaskStarted:
     """The program runs (or has run already) as `pid`; start time in clock ticks since boot."""
 
     pid: int
-    start_time_ticks: int
+    start_time_ticks: int | None  # None: it had ended before that could be read
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class TaskRecord:
     generation: int
     state: str
     pid: int
-    start_time_ticks: int
+    start_time_ticks: int | None  # None: it had ended before that could be read
     directory: Path
     exit: ExitRecord | None
 
@@ -179,9 +179,9 @@ class HelperState:
     adopts.
     """
 
-    slots: Sequence[SlotState]
-    tasks: Sequence[TaskRecord]
-    strangers: Sequence[Stranger] = ()
+    slots: list[SlotState]
+    tasks: list[TaskRecord]
+    strangers: list[Stranger] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class Stranger:
     """A group among the slots that nobody could explain; it has been killed. Told once."""
 
     group: str
-    pids: Sequence[int]  # the first of its processes
+    pids: list[int]  # the first of its processes
 
 
 @dataclass(frozen=True)
@@ -217,8 +217,8 @@ class TaskUsage:
 
 @dataclass(frozen=True)
 class Usage:
-    slots: Sequence[SlotUsage]
-    tasks: Sequence[TaskUsage]
+    slots: list[SlotUsage]
+    tasks: list[TaskUsage]
 
 
 @dataclass(frozen=True)

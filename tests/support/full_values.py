@@ -68,6 +68,7 @@ def _collection(hint: Any, number: int, leave: Collection[str], path: str) -> An
         key, value = (_full(each, number, leave, path) for each in pair)
         return ((key, value),) if item_of(hint) is not None else {key: value}
     if (item := item_of(hint)) is not None:
-        return (_full(item, number, leave, path),)
+        value = _full(item, number, leave, path)
+        return [value] if get_origin(hint) is list else (value,)
     assert get_origin(hint) is tuple, f"{path}: {hint}"
     return tuple(_full(each, number, leave, path) for each in get_args(hint))

@@ -164,6 +164,15 @@ def test_errors_name_the_path(data: Any, path: str) -> None:
     assert caught.value.field == path
 
 
+def test_a_list_is_read_as_what_the_field_says() -> None:
+    assert from_json(list[int], [1, 2]) == [1, 2]
+    assert from_json(list[Pair], [{"left": 1}]) == [ONE]
+    assert from_json(tuple[int, ...], [1, 2]) == (1, 2)
+    with pytest.raises(InvalidArgument) as caught:
+        from_json(list[Pair], [{"left": 1}, {"left": "x"}], "pairs")
+    assert caught.value.field == "pairs[1].left"
+
+
 def test_a_whole_number_is_a_float_too() -> None:
     assert from_json(Inner, {"name": "i", "weight": 2}) == Inner("i", 2.0)
 

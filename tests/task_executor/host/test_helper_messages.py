@@ -60,6 +60,10 @@ def test_a_slot_on_the_host_is_its_limits_and_whether_it_goes() -> None:
     assert (slot.limits, slot.destroying) == (SlotLimits("a", 1, 500, 1 << 20), True)
 
 
+def test_a_task_may_have_ended_before_its_start_time_could_be_read() -> None:
+    assert FRAMES.from_json(TaskStarted, {"pid": 7, "start_time_ticks": None}).pid == 7
+
+
 def test_events() -> None:
     error = {"reason": "TERMINATED", "message": "gone", "details": {"pid": 7}}
     told = {"event": "task_exited", "task_id": "t", "record": {"error": error, "oom_kills": 1}}
