@@ -31,8 +31,8 @@ ENTRIES_AT_ONCE = 1_000
 class Why:
     """Why members end, for their job master."""
 
-    reason: str = ""
-    message: str = ""
+    reason: str
+    message: str
     grace_ms: int | None = None
 
 
