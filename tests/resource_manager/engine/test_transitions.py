@@ -332,3 +332,25 @@ def test_an_illegal_move_tells_the_recent_story_of_its_entity() -> None:
         "request r1 is GRANTED, which does not allow PLACE. Recent moves:"
         " PENDING -PLACE-> ALLOCATING; ALLOCATING -CONFIRM-> GRANTED"
     )
+
+
+def test_the_recent_history_of_everything_that_moves_is_kept_under_its_own_name() -> None:
+    history = Transitions()
+    executor = Executor(Registration("host-a", "i", "h:1", {}, {}, ResourceProfile()), 1)
+    slot = Slot("r1", 2, "job", "host-a", ResourceProfile(), 0, 0)
+    with history.moving_resize(slot, ResizeInput.ASK):
+        slot.wanted = SIZE
+    history.move_slot(slot, SlotInput.CONFIRM)
+    assert history.of("r1/2") == ["NONE -ASK-> WAITING", "PENDING -CONFIRM-> ALLOCATED"]
+    history.move_gang(Gang(GangSpec("g"), "job", 1, 0), GangInput.PLACE)
+    assert history.of("g") == ["WAITING -PLACE-> ALLOCATING"]
+    history.move_job(Job("job", "job", "default", None, "s", "r", 1, 0), JobInput.END)
+    assert history.of("job") == ["ACTIVE -END-> ENDED"]
+    history.move_executor(executor, RegistrationInput.REGISTER)
+    history.move_drain(executor, DrainInput.DRAIN)
+    history.move_reach("host-a", unreachable=False, what=ReachInput.FAIL)
+    assert history.of("host-a") == [
+        "UNCONFIRMED -REGISTER-> ACTIVE",
+        "OPEN -DRAIN-> DRAINING",
+        "REACHABLE -FAIL-> UNREACHABLE",
+    ]

@@ -407,3 +407,30 @@ def test_hosts_are_ranked_by_what_they_grant_and_then_by_strategy() -> None:
     assert least[1] >= 500 > least[2]  # there it lies on two nodes
     most = [rated(taken, NumaStrategy.MOST_ALLOCATED) for taken in (2, 4, 6)]
     assert most[0] > most[1] > most[2]  # the first fills a node that is half taken
+
+
+def test_only_cpus_that_are_free_make_a_node_suit_what_is_preferred() -> None:
+    """Both nodes have four free cpus and claimed by nobody; whole cores only the second."""
+    books = CpuLedger(two_nodes())
+    spread = replace(aligned(LSR, SINGLE), bind=BindPolicy.SPREAD_BY_PCPUS)
+    assert str(given_to(books, need(spread, 4)).cpus) == "0-3"
+    assert str(given_to(books, need(aligned(LSE, SINGLE), 4)).cpus) == "4-5,12-13"
+    apart = replace(
+        aligned(LSR, SINGLE),
+        bind=BindPolicy.FULL_PCPUS,
+        exclusive=ExclusivePolicy.NUMA_NODE_LEVEL,
+    )
+    found = given_to(books, need(apart, 4))
+    assert str(found.cpus) == "6-7,14-15"
+    assert found.notes == ()
+
+
+def test_the_more_of_what_is_preferred_is_not_granted_the_lower_a_host_ranks() -> None:
+    """On equal hosts, so that nothing else decides."""
+    books = CpuLedger(two_nodes())
+    wish = need(LSR, 4)
+    found = given_to(books, wish)
+    noted = [replace(found, notes=("unmet",) * count) for count in range(4)]
+    scores = [score(books, wish, each) for each in noted]
+    assert scores == sorted(scores, reverse=True)
+    assert len(set(scores)) == len(scores)

@@ -4,6 +4,7 @@ what would help; everything that is said to help is tried here, and does.
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -406,3 +407,19 @@ def test_looking_changes_nothing() -> None:
     assert (books.version, dict(books.holdings), books.problems()) == before
     assert ResourceProfile(4_000, 64 * MIB) == cluster.state.requests["waits"].spec.profile
     cluster.check()
+
+
+def test_the_last_huge_page_of_a_node_is_offered() -> None:
+    """Each node has two huge pages, and one of them is taken."""
+    executor = numa_host()
+    announced = json.loads(executor.host_cpus)
+    for node in announced["numa"]:
+        node["extended"] = {"hugepages-1Gi": "2"}
+    executor.host_cpus = json.dumps(announced)
+    executor.total = {**executor.total, "extended.hugepages-1Gi": 4}
+    cluster = EngineCluster.settled(executor)
+    for name, pages in (("first", 1), ("second", 1), ("waits", 2)):
+        profile = ResourceProfile(1_000, 64 * MIB, extended=(("hugepages-1Gi", pages),))
+        cluster.submit(name, profile=profile, policy=ALIGNED, allow_pending=True)
+    messages = [each.message for each in why(cluster, "waits").would_fit_if]
+    assert "fits now on host-a if extended.hugepages-1Gi <= 1" in messages

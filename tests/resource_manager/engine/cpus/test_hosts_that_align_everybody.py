@@ -32,3 +32,13 @@ def test_who_waits_is_placed_as_soon_as_a_node_has_room() -> None:
     (node,) = cluster.assignment("second").nodes
     cluster.release("second")
     assert cluster.assignment("third").nodes == (node,)
+
+
+def test_plain_requests_are_spread_over_such_hosts_too() -> None:
+    cluster = EngineCluster.settled(numa_host("host-a"), numa_host("host-b"), strategy="spread")
+    for name in ("host-a", "host-b"):
+        cluster.set_host_policy(name, alignment=NumaPolicy.SINGLE_NUMA_NODE)
+    names = ("first", "second", "third", "fourth")
+    for name in names:
+        cluster.submit(name, cpu_milli=2_000)
+    assert cluster.hosts_of(*names) == ["host-a", "host-b", "host-a", "host-b"]

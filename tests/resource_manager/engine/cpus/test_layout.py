@@ -147,6 +147,10 @@ def test_kinds_of_cores_are_numbered_by_their_lowest_cpu() -> None:
     assert layout.cores_of_kind == (cpus("0-11"), cpus("12-19"))
     assert not layout.uniform_cores
     assert layout.per_core == 2
+    large = [{"cpus": each, "kind": "performance"} for each in ("0,4", "1,5")]
+    small = [{"cpus": each, "kind": "efficiency"} for each in ("2", "3")]
+    layout = laid_out({"allowed_cpus": "0-5", "cores": [*small, *large]})  # second threads last
+    assert layout.cores_of_kind == (cpus("0-1,4-5"), cpus("2-3"))
 
 
 def test_a_core_whose_node_is_not_told_belongs_to_the_first() -> None:

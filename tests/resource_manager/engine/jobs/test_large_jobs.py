@@ -170,3 +170,25 @@ def test_requests_of_a_job_are_listed_from_any_place_on() -> None:
             break
         after = page.next_key
     assert names == [f"r{n}" for n in range(51)]
+
+
+def test_the_ranges_of_an_ended_job_leave_the_queue_in_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lifecycle, "TAKEN_OUT_AT_ONCE", 10)
+    monkeypatch.setattr(lifecycle, "ENDED_AT_ONCE", 1)
+    cluster = large_cluster(0)
+    for number in range(40):
+        cluster.submit_range(
+            f"range{number}", 100, job="large", cpu_milli=1_000_000, allow_pending=True
+        )
+    queue = cluster.state.queue
+    assert len(queue) == 4_000
+    cluster.end_job("large")
+    steps = 1
+    while len(queue):
+        before = len(queue)
+        cluster.batch(Ticked(cluster.at))
+        assert 0 < before - len(queue) <= 700
+        steps += 1
+    assert steps > 5

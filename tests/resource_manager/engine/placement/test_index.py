@@ -140,3 +140,15 @@ def submit(cluster: EngineCluster, job_id: str, count: int, profile: ResourcePro
         JobRegistered(cluster.at, job_id, job_id, "default", None, "s", "r"),
         RequestsSubmitted(cluster.at, job_id, specs),
     )
+
+
+def test_a_sound_index_of_several_levels_has_no_problems_and_a_wrong_maximum_is_one() -> None:
+    index = CapacityIndex()
+    for number in range(2_000):  # the first of each group of leaves is its largest
+        index.put(f"host-{number:04d}", {"cpu": 2_000 - number})
+    index.freshen()
+    assert index.problems() == []
+    index.columns["cpu"][1][3] += 1
+    found = index.problems()
+    assert found
+    assert set(found) == {"index column cpu: an inner node is not its children's maximum"}

@@ -205,3 +205,14 @@ def test_a_request_is_not_placed_where_its_older_slot_still_is() -> None:
     assert placing.place(shape, 1, elsewhere=["host-00", "host-01"]) == []
     assert placing.place(shape, 1) == [("host-00", 1)]
     assert placing.has_room(shape)
+
+
+def test_two_slots_go_to_two_hosts_where_each_has_room_for_one() -> None:
+    cluster = cluster_of([(ONE_POOL, 0, False)] * 10)
+    queue = cluster.state.queue
+    large, small = (
+        queue.class_of(RequestSpec("", ResourceProfile(cpu, 64 * MIB))) for cpu in (3_920, 50)
+    )
+    placing = PlacementPass(cluster.state.hosts, cluster.state.reservations)
+    book(cluster, large, placing.place(large, 10))
+    assert sorted(placing.place(small, 2)) == [("host-00", 1), ("host-01", 1)]

@@ -287,3 +287,17 @@ def test_one_that_sleeps_is_tried_again_when_a_slot_has_gone(
     assert line.tried == ["single", "single"]
     line.cluster.host("host-b", cpu_milli=1_000, memory_bytes=GIB)
     assert line.tried == ["single"] * 3
+
+
+def test_a_gang_that_needs_several_labels_can_be_woken_and_can_leave() -> None:
+    both = (("disk", "ssd"), ("zone", "a"))
+    non_batchables = NonBatchables()
+    for number in (1, 2):
+        non_batchables.add(single(number, labels=both))
+    assert turns(non_batchables) == [1, 2]
+    non_batchables.unblock(2)
+    non_batchables.remove(1)
+    assert non_batchables.problems() == []
+    assert turns(non_batchables) == [2]
+    non_batchables.grew("host-a", dict(both))
+    assert turns(non_batchables) == [2]

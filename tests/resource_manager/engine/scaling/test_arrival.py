@@ -31,3 +31,34 @@ def test_whoever_a_maximum_stops_does_not_stand_before_those_it_was_asked_for() 
     assert cluster.where("planned") == asked_for
     assert not cluster.where("late-0")
     assert not cluster.where("stopped-0")
+
+
+RACK = (("rack", "a"),)
+
+
+def cluster_with_a_gang() -> tuple[EngineCluster, str]:
+    """A gang waits for an executor of its rack; returns the id of the one that was asked for."""
+    total = {"cpu_milli": 4_000, "memory_bytes": 64 * GIB}
+    shape = ExecutorShape("four", "test", total, ResourceProfile(1_000, GIB), labels=RACK)
+    cluster = EngineCluster.settled(provisioning=Provisioning((shape,)))
+    cluster.submit_gang("gang", [2_000, 2_000], required_labels=RACK)
+    cluster.wait(2_000)
+    (asked_for,) = cluster.asked_for()
+    return cluster, asked_for
+
+
+def test_an_executor_with_the_labels_of_the_gang_it_was_asked_for_is_no_failure() -> None:
+    cluster, asked_for = cluster_with_a_gang()
+    cluster.host(asked_for, provided_as="four", labels=RACK)
+    assert cluster.running(asked_for) == ["gang-0", "gang-1"]
+    assert cluster.state.elastic.backoffs["four"].last_failure == ""
+
+
+def test_an_executor_without_them_is_a_failure_that_names_the_gang() -> None:
+    cluster, asked_for = cluster_with_a_gang()
+    cluster.host(asked_for, provided_as="four")
+    assert cluster.running() == []
+    assert cluster.state.elastic.backoffs["four"].last_failure == (
+        f"{asked_for}: registered with 4 cpu, 64Gi (4 cpu, 64Gi were promised), and"
+        " without the labels of members of gang gang of 2"
+    )

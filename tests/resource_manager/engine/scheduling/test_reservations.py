@@ -30,12 +30,14 @@ class Flood:
     the oldest first, so that no host is ever empty by itself.
     """
 
-    def __init__(self, cluster: EngineCluster, hosts: int = 2, *, job: str = "small") -> None:
+    def __init__(
+        self, cluster: EngineCluster, hosts: int = 2, *, job: str = "small", slots_max: int = 0
+    ) -> None:
         self.cluster = cluster
         self.job = job
         self._names = (f"s{number:05d}" for number in count())
         for number in range(hosts):
-            cluster.host(f"host-{number}")
+            cluster.host(f"host-{number}", slots_max=slots_max)
         cluster.job(job, "large")
         self.ask(4 * hosts + 8)
 
@@ -667,3 +669,39 @@ def test_what_is_held_for_a_gang_counts_as_room_for_it() -> None:
     found = explain(cluster.state, "h-0").gang
     assert found is not None
     assert found.placeable == 0
+
+
+def test_the_history_names_the_executor_that_is_reserved_where_it_is_one() -> None:
+    cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S, reservations_max=1)
+    flood = Flood(cluster)
+    cluster.submit("big", job="large", cpu_milli=4_000)
+    flood.go_on(lambda: reserved(cluster))
+    ((host, _),) = reserved(cluster)["big"].items()
+    flood.go_on(lambda: cluster.where("big"))
+    cluster.submit_gang("wide", [4_000, 4_000], GangPlacement.SPREAD, job="large")
+    cluster.release("big", job="large")
+    flood.ask(4)
+    flood.go_on(lambda: reserved(cluster))
+    events = [
+        (each.kind, each.executor_id)
+        for each in cluster.store.cluster_events
+        if each.kind.startswith("reservation_")
+    ]
+    assert events == [
+        ("reservation_made", host),
+        ("reservation_ended", host),
+        ("reservation_made", ""),
+    ]
+
+
+def test_the_last_slot_of_an_executor_is_explained_as_reserved_too() -> None:
+    cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
+    flood = Flood(cluster, hosts=1, slots_max=4)
+    cluster.submit("big", job="large", cpu_milli=4_000)
+    flood.go_on(lambda: reserved(cluster))
+    while len(cluster.running()) > 3:
+        cluster.release(flood.oldest(), job="small")
+    cluster.submit("latest", job="small")
+    found = explain(cluster.state, "latest")
+    assert found.primary_reason == "WAITING_RESERVATION"
+    assert [each.allocation_id for each in found.held_for_others] == ["big"]
