@@ -15,6 +15,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,8 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 HANG_FACTOR = 10.0
 # Limits allowed for the imports before the first test.
 IMPORT_FACTOR = 3.0
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
 @dataclass(frozen=True)
@@ -138,24 +142,41 @@ def _end(child: int, kill: bool) -> int:
     if kill:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    while orphans := _children():  # they come to us, because we are a subreaper
+    while orphans := _children()[os.getpid()]:  # they come to us, because we are a subreaper
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
+        _thaw()
         for _ in orphans:
             os.waitpid(-1, 0)
     return os.waitstatus_to_exitcode(status)
 
 
-def _children() -> list[int]:
-    found = []
+def _children() -> dict[int, list[int]]:
+    """Returns the children of each process of this machine."""
+    found = defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
+        with suppress(OSError):
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-        if parent == os.getpid():
-            found.append(int(stat.parent.name))
+            found[parent].append(int(stat.parent.name))
     return found
+
+
+def _thaw() -> None:
+    """Thaws the control groups of all processes below us.
+
+    On cgroup v1 a process that a mutant has left frozen does not die of SIGKILL, and neither does
+    the namespace that it is in.
+    """
+    children, below = _children(), [os.getpid()]
+    for pid in below:  # grows meanwhile
+        below += children[pid]
+    for pid in below[1:]:
+        with suppress(OSError, IndexError):
+            own = Path(f"/proc/{pid}/cgroup").read_text().partition(":freezer:/")[2].split()[0]
+            for group in (FREEZER / own, *(FREEZER / own).parents):
+                state = group / "freezer.state"
+                if state.exists() and state.read_text().strip() != "THAWED":
+                    state.write_text("THAWED")
 
 
 def _child(request: Request, writer: int) -> None:

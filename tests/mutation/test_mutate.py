@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.mutation import server
 from tests.mutation.mutants import Mutant, places
 from tests.mutation.reach import Reach
 from tests.mutation.runs import (
@@ -19,6 +23,7 @@ from tests.mutation.runs import (
     reach_of,
 )
 from tests.mutation.tree import files_of
+from tests.support.patience import PATIENCE_S
 
 PRICES = '''"""Prices of a shop."""
 
@@ -196,3 +201,19 @@ def test_what_is_reached_is_found_once_for_the_same_checkout(
     assert len(runs) == 1
     reach_of(replace(options, examples=2), tmp_path)
     assert len(runs) == 2
+
+
+@pytest.mark.needs("root", "cgroup-v1")
+def test_a_process_that_a_mutant_has_left_frozen_dies_with_the_run() -> None:
+    group = server.FREEZER / f"mutate-{os.getpid()}"
+    (group / "task").mkdir(parents=True)
+    process = subprocess.Popen(["sleep", "600"])
+    (group / "task/cgroup.procs").write_text(str(process.pid))
+    (group / "freezer.state").write_text("FROZEN")
+    process.kill()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.1)
+    server._thaw()
+    assert process.wait(PATIENCE_S) == -signal.SIGKILL
+    (group / "task").rmdir()
+    group.rmdir()
