@@ -368,7 +368,7 @@ class Driver:
 class CgroupDriver(Driver):
     """What needs files: membership."""
 
-    cpuset = ("", "")  # controller, and the file that says which cpus a group has
+    cpuset: tuple[str, str]  # controller, and the file that says which cpus a group has
 
     def bind_shims(self, own: set[int]) -> None:
         controller, here = self.cpuset
