@@ -6,24 +6,30 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import socket
 import sys
 from asyncio.subprocess import PIPE, STDOUT
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from task_executor.helper.launch import HelperConfig
 from task_executor.helper.protocol import (
+    CONFIG,
     FRAME_BYTES_MAX,
     HELPER_VERBS,
     Fault,
+    check_fields,
     check_request,
     decode,
     encode,
     frames,
 )
+from task_executor.helper.server import peer_uid
 from tests.support.patience import PATIENCE_S
 from tests.task_executor.helper.conftest import Host
 
@@ -245,3 +251,20 @@ async def say_hello_as_nobody(path: Path) -> str:
         stderr=STDOUT,
     )
     return (await child.communicate())[0].decode()
+
+
+@pytest.mark.needs("root")
+def test_a_peer_is_known_by_its_user_and_not_by_its_group() -> None:
+    os.setegid(65534)
+    try:
+        ours, peer = socket.socketpair()
+    finally:
+        os.setegid(os.getgid())
+    with ours, peer:
+        assert peer_uid(ours) == os.geteuid()
+
+
+def test_a_configuration_needs_no_more_than_has_no_default() -> None:
+    config = HelperConfig("/state", "/socket", "host-a", 0, 0)
+    checked = check_fields("configuration", asdict(config), CONFIG)
+    assert HelperConfig(**checked) == config

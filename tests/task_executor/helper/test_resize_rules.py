@@ -368,3 +368,19 @@ def test_without_cgroups_a_size_is_a_note(tmp_path: Path) -> None:
     report = value_of(slots.resize(limits(memory_bytes=32 * MIB)))
     assert report["memory"] == "none"
     assert slots.limits["a.1"]["memory_bytes"] == 32 * MIB
+
+
+def test_of_several_slots_each_goes_on_with_its_size_after_the_helper_has_died(
+    tmp_path: Path,
+) -> None:
+    kernel = FakeV1(SEPARATE)
+    slots = slots_on(kernel, tmp_path)
+    for name in ("a", "b", "c"):
+        slots.create(limits(allocation_id=name))
+        grown = limits(allocation_id=name, memory_bytes=96 * MIB)
+        assert dies_at(slots, kernel, grown, 0, before=True)
+    slots.driver.let_go()
+    after = Slots(tmp_path, choose_driver(config(), kernel), lambda _name: [])
+    for job in after.adopt():
+        finish(job)
+    assert [after.limits[f"{name}.1"]["memory_bytes"] for name in "abc"] == [96 * MIB] * 3

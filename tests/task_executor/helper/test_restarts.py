@@ -188,6 +188,7 @@ async def test_a_directory_without_a_record_is_waited_for_while_its_shim_lives(h
     host.restart_helper()
     await eventually(lambda: not nothing.exists(), "the directory without a shim is removed")
     assert (await host.client.inspect()).tasks == []
+    assert host.directory("one").exists()
     again = asyncio.create_task(host.start("sleep 60", "one"))
     await asyncio.sleep(0.1)
     assert not again.done()

@@ -19,6 +19,7 @@ from task_executor.helper.cgroups.base import Driver, Kernel
 from task_executor.helper.loop import Loop
 from task_executor.helper.paths import boot_id, start_ticks
 from task_executor.helper.tasks import Tasks
+from tests.task_executor.helper.conftest import Host
 
 Process = subprocess.Popen[bytes]
 
@@ -131,3 +132,12 @@ def test_a_task_that_ends_while_it_is_to_be_killed_is_reported_all_the_same(
     monkeypatch.setattr(os, "kill", too_late)
     record = Helper(loop, tmp_path).adopts(identity(task), shim=gone)
     assert record["error"]["reason"] == "TERMINATED"
+
+
+async def test_the_record_of_a_task_tells_its_process_from_a_later_one_of_that_pid(
+    host: Host,
+) -> None:
+    await host.slot()
+    pid = await host.start("sleep 60")
+    record = json.loads((host.directory("task") / "task.json").read_text())
+    assert (record["pid"], record["start_time_ticks"]) == (pid, start_ticks(pid))

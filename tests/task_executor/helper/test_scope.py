@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -326,3 +327,29 @@ def test_the_helper_is_told_of_its_holder_without_being_another_helper(
     from task_executor.helper.launch import digest
 
     assert digest(replace(config, holder_pid=777)) == digest(config)
+
+
+@pytest.mark.needs("root", "cgroup-v1")
+async def test_the_holder_stays_with_the_slots_when_the_helper_cannot_come_back(
+    scoped: Host, stage: Stage, place: Path
+) -> None:
+    await scoped.slot()
+    pid, holder = await scoped.start("sleep 600"), holder_of(scoped)
+    scoped.kill_helper()
+    with pytest.raises(HelperNotStarted, match="No such file"):
+        start_helper(replace(scoped.config, socket_path=str(place / "no folder/socket")))
+    assert alive(holder)
+    scoped.restart_helper()
+    assert (holder_of(scoped), stage.scopes_made()) == (holder, 1)
+    assert [task.pid for task in (await scoped.client.inspect()).tasks] == [pid]
+
+
+def test_systemd_run_that_ends_while_it_is_waited_for_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    monkeypatch.setattr(scope, "_start", lambda _command, _said: ended.pid)
+    monkeypatch.setattr(scope, "_START_S", 0.0)
+    with pytest.raises(ScopeError, match="systemd-run failed"):
+        scope._make("finegrain-a.scope", None)

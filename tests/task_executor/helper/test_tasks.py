@@ -376,3 +376,17 @@ async def test_more_slots_and_tasks_than_fit_into_one_answer(
     state = await plain_host.client.inspect()
     assert [slot.limits for slot in state.slots] == limits
     assert len((await plain_host.client.usage()).slots) == 450
+
+
+async def test_a_program_is_looked_for_in_each_directory_of_the_tasks_path(
+    host: Host, place: Path
+) -> None:
+    for name in ("first", "second"):
+        (place / name).mkdir()
+    program = place / "second/hello"
+    program.write_text("#!/bin/sh\necho hello\n")
+    program.chmod(0o755)
+    await host.slot()
+    path = f"{place}/none:{place}/first:{place}/second"
+    assert (await host.run("", argv=["hello"], env={"PATH": path})).exit_code == 0
+    assert host.output() == "hello\n"

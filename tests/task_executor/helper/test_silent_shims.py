@@ -1,0 +1,92 @@
+"""A shim that ends, or hangs, before it has said whether its task runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from task_executor.helper import tasks as module
+from task_executor.helper.cgroups.base import Driver, Kernel
+from task_executor.helper.loop import Loop
+from task_executor.helper.protocol import Fault
+from task_executor.helper.tasks import Task, Tasks
+from tests.support.patience import PATIENCE_S
+
+ARGS = {"task_id": "task", "allocation_id": "slot", "generation": 1, "cwd": "/"}
+
+
+class Helper(Tasks):
+    """The part of a helper that starts tasks, in this process and without cgroups."""
+
+    def __init__(self, folder: Path) -> None:
+        config = {"state_dir": str(folder), "front_gid": os.getgid(), "allow_root_tasks": True}
+        config |= {"task_uid": os.getuid(), "task_gid": os.getgid()}
+        super().__init__(Loop(lambda: None), config, Driver(Kernel(), {}), lambda _event: None)
+        self.shims: list[int] = []
+
+    def _watch(self, task: Task) -> None:
+        self.shims.append(task.record["shim_pid"])
+        super()._watch(task)
+
+    def refusal(self) -> Fault:
+        """Why a task does not start."""
+        errors: list[Exception | None] = []
+
+        def done(_value: Any, error: Exception | None) -> None:
+            errors.append(error)
+            self.loop.running = False
+
+        self.loop.later(PATIENCE_S, lambda: done(None, None))
+        self.loop.run(self.start(ARGS | {"uid": None, "gid": None}, lambda: {"cpus": ""}), done)
+        self.loop.serve()
+        assert isinstance(errors[0], Fault)
+        return errors[0]
+
+
+@pytest.fixture
+def helper(tmp_path: Path) -> Iterator[Helper]:
+    before = signal.getsignal(signal.SIGCHLD)
+    helper = Helper(tmp_path)
+    yield helper
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, before)
+    for pid in helper.shims:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_shim_that_dies_without_a_word_is_a_task_that_did_not_start(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_args: object) -> NoReturn:
+        os._exit(0)
+
+    monkeypatch.setattr(module, "run_shim", die)
+    refusal = helper.refusal()
+    assert refusal.reason == "TERMINATED"
+    assert "its shim was killed" in refusal.message
+    assert helper.known == {}
+    assert list(helper.directory.iterdir()) == []
+
+
+def test_a_shim_that_says_nothing_is_waited_for_only_so_long(
+    helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer may come late: whoever asks for the same task again gets it."""
+
+    def hang(*_args: object) -> NoReturn:
+        time.sleep(PATIENCE_S)
+        os._exit(0)
+
+    monkeypatch.setattr(module, "run_shim", hang)
+    monkeypatch.setattr(module, "_START_S", 0.05)
+    refusal = helper.refusal()
+    assert refusal.reason == "START_FAILED"
+    assert "ask for the same task again" in refusal.message
+    assert list(helper.known) == ["task"]
