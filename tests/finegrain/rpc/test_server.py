@@ -263,10 +263,10 @@ async def test_stopping_ends_a_stream_whose_message_is_being_sent() -> None:
         stopping = asyncio.create_task(server.stop(GRACE_S))
         while not server._life.stopping:  # noqa: ASYNC110  the server has no event for tests
             await asyncio.sleep(0)
+        assert not servicer.sent.is_set()
         assert await stream.read() == servicer.first
         assert says_that_it_stops(await refusal(stream.read()))
         await stopping
-    assert not servicer.sent.is_set()
     assert server.live_streams == 0
 
 
