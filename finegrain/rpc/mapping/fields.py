@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar, cast
 
@@ -19,6 +19,16 @@ DURATION = "google.protobuf.Duration"
 UNSPECIFIED = "UNSPECIFIED"
 UNIT_SUFFIXES = {TIMESTAMP: ("_ms", ""), DURATION: ("_ms", "_s")}
 """What the name of an attribute has beyond that of the field."""
+
+
+def by_type(
+    converters: Mapping[type, Callable[[Any], Any]],
+) -> dict[type | str, Callable[[Any], Any]]:
+    """Returns converters by the full name of a message, or by the type of an attribute."""
+    return {
+        each.DESCRIPTOR.full_name if issubclass(each, Message) else each: convert
+        for each, convert in converters.items()
+    }
 
 
 def fields_of(message: Any) -> Mapping[str, FieldDescriptor]:

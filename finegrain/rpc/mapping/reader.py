@@ -24,6 +24,7 @@ from finegrain.rpc.mapping.fields import (
     DURATION,
     TIMESTAMP,
     UNIT_SUFFIXES,
+    by_type,
     field_at,
     fields_of,
     is_map,
@@ -95,10 +96,7 @@ class Reader:
         unknown: UnknownNumber,
     ) -> None:
         self.readings = {(each.kind, each.message): each for each in readings}
-        self._converters = {
-            each.DESCRIPTOR.full_name if issubclass(each, Message) else each: convert
-            for each, convert in converters.items()
-        }
+        self._converters = by_type(converters)
         self._unknown = unknown
         self._compiled: dict[tuple[type, type], Callable[..., Any]] = {}
 

@@ -24,6 +24,7 @@ from finegrain.rpc.mapping.fields import (
     DURATION,
     TIMESTAMP,
     UNIT_SUFFIXES,
+    by_type,
     fields_of,
     is_map,
     is_repeated,
@@ -92,10 +93,7 @@ class Writer:
         self, writings: Sequence[Writing], *, converters: Mapping[type, Callable[[Any], Any]]
     ) -> None:
         self.writings = {(each.kind, each.message): each for each in writings}
-        self._converters = {
-            each.DESCRIPTOR.full_name if issubclass(each, Message) else each: convert
-            for each, convert in converters.items()
-        }
+        self._converters = by_type(converters)
         self._compiled: dict[tuple[type, type], Callable[..., Any]] = {}
 
     def __call__(self, message: type[MessageT], value: object, /, **given: Any) -> MessageT:
