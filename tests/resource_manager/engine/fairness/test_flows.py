@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from resource_manager.engine.fairness.choice import first_job, order_key_of, run_length
@@ -180,7 +180,7 @@ def compare(tree: FlowTree, found: Flow | None, expected: Flow | None) -> None:
     for one, other in zip(order_key_of(tree, found), order_key_of(tree, expected), strict=True):
         assert one[0] == other[0]
         assert one[1] == pytest.approx(other[1], rel=1e-9, abs=1e-9)
-        if one[1] != other[1]:
+        if one != other:  # equal keys may be told apart by rounding before their ties are
             return
 
 
@@ -196,8 +196,16 @@ Steps = st.lists(
 )
 
 
+EQUAL_BUT_FOR_ROUNDING = [
+    *[("wait", 0, 1), ("wait", 2, 1), ("time", 0, 22), ("weight", 0, 18), ("wait", 1, 1)],
+    *[("time", 0, 11), ("place", 0, 1), ("place", 0, 1), ("time", 0, 2), ("wait", 0, 1)],
+    *[("place", 0, 1), ("wait", 1, 1)],
+]
+
+
 @settings(max_examples=examples(150))
 @given(Steps, st.sampled_from([None, 1_000, 30_000]), st.sampled_from([0, 30_000]))
+@example(EQUAL_BUT_FOR_ROUNDING, None, 0)
 def test_the_tree_agrees_with_a_look_at_everybody(
     steps: list[tuple[str, int, int]], half_life_ms: int | None, lookahead_ms: int
 ) -> None:
