@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from finegrain.resources import MIB, ResourceProfile, booking, subtract, total_of
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import SlotState
 from resource_manager.engine.explain.lists import cluster_view
 from resource_manager.engine.explain.requests import explain
@@ -44,7 +45,6 @@ from resource_manager.engine.model.events import (
     DrainRequested,
     Event,
     ExecutorRegistered,
-    ItemOutcome,
     JobRegistered,
     RequestsCancelled,
     RequestsSubmitted,

@@ -20,6 +20,7 @@ from finegrain.ids import new_id
 from finegrain.resources import GIB, KIB, MIB, ResourceProfile
 from finegrain.rpc.wire import topology_from_proto, topology_to_proto
 from finegrain.v1 import resources_pb2
+from finegrain.values.isolation import Isolation
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import (
@@ -54,15 +55,15 @@ PROFILES = tuple(
 TOO_LARGE = ResourceProfile(cpu_milli=500_000, task_heap_memory_bytes=GIB)
 """Fits on no host: a request for it waits for ever, if it may."""
 
-ISOLATION: dict[str, object] = {
-    "cpu": "quota",
-    "cpuset": "shared",
-    "memory": "limit",
-    "pids": "limit",
-    "kill": "cgroup",
-    "driver": "v2",
-    "notes": ["swap is accounted for"],
-}
+ISOLATION = Isolation(
+    cpu="quota",
+    cpuset="cgroup",
+    memory="hard",
+    pids="hard",
+    kill="cgroup.kill",
+    driver="v2",
+    notes=("swap is accounted for",),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ def executor(number: int, address: str) -> Executor:
         labels=(("rack", f"r{number // 40}"), ("zone", "abc"[number % 3])),
         shared_cpus="0-63",
         topology=topology,
-        isolation=dict(ISOLATION),
+        isolation=ISOLATION,
         boot_id=new_id(),
         protocol_version="1.0",
         software_version="0.1.0",

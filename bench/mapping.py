@@ -16,16 +16,17 @@ from collections.abc import Callable
 from datetime import UTC
 from typing import Any
 
+from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import CpuPolicy
 from finegrain.mapping.rows import Row
 from finegrain.resources import ResourceProfile, extended_items
 from finegrain.rpc.wire import profile_to_proto, timestamp_ms_to_proto
 from finegrain.v1 import resource_manager_pb2, slots_pb2
+from finegrain.values.isolation import Isolation
 from finegrain.values.states import RequestState
 from finegrain.values.states import SlotState as ShownState
 from finegrain_client.decoding import read
-from finegrain_client.types.cpus import SlotCpus
-from finegrain_client.types.status import Isolation, SlotResize, SlotStatus
+from finegrain_client.types.status import SlotResize, SlotStatus
 from resource_manager.engine.explain.lists import RequestView
 from resource_manager.engine.model.entities import JobEvent, Request, RequestSpec
 from resource_manager.service.wire.encoding import write
@@ -91,7 +92,9 @@ def slot_by_hand() -> SlotStatus:
         resizes=tuple(read(SlotResize, each) for each in message.resizes)
         if message.resizes
         else (),
-        assignment=read(SlotCpus, message.assignment) if message.HasField("assignment") else None,
+        assignment=read(CpuAssignment, message.assignment)
+        if message.HasField("assignment")
+        else None,
     )
 
 

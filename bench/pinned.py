@@ -37,6 +37,7 @@ from finegrain.cpu_policy import (
 )
 from finegrain.cpuset import CpuSet
 from finegrain.resources import GIB, MIB, ResourceProfile, booking, subtract, total_of
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import SlotState
 from resource_manager.engine.model.effects import Effect, SendAllocate, SendFree
 from resource_manager.engine.model.entities import Instant, Registration, RequestSpec
@@ -45,7 +46,6 @@ from resource_manager.engine.model.events import (
     Decide,
     Event,
     ExecutorRegistered,
-    ItemOutcome,
     JobRegistered,
     RequestsSubmitted,
     SlotsReleased,

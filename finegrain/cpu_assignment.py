@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, QosClass
 from finegrain.cpuset import EMPTY, CpuSet, NodeSet
+from finegrain.mapping.value import Value
 
 
 class PoolName(NamedTuple):
@@ -27,7 +28,7 @@ class NodeShare(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CpuAssignment:
+class CpuAssignment(Value):
     """The cpus, NUMA nodes and pools of one slot."""
 
     qos: QosClass = QosClass.LS

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.mapping.value import Value
 
 
 class QosClass(StrEnum):
@@ -82,7 +83,7 @@ class HostBindPolicy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class CpuPolicy:
+class CpuPolicy(Value):
     """What a request says about its cpus. What is required is never relaxed; what is only preferred
     never keeps a slot from a host.
     """
@@ -112,7 +113,7 @@ PLAIN = CpuPolicy()
 
 
 @dataclass(frozen=True, slots=True)
-class HostPolicy:
+class HostPolicy(Value):
     """One layer of a host's settings. None: this layer does not say."""
 
     bind: HostBindPolicy | None = None

@@ -19,10 +19,13 @@ The guide is docs/job-masters.md.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from finegrain.cpu_assignment import CpuAssignment, NodeShare, PoolName
 from finegrain.cpu_policy import (
     BindPolicy,
+    CpuPolicy,
     ExclusivePolicy,
     HostBindPolicy,
+    HostPolicy,
     NumaPolicy,
     NumaStrategy,
     QosClass,
@@ -44,6 +47,8 @@ from finegrain.errors import (
 from finegrain.options import TlsOptions
 from finegrain.resources import GIB, KIB, MIB, ResourceProfile
 from finegrain.values.explanations import Counterfactual, Dimension, GangSpot
+from finegrain.values.isolation import Isolation
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import (
     ExecutorState,
     GangPlacement,
@@ -75,7 +80,6 @@ from finegrain_client.slot.slot import Slot
 from finegrain_client.slot.task import Task
 from finegrain_client.specs import SlotSpec
 from finegrain_client.types.advice import ThreadAdvice
-from finegrain_client.types.cpus import CpuWish, SlotCpus, SlotNodeShare, SlotPool
 from finegrain_client.types.explain import (
     CpuVerdict,
     ExecutorVerdict,
@@ -91,15 +95,13 @@ from finegrain_client.types.fairness import (
     ReservedExecutor,
 )
 from finegrain_client.types.groups import Groups, GroupStatus
-from finegrain_client.types.host_policy import HostLayer, HostPolicy
+from finegrain_client.types.host_policy import HostPolicyStatus
 from finegrain_client.types.providers import ExecutorShape, ProvidedExecutor, Providers
 from finegrain_client.types.status import (
     ClusterEvent,
     ClusterInfo,
     ExecutorStatus,
     Gang,
-    Isolation,
-    ItemOutcome,
     JobEvent,
     JobStatus,
     OutputChunk,
@@ -153,8 +155,9 @@ __all__ = [
     "ClusterInfo",
     "ConfigurationError",
     "Counterfactual",
+    "CpuAssignment",
+    "CpuPolicy",
     "CpuVerdict",
-    "CpuWish",
     "Dimension",
     "ExclusivePolicy",
     "ExecutorShape",
@@ -176,8 +179,8 @@ __all__ = [
     "GroupStatus",
     "Groups",
     "HostBindPolicy",
-    "HostLayer",
     "HostPolicy",
+    "HostPolicyStatus",
     "InvalidArgument",
     "Isolation",
     "ItemOutcome",
@@ -186,12 +189,14 @@ __all__ = [
     "JobEvent",
     "JobEvents",
     "JobStatus",
+    "NodeShare",
     "NotFound",
     "NumaPolicy",
     "NumaStrategy",
     "OutOfRange",
     "OutputChunk",
     "PermissionDenied",
+    "PoolName",
     "ProvidedExecutor",
     "ProvidedExecutorState",
     "Providers",
@@ -212,10 +217,7 @@ __all__ = [
     "ResourceExhausted",
     "ResourceProfile",
     "Slot",
-    "SlotCpus",
     "SlotLost",
-    "SlotNodeShare",
-    "SlotPool",
     "SlotResize",
     "SlotSpec",
     "SlotState",

@@ -30,7 +30,7 @@ from finegrain_client.types import status as types
 from finegrain_client.types.advice import ThreadAdvice
 from finegrain_client.types.explain import Explanation
 from finegrain_client.types.groups import Groups
-from finegrain_client.types.host_policy import HostPolicy
+from finegrain_client.types.host_policy import HostPolicyStatus
 from finegrain_client.types.providers import Providers
 from finegrain_client.types.topology import TopologyReport
 
@@ -191,7 +191,7 @@ class Cluster(Operations):
         )
         return read(TopologyReport, answer)
 
-    async def host_policy(self, executor_id: str | None) -> HostPolicy:
+    async def host_policy(self, executor_id: str | None) -> HostPolicyStatus:
         """Settings of an executor's host: what is set at runtime, what holds, and by whom; None:
         those for the cluster, which hold where no host says anything else.
 
@@ -202,7 +202,7 @@ class Cluster(Operations):
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.GetHostPolicy(message, timeout=timeout_s)
         )
-        return read(HostPolicy, answer, executor_id=executor_id or "")
+        return read(HostPolicyStatus, answer, executor_id=executor_id or "")
 
     async def slots(self, *, executor_id: str = "", job_id: str = "") -> list[types.SlotStatus]:
         """Slots that exist, in order of executor and allocation id."""

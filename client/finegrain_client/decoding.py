@@ -6,15 +6,14 @@ The table below is the one place where the protocol's word and the client's diff
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from enum import Enum
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import EnumDescriptor
 
 from finegrain.cpuset import CpuSet
 from finegrain.errors import FailedPrecondition, InvalidArgument, Reason
-from finegrain.mapping.value import SHOWN
 from finegrain.resources import EXTENDED_PREFIX, ResourceProfile, extended_items
 from finegrain.rpc.mapping.reader import FromMessage, Reader, Reading, Via
 from finegrain.rpc.wire_cpus import (
@@ -25,10 +24,11 @@ from finegrain.rpc.wire_cpus import (
 from finegrain.v1 import cluster_pb2, cpus_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import task_executor_pb2 as te
+from finegrain.values.isolation import Isolation
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.usage import Zone
 from finegrain_client.types import (
     advice,
-    cpus,
     host_policy,
     status,
     topology,
@@ -69,30 +69,6 @@ def _amounts(message: resources_pb2.ResourceAmounts) -> dict[str, int]:
     found = {described.name: amount for described, amount in message.ListFields()}
     extended = found.pop("extended", {})
     return found | {f"{EXTENDED_PREFIX}{name}": each for name, each in extended.items() if each}
-
-
-def _cpu_wish(message: cpus_pb2.CpuPolicy) -> cpus.CpuWish:
-    policy = _known(cpu_policy_from_proto, message, "cpu_policy")
-    return cpus.CpuWish(**{each.name: getattr(policy, each.name) for each in fields(policy)})
-
-
-def _slot_cpus(message: cpus_pb2.CpuAssignment) -> cpus.SlotCpus:
-    found = _known(assignment_from_proto, message, "assignment")
-    return cpus.SlotCpus(
-        qos=found.qos,
-        cpus=str(found.cpus),
-        bind=found.bind,
-        exclusive=found.exclusive,
-        numa=tuple(cpus.SlotNodeShare(each.node, dict(each.amounts)) for each in found.numa),
-        memory_nodes=str(found.memory_nodes),
-        pools=tuple(cpus.SlotPool(*pool) for pool in found.pools),
-        notes=found.notes,
-    )
-
-
-def _layer(message: cpus_pb2.HostPolicy) -> host_policy.HostLayer:
-    policy = _known(host_policy_from_proto, message, "set")
-    return host_policy.HostLayer(**SHOWN.to_json(policy))
 
 
 def _settings(message: cpus_pb2.EffectiveHostPolicy) -> topology.HostSettings:
@@ -164,7 +140,7 @@ read = Reader(
             {"extended": Via("extended", extended_items)},
         ),
         Reading(
-            status.Isolation,
+            Isolation,
             resources_pb2.IsolationReport,
             {name: Via(name, _or_none) for name in ENFORCED},
         ),
@@ -186,7 +162,7 @@ read = Reader(
             given="slot_list",
         ),
         Reading(
-            status.ItemOutcome,
+            ItemOutcome,
             slots_pb2.ItemResult,
             {name: f"error.{name}" for name in ("reason", "message", "details")},
         ),
@@ -207,13 +183,13 @@ read = Reader(
             kept="stdout stderr",
         ),
         Reading(
-            host_policy.HostPolicy,
+            host_policy.HostPolicyStatus,
             cluster_pb2.GetHostPolicyResponse,
             {"followed_number": Via("followed_number", int)},  # None: not asked for
             given="executor_id",
         ),
         Reading(
-            host_policy.HostPolicy,
+            host_policy.HostPolicyStatus,
             cluster_pb2.SetHostPolicyResponse,
             given="executor_id followed_number",
         ),
@@ -240,9 +216,9 @@ read = Reader(
     ),
     converters={
         resources_pb2.ResourceAmounts: _amounts,
-        cpus_pb2.CpuPolicy: _cpu_wish,
-        cpus_pb2.CpuAssignment: _slot_cpus,
-        cpus_pb2.HostPolicy: _layer,
+        cpus_pb2.CpuPolicy: partial(_known, cpu_policy_from_proto, field="cpu_policy"),
+        cpus_pb2.CpuAssignment: partial(_known, assignment_from_proto, field="assignment"),
+        cpus_pb2.HostPolicy: partial(_known, host_policy_from_proto, field="set"),
         cpus_pb2.EffectiveHostPolicy: _settings,
     },
     unknown=_unknown,

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from finegrain.errors import FailedPrecondition, FinegrainError, Reason
+from finegrain.values.outcomes import ItemOutcome
 from finegrain_client.types.status import SlotStatus
 
 
@@ -29,6 +30,11 @@ class Rejection:
     reason: str
     message: str
     details: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, allocation_id: str, outcome: ItemOutcome) -> Rejection:
+        """The refusal that an outcome with a reason stands for."""
+        return cls(allocation_id, outcome.reason, outcome.message, dict(outcome.details))
 
 
 class RequestRejected(FinegrainError):

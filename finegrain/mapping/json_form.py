@@ -58,6 +58,7 @@ class JsonForm:
         hidden: attributes that are never written, and take their default when read.
         inline: attributes that are objects whose members stand beside the others.
         as_list: a list of the fields in order instead of an object.
+        ignore_unknown: keys that no field has are ignored even by a codec that refuses them.
         write: replaces all of the above: returns the data of a value.
         read: likewise: returns the value of data at a path, or raises InvalidArgument.
     """
@@ -68,6 +69,7 @@ class JsonForm:
     hidden: str = ""
     inline: str = ""
     as_list: bool = False
+    ignore_unknown: bool = False
     write: Callable[[Any], Any] | None = None
     read: Reader | None = None
 
@@ -279,7 +281,7 @@ class JsonCodec:
             return [f"if type(data) is not list or len(data) > {len(keys)}: {check}(data, w)"]
         check = source.bind(partial(check_object, kind.__name__), "check_object")
         lines = [f"if type(data) is not dict: {check}(data, w)"]
-        if self._refuse_unknown:
+        if self._refuse_unknown and not form.ignore_unknown:
             known = source.bind(frozenset(keys), "keys")
             check = source.bind(partial(refuse_unknown, frozenset(keys)), "refuse_unknown")
             lines.append(f"if not {known}.issuperset(data): {check}(data, w)")

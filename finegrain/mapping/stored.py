@@ -11,6 +11,7 @@ from finegrain.cpu_assignment import CpuAssignment, PoolName
 from finegrain.cpu_policy import CpuPolicy, HostPolicy
 from finegrain.mapping.json_form import JsonCodec, JsonForm
 from finegrain.resources import PROFILE_FORM, ResourceProfile
+from finegrain.values.isolation import Isolation
 
 FORMS = {
     ResourceProfile: PROFILE_FORM,
@@ -18,6 +19,7 @@ FORMS = {
     HostPolicy: JsonForm(omit="none"),  # a layer says nothing of what is absent
     CpuAssignment: JsonForm(omit="default", always="qos"),
     PoolName: JsonForm(as_list=True),
+    Isolation: JsonForm(omit="default", ignore_unknown=True),  # versions may add dimensions
 }
 """What differs from the rule, by class; packages add classes of their own."""
 

@@ -6,9 +6,10 @@ that detection found. The RM stores the message as JSON-able data (`topology_fro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import fields
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict
 
@@ -16,15 +17,21 @@ from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_text
 from finegrain.rpc.known import Known
+from finegrain.rpc.mapping.writer import Writer
 from finegrain.topology import Gpu, GpuHealth, HostTopology
 from finegrain.v1 import resources_pb2
+from finegrain.values.isolation import Isolation
 
 _TEXT_LENGTH_MAX = 1_000
 _NOTES_MAX = 100
 _CPU_LIST_LENGTH_MAX = 65_536
 _ISOLATIONS_KNOWN_MAX = 1_024  # most slots of a cluster are enforced in the same few ways
 
-_isolations: Known[dict[str, object]] = Known(_ISOLATIONS_KNOWN_MAX)
+_ISOLATION_WORDS = tuple(each.name for each in fields(Isolation) if each.name != "notes")
+
+_write = Writer((), converters={})
+
+_isolations: Known[Isolation] = Known(_ISOLATIONS_KNOWN_MAX)
 
 
 def topology_to_proto(topology: HostTopology) -> resources_pb2.HostTopology:
@@ -88,38 +95,14 @@ def topology_dict_to_proto(data: Mapping[str, object]) -> resources_pb2.HostTopo
     return ParseDict(dict(data), resources_pb2.HostTopology(), ignore_unknown_fields=True)
 
 
-def isolation_to_proto(isolation: Mapping[str, object]) -> resources_pb2.IsolationReport:
-    """The message for {"cpu": ..., "cpuset": ..., ..., "notes": [...]}.
-
-    It is shared: copy it before changing it.
-    """
-    try:
-        return _isolation_message(
-            tuple(
-                (name, value if isinstance(value, str) else (*cast("Iterable[str]", value),))
-                for name, value in isolation.items()
-            )
-        )
-    except TypeError:  # something deeper, of a newer version
-        return _parsed_isolation(isolation)
-
-
 @lru_cache(_ISOLATIONS_KNOWN_MAX)
-def _isolation_message(
-    items: tuple[tuple[str, str | tuple[str, ...]], ...],
-) -> resources_pb2.IsolationReport:
-    return _parsed_isolation(
-        {name: value if isinstance(value, str) else list(value) for name, value in items}
-    )
+def isolation_to_proto(isolation: Isolation) -> resources_pb2.IsolationReport:
+    """Returns the message of an isolation report; it is shared: copy it before changing it."""
+    return _write(resources_pb2.IsolationReport, isolation)
 
 
-def _parsed_isolation(isolation: Mapping[str, object]) -> resources_pb2.IsolationReport:
-    return ParseDict(dict(isolation), resources_pb2.IsolationReport(), ignore_unknown_fields=True)
-
-
-def isolation_from_proto(message: resources_pb2.IsolationReport, field: str) -> dict[str, object]:
-    """The inverse of `isolation_to_proto`, without empty entries. The result is shared: nobody may
-    change it.
+def isolation_from_proto(message: resources_pb2.IsolationReport, field: str) -> Isolation:
+    """Returns the isolation that a message reports.
 
     Raises:
         InvalidArgument: a text is too long or holds control characters.
@@ -132,11 +115,11 @@ def isolation_from_proto(message: resources_pb2.IsolationReport, field: str) -> 
     return isolation
 
 
-def _checked_isolation(message: resources_pb2.IsolationReport, field: str) -> dict[str, object]:
-    names = ("cpu", "cpuset", "memory", "pids", "kill", "driver", "countable")
-    _check_texts(message, names, field)
+def _checked_isolation(message: resources_pb2.IsolationReport, field: str) -> Isolation:
+    _check_texts(message, _ISOLATION_WORDS, field)
     _check_lines(message.notes, f"{field}.notes")
-    return MessageToDict(message, preserving_proto_field_name=True)
+    words = {name: getattr(message, name) for name in _ISOLATION_WORDS}
+    return Isolation(**words, notes=tuple(message.notes))
 
 
 def check_cpu_list(text: str, field: str) -> str:

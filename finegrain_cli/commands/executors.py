@@ -24,7 +24,7 @@ from finegrain_cli.text.cpus import POLICY_COLUMNS, SETTINGS, policy_rows
 from finegrain_cli.text.output import OutputFormat, print_object, table_lines
 
 if TYPE_CHECKING:
-    from finegrain_client.types.host_policy import HostPolicy
+    from finegrain_client.types.host_policy import HostPolicyStatus
 
 LIST = "list"
 NONE = "none"
@@ -210,7 +210,7 @@ def _setting(label: str) -> str:
     return name
 
 
-def _print(found: HostPolicy, output: OutputFormat) -> None:
+def _print(found: HostPolicyStatus, output: OutputFormat) -> None:
     data = found.to_dict()
     lines = table_lines(POLICY_COLUMNS, policy_rows(data))
     if found.followed_number is not None and found.executor_id:

@@ -15,7 +15,7 @@ from finegrain.resources import (
     ResourceProfile,
 )
 from finegrain.units import format_bytes, format_cpu, format_duration
-from finegrain_cli.text.cpus import class_text, cpus_text, nodes_text, notes_text, wish_text
+from finegrain_cli.text.cpus import class_text, cpus_text, nodes_text, notes_text, policy_text
 from finegrain_cli.text.output import Column
 
 Row = Mapping[str, Any]
@@ -176,7 +176,7 @@ REQUESTS = (
     Column("executor", lambda row: str((row["slot"] or {}).get("executor_id") or "-"), wide=True),
     Column("job id", _text("job_id"), wide=True),
     Column("gang", _gang, wide=True),
-    Column("cpu policy", lambda row: wish_text(row["cpu_policy"]), wide=True),
+    Column("cpu policy", lambda row: policy_text(row["cpu_policy"]), wide=True),
 )
 
 JOBS = (

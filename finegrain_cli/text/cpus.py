@@ -22,13 +22,13 @@ SETTINGS = {
 """Settings of a host: what the command line calls them, and what all else does."""
 
 
-def wish_text(wish: Row) -> str:
+def policy_text(policy: Row) -> str:
     """What a request says of its cpus: "LSR, bind FullPCPUs:required"; "-": nothing."""
-    parts = [] if wish["qos"] == "LS" else [str(wish["qos"])]
+    parts = [] if policy["qos"] == "LS" else [str(policy["qos"])]
     for name in ("bind", "exclusive", "numa"):
-        if wish[name] != DEFAULT:
-            strength = REQUIRED if wish[f"{name}_required"] else PREFERRED
-            parts.append(f"{name} {wish[name]}:{strength}")
+        if policy[name] != DEFAULT:
+            strength = REQUIRED if policy[f"{name}_required"] else PREFERRED
+            parts.append(f"{name} {policy[name]}:{strength}")
     return ", ".join(parts) or "-"
 
 

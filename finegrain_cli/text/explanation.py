@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, EXTENDED_PREFIX
 from finegrain.units import format_bytes, format_cpu, format_duration
 from finegrain_cli.text.columns import age, profile_text
-from finegrain_cli.text.cpus import wish_text
+from finegrain_cli.text.cpus import policy_text
 from finegrain_cli.text.output import Column, table_lines
 
 if TYPE_CHECKING:
@@ -54,8 +54,8 @@ def explanation_text(found: Explanation) -> str:
         f"  {found.summary}",
         f"  asks     {profile_text(request['profile'])}",
     ]
-    if (wish := wish_text(request["cpu_policy"])) != "-":
-        lines.append(f"  cpus     {wish}")
+    if (policy := policy_text(request["cpu_policy"])) != "-":
+        lines.append(f"  cpus     {policy}")
     if found.dimensions:
         lines.append(f"  cluster  {_sums(found.dimensions)}")
     lines.append(

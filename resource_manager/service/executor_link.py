@@ -28,13 +28,13 @@ from finegrain.rpc.channels import open_channel
 from finegrain.rpc.status import error_from_rpc
 from finegrain.v1 import slots_pb2, task_executor_pb2
 from finegrain.v1.task_executor_pb2_grpc import TaskExecutorServiceStub
+from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.model.effects import ProbeExecutor, SendAllocate, SendFree, SendResize
 from resource_manager.engine.model.events import (
     CommandAnswered,
     CommandRefused,
     CommandUndelivered,
     ExecutorProbed,
-    ItemOutcome,
 )
 from resource_manager.engine.model.reported import Report
 from resource_manager.service.dialling import Obstacle, cause_of, obstacle_of, was_reached

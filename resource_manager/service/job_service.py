@@ -14,11 +14,11 @@ from finegrain.rpc.tokens import sha256_hex
 from finegrain.rpc.wire import duration_ms_from_proto, duration_ms_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
+from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.explain.requests import EXECUTORS_DEFAULT, explain
 from resource_manager.engine.model.entities import Instant, Job, RequestSpec
 from resource_manager.engine.model.events import (
     Event,
-    ItemOutcome,
     JobEndRequested,
     JobKeptAlive,
     JobRegistered,
@@ -271,7 +271,7 @@ class JobCalls:
         )
         return [outcome for part in answers for outcome in part]
 
-    def _large_step(self, job_id: str) -> Callable[[MakeEvent], Awaitable[list[ItemOutcome]]]:
+    def _large_step(self, job_id: str) -> Callable[[MakeEvent], Awaitable[Any]]:
         """How one step of a large call is handed in."""
         return partial(self._runner.submit, items=PART_ITEMS_MAX, owner=job_id)
 

@@ -11,8 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from finegrain.v1 import slots_pb2
+from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.model.entities import GangSpec, Instant, RangeSpec, RequestSpec, Slot
-from resource_manager.engine.model.events import Event, ItemOutcome, Members, RequestsSubmitted
+from resource_manager.engine.model.events import (
+    Event,
+    Members,
+    MembersOutcome,
+    RequestsSubmitted,
+)
 from resource_manager.service.engine_driver import MakeEvent
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire import decoding
@@ -104,14 +110,14 @@ def submissions(
 
 
 async def give_up_ranges(
-    submit: Callable[[MakeEvent], Awaitable[list[ItemOutcome]]],
+    submit: Callable[[MakeEvent], Awaitable[list[MembersOutcome]]],
     make: Callable[..., Event],
     ranges: Sequence[Members],
 ) -> list[ItemOutcome]:
     """The outcomes of taking members of ranges back, each range in as many steps as it takes, with
     others' calls between them.
     """
-    outcomes = []
+    outcomes: list[ItemOutcome] = []
     for members in ranges:
         (outcome,) = await submit(partial(make, ranges=(members,)))
         while outcome.unfinished:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from finegrain.errors import InvariantBroken
 from finegrain.resources import Amounts, ResourceProfile
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState
 from resource_manager.engine.model.effects import (
     Effect,
@@ -33,7 +34,6 @@ from resource_manager.engine.model.events import (
     Decide,
     Event,
     GroupSet,
-    ItemOutcome,
     JobEndRequested,
     JobRegistered,
     RegistrationAnswer,

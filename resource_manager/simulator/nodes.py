@@ -19,13 +19,13 @@ from finegrain.resources import (
     booking,
     has_separate_pools,
 )
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import SlotState
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize
 from resource_manager.engine.model.entities import Instant, Registration
 from resource_manager.engine.model.events import (
     CommandAnswered,
     ExecutorRegistered,
-    ItemOutcome,
     RegistrationAnswer,
 )
 from resource_manager.engine.model.reported import Report, ReportedSlot

@@ -18,13 +18,14 @@ from finegrain.mapping.json_form import JsonCodec, JsonForm
 from finegrain.mapping.rows import FLOAT, Text
 from finegrain.mapping.stored import FORMS
 from finegrain.resources import ResourceProfile
+from finegrain.values.isolation import Isolation
 from finegrain.values.states import RequestState
 from resource_manager.engine.model.entities import Ended, Resize
 
 T = TypeVar("T")
 
 _KNOWN_PROFILES = 65_536  # different profiles kept decoded; clusters use few
-_KNOWN_ISOLATIONS = 4_096  # likewise of isolation reports
+_KNOWN_PARTS = 4_096  # likewise of what slots of events share
 
 _quoted = json.encoder.encode_basestring_ascii
 json_text = json.JSONEncoder(separators=(",", ":")).encode  # `dumps` would make one each time
@@ -98,17 +99,10 @@ def _shared_text(data: object) -> str:
     """
     known = _texts.get(id(data))
     if known is None:
-        if len(_texts) >= _KNOWN_ISOLATIONS:
+        if len(_texts) >= _KNOWN_PARTS:
             _texts.clear()
         known = _texts[id(data)] = (data, json_text(data))
     return known[1]
-
-
-@lru_cache(_KNOWN_ISOLATIONS)
-def _isolation_of(text: str) -> dict[str, object]:
-    """Shared by all that say the same, so it is never changed."""
-    found: dict[str, object] = json.loads(text)
-    return found
 
 
 def _slot_text(slot: Mapping[str, object]) -> str:
@@ -126,8 +120,6 @@ def _member(name: str, value: object) -> str:
     return f"{_quoted(name)}:{text}"
 
 
-ISOLATION = Text(_shared_text, _isolation_of)
-
 SLOT_OF_EVENT = Text(_slot_text, json.loads)
 """A slot as `engine/model/offers.py` describes it."""
 
@@ -137,10 +129,10 @@ TEXTS: Mapping[Any, Text] = {
     tuple[tuple[str, str], ...]: _shared(Text(_labels_text, _labels_of)),
     CpuPolicy: _shared(Text(_policy_text, _policy_of)),
     CpuAssignment: _json_of(CpuAssignment),
+    Isolation: _shared(_json_of(Isolation)),
     Resize: _json_of(Resize),
     HostPolicy: _json_of(HostPolicy),
     Mapping[str, int]: Text(_amounts_text, json.loads),
-    dict[str, object]: ISOLATION,
     dict[Ended, IntervalSet]: Text(_ended_text, _ended_of),
 }
 """How a column stores what is neither text, number, flag nor enum, by the type of the attribute."""

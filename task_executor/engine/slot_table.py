@@ -9,7 +9,7 @@ process is gone (`freed`), and with the larger of both sizes, per dimension, whi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from finegrain.resources import (
     subtract,
     total_of,
 )
+from finegrain.values.isolation import Isolation
 from task_executor.engine.cpu_books import PLAIN, CpuBooks, HostCpus
 from task_executor.engine.slot_checks import check_amounts, check_fit
 from task_executor.engine.slots import (
@@ -248,10 +249,10 @@ class SlotTable:
 
     # -- what became of them -----------------------------------------------------------------
 
-    def carved(self, key: SlotKey, isolation: Mapping[str, Any], time_ms: int) -> Slot:
+    def carved(self, key: SlotKey, isolation: Isolation, time_ms: int) -> Slot:
         """The slot is enforced on the host."""
         slot = self._slots[key].moved(
-            CarveState.ALLOCATED, isolation=dict(isolation), allocated_time_ms=time_ms
+            CarveState.ALLOCATED, isolation=isolation, allocated_time_ms=time_ms
         )
         return self._put(slot)
 
@@ -262,7 +263,7 @@ class SlotTable:
             raise illegal_move(slot, None)
         self._strike(slot)
 
-    def resized(self, key: SlotKey, isolation: Mapping[str, Any] | None = None) -> Slot:
+    def resized(self, key: SlotKey, isolation: Isolation | None = None) -> Slot:
         """What it was becoming is enforced; what it has shrunk by is available.
 
         Args:
@@ -270,7 +271,7 @@ class SlotTable:
         """
         slot = self._slots[key]
         if isolation is not None:
-            slot = replace(slot, isolation=dict(isolation))
+            slot = replace(slot, isolation=isolation)
         return self._rebook(replace(slot, spec=slot.becoming or slot.spec, becoming=None))
 
     def resize_failed(self, key: SlotKey) -> Slot:

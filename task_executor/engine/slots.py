@@ -16,8 +16,7 @@ stateDiagram-v2
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, NamedTuple
 
@@ -25,6 +24,7 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import QosClass
 from finegrain.errors import FailedPrecondition, IllegalTransition, InvalidArgument, Reason
 from finegrain.resources import ResourceProfile
+from finegrain.values.isolation import NOTHING_REPORTED, Isolation
 
 
 class SlotKey(NamedTuple):
@@ -120,7 +120,7 @@ class Slot:
 
     spec: SlotSpec
     state: CarveState = CarveState.CARVING
-    isolation: Mapping[str, Any] = field(default_factory=dict)  # what is really enforced
+    isolation: Isolation = NOTHING_REPORTED
     allocated_time_ms: int = 0  # wall clock, for people
     end_reason: str = ""  # FREEING without an order of the RM: why
     accepted: bool = False  # by the job master at its target address

@@ -6,9 +6,9 @@ Decides the sentences. Refuses to know how anything is enforced.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from finegrain.hugepages import kernel_limits, page_bytes
+from finegrain.values.isolation import Isolation
 from task_executor.engine.slots import SlotSpec
 from task_executor.host.helper_messages import IsolationReport
 
@@ -33,22 +33,30 @@ OWN_CPUS = "cpus"
 """Instead of a quota: no more cpu time than the cpus that it has to itself can give."""
 
 
-def isolation_of(report: IsolationReport, slot: SlotSpec | None = None) -> dict[str, Any]:
-    """The same in the words of IsolationReport in resources.proto, with its notes: of one slot, or
-    of the whole host.
+def isolation_of(report: IsolationReport, slot: SlotSpec | None = None) -> Isolation:
+    """Returns what the helper reports as everyone else reads it, with notes: of one slot, or of the
+    whole host.
     """
     if slot is not None and slot.is_pinned and report.cpuset == "cgroup":
         report = replace(report, cpu=OWN_CPUS)
-    words = {name: getattr(report, name) for name in ("cpu", "cpuset", "memory", "pids")}
     notes = notes_of(report)
-    words |= {"kill": report.kill, "driver": report.driver}
+    countable = ""
     if slot is not None and slot.profile.extended:
         unheld = kernel_limits(slot.profile.extended) and report.hugepages == "none"
         notes += [NO_HUGETLB] if unheld else []
         names = [name for name, _ in slot.profile.extended if page_bytes(name) is None]
         notes += [DECLARED_ONLY.format(names=", ".join(names))] if names else []
-        words["countable"] = DECLARED if names or unheld else "hard"
-    return {**words, "notes": notes}
+        countable = DECLARED if names or unheld else "hard"
+    return Isolation(
+        cpu=report.cpu,
+        cpuset=report.cpuset,
+        memory=report.memory,
+        pids=report.pids,
+        kill=report.kill,
+        driver=report.driver,
+        notes=tuple(notes),
+        countable=countable,
+    )
 
 
 def notes_of(report: IsolationReport) -> list[str]:

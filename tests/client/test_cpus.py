@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import finegrain_client as fg
+from finegrain.cpuset import CpuSet
 from finegrain.v1 import cpus_pb2, resource_manager_pb2, slots_pb2
 from finegrain_client.decoding import read
 from tests.client.scripted import Scripted
@@ -101,14 +102,14 @@ async def test_a_slot_shows_its_cpus(servant: Scripted, job: fg.Job) -> None:
     (request,) = await job.request_slots(spec)
     slot = await request.granted(timeout_s=10)
     assert slot.assignment is not None
-    assert slot.assignment == fg.SlotCpus(
+    assert slot.assignment == fg.CpuAssignment(
         qos=fg.QosClass.LSR,
-        cpus="2-3",
+        cpus=CpuSet.parse("2-3"),
         bind=fg.BindPolicy.FULL_PCPUS,
         exclusive=fg.ExclusivePolicy.PCPU_LEVEL,
-        numa=(fg.SlotNodeShare(1, {"cpu_milli": 2000}),),
-        memory_nodes="1",
-        pools=(fg.SlotPool(0, 1),),
+        numa=(fg.NodeShare(1, (("cpu_milli", 2000),)),),
+        memory_nodes=CpuSet.parse("1"),
+        pools=(fg.PoolName(0, 1),),
         notes=("NUMANodeLevel could not be had",),
     )
     shown = json.loads(json.dumps(slot.status.to_dict()))["assignment"]
@@ -129,7 +130,7 @@ def test_a_request_shows_what_it_wants() -> None:
     assert wish.numa_required
     assert not wish.bind_required
     status.request.ClearField("cpu_policy")
-    assert read(fg.RequestStatus, status).cpu_policy == fg.CpuWish()
+    assert read(fg.RequestStatus, status).cpu_policy == fg.CpuPolicy()
 
 
 def test_words_of_a_newer_server_are_not_guessed() -> None:
@@ -147,7 +148,7 @@ async def test_settings_of_a_host_say_where_they_come_from(
     assert servant.calls["GetHostPolicy"][0].executor_id == "host-a"
     assert (found.executor_id, found.number, found.followed_number) == ("host-a", 4, 3)
     assert (found.set.numa_strategy, found.set.bind) == ("MostAllocated", None)
-    assert (found.set.reserved_cpus, found.set.reserved_strict) == ("0", None)
+    assert (str(found.set.reserved_cpus), found.set.reserved_strict) == ("0", None)
     assert (found.effective.bind, found.effective.origins["bind"]) == ("FullPCPUsOnly", "kubelet")
     assert found.effective.strictly_reserved_cpus == "0"
     assert (await cluster.host_policy(None)).executor_id == ""
@@ -160,7 +161,7 @@ async def test_only_what_is_given_is_set(servant: Scripted, cluster: fg.Cluster)
         "host-a", bind="fullpcpusonly", reserved_cpus="", reserved_strict=False, clear=["alignment"]
     )
     assert (changed.number, changed.followed_number) == (5, None)
-    assert (changed.set.bind, changed.set.reserved_cpus) == ("FullPCPUsOnly", "")
+    assert (str(changed.set.bind), str(changed.set.reserved_cpus)) == ("FullPCPUsOnly", "")
     await cluster.set_host_policy(None, default_bind=fg.BindPolicy.SPREAD_BY_PCPUS)
     first, second = servant.calls["SetHostPolicy"]
     assert (first.executor_id, list(first.clear)) == ("host-a", ["alignment"])

@@ -15,6 +15,7 @@ from finegrain.mapping.value import Value
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import task_executor_pb2 as te
+from finegrain.values.outcomes import ItemOutcome
 from finegrain_client.decoding import read
 from finegrain_client.types import (
     advice,
@@ -31,12 +32,12 @@ ANSWERS: dict[type, type[Message]] = {
     advice.ThreadAdvice: cluster_pb2.AdviseThreadsResponse,
     explain.Explanation: rm.ExplainResponse,
     groups.Groups: cluster_pb2.ListGroupsResponse,
-    host_policy.HostPolicy: cluster_pb2.GetHostPolicyResponse,
+    host_policy.HostPolicyStatus: cluster_pb2.GetHostPolicyResponse,
     providers.Providers: cluster_pb2.ListProvidersResponse,
     status.ClusterEvent: cluster_pb2.ClusterEvent,
     status.ClusterInfo: cluster_pb2.GetClusterResponse,
     status.ExecutorStatus: cluster_pb2.ExecutorStatus,
-    status.ItemOutcome: slots_pb2.ItemResult,
+    ItemOutcome: slots_pb2.ItemResult,
     status.JobEvent: rm.JobEvent,
     status.JobStatus: cluster_pb2.JobStatus,
     status.TaskStatus: te.TaskStatus,
@@ -44,16 +45,14 @@ ANSWERS: dict[type, type[Message]] = {
 }
 GIVEN: dict[type, dict[str, Any]] = {
     advice.ThreadAdvice: {"job_id": "7"},
-    host_policy.HostPolicy: {"executor_id": "7"},
+    host_policy.HostPolicyStatus: {"executor_id": "7"},
     status.ExecutorStatus: {"slot_list": ()},
 }
 NOT_READ = {
     "OutputChunk",  # made of a stream of them
-    "SlotCpus",  # read with checks that are shared with the servers, as are those below
-    "SlotNodeShare",
-    "SlotPool",
-    "CpuWish",
-    "HostLayer",
+    "CpuAssignment",  # read with checks that are shared with the servers, as are those below
+    "CpuPolicy",
+    "HostPolicy",
     "HostSettings",
     "Cpu",  # made of the cores of a topology
 }

@@ -44,7 +44,7 @@ def looked_at(task: Task, cpus: CpuSet) -> None:
 def own(slot: Slot) -> CpuSet:
     assignment = slot.assignment
     assert assignment is not None
-    return CpuSet.parse(assignment.cpus)
+    return assignment.cpus
 
 
 def threads() -> int:
@@ -159,7 +159,7 @@ def memory_lies_on_the_node(host: Host) -> None:
         for slot in slots:
             assignment = slot.assignment
             assert assignment is not None
-            nodes = CpuSet.parse(assignment.memory_nodes)
+            nodes = assignment.memory_nodes
             task = slot.run([sys.executable, "-S", "-c", HOLD])
             assert next(iter(task.output())).data.strip() == b"held"
             assert kernel.memory_nodes_of(task.pid) == nodes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from resource_manager.engine.model.events import ExecutorRegistered, ItemOutcome, SlotsReported
+from finegrain.values.outcomes import ItemOutcome
+from resource_manager.engine.model.events import ExecutorRegistered, SlotsReported
 from tests.scenarios import render
 from tests.scenarios.words import Words
 from tests.support.engine_cluster import EngineCluster, FakeExecutor, OnTheWire

@@ -15,11 +15,12 @@ from weakref import WeakKeyDictionary
 from finegrain.errors import Reason
 from finegrain.mapping.rows import Row
 from finegrain.resources import Amounts
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.fairness.quotas import counted, fulfilment
 from resource_manager.engine.model.effects import Changes, Effect, PublishClusterEvent
 from resource_manager.engine.model.entities import Group, JobState, Request, RequestSpec, Slot
-from resource_manager.engine.model.events import ItemOutcome, SlotsReuseAsked
+from resource_manager.engine.model.events import SlotsReuseAsked
 from resource_manager.engine.model.scheduling_key import scheduling_key
 from resource_manager.engine.queue.scheduling_classes import JobQueue
 from resource_manager.engine.state import State

@@ -12,8 +12,9 @@ from typing import Any
 
 from finegrain.errors import FailedPrecondition, FinegrainError, Reason, Unavailable
 from finegrain.v1 import task_executor_pb2
+from finegrain.values.isolation import NOTHING_REPORTED
+from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize
-from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.service.wire import encoding
 from task_executor.engine.command_fence import CommandNumbers
 from task_executor.engine.slot_table import Outcome
@@ -144,7 +145,7 @@ class CommandedHost(ResizingHost):
             for key in carved:
                 del self._enforced[key]
                 if fine:
-                    self._offer(self.table.carved(key, {}, self.time_ms))
+                    self._offer(self.table.carved(key, NOTHING_REPORTED, self.time_ms))
                 else:
                     failed.add(key)
                     self._clean(key)

@@ -11,8 +11,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import Reason
+from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.model.entities import JobEvent, RequestSpec
-from resource_manager.engine.model.events import ItemOutcome, SlotsReuseAsked
+from resource_manager.engine.model.events import SlotsReuseAsked
 
 if TYPE_CHECKING:
     from tests.simulation.fair_checks import Key

@@ -19,6 +19,7 @@ from finegrain.cpu_policy import (
 from finegrain.cpuset import CpuSet
 from finegrain.intervals import IntervalSet
 from finegrain.resources import GIB, ResourceProfile
+from finegrain.values.isolation import Isolation
 from finegrain.values.states import GangPlacement, ProvidedExecutorState, RequestState, SlotState
 from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.engine.model.entities import (
@@ -124,7 +125,7 @@ def executor(executor_id: str = "host-a", **changes: Any) -> Executor:
         slots_max=64,
         shared_cpus="0-7",
         topology='{"nodes":[{"cpus":"0-7","memory_bytes":17179869184}],"smt":true}',
-        isolation={"cgroup": "v2"},
+        isolation=Isolation(driver="v2"),
         boot_id="boot-1",
         protocol_version="1.0",
         software_version="0.1.0",
@@ -224,7 +225,7 @@ def everything() -> Changes:
                 generation=2,
                 cpus="0-1,4",
                 allocated_time_ms=7,
-                isolation={"path": "/s/1", "n": 1},
+                isolation=Isolation(cpu="quota", notes=("no swap limit",)),
                 resize_number=5,
                 ordered=Resize(4, PROFILE, 4000, assignment=ASSIGNMENT),
                 wanted=Resize(5, PROFILE, 5000, wait_for_use=True, arrival_number=9),

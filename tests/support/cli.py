@@ -14,6 +14,8 @@ from finegrain.errors import NotFound, Reason
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.values import states
 from finegrain.values.explanations import Counterfactual, Dimension, GangSpot
+from finegrain.values.isolation import Isolation
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import ProvidedExecutorState
 from finegrain.values.usage import Usage
 from finegrain_client.types import status as types
@@ -33,10 +35,10 @@ from finegrain_client.types.fairness import (
     ReservedExecutor,
 )
 from finegrain_client.types.groups import Groups, GroupStatus
-from finegrain_client.types.host_policy import HostPolicy
+from finegrain_client.types.host_policy import HostPolicyStatus
 from finegrain_client.types.providers import ExecutorShape, ProvidedExecutor, Providers
 from finegrain_client.types.topology import TopologyReport
-from tests.support.cli_cpus import HOST_POLICY, PINNED, WISH
+from tests.support.cli_cpus import ALIGNED_LSR, HOST_POLICY, PINNED
 from tests.support.cli_topology import small_report
 
 Finegrain = Callable[..., Result]
@@ -45,8 +47,16 @@ Finegrain = Callable[..., Result]
 MOMENT = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
 SMALL = ResourceProfile(cpu_milli=500, task_heap_memory_bytes=256 * MIB)
 LARGE = ResourceProfile(cpu_milli=64_000, task_heap_memory_bytes=GIB, extended=(("licence", 1),))
-ENFORCED = types.Isolation("quota", "cgroup", "hard", "hard", "freezer", "v1")
-NOT_ENFORCED = types.Isolation(notes=("cpu time is booked (no cgroups); run it as root",))
+ENFORCED = Isolation("quota", "cgroup", "hard", "hard", "freezer", "v1")
+NOT_ENFORCED = Isolation(
+    cpu="none",
+    cpuset="none",
+    memory="none",
+    pids="none",
+    kill="none",
+    driver="none",
+    notes=("cpu time is booked (no cgroups); run it as root",),
+)
 
 CHANGE = types.SlotResize(
     resize_number=2,
@@ -94,7 +104,7 @@ GRANTED = types.RequestStatus(
     target_address="",
     allow_pending=False,
     restart_on_loss=False,
-    cpu_policy=WISH,
+    cpu_policy=ALIGNED_LSR,
 )
 WAITING = replace(
     GRANTED,
@@ -382,7 +392,7 @@ class FakeCluster:
     )
     provided: Providers = NO_PROVIDERS
     reported: TopologyReport | None = None  # of any executor; None: of a small host
-    outcomes: dict[str, types.ItemOutcome] = field(default_factory=dict)
+    outcomes: dict[str, ItemOutcome] = field(default_factory=dict)
     done: list[tuple[Any, ...]] = field(default_factory=list)
 
     def __enter__(self) -> Self:
@@ -466,9 +476,9 @@ class FakeCluster:
 
     def release(
         self, allocation_ids: Sequence[str], *, grace_s: float | None = None
-    ) -> list[types.ItemOutcome]:
+    ) -> list[ItemOutcome]:
         self.done.append(("release", *allocation_ids, grace_s))
-        return [self.outcomes.get(each, types.ItemOutcome(each)) for each in allocation_ids]
+        return [self.outcomes.get(each, ItemOutcome(each)) for each in allocation_ids]
 
     def resize(self, allocation_id: str, **size: Any) -> types.SlotStatus:
         self.done.append(("resize", allocation_id, size))
@@ -488,12 +498,12 @@ class FakeCluster:
         self.done.append(("set_group", name, fields))
         return replace(GROUPS.groups[1], name=name, weight=fields["weight"] or 1.0)
 
-    def host_policy(self, executor_id: str | None) -> HostPolicy:
+    def host_policy(self, executor_id: str | None) -> HostPolicyStatus:
         if executor_id:
             self.executor(executor_id)
         return replace(HOST_POLICY, executor_id=executor_id or "")
 
-    def set_host_policy(self, executor_id: str | None, **fields: Any) -> HostPolicy:
+    def set_host_policy(self, executor_id: str | None, **fields: Any) -> HostPolicyStatus:
         self.done.append(("set_host_policy", executor_id, fields))
         return replace(self.host_policy(executor_id), followed_number=None)
 

@@ -1,34 +1,41 @@
-"""What a scripted cluster says of cpus: a pinned slot, the wish for it, settings of a host."""
+"""What a scripted cluster says of cpus: a pinned slot, its request, settings of a host."""
 
 from __future__ import annotations
 
-from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaPolicy, QosClass
+from finegrain.cpu_assignment import CpuAssignment, NodeShare
+from finegrain.cpu_policy import (
+    BindPolicy,
+    CpuPolicy,
+    ExclusivePolicy,
+    HostBindPolicy,
+    HostPolicy,
+    NumaPolicy,
+    QosClass,
+)
+from finegrain.cpuset import CpuSet
 from finegrain.resources import MIB
-from finegrain_client.types.cpus import CpuWish, SlotCpus, SlotNodeShare
-from finegrain_client.types.host_policy import HostLayer, HostPolicy
+from finegrain_client.types.host_policy import HostPolicyStatus
 from finegrain_client.types.topology import HostSettings
 
-WISH = CpuWish(QosClass.LSR, BindPolicy.FULL_PCPUS, numa=NumaPolicy.RESTRICTED, numa_required=True)
-PINNED = SlotCpus(
+ALIGNED_LSR = CpuPolicy(
+    QosClass.LSR, BindPolicy.FULL_PCPUS, numa=NumaPolicy.RESTRICTED, numa_required=True
+)
+PINNED = CpuAssignment(
     qos=QosClass.LSR,
-    cpus="1",
+    cpus=CpuSet.parse("1"),
     bind=BindPolicy.FULL_PCPUS,
     exclusive=ExclusivePolicy.PCPU_LEVEL,
-    numa=(SlotNodeShare(0, {"cpu_milli": 1000, "memory_bytes": 256 * MIB}),),
-    memory_nodes="0",
+    numa=(NodeShare(0, (("cpu_milli", 1000), ("memory_bytes", 256 * MIB))),),
+    memory_nodes=CpuSet.parse("0"),
     pools=(),
     notes=("NUMANodeLevel was preferred and could not be had",),
 )
-HOST_POLICY = HostPolicy(
+HOST_POLICY = HostPolicyStatus(
     executor_id="host-a",
-    set=HostLayer(
-        bind="FullPCPUsOnly",
-        numa_strategy=None,
-        alignment=None,
-        reserved_cpus="0",
+    set=HostPolicy(
+        bind=HostBindPolicy.FULL_PCPUS_ONLY,
+        reserved_cpus=CpuSet.parse("0"),
         reserved_strict=False,
-        default_bind=None,
-        default_exclusive=None,
     ),
     effective=HostSettings(
         bind="FullPCPUsOnly",

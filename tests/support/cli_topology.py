@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from finegrain.cpu_assignment import CpuAssignment, NodeShare, PoolName
 from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.values.states import SlotState
 from finegrain.values.usage import Zone
-from finegrain_client.types.cpus import SlotCpus, SlotNodeShare, SlotPool
 from finegrain_client.types.status import SlotStatus
 from finegrain_client.types.topology import (
     AnnouncedCpus,
@@ -86,7 +86,7 @@ def slot(number: int, qos: QosClass, cpus: str = "", **changes: Any) -> SlotStat
         cpus=cpus,
         isolation=None,
         allocated_time=None,
-        assignment=SlotCpus(qos=qos, cpus=cpus, **(values | changes)),
+        assignment=CpuAssignment(qos=qos, cpus=CpuSet.parse(cpus), **(values | changes)),
     )
 
 
@@ -158,11 +158,11 @@ BUSY = replace(
             "8,9",
             bind=BindPolicy.SPREAD_BY_PCPUS,
             exclusive=ExclusivePolicy.PCPU_LEVEL,
-            numa=(SlotNodeShare(1, {"cpu_milli": 2000}),),
+            numa=(NodeShare(1, (("cpu_milli", 2000),)),),
             memory_nodes="1",
         ),
         slot(3, QosClass.LS),
-        slot(4, QosClass.LS, pools=(SlotPool(1, 1),)),
+        slot(4, QosClass.LS, pools=(PoolName(1, 1),)),
         slot(5, QosClass.BE),
     ),
     announced=AnnouncedCpus("0-31", "", "31", ()),

@@ -25,6 +25,7 @@ from finegrain.errors import (
 )
 from finegrain.resources import AMOUNT_MAX, ResourceProfile
 from finegrain.v1 import cluster_pb2 as pb
+from finegrain.values.outcomes import ItemOutcome
 from finegrain_client.admin.host_policy import policy_message
 from finegrain_client.connection import Connection
 from finegrain_client.decoding import read
@@ -43,7 +44,7 @@ from finegrain_client.slot.resizing import (
 from finegrain_client.specs import id_batches
 from finegrain_client.types import status as types
 from finegrain_client.types.groups import GroupStatus
-from finegrain_client.types.host_policy import HostPolicy
+from finegrain_client.types.host_policy import HostPolicyStatus
 
 POLL_INTERVAL_S = 20.0
 """A slot that is to change is looked at this often if no event tells of it."""
@@ -93,9 +94,9 @@ class Operations:
 
     async def release(
         self, allocation_ids: Sequence[str], *, grace_s: float | None = None
-    ) -> list[types.ItemOutcome]:
+    ) -> list[ItemOutcome]:
         """Releases slots, or cancels requests, of any job. One outcome per id, in order."""
-        outcomes: list[types.ItemOutcome] = []
+        outcomes: list[ItemOutcome] = []
         for ids in id_batches(allocation_ids):
             message = pb.ReleaseAllocationsRequest(allocation_ids=ids, grace=duration(grace_s))
             answer = await self._connection.call_cluster(
@@ -103,7 +104,7 @@ class Operations:
                     message, timeout=timeout_s
                 )
             )
-            outcomes += read.each(types.ItemOutcome, answer.results)
+            outcomes += read.each(ItemOutcome, answer.results)
         return outcomes
 
     async def terminate_job(self, job_id: str, *, grace_s: float | None = None) -> None:
@@ -181,7 +182,7 @@ class Operations:
         default_bind: BindPolicy | str | None = None,
         default_exclusive: ExclusivePolicy | str | None = None,
         clear: Collection[str] = (),
-    ) -> HostPolicy:
+    ) -> HostPolicyStatus:
         """Changes settings of an executor's host, or (None) those for the cluster. What is not
         named stays as it is. They hold from the next decision on, for new slots, over restarts and
         whatever the executor's own configuration says.
@@ -219,7 +220,7 @@ class Operations:
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.SetHostPolicy(message, timeout=timeout_s)
         )
-        return read(HostPolicy, answer, executor_id=executor_id or "", followed_number=None)
+        return read(HostPolicyStatus, answer, executor_id=executor_id or "", followed_number=None)
 
     async def resize(
         self,

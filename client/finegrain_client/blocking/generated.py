@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from os import PathLike
 from typing import Literal
 
+from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import (
     BindPolicy,
     ExclusivePolicy,
@@ -17,6 +18,8 @@ from finegrain.cpu_policy import (
 from finegrain.errors import FinegrainError
 from finegrain.options import TlsOptions
 from finegrain.resources import ResourceProfile
+from finegrain.values.isolation import Isolation
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import GangPlacement, RequestState, TaskState
 from finegrain_client.blocking.handle import ContextHandle, Handle, LoopOwner, Lost
 from finegrain_client.blocking.loop import PrivateLoop
@@ -32,18 +35,15 @@ from finegrain_client.slot.slot import Slot as AsyncSlot
 from finegrain_client.slot.task import Task as AsyncTask
 from finegrain_client.specs import SlotSpec
 from finegrain_client.types.advice import ThreadAdvice
-from finegrain_client.types.cpus import SlotCpus
 from finegrain_client.types.explain import Explanation
 from finegrain_client.types.groups import Groups, GroupStatus
-from finegrain_client.types.host_policy import HostPolicy
+from finegrain_client.types.host_policy import HostPolicyStatus
 from finegrain_client.types.providers import Providers
 from finegrain_client.types.status import (
     ClusterEvent,
     ClusterInfo,
     ExecutorStatus,
     Gang,
-    Isolation,
-    ItemOutcome,
     JobEvent,
     JobStatus,
     OutputChunk,
@@ -201,7 +201,7 @@ class Slot(ContextHandle[AsyncSlot]):
         return self.inner.cpus
 
     @property
-    def assignment(self) -> SlotCpus | None:
+    def assignment(self) -> CpuAssignment | None:
         """Its class, own cpus, NUMA nodes and pools; None: an LS slot in the whole shared pool."""
         return self.inner.assignment
 
@@ -842,7 +842,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         """
         return self.loop.run(self.inner.topology(executor_id))
 
-    def host_policy(self, executor_id: str | None) -> HostPolicy:
+    def host_policy(self, executor_id: str | None) -> HostPolicyStatus:
         """Settings of an executor's host: what is set at runtime, what holds, and by whom; None:
         those for the cluster, which hold where no host says anything else.
 
@@ -1033,7 +1033,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         default_bind: BindPolicy | str | None = None,
         default_exclusive: ExclusivePolicy | str | None = None,
         clear: Collection[str] = (),
-    ) -> HostPolicy:
+    ) -> HostPolicyStatus:
         """Changes settings of an executor's host, or (None) those for the cluster. What is not
         named stays as it is. They hold from the next decision on, for new slots, over restarts and
         whatever the executor's own configuration says.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 from finegrain.errors import FailedPrecondition, FinegrainError, NotFound
 from finegrain.ids import new_id
 from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import GangPlacement
 from finegrain_client.connection import Connection
 from finegrain_client.durations import duration
@@ -33,7 +34,6 @@ from finegrain_client.job.watch import JobWatch
 from finegrain_client.slot.reusing import Reuse, reuse
 from finegrain_client.slot.slot import Slot
 from finegrain_client.specs import SlotSpec
-from finegrain_client.types.status import ItemOutcome
 
 if TYPE_CHECKING:
     from finegrain_client.job.offers import OfferServer

@@ -15,6 +15,7 @@ from finegrain.ids import check_id
 from finegrain.intervals import IntervalSet, Run
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState
 from finegrain_client.decoding import read
 from finegrain_client.durations import duration
@@ -24,7 +25,7 @@ from finegrain_client.job.context import JobContext
 from finegrain_client.job.request import Request
 from finegrain_client.slot.slot import Slot
 from finegrain_client.specs import SlotSpec
-from finegrain_client.types.status import ItemOutcome, JobEvent
+from finegrain_client.types.status import JobEvent
 
 RANGE_ID_LENGTH_MAX = 100
 

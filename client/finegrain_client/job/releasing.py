@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain.values.outcomes import ItemOutcome
 from finegrain_client.decoding import read
 from finegrain_client.durations import duration
 from finegrain_client.job.context import JobContext
 from finegrain_client.specs import id_batches
-from finegrain_client.types.status import ItemOutcome
 
 if TYPE_CHECKING:
     from finegrain_client.slot.slot import Slot

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
+from finegrain.values.outcomes import ItemOutcome
 from finegrain_client.decoding import read
 from finegrain_client.errors import Rejection, rejected
 from finegrain_client.job.background import CLEANING_UP
@@ -21,7 +22,7 @@ from finegrain_client.job.request import Request
 from finegrain_client.job.watch import JobWatch
 from finegrain_client.retry import REFUSALS
 from finegrain_client.specs import BATCH_BYTES_MAX, BATCH_ITEMS_MAX, SlotSpec, id_batches
-from finegrain_client.types.status import Gang, ItemOutcome
+from finegrain_client.types.status import Gang
 
 Wanted = SlotSpec | GangSpec | Iterable[SlotSpec | GangSpec]
 
@@ -138,7 +139,7 @@ class Submission:
         if not outcome.ok:
             if is_new:
                 known.forget(*members)
-            known.reject(Rejection(range_id, outcome.reason, outcome.message, outcome.details))
+            known.reject(Rejection.of(range_id, outcome))
         self._watch.ranges.drop_if_over(known)
         return known
 
@@ -194,10 +195,7 @@ class Submission:
                 continue  # the stream reported its end already
             request.acknowledged = True
             if result.HasField("error"):
-                outcome = read(ItemOutcome, result)
-                request.reject(
-                    Rejection(sent.allocation_id, outcome.reason, outcome.message, outcome.details)
-                )
+                request.reject(Rejection.of(sent.allocation_id, read(ItemOutcome, result)))
                 del self._watch.requests[sent.allocation_id]
 
     def _forget(self, ids: Iterable[str]) -> None:

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Protocol, TypeAlias
 
 from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain.values.outcomes import ItemOutcome
 from finegrain_client.decoding import read
 from finegrain_client.durations import duration
 from finegrain_client.job.context import JobContext
 from finegrain_client.specs import BATCH_ITEMS_MAX
-from finegrain_client.types.status import ItemOutcome
 
 
 class Reusable(Protocol):

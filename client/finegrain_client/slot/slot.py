@@ -10,10 +10,12 @@ import os
 from collections.abc import AsyncIterable, Mapping, Sequence
 from typing import Literal
 
+from finegrain.cpu_assignment import CpuAssignment
 from finegrain.errors import FinegrainError
 from finegrain.ids import new_id
 from finegrain.resources import ResourceProfile
 from finegrain.v1 import resource_manager_pb2 as rm
+from finegrain.values.isolation import Isolation
 from finegrain_client.durations import duration
 from finegrain_client.errors import SlotLost, StillResizing
 from finegrain_client.internal import internal
@@ -22,8 +24,7 @@ from finegrain_client.slot.resizing import SizeChange
 from finegrain_client.slot.reusing import Reusable, reuse
 from finegrain_client.slot.size import SlotSize
 from finegrain_client.slot.task import OutputMode, Task, TaskOptions, start_task
-from finegrain_client.types.cpus import SlotCpus
-from finegrain_client.types.status import Isolation, SlotStatus
+from finegrain_client.types.status import SlotStatus
 
 
 class Slot(SlotAtExecutor):
@@ -58,7 +59,7 @@ class Slot(SlotAtExecutor):
         return self.status.cpus
 
     @property
-    def assignment(self) -> SlotCpus | None:
+    def assignment(self) -> CpuAssignment | None:
         """Its class, own cpus, NUMA nodes and pools; None: an LS slot in the whole shared pool."""
         return self.status.assignment
 

@@ -8,13 +8,16 @@ states are words. `to_dict()` returns the form that `finegrain/mapping/value.py`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import PLAIN, CpuPolicy
 from finegrain.errors import FinegrainError, Reason
 from finegrain.mapping.value import Value
 from finegrain.resources import ResourceProfile
+from finegrain.values.isolation import Isolation
 from finegrain.values.states import (
     ExecutorState,
     GangPlacement,
@@ -24,23 +27,8 @@ from finegrain.values.states import (
     TaskState,
 )
 from finegrain.values.usage import Usage
-from finegrain_client.types.cpus import NO_WISH, CpuWish, SlotCpus
 
 StreamName = Literal["stdout", "stderr"]
-
-
-@dataclass(frozen=True, slots=True)
-class Isolation(Value):
-    """What is really enforced, per dimension; "none" means that it is only booked."""
-
-    cpu: str = "none"
-    cpuset: str = "none"
-    memory: str = "none"
-    pids: str = "none"
-    kill: str = "none"
-    driver: str = "none"
-    notes: tuple[str, ...] = ()
-    countable: str = ""  # of a slot: "declared" (booked only: no device is given), "hard"; "": none
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +41,7 @@ class SlotResize(Value):
     cpu_limit_milli: int
     state: ResizeState
     message: str = ""  # why it waits
-    assignment: SlotCpus | None = None  # as of a slot, once it is decided
+    assignment: CpuAssignment | None = None  # as of a slot, once it is decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +67,7 @@ class SlotStatus(Value):
     allocated_time: datetime | None
     resize_number: int = 0  # of the last change of size that was asked for
     resizes: tuple[SlotResize, ...] = ()
-    assignment: SlotCpus | None = None  # None: an LS slot in the whole shared pool
+    assignment: CpuAssignment | None = None  # None: an LS slot in the whole shared pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +106,7 @@ class RequestStatus(Value):
     gang: Gang | None = None
     count: int = 1
     range_id: str = ""
-    cpu_policy: CpuWish = NO_WISH
+    cpu_policy: CpuPolicy = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,21 +224,6 @@ class ClusterInfo(Value):
     pending_requests: Mapping[str, int]  # by primary reason
     slots: int
     jobs: int
-
-
-@dataclass(frozen=True, slots=True)
-class ItemOutcome(Value):
-    """What became of one item of a batch; `reason` is empty where it was done."""
-
-    id: str
-    reason: str = ""
-    message: str = ""
-    details: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def ok(self) -> bool:
-        """True where the item was done, or begun."""
-        return not self.reason
 
 
 @dataclass(frozen=True, slots=True)

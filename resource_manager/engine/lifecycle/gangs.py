@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from finegrain.errors import Reason
+from finegrain.values.isolation import Isolation
 from finegrain.values.states import RequestState
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
@@ -120,9 +121,7 @@ class GangMoves:
         self.gangs.unconfirmed[waiting.gang.gang_id] = len(waiting.members)
         self.gangs.stop_waiting(waiting.gang, self.queue.non_batchables)
 
-    def confirm(
-        self, slot: Slot, *, isolation: dict[str, object] | None = None, cpus: str = ""
-    ) -> None:
+    def confirm(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
         """The executor carved the slot. The last one of a gang lets all of them be granted."""
         gang = self.gangs.of(self.requests[slot.allocation_id])
         if gang is None:

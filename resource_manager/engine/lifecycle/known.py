@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from finegrain.errors import FailedPrecondition, NotFound, Reason
+from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import Job, JobState, Request
-from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.queue.requests import Requests
 

@@ -15,6 +15,7 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import Reason
 from finegrain.mapping.copies import copier
+from finegrain.values.isolation import Isolation
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.fairness.costs import Costs
@@ -133,16 +134,12 @@ class RequestMoves:
         self.starving.placements += len(requests)
         self.outbox[host.host_id] = None
 
-    def confirm(
-        self, slot: Slot, *, isolation: dict[str, object] | None = None, cpus: str = ""
-    ) -> None:
+    def confirm(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
         """The executor carved the slot: its request is granted."""
         self.carve(slot, isolation=isolation, cpus=cpus)
         self.grant(slot)
 
-    def carve(
-        self, slot: Slot, *, isolation: dict[str, object] | None = None, cpus: str = ""
-    ) -> None:
+    def carve(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
         """The executor carved the slot; its request may still have to wait for others."""
         self.transitions.move_slot(slot, SlotInput.CONFIRM)
         slot.allocated_time_ms = self.journal.at.time_ms
@@ -164,9 +161,7 @@ class RequestMoves:
         if refusal is not None and refusal.active:
             self.hosts.indexes.log_growth(host, self.queue)
 
-    def reclaim(
-        self, slot: Slot, *, isolation: dict[str, object] | None = None, cpus: str = ""
-    ) -> None:
+    def reclaim(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
         """A lost executor came back with a slot that its request still waits for."""
         request = self.requests[slot.allocation_id]
         self.queue.remove(request)
@@ -349,7 +344,7 @@ class RequestMoves:
             self.queue.non_batchables.unblock(gang.arrival_number)  # it may go there now
 
 
-def _describe(slot: Slot, isolation: dict[str, object] | None, cpus: str) -> None:
+def _describe(slot: Slot, isolation: Isolation | None, cpus: str) -> None:
     if isolation is not None:
         slot.isolation = isolation
     if cpus:

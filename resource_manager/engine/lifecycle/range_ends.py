@@ -17,7 +17,7 @@ from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.members import MemberRows
 from resource_manager.engine.lifecycle.moves import RequestMoves
 from resource_manager.engine.model.endings import Ending
-from resource_manager.engine.model.events import ItemOutcome, Members
+from resource_manager.engine.model.events import Members, MembersOutcome
 from resource_manager.engine.model.state_tables import RequestInput
 from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.queue.queue import WaitingQueue
@@ -54,7 +54,7 @@ class RangeMoves:
         *,
         job_id: str | None,
         most: int = ENTRIES_AT_ONCE,
-    ) -> ItemOutcome:
+    ) -> MembersOutcome:
         """Ends those of these members who live: first who waits, then who has a slot.
 
         The outcome is `unfinished` where that is too much for one step; the same again goes on.
@@ -64,11 +64,11 @@ class RangeMoves:
         parts = self.ranges.overlapping(range_id, first, first + count)
         if range_id not in self.ranges or not self._is_of(range_id, job_id):
             owner = "" if job_id is None else f" in job {job_id}"
-            return ItemOutcome(
+            return MembersOutcome(
                 range_id, Reason.ALLOCATION_UNKNOWN, f"range {range_id} is not known{owner}"
             )
         left = most - self.end_members(parts, why, most, (first, first + count))
-        return ItemOutcome(
+        return MembersOutcome(
             range_id, unfinished=left <= 0 and _any_live(parts, first, first + count)
         )
 

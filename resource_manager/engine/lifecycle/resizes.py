@@ -27,6 +27,7 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import InvariantBroken, Reason
 from finegrain.resources import Amounts, ResourceProfile, fits, shortfall
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
@@ -40,7 +41,6 @@ from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.entities import Request, Resize, Slot, SlotKey
-from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.model.reported import ReportedSlot
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.state_tables import ResizeInput

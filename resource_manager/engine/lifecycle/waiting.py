@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from finegrain.errors import Reason
 from finegrain.resources import Amounts
+from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.hosts.bookings import shared_booking
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.model.entities import Provision, Request, RequestSpec
-from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.elastic import Elastic

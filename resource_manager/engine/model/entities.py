@@ -16,6 +16,7 @@ from finegrain.cpu_policy import PLAIN, CpuPolicy, HostPolicy, QosClass
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.intervals import IntervalSet
 from finegrain.resources import Amounts, ResourceProfile
+from finegrain.values.isolation import NOTHING_REPORTED, Isolation
 from finegrain.values.states import (
     ExecutorState,
     GangPlacement,
@@ -241,7 +242,7 @@ class Slot:
     cpus: str = ""  # empty: the executor's shared pool
     state: SlotState = SlotState.PENDING
     allocated_time_ms: int | None = None
-    isolation: dict[str, object] | None = None  # as the executor reported it
+    isolation: Isolation | None = None  # as the executor reported it
     resize_number: int = 0  # of the last change of size that was asked for
     ordered: Resize | None = None  # the executor has it or gets it; outcome unknown
     wanted: Resize | None = None  # waits in line
@@ -280,7 +281,7 @@ class Registration:
     slots_max: int = 0
     shared_cpus: str = ""
     topology: str = "{}"  # HostTopology as compact JSON text, opaque here: a tenth of its dicts
-    isolation: dict[str, object] = field(default_factory=dict)
+    isolation: Isolation = NOTHING_REPORTED
     boot_id: str = ""
     protocol_version: str = ""
     software_version: str = ""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from finegrain.cpu_policy import HostPolicy
 from finegrain.resources import ResourceProfile
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.usage import NO_USAGE, Usage
 from resource_manager.engine.model.entities import (
     GangSpec,
@@ -27,14 +28,12 @@ Members = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class ItemOutcome:
-    """What became of one item of a batch; `reason` empty: done."""
+class MembersOutcome(ItemOutcome):
+    """What became of members of a range. `unfinished`: the same event again goes on with the
+    rest.
+    """
 
-    id: str
-    reason: str = ""
-    message: str = ""
-    details: tuple[tuple[str, str], ...] = ()
-    unfinished: bool = False  # of members of a range: the same event again goes on with the rest
+    unfinished: bool = False
 
 
 @dataclass(frozen=True, slots=True)

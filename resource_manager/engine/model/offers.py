@@ -9,6 +9,7 @@ from functools import lru_cache
 from finegrain.mapping.fields import attributes_of
 from finegrain.mapping.stored import STORED
 from finegrain.resources import ResourceProfile
+from finegrain.values.isolation import Isolation
 from resource_manager.engine.model.entities import SLOT_RUNTIME, Resize, Slot
 
 _ALWAYS = frozenset({"allocation_id", "generation", "job_id", "cpu_limit_milli", "executor_id"})
@@ -26,9 +27,9 @@ _OPTIONAL = tuple(
 def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
     """The fields of SlotStatus (slots.proto) by name, without empty ones.
 
-    `profile` is `ResourceProfile.to_dict()`, shared: nobody may change it; `allocated_time_ms` is
-    in milliseconds since 1970. `resizes` are changes of size that are under way, as `SlotResize`
-    without `message`. `assignment` is as in `finegrain/mapping/stored.py`.
+    `profile` is `ResourceProfile.to_dict()`, shared as `isolation` is: nobody may change them;
+    `allocated_time_ms` is in milliseconds since 1970. `resizes` are changes of size that are under
+    way, as `SlotResize` without `message`. `assignment` is as in `finegrain/mapping/stored.py`.
     """
     data: dict[str, object] = {
         "allocation_id": slot.allocation_id,
@@ -45,7 +46,7 @@ def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
         if value := getattr(slot, name):
             data[name] = value
     if slot.isolation is not None:
-        data["isolation"] = slot.isolation
+        data["isolation"] = _isolation_data(slot.isolation)
     if slot.allocated_time_ms is not None:
         data["allocated_time_ms"] = slot.allocated_time_ms
     if slot.ordered is not None or slot.wanted is not None:
@@ -66,6 +67,12 @@ def _resize(resize: Resize, state: str) -> dict[str, object]:
     }
     if resize.assignment is not None:
         data["assignment"] = STORED.to_json(resize.assignment)
+    return data
+
+
+@lru_cache(4_096)
+def _isolation_data(isolation: Isolation) -> dict[str, object]:
+    data: dict[str, object] = STORED.to_json(isolation)
     return data
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.resources import Amounts, ResourceProfile
+from finegrain.values.isolation import Isolation
 from finegrain.values.states import SlotState
 from resource_manager.engine.model.entities import CpuState
 
@@ -26,7 +27,7 @@ class ReportedSlot:
     cpu_limit_milli: int = 0
     pids_max: int = 0
     cpus: str = ""
-    isolation: dict[str, object] | None = None
+    isolation: Isolation | None = None
     resize_number: int = 0  # of the last change of size that is enforced
     assignment: CpuAssignment | None = None
 

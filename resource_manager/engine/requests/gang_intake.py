@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from finegrain.errors import InvalidArgument, Reason
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.known import taken
 from resource_manager.engine.lifecycle.waiting import WaitingReasons
 from resource_manager.engine.model.entities import Gang, GangSpec, Job, Request, RequestSpec
-from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.placement.feasibility import Feasibility
 from resource_manager.engine.queue.gangs import GangLedger, MemberRequest, Where, wishes_for
 from resource_manager.engine.queue.requests import Requests

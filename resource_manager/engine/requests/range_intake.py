@@ -8,10 +8,10 @@ whose members are all known with the same content is the same call again.
 from __future__ import annotations
 
 from finegrain.errors import Reason
+from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.known import taken
 from resource_manager.engine.model.entities import Job, RangeSpec, RequestRange
-from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.queue.ranges import Part, RangeLedger, line_up_members, parts_of
 from resource_manager.engine.queue.requests import Requests
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
+from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.known import active_job, known_job, taken
 from resource_manager.engine.lifecycle.range_ends import RangeMoves, Why
@@ -23,7 +24,6 @@ from resource_manager.engine.model.entities import (
     RequestSpec,
 )
 from resource_manager.engine.model.events import (
-    ItemOutcome,
     Members,
     RequestsCancelled,
     RequestsSubmitted,

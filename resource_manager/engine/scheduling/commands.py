@@ -17,6 +17,7 @@ from itertools import islice
 
 from finegrain.errors import InvariantBroken
 from finegrain.mapping.copies import copier
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.reachability import command_arrived, find_unreachable
@@ -28,12 +29,7 @@ from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize, SlotOrder
 from resource_manager.engine.model.entities import Executor, Job, Slot
-from resource_manager.engine.model.events import (
-    CommandAnswered,
-    CommandRefused,
-    CommandUndelivered,
-    ItemOutcome,
-)
+from resource_manager.engine.model.events import CommandAnswered, CommandRefused, CommandUndelivered
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.state_tables import RegistrationInput
 from resource_manager.engine.model.timers import Timer, Timers, backoff_ms

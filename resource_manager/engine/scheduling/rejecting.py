@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import ExecutorState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.range_ends import Why
 from resource_manager.engine.model.entities import Request
-from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.feasibility import INFEASIBLE, feasibility
 from resource_manager.engine.placement.hosts import Hosts

@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from finegrain.errors import Reason
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness import threads
@@ -26,7 +27,7 @@ from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.known import known_job
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, Request, Slot
-from resource_manager.engine.model.events import ItemOutcome, SlotsReuseAsked
+from resource_manager.engine.model.events import SlotsReuseAsked
 from resource_manager.engine.model.state_tables import RequestInput
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.scheduling.next_in_order import NextTurn

@@ -30,10 +30,10 @@ from finegrain.rpc.wire_cpus import assignment_from_proto, host_cpus_from_proto
 from finegrain.rpc.wire_topology import check_cpu_list
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import SlotState
 from finegrain.values.usage import Usage
 from resource_manager.engine.model.entities import Registration, RequestSpec
-from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.model.reported import EndedSlot, Report, ReportedSlot
 from resource_manager.service.wire.cpu_policy import request_policy
 from resource_manager.service.wire.cpus import cpu_state_from_proto

@@ -13,9 +13,9 @@ from finegrain.ids import LABEL_KEY_PATTERN, check_id
 from finegrain.rpc.mapping.fields import members_of
 from finegrain.rpc.wire import duration_ms_from_proto
 from finegrain.v1 import slots_pb2
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.model.entities import GangSpec, RequestSpec
-from resource_manager.engine.model.events import ItemOutcome
 
 _PLACEMENTS = members_of(GangPlacement, slots_pb2.GangPlacement.DESCRIPTOR) | {
     slots_pb2.GANG_PLACEMENT_UNSPECIFIED: GangPlacement.ANYWHERE

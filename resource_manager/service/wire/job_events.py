@@ -13,6 +13,7 @@ from finegrain.rpc.mapping.fields import numbers_of
 from finegrain.rpc.wire import KNOWN_MAX, isolation_to_proto, profile_to_proto
 from finegrain.rpc.wire_cpus import assignment_to_proto
 from finegrain.v1 import cpus_pb2, resources_pb2, slots_pb2
+from finegrain.values.isolation import Isolation
 from finegrain.values.states import SlotState
 
 _STATES: Mapping[str, Any] = {
@@ -41,7 +42,7 @@ def slot_status_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotStatus:
         state=_STATES[data["state"]],
     )
     if (isolation := data.get("isolation")) is not None:
-        message.isolation.CopyFrom(isolation_to_proto(isolation))
+        message.isolation.CopyFrom(_isolation(isolation))
     if (time_ms := data.get("allocated_time_ms")) is not None:
         moment = message.allocated_time
         moment.seconds, moment.nanos = time_ms // 1000, time_ms % 1000 * 1_000_000
@@ -63,6 +64,10 @@ def _resize_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotResize:
         state=_RESIZE_STATES[data["state"]],
         assignment=assignment and _assignment(assignment),
     )
+
+
+def _isolation(data: Mapping[str, Any]) -> resources_pb2.IsolationReport:
+    return isolation_to_proto(STORED.from_json(Isolation, data))
 
 
 def _assignment(data: Mapping[str, Any]) -> cpus_pb2.CpuAssignment:

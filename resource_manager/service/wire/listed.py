@@ -13,6 +13,7 @@ from finegrain.rpc.wire import (
 from finegrain.rpc.wire_cpus import POOL_NAME
 from finegrain.v1 import cluster_pb2, cpus_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.usage import Zone
 from resource_manager.engine.executors.host_settings import HostPolicyView
 from resource_manager.engine.explain.groups import GroupView
@@ -31,7 +32,7 @@ from resource_manager.engine.model.entities import (
     Resize,
     Slot,
 )
-from resource_manager.engine.model.events import ItemOutcome
+from resource_manager.engine.model.events import MembersOutcome
 from resource_manager.service.wire.job_events import slot_status_of_event
 
 BOOKED = "profile.booked_memory_bytes"
@@ -58,6 +59,8 @@ def _kubelet(state: CpuState) -> cpus_pb2.KubeletReport | None:
         return None
     return Parse(state.kubelet, cpus_pb2.KubeletReport(), ignore_unknown_fields=True)
 
+
+ITEM_ERROR = {"error": FromValue(_error, ("reason", "message", "details"))}
 
 WRITINGS = (
     Writing(
@@ -140,12 +143,8 @@ WRITINGS = (
         cluster_pb2.GetClusterResponse,
         given="rm_epoch software_version start_time protocol_version",
     ),
-    Writing(
-        ItemOutcome,
-        slots_pb2.ItemResult,
-        {"error": FromValue(_error, ("reason", "message", "details"))},
-        kept="unfinished",
-    ),
+    Writing(ItemOutcome, slots_pb2.ItemResult, ITEM_ERROR),
+    Writing(MembersOutcome, slots_pb2.ItemResult, ITEM_ERROR, kept="unfinished"),
     Writing(
         GroupView,
         cluster_pb2.GroupStatus,

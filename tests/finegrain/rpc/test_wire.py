@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument
+from finegrain.mapping.stored import STORED
 from finegrain.resources import AMOUNT_MAX, ResourceProfile, extended_items
 from finegrain.rpc.wire import (
     amounts_from_proto,
@@ -26,6 +27,7 @@ from finegrain.rpc.wire import (
     topology_from_proto,
 )
 from finegrain.v1 import resources_pb2
+from finegrain.values.isolation import Isolation
 
 amount = st.integers(0, AMOUNT_MAX // 4)
 names = st.from_regex(r"[a-z][A-Za-z0-9_.-]{0,62}", fullmatch=True)
@@ -91,7 +93,8 @@ def test_labels_are_sorted_and_checked() -> None:
 def test_isolation_and_topology_survive_storage() -> None:
     isolation = resources_pb2.IsolationReport(cpu="quota", memory="hard", notes=["no swap limit"])
     stored = isolation_from_proto(isolation, "isolation")
-    assert stored == {"cpu": "quota", "memory": "hard", "notes": ["no swap limit"]}
+    assert stored == Isolation("quota", memory="hard", notes=("no swap limit",))
+    assert STORED.from_json(Isolation, STORED.to_json(stored)) == stored
     assert isolation_to_proto(stored) == isolation
     declared = resources_pb2.IsolationReport(countable="declared")
     assert isolation_to_proto(isolation_from_proto(declared, "isolation")) == declared
@@ -104,7 +107,8 @@ def test_isolation_and_topology_survive_storage() -> None:
 
 
 def test_what_a_newer_version_stored_is_read_as_far_as_it_is_known() -> None:
-    assert isolation_to_proto({"cpu": "quota", "network": "shaped"}).cpu == "quota"
+    stored = {"cpu": "quota", "network": "shaped", "added": {"deep": [{"er": 1}]}}
+    assert STORED.from_json(Isolation, stored) == Isolation("quota")
 
 
 def test_control_characters_do_not_come_in() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from finegrain.cpu_policy import QosClass
-from finegrain_client.types.cpus import CpuWish, SlotPool
+from finegrain.cpu_assignment import PoolName
+from finegrain.cpu_policy import CpuPolicy, QosClass
+from finegrain.cpuset import EMPTY
 from tests.support.cli import (
     ENFORCED,
     EXECUTOR,
@@ -99,8 +100,8 @@ def test_wide_says_which_slots_have_resources_that_nothing_enforces(
 
 
 def test_wide_says_which_cpus_a_slot_has(finegrain: Finegrain, cluster: FakeCluster) -> None:
-    aligned = replace(PINNED, qos=QosClass.LS, cpus="", pools=(SlotPool(0, 1), SlotPool(0, 0)))
-    best_effort = replace(PINNED, qos=QosClass.BE, cpus="", numa=(), notes=())
+    aligned = replace(PINNED, qos=QosClass.LS, cpus=EMPTY, pools=(PoolName(0, 1), PoolName(0, 0)))
+    best_effort = replace(PINNED, qos=QosClass.BE, cpus=EMPTY, numa=(), notes=())
     cluster.slot_list += [
         PINNED_SLOT,
         replace(SLOT, assignment=aligned),
@@ -137,7 +138,7 @@ def test_json_says_which_cpus_a_slot_has(finegrain: Finegrain, cluster: FakeClus
 
 
 def test_wide_says_what_a_request_wants_of_cpus(finegrain: Finegrain, cluster: FakeCluster) -> None:
-    cluster.request_list.append(replace(cluster.request_list[0], cpu_policy=CpuWish()))
+    cluster.request_list.append(replace(cluster.request_list[0], cpu_policy=CpuPolicy()))
 
     heading, *rows = finegrain("requests", "-o", "wide").stdout.splitlines()
 

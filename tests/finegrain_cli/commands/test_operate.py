@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from finegrain_client.types import status as types
+from finegrain.values.outcomes import ItemOutcome
 from tests.support.cli import EXECUTOR, GRANTED, JOB, SLOT, WAITING, FakeCluster, Finegrain
 
 
@@ -70,7 +70,7 @@ def test_a_prefix_of_several_is_refused_with_their_names(
 
 
 def test_a_release_that_fails_is_told_per_item(finegrain: Finegrain, cluster: FakeCluster) -> None:
-    refusal = types.ItemOutcome(SLOT.allocation_id, "ALLOCATION_UNKNOWN", "it is gone")
+    refusal = ItemOutcome(SLOT.allocation_id, "ALLOCATION_UNKNOWN", "it is gone")
     cluster.outcomes[SLOT.allocation_id] = refusal
 
     result = finegrain("release", SLOT.allocation_id)

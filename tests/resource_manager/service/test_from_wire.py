@@ -15,7 +15,7 @@ from finegrain.errors import FailedPrecondition, InvalidArgument
 from finegrain.resources import AMOUNT_MAX
 from finegrain.v1 import cpus_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from resource_manager.engine.model.events import ItemOutcome
+from finegrain.values.outcomes import ItemOutcome
 from resource_manager.service.submission import Asked, asked
 from resource_manager.service.wire import decoding
 from resource_manager.service.wire.resizes import resize_wish

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from finegrain.errors import InvalidArgument, Reason
 from finegrain.v1 import cluster_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.model.entities import GangSpec, Instant, RequestSpec
-from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.service.submission import PART_ITEMS_MAX, Asked, asked, submissions
 from resource_manager.service.wire.encoding import write
 from resource_manager.service.wire.gangs import gangs_of_call

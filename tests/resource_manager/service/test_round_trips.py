@@ -10,6 +10,7 @@ from finegrain.rpc.wire import profile_to_proto
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.v1 import slots_pb2
 from finegrain.v1 import task_executor_pb2 as te_pb2
+from finegrain.values.isolation import Isolation
 from finegrain.values.states import GangPlacement, RequestState, SlotState
 from resource_manager.engine.explain.lists import RequestView, SlotView
 from resource_manager.engine.model.effects import SendResize
@@ -57,7 +58,7 @@ slots = st.builds(
     cpus=st.sampled_from(["", "0-3"]),
     state=st.sampled_from(SlotState),
     allocated_time_ms=st.none() | st.integers(1, 10**13),
-    isolation=st.none() | st.just({"cpu": "quota", "notes": ["no memory limit"]}),
+    isolation=st.none() | st.just(Isolation("quota", notes=("no memory limit",))),
     resize_number=st.integers(1, 99),
     ordered=st.none() | resizes,
     wanted=st.none() | resizes,

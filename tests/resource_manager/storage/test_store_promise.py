@@ -15,6 +15,7 @@ import pytest
 from finegrain.errors import ConfigurationError, InvariantBroken, StoreError
 from finegrain.intervals import IntervalSet
 from finegrain.resources import ResourceProfile
+from finegrain.values.isolation import Isolation
 from finegrain.values.states import RequestState
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import (
@@ -225,7 +226,7 @@ def test_a_move_changes_where_rows_stand_and_nothing_else(store: Store) -> None:
         end_time_ms=99,
     )
     freed = replace(slots[2], cpus="4-5", allocated_time_ms=None, isolation=None)
-    carved = replace(slots[0], allocated_time_ms=5, isolation={"cpu": "quota", "notes": ["a"]})
+    carved = replace(slots[0], allocated_time_ms=5, isolation=Isolation("quota", notes=("a",)))
     moves = Changes(moved_requests=[ended], moved_slots=[freed, carved])
     for _ in range(2):  # once more leaves the same rows
         store.commit(moves)

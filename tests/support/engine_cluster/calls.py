@@ -7,6 +7,7 @@ from typing import Any
 
 from finegrain.cpu_policy import PLAIN, CpuPolicy, HostPolicy, QosClass
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.model.entities import (
     Executor,
@@ -24,7 +25,6 @@ from resource_manager.engine.model.events import (
     GroupDeleted,
     GroupSet,
     HostPolicySet,
-    ItemOutcome,
     JobEndRequested,
     JobKeptAlive,
     JobRegistered,

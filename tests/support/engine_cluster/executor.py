@@ -22,6 +22,8 @@ from finegrain.resources import (
     subtract,
     total_of,
 )
+from finegrain.values.isolation import Isolation
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import SlotState
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize
 from resource_manager.engine.model.entities import (
@@ -36,7 +38,6 @@ from resource_manager.engine.model.events import (
     CommandAnswered,
     CommandRefused,
     Event,
-    ItemOutcome,
     RegistrationAnswer,
 )
 from resource_manager.engine.model.reported import EndedSlot, Report, ReportedSlot
@@ -238,7 +239,7 @@ class FakeExecutor:
             slot.profile,
             SlotState.ALLOCATED,
             slot.cpu_limit_milli,
-            isolation={"driver": "none"},
+            isolation=Isolation(driver="none"),
             assignment=slot.assignment,
         )
         return ItemOutcome(slot.allocation_id)

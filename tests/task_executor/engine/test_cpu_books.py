@@ -14,6 +14,7 @@ from finegrain.cpu_policy import HostPolicy, QosClass
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.errors import FinegrainError, InvalidArgument, Reason
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.isolation import NOTHING_REPORTED
 from task_executor.engine.cpu_books import HostCpus, Place
 from task_executor.engine.slot_table import HostShare, Outcome, SlotTable
 from task_executor.engine.slots import CarveState, Slot, SlotKey, SlotSpec
@@ -70,7 +71,7 @@ def carve(books: SlotTable, *specs: SlotSpec) -> None:
     for one in specs:
         outcome = order(books, one)
         assert outcome.error is None, outcome.error
-        books.carved(one.key, {}, 1)
+        books.carved(one.key, NOTHING_REPORTED, 1)
 
 
 def refusal(books: SlotTable, one: SlotSpec) -> FinegrainError:
@@ -386,7 +387,7 @@ class Orders(RuleBasedStateMachine):
         wanted = spec(str(self.number), assignment)
         (outcome,) = self.books.allocate([wanted])
         if outcome.error is None:
-            self.books.carved(wanted.key, {}, 1)
+            self.books.carved(wanted.key, NOTHING_REPORTED, 1)
 
     @rule(data=st.data())
     def end_one(self, data: st.DataObject) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from finegrain.cpuset import CpuSet
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.isolation import NOTHING_REPORTED
 from task_executor.engine.report_log import NumberedState, ReportLog
 from task_executor.engine.slot_table import HostShare, SlotTable
 from task_executor.engine.slots import EndedSlot, SlotKey, SlotSpec
@@ -22,7 +23,7 @@ class Host:
     def carve(self) -> None:
         profile = ResourceProfile(100, task_heap_memory_bytes=MIB)
         self.table.allocate([SlotSpec("a", 1, "job", profile, 100, 10)])
-        self.table.carved(KEY, {}, 1)
+        self.table.carved(KEY, NOTHING_REPORTED, 1)
 
     def next(self) -> NumberedState:
         return self.log.next(self.table, rm_epoch=7, command_number=3)

@@ -21,6 +21,7 @@ from finegrain.errors import (
     Reason,
 )
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.isolation import NOTHING_REPORTED, Isolation
 from task_executor.engine.slot_table import HostShare, Outcome, SlotTable
 from task_executor.engine.slots import CarveState, Slot, SlotKey, SlotSpec
 from tests.support.properties import examples
@@ -50,7 +51,7 @@ def order(books: SlotTable, *specs: SlotSpec) -> list[Outcome]:
 def carve(books: SlotTable, *specs: SlotSpec) -> None:
     for outcome in order(books, *specs):
         assert outcome.error is None, outcome.error
-        books.carved(outcome.key, {"driver": "v1"}, 1)
+        books.carved(outcome.key, Isolation(driver="v1"), 1)
 
 
 def refusal(outcome: Outcome) -> FinegrainError:
@@ -69,7 +70,7 @@ def test_an_ordered_slot_is_booked_at_once_and_shown_when_it_is_carved() -> None
     assert outcome.must_carve
     assert books.available() == {"cpu_milli": 3000, "memory_bytes": 768 * MIB}
     assert books.visible() == ()
-    books.carved(outcome.key, {"driver": "v1"}, 5)
+    books.carved(outcome.key, Isolation(driver="v1"), 5)
     (shown,) = books.visible()
     assert (shown.state, shown.allocated_time_ms) == (CarveState.ALLOCATED, 5)
 
@@ -219,7 +220,7 @@ def test_an_order_of_the_rm_replaces_our_own_reason_to_free() -> None:
 MOVES: dict[str, Callable[[SlotTable, SlotKey], object]] = {
     "freed without being taken down": lambda books, key: books.freed(key),
     "a carve that failed afterwards": lambda books, key: books.carve_failed(key),
-    "carved twice": lambda books, key: books.carved(key, {}, 0),
+    "carved twice": lambda books, key: books.carved(key, NOTHING_REPORTED, 0),
     "adopted twice": lambda books, _key: books.adopt(Slot(spec(), CarveState.ALLOCATED)),
 }
 
@@ -279,7 +280,7 @@ class Books(RuleBasedStateMachine):
         slot = self.books.get(SlotKey(i, g))
         if slot is not None and slot.state is CarveState.CARVING:
             if works:
-                self.books.carved(slot.key, {}, 1)
+                self.books.carved(slot.key, NOTHING_REPORTED, 1)
             else:
                 self.books.carve_failed(slot.key)
 

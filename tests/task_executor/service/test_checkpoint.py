@@ -23,6 +23,7 @@ from finegrain.cpuset import CpuSet
 from finegrain.errors import ConfigurationError, InvalidArgument, Reason
 from finegrain.resources import ResourceProfile
 from finegrain.rpc.tokens import sha256_hex
+from finegrain.values.isolation import Isolation
 from finegrain.values.states import TaskState
 from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey, SlotSpec
 from task_executor.host.helper_messages import TaskFault
@@ -58,7 +59,9 @@ STATE = SavedState(
     7,
     "boot",
     (
-        Slot(SPEC, CarveState.ALLOCATED, {"cpu": "quota"}, 4, "X", True, replace(SPEC, cpus="2-4")),
+        Slot(
+            SPEC, CarveState.ALLOCATED, Isolation("quota"), 4, "X", True, replace(SPEC, cpus="2-4")
+        ),
         Slot(PLAIN, CarveState.FREEING),
     ),
     (EndedSlot(KEY, "SLOT_BROKEN"),),

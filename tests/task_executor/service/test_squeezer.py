@@ -13,6 +13,7 @@ from finegrain.cpu_assignment import CpuAssignment, PoolName
 from finegrain.cpu_policy import HostPolicy, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.isolation import NOTHING_REPORTED
 from task_executor.engine.cpu_books import HostCpus
 from task_executor.engine.slot_table import HostShare, SlotTable
 from task_executor.engine.slots import SlotKey, SlotSpec
@@ -88,7 +89,7 @@ class Host:
         )
         (outcome,) = self.table.allocate([spec])
         assert outcome.error is None
-        self.table.carved(spec.key, {}, 1)
+        self.table.carved(spec.key, NOTHING_REPORTED, 1)
         self.used[spec.key] = 0
         return spec.key
 

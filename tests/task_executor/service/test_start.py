@@ -192,7 +192,7 @@ def test_what_is_not_enforced_is_said_with_the_fix() -> None:
     assert all("no cgroups" in note and "run as root" in note for note in notes)
     affinity = dataclasses.replace(nothing, cpuset="affinity")
     assert any("could change them" in note for note in notes_of(affinity))
-    assert isolation_of(ENFORCED)["notes"] == []
+    assert isolation_of(ENFORCED).notes == ()
 
 
 @pytest.mark.parametrize(
@@ -303,17 +303,17 @@ def test_what_caps_the_cpu_time_of_a_slot_is_said() -> None:
     )
     plain = dataclasses.replace(own, assignment=None)
     no_quota = dataclasses.replace(ENFORCED, cpu="none")
-    assert [isolation_of(ENFORCED, each)["cpu"] for each in (own, plain)] == ["cpus", "quota"]
-    assert isolation_of(no_quota, own)["notes"] == []
-    assert "does not cap" in isolation_of(no_quota, plain)["notes"][0]
+    assert [isolation_of(ENFORCED, each).cpu for each in (own, plain)] == ["cpus", "quota"]
+    assert isolation_of(no_quota, own).notes == ()
+    assert "does not cap" in isolation_of(no_quota, plain).notes[0]
     by_affinity = dataclasses.replace(ENFORCED, cpuset="affinity")
-    assert isolation_of(by_affinity, own)["cpu"] == "quota"
+    assert isolation_of(by_affinity, own).cpu == "quota"
 
 
 @pytest.mark.parametrize(
     ("extended", "hugepages", "countable"),
     [
-        ((), "hard", None),
+        ((), "hard", ""),
         ((("gpu", 2),), "hard", "declared"),
         ((("hugepages-2Mi", 8),), "hard", "hard"),
         ((("hugepages-2Mi", 8),), "none", "declared"),
@@ -321,12 +321,12 @@ def test_what_caps_the_cpu_time_of_a_slot_is_said() -> None:
     ],
 )
 def test_countable_resources_are_declared_unless_the_kernel_caps_them(
-    extended: tuple[tuple[str, int], ...], hugepages: str, countable: str | None
+    extended: tuple[tuple[str, int], ...], hugepages: str, countable: str
 ) -> None:
     profile = ResourceProfile(1000, extended=extended)
     slot = SlotSpec("a", 1, "job", profile, 1000, 10)
     told = isolation_of(dataclasses.replace(ENFORCED, hugepages=hugepages), slot)
-    assert told.get("countable") == countable
-    given_nothing = [note for note in told["notes"] if "(gpu)" in note]
+    assert told.countable == countable
+    given_nothing = [note for note in told.notes if "(gpu)" in note]
     assert len(given_nothing) == ("gpu" in dict(extended))
     assert all("given no device" in note for note in given_nothing)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from finegrain.resources import MIB, ResourceProfile
+from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.model.entities import GangSpec, RangeSpec, RequestSpec
-from resource_manager.engine.model.events import ItemOutcome
 from resource_manager.engine.placement.feasibility import feasibility
 from resource_manager.engine.scheduling import rejecting
 from tests.resource_manager.engine.infeasible import (

@@ -8,13 +8,12 @@ import pytest
 
 from finegrain.errors import FailedPrecondition
 from finegrain.resources import GIB, MIB, Amounts, ResourceProfile
+from finegrain.values.isolation import Isolation
+from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.model.entities import RequestSpec
-from resource_manager.engine.model.events import (
-    CommandAnswered,
-    ItemOutcome,
-)
+from resource_manager.engine.model.events import CommandAnswered
 from resource_manager.engine.model.offers import slot_to_dict
 from resource_manager.engine.model.settings import EngineSettings
 from tests.support.engine_cluster import EngineCluster, FakeExecutor
@@ -97,13 +96,13 @@ def test_the_job_master_is_told_what_else_changed_with_the_size() -> None:
     cluster.resize("r", size(2_000, 256))
     executor.execute(cluster.wire.pop().command, cluster.at, 1)
     carved = executor.slots["r", 1]
-    bound: dict[str, object] = {"driver": "none", "cpus": "exclusive"}
+    bound = Isolation("cpus", driver="none")
     executor.slots["r", 1] = replace(carved, cpus="2-3", isolation=bound)
     cluster.report(executor)
     assert (slot.cpus, slot.isolation) == ("2-3", bound)
     (told,) = [e for e in cluster.store.job_events["job"] if e.reason == "RESIZED"]
     assert told.slot is not None
-    assert (told.slot["cpus"], told.slot["isolation"]) == ("2-3", bound)
+    assert (told.slot["cpus"], told.slot["isolation"]) == ("2-3", {"cpu": "cpus", "driver": "none"})
     cluster.restart_rm()
     assert cluster.state.slots["r", 1].cpus == "2-3"
 

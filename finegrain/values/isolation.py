@@ -1,0 +1,26 @@
+"""What the kernel really enforces of a slot, or of all slots of a host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from finegrain.mapping.value import Value
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation(Value):
+    """What is really enforced, per dimension: "none" means that it is only booked, an empty text
+    that the executor did not report it. The words are those of IsolationReport (resources.proto).
+    """
+
+    cpu: str = ""  # "quota", "cpus"
+    cpuset: str = ""  # "cgroup", "affinity"
+    memory: str = ""  # "hard"
+    pids: str = ""  # "hard"
+    kill: str = ""  # "cgroup.kill", "freezer", "process tree"
+    driver: str = ""  # "v1", "v2"
+    notes: tuple[str, ...] = ()  # a sentence for each dimension that is not enforced, with the fix
+    countable: str = ""  # of a slot: "declared" (booked only: no device is given), "hard"; "": none
+
+
+NOTHING_REPORTED = Isolation()
