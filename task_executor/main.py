@@ -91,7 +91,7 @@ async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event
         try:
             info = await helper.hello()
             kubelet = KubeletWatch(helper.kubelet, prepared.plan.topology)
-            left = beside_kubelet(prepared.plan, prepared.options, await kubelet.look())
+            left = beside_kubelet(prepared.plan, prepared.options, await kubelet.refresh())
             front = Front(replace(prepared, plan=left), helper, info, kubelet)
             try:
                 await front.start()

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from task_executor.engine.cpu_books import CpuConditions
+from task_executor.engine.cpu_ledger import CpuConditions
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import EndedSlot, Slot, SlotKey
 
 _NUMBERS_KEPT_MAX = 1_000
 """Sent and unacknowledged states that are remembered; beyond them a report is simply full."""
 
-_LIFE_STRIDE = 1 << 40
+_NUMBERS_PER_START = 1 << 40
 """More states than one life of an executor sends; 8 million lives fit into 63 bits."""
 
 
@@ -57,7 +57,7 @@ class ReportLog:
             command_number=command_number,
             slots=slots,
             available=table.available_beside(slots),
-            ended=self._tell_ended(),
+            ended=self._ended_to_report(),
             cpus=table.cpus.conditions,
         )
 
@@ -71,7 +71,7 @@ class ReportLog:
             command_number=command_number,
             unchanged=True,
             base_report_number=self._acknowledged[0],
-            ended=self._tell_ended(),
+            ended=self._ended_to_report(),
         )
 
     def ended(self, slot: EndedSlot) -> None:
@@ -93,23 +93,25 @@ class ReportLog:
         elif self._acknowledged is None or report_number != self._acknowledged[0]:
             self._acknowledged = None
         self._sent = {n: v for n, v in self._sent.items() if n >= report_number}
-        heard = [key for key, (_, told) in self._ended.items() if 0 < told <= report_number]
-        for key in heard:
+        acknowledged = [
+            key for key, (_, number) in self._ended.items() if 0 < number <= report_number
+        ]
+        for key in acknowledged:
             del self._ended[key]
-        return bool(heard)
+        return bool(acknowledged)
 
-    def begin_life(self, starts: int) -> None:
+    def start_numbering(self, starts: int) -> None:
         """Numbers go on above those of the lives before this start (1, 2, ...)."""
-        self.report_number = max(self.report_number, starts * _LIFE_STRIDE)
+        self.report_number = max(self.report_number, starts * _NUMBERS_PER_START)
 
     def continue_after(self, report_number: int) -> None:
         """The RM has taken in this number, from an earlier life of this executor.
 
         The distance keeps what that life sent last, and what is still under way, below.
         """
-        self.report_number = max(self.report_number, report_number + _LIFE_STRIDE)
+        self.report_number = max(self.report_number, report_number + _NUMBERS_PER_START)
 
-    def distrust(self) -> None:
+    def require_full_report(self) -> None:
         """The RM lost the base of `unchanged`, or is another one: the next state is full."""
         self._acknowledged = None
 
@@ -120,8 +122,8 @@ class ReportLog:
             del self._sent[next(iter(self._sent))]
         return self.report_number
 
-    def _tell_ended(self) -> tuple[EndedSlot, ...]:
-        for key, (slot, told) in self._ended.items():
-            if not told:
+    def _ended_to_report(self) -> tuple[EndedSlot, ...]:
+        for key, (slot, number) in self._ended.items():
+            if not number:
                 self._ended[key] = (slot, self.report_number)
         return self.all_ended()

@@ -28,7 +28,7 @@ def check_amounts(spec: SlotSpec) -> None:
         raise InvalidArgument("cpu_limit_milli", cap, expected)
 
 
-def check_fit(what: str, need: Amounts, free: Amounts, total: Amounts) -> None:
+def check_fit(subject: str, need: Amounts, free: Amounts, total: Amounts) -> None:
     """Raises:
     ResourceExhausted: INSUFFICIENT_RESOURCES, with asked, available and total of all that lacks.
     """
@@ -41,7 +41,7 @@ def check_fit(what: str, need: Amounts, free: Amounts, total: Amounts) -> None:
         parts.append(f"{name}: asked {asked}, available {available} of {whole}")
         details |= {f"asked.{name}": asked, f"available.{name}": available, f"total.{name}": whole}
     raise ResourceExhausted(
-        f"{what} does not fit here ({'; '.join(parts)}); place it elsewhere or wait",
+        f"{subject} does not fit here ({'; '.join(parts)}); place it elsewhere or wait",
         reason=Reason.INSUFFICIENT_RESOURCES,
         details=details,
     )

@@ -36,7 +36,7 @@ from finegrain.resources import (
     total_of,
 )
 from finegrain.values.isolation import Isolation
-from task_executor.engine.cpu_books import PLAIN, CpuBooks, HostCpus
+from task_executor.engine.cpu_ledger import WHOLE_SHARED_POOL, CpuLedger, HostCpus
 from task_executor.engine.slot_checks import check_amounts, check_fit
 from task_executor.engine.slots import (
     CarveState,
@@ -44,7 +44,7 @@ from task_executor.engine.slots import (
     SlotKey,
     SlotSpec,
     check_resizable,
-    illegal_move,
+    illegal_transition,
 )
 
 
@@ -78,14 +78,14 @@ class SlotTable:
 
     share: HostShare
     version: int = 0
-    cpus: CpuBooks = field(init=False)
+    cpus: CpuLedger = field(init=False)
     _slots: dict[SlotKey, Slot] = field(default_factory=dict)
     _generations: dict[str, set[int]] = field(default_factory=dict)
     _booked: dict[str, int] = field(default_factory=dict)
     _withheld: dict[SlotKey, dict[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.cpus = CpuBooks(self.share.host_cpus or HostCpus(self.share.shared_cpus))
+        self.cpus = CpuLedger(self.share.host_cpus or HostCpus(self.share.shared_cpus))
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots.values())
@@ -151,13 +151,13 @@ class SlotTable:
         known = self._slots.get(spec.key)
         try:
             if known is not None:
-                return Outcome(spec.key, slot=self._same(known, spec))
+                return Outcome(spec.key, slot=self._existing(known, spec))
             self._check(spec)
         except FinegrainError as error:
             return Outcome(spec.key, error=error)
         return Outcome(spec.key, slot=self._book(Slot(spec)))
 
-    def _same(self, known: Slot, spec: SlotSpec) -> Slot:
+    def _existing(self, known: Slot, spec: SlotSpec) -> Slot:
         if known.spec != spec:
             raise AlreadyExists(
                 f"allocation {spec.allocation_id} generation {spec.generation} exists with other "
@@ -241,8 +241,8 @@ class SlotTable:
             return slot
         check_resizable(slot, number)
         self._check_content(wanted)
-        booked, then = self.booked_by(slot), self.booking_of(wanted)
-        growth = subtract(larger_of(booked, then), booked)
+        booked, target = self.booked_by(slot), self.booking_of(wanted)
+        growth = subtract(larger_of(booked, target), booked)
         what = f"the growth of slot {key.allocation_id}"
         check_fit(what, growth, self.available(), self.share.total)
         return self._rebook(replace(slot, becoming=wanted))
@@ -251,7 +251,7 @@ class SlotTable:
 
     def carved(self, key: SlotKey, isolation: Isolation, time_ms: int) -> Slot:
         """The slot is enforced on the host."""
-        slot = self._slots[key].moved(
+        slot = self._slots[key].with_state(
             CarveState.ALLOCATED, isolation=isolation, allocated_time_ms=time_ms
         )
         return self._put(slot)
@@ -260,8 +260,8 @@ class SlotTable:
         """Nothing of the slot is left on the host."""
         slot = self._slots[key]
         if slot.state is not CarveState.CARVING:
-            raise illegal_move(slot, None)
-        self._strike(slot)
+            raise illegal_transition(slot, None)
+        self._remove(slot)
 
     def resized(self, key: SlotKey, isolation: Isolation | None = None) -> Slot:
         """What it was becoming is enforced; what it has shrunk by is available.
@@ -290,7 +290,7 @@ class SlotTable:
             if slot.end_reason and not end_reason:
                 return self._put(replace(slot, end_reason=""))  # the RM ordered it meanwhile
             return slot
-        return self._put(slot.moved(CarveState.FREEING, end_reason=end_reason))
+        return self._put(slot.with_state(CarveState.FREEING, end_reason=end_reason))
 
     def accept(self, key: SlotKey) -> bool:
         """The job master took the slot at its target address; no report shows that."""
@@ -304,46 +304,46 @@ class SlotTable:
         """All its processes are gone and its group with them: the amounts are available."""
         slot = self._slots[key]
         if slot.state is not CarveState.FREEING:
-            raise illegal_move(slot, None)
-        return self._strike(slot)
+            raise illegal_transition(slot, None)
+        return self._remove(slot)
 
     def vanished(self, key: SlotKey) -> Slot:
         """The host lost the slot (a reboot, a removed group): the amounts are available."""
         slot = self._slots[key]
         if slot.state is CarveState.CARVING:
-            raise illegal_move(slot, None)
-        return self._strike(slot)
+            raise illegal_transition(slot, None)
+        return self._remove(slot)
 
     def adopt(self, slot: Slot) -> None:
         """Takes in a slot that outlived a restart. Its amounts count even beyond the total."""
         if slot.key in self._slots or slot.state is CarveState.CARVING:
-            raise illegal_move(slot, slot.state)
+            raise illegal_transition(slot, slot.state)
         self._book(slot)
         self.version += 1
 
     # -- what changes around them ---------------------------------------------------------------
 
-    def take_in(self, **conditions: Any) -> bool:
+    def update_conditions(self, **conditions: Any) -> bool:
         """Other conditions for cpus, by the names of `CpuConditions`; False if nothing is new."""
-        changed = self.cpus.change(**conditions)
+        changed = self.cpus.update_conditions(**conditions)
         self.version += changed
         return changed
 
     # -- what is here and nobody's -----------------------------------------------------------
 
-    def withhold(self, key: SlotKey, held: Amounts, own_cpus: CpuSet = EMPTY) -> None:
+    def withhold(self, key: SlotKey, amounts: Amounts, dedicated_cpus: CpuSet = EMPTY) -> None:
         """Remains of a slot that no book knows live on: what they hold is not for others.
 
         What they hold of dimensions that are not named (devices, countable resources, parts of
         memory) is not known, so all of those is withheld.
         """
         self._withheld[key] = {
-            name: held.get(name, amount) for name, amount in self.share.total.items()
+            name: amounts.get(name, amount) for name, amount in self.share.total.items()
         }
-        self.cpus.put(key, [CpuAssignment(QosClass.LSE, own_cpus)] if own_cpus else [])
+        self.cpus.put(key, [CpuAssignment(QosClass.LSE, dedicated_cpus)] if dedicated_cpus else [])
         self.version += 1
 
-    def hand_back(self, key: SlotKey) -> None:
+    def release_withheld(self, key: SlotKey) -> None:
         """Nothing of them is left."""
         if self._withheld.pop(key, None) is not None:
             self.cpus.drop(key)
@@ -358,7 +358,7 @@ class SlotTable:
 
     def _assign(self, slot: Slot) -> None:
         has = (slot.spec, slot.becoming or slot.spec)
-        self.cpus.put(slot.key, dict.fromkeys(each.assignment or PLAIN for each in has))
+        self.cpus.put(slot.key, dict.fromkeys(each.assignment or WHOLE_SHARED_POOL for each in has))
 
     def _rebook(self, slot: Slot) -> Slot:
         self._booked = subtract(self._booked, self.booked_by(self._slots[slot.key]))
@@ -371,7 +371,7 @@ class SlotTable:
         self.version += 1
         return slot
 
-    def _strike(self, slot: Slot) -> Slot:
+    def _remove(self, slot: Slot) -> Slot:
         del self._slots[slot.key]
         generations = self._generations[slot.spec.allocation_id]
         generations.discard(slot.spec.generation)
@@ -396,7 +396,8 @@ class SlotTable:
         if indexed != self._slots.keys() or any(k != s.key for k, s in self._slots.items()):
             raise InvariantBroken("the index of generations differs from the slots")
         for slot in self:
-            then = slot.becoming
-            if then and (then.key != slot.key or then.resize_number <= slot.spec.resize_number):
-                raise InvariantBroken(f"slot {slot.key} cannot become {then}")
+            target = slot.becoming
+            number = slot.spec.resize_number
+            if target and (target.key != slot.key or target.resize_number <= number):
+                raise InvariantBroken(f"slot {slot.key} cannot become {target}")
         self.cpus.check_invariants()

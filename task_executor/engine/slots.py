@@ -42,7 +42,7 @@ class CarveState(StrEnum):
     FREEING = "FREEING"  # takes no tasks; its processes are being ended
 
 
-MOVES = frozenset(
+TRANSITIONS = frozenset(
     {(CarveState.CARVING, CarveState.ALLOCATED), (CarveState.ALLOCATED, CarveState.FREEING)}
 )
 """Every move between two states; leaving the table is checked where a slot is struck out."""
@@ -131,14 +131,14 @@ class Slot:
         """Identity of the slot."""
         return self.spec.key
 
-    def moved(self, state: CarveState, **changes: Any) -> Slot:
+    def with_state(self, state: CarveState, **changes: Any) -> Slot:
         """The slot in another state.
 
         Raises:
             IllegalTransition: no such move exists.
         """
-        if (self.state, state) not in MOVES:
-            raise illegal_move(self, state)
+        if (self.state, state) not in TRANSITIONS:
+            raise illegal_transition(self, state)
         return replace(self, state=state, **changes)
 
 
@@ -150,7 +150,7 @@ class EndedSlot:
     reason: str
 
 
-def illegal_move(slot: Slot, to: CarveState | None) -> IllegalTransition:
+def illegal_transition(slot: Slot, to: CarveState | None) -> IllegalTransition:
     """The error for a move that no table lists; `to` None: out of the table."""
     wanted = to.value if to else "gone"
     return IllegalTransition(

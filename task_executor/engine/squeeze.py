@@ -25,7 +25,7 @@ GROWTH_PERCENT: Final = 10
 """Of the host's cpus: by so many it may grow in one step. It shrinks at once."""
 
 
-class CpuPlace(NamedTuple):
+class CpuLocation(NamedTuple):
     """Where a cpu lies. Numbers only tell equal from different, those of cores also the order."""
 
     cpu: int
@@ -34,10 +34,10 @@ class CpuPlace(NamedTuple):
     package: int
 
 
-def places_of_host(topology: HostTopology) -> tuple[CpuPlace, ...]:
+def cpu_locations(topology: HostTopology) -> tuple[CpuLocation, ...]:
     """Every online cpu of a host; of a core that no NUMA node lists the node is -1."""
     return tuple(
-        CpuPlace(cpu, index, -1 if core.numa_node is None else core.numa_node, core.package)
+        CpuLocation(cpu, index, -1 if core.numa_node is None else core.numa_node, core.package)
         for index, core in enumerate(topology.cores)
         for cpu in core.cpus
     )
@@ -70,40 +70,43 @@ def cpu_count(budget: int, *, previous: int, host_cpus: int) -> int:
     return min(wanted, previous + -(-host_cpus * GROWTH_PERCENT // 100))
 
 
-def pick(count: int, places: Iterable[CpuPlace]) -> list[int]:
+def pick(count: int, locations: Iterable[CpuLocation]) -> list[int]:
     """So many cpus, in the order in which they are taken; none if there are too few.
 
     The largest group of one NUMA node and package comes first. Pairs of threads of one core are
     taken from the groups in turn while more than one cpu is missing, then single ones, beginning
     with the group whose turn it is.
     """
-    groups = _groups(places)
+    groups = _groups(locations)
     if count < 1 or count > sum(map(len, groups)):
         return []
     taken: list[int] = []
-    turn = _take_pairs(groups, count, taken)
+    next_group = _take_pairs(groups, count, taken)
     while len(taken) < count:
-        if groups[turn]:
-            taken.append(groups[turn].pop(0).cpu)
-        turn = (turn + 1) % len(groups)
+        if groups[next_group]:
+            taken.append(groups[next_group].pop(0).cpu)
+        next_group = (next_group + 1) % len(groups)
     return taken
 
 
-def _groups(places: Iterable[CpuPlace]) -> list[list[CpuPlace]]:
-    found: dict[tuple[int, int], list[CpuPlace]] = {}
-    for place in places:
-        found.setdefault((place.node, place.package), []).append(place)
-    groups = [sorted(group, key=lambda place: (place.core, place.cpu)) for group in found.values()]
+def _groups(locations: Iterable[CpuLocation]) -> list[list[CpuLocation]]:
+    found: dict[tuple[int, int], list[CpuLocation]] = {}
+    for location in locations:
+        found.setdefault((location.node, location.package), []).append(location)
+    groups = [
+        sorted(group, key=lambda location: (location.core, location.cpu))
+        for group in found.values()
+    ]
     return sorted(groups, key=lambda group: (-len(group), group[0].cpu))
 
 
-def _take_pairs(groups: list[list[CpuPlace]], count: int, taken: list[int]) -> int:
+def _take_pairs(groups: list[list[CpuLocation]], count: int, taken: list[int]) -> int:
     """Moves pairs from the groups to `taken`; returns whose turn it is then."""
     while True:
         before = len(taken)
-        for turn, group in enumerate(groups):
+        for next_group, group in enumerate(groups):
             if count - len(taken) < 2:
-                return turn
+                return next_group
             for at, (first, second) in enumerate(pairwise(group)):
                 if first.core == second.core:
                     taken += [first.cpu, second.cpu]
@@ -115,28 +118,28 @@ def _take_pairs(groups: list[list[CpuPlace]], count: int, taken: list[int]) -> i
 
 def squeeze(
     count: int,
-    places: Sequence[CpuPlace],
+    locations: Sequence[CpuLocation],
     *,
     pool: CpuSet,
-    held_by_lsr: CpuSet,
+    lsr_cpus: CpuSet,
     first: CpuSet = EMPTY,
 ) -> list[int]:
     """The cpus that best-effort work is confined to, in the order in which they are taken.
 
     Args:
         count: how many; what the pool does not have is not missed.
-        places: where cpus lie.
+        locations: where cpus lie.
         pool: the best-effort pool.
-        held_by_lsr: cpus that LSR slots have; those outside of the pool do not matter.
+        lsr_cpus: cpus that LSR slots have; those outside of the pool do not matter.
         first: cpus of the pool that are taken before all others: no slot ever has them to itself.
 
     Empty only if the pool is: whoever calls then leaves everything as it is.
     """
-    set_aside = [place for place in places if place.cpu in pool & first]
+    set_aside = [location for location in locations if location.cpu in pool & first]
     taken = pick(min(count, len(set_aside)), set_aside)
-    left = [place for place in places if place.cpu in pool - first]
-    lent = [place for place in left if place.cpu in held_by_lsr]
-    others = [place for place in left if place.cpu not in held_by_lsr]
+    left = [location for location in locations if location.cpu in pool - first]
+    lent = [location for location in left if location.cpu in lsr_cpus]
+    others = [location for location in left if location.cpu not in lsr_cpus]
     if left:
         count = min(count - len(taken), len(left))
         from_lent = count * len(lent) // len(left)

@@ -20,15 +20,15 @@ from finegrain.rpc.wire_cpus import host_policy_from_proto
 from finegrain.v1 import cpus_pb2, resource_manager_pb2, slots_pb2
 from task_executor.engine.slots import CarveState, SlotKey
 from task_executor.service.encoding import state_to_proto
-from task_executor.service.keeper import SlotKeeper
 from task_executor.service.manager_link import ManagerLink
+from task_executor.service.slot_keeper import SlotKeeper
 
 COALESCE_S = 0.02
 REPORT_INTERVAL_MS_DEFAULT = 2_000
 REPORT_INTERVAL_MS_MIN, REPORT_INTERVAL_MS_MAX = 50, 3_600_000
 CONFLICT_PAUSE_S = 10.0
 
-MEANT_FOR_PEOPLE = frozenset(
+NEEDS_OPERATOR = frozenset(
     {
         Reason.INSTANCE_CONFLICT,
         Reason.VERSION_MISMATCH,
@@ -48,7 +48,7 @@ Clock = Callable[[], float]
 log = get_logger(__name__)
 
 
-class _Next(Enum):
+class _NextStep(Enum):
     """What an answer calls for."""
 
     WAIT = "wait"  # for the interval, or a change
@@ -103,7 +103,7 @@ class Agent:
         self._tokens = tokens
         self._orphan_timeout_ms = orphan_timeout_ms
         self._clock = clock
-        self._held_out_for: Reason | None = None  # what was logged last of an RM that is away
+        self._logged_reason: Reason | None = None  # what was logged last of an RM that is away
         self._changed = asyncio.Event()
         self._settled = asyncio.Event()  # no registration is under way
         self._settled.set()
@@ -117,17 +117,17 @@ class Agent:
                 if not self.state.registered:
                     await self._register()
                 step = await self._report()
-                self._met()
+                self._mark_connected()
             except FinegrainError as error:
-                await self._hold_out(error)
+                await self._handle_failure(error)
                 continue
             except OSError as error:
                 log.error("checkpoint_not_written", error=str(error))
                 await asyncio.sleep(1.0)
                 continue
-            if step is _Next.REGISTER:
+            if step is _NextStep.REGISTER:
                 self.state.registered = False
-            elif step is _Next.WAIT:
+            elif step is _NextStep.WAIT:
                 await self._wait_for_change()
 
     async def wait_registered(self, timeout_s: float) -> None:
@@ -143,9 +143,9 @@ class Agent:
     async def _register(self) -> None:
         self._settled.clear()
         try:
-            self._keeper.reports.distrust()
+            self._keeper.reports.require_full_report()
             answer, report_number = await self._announce()
-            await self._take_registration(answer, report_number)
+            await self._apply_registration(answer, report_number)
         finally:
             self._settled.set()
         log.info(
@@ -176,7 +176,7 @@ class Agent:
                 reports.continue_after(int(known))
         raise AssertionError("unreachable")
 
-    async def _take_registration(
+    async def _apply_registration(
         self, answer: resource_manager_pb2.RegisterExecutorResponse, report_number: int
     ) -> None:
         """Durable before use: no command of this epoch is admitted before the epoch is kept."""
@@ -198,14 +198,14 @@ class Agent:
         )
         self.state.registration_number = answer.registration_number
         self.state.registered = True
-        self._met()
+        self._mark_connected()
         if keeper.reports.acknowledge(report_number):
             await keeper.save()
         await self._follow_policy(answer.host_policy, answer.host_policy_number)
 
     # -- report ------------------------------------------------------------------------------
 
-    async def _report(self) -> _Next:
+    async def _report(self) -> _NextStep:
         keeper = self._keeper
         usage = await self._measure()
         self._changed.clear()
@@ -218,9 +218,9 @@ class Agent:
         )
         answer = await self._link.report(request)
         self.state.reports_sent += 1
-        return await self._take_answer(answer)
+        return await self._handle_answer(answer)
 
-    async def _take_answer(self, answer: resource_manager_pb2.ReportSlotsResponse) -> _Next:
+    async def _handle_answer(self, answer: resource_manager_pb2.ReportSlotsResponse) -> _NextStep:
         keeper = self._keeper
         keeper.fence.check_epoch(answer.rm_epoch)
         if answer.rm_epoch > keeper.fence.rm_epoch:
@@ -228,16 +228,16 @@ class Agent:
             keeper.fence.raise_epoch(answer.rm_epoch)
         if answer.register_again:
             log.info("register_again", manager=self._link.address, rm_epoch=answer.rm_epoch)
-            return _Next.REGISTER
+            return _NextStep.REGISTER
         if keeper.reports.acknowledge(answer.acknowledged_report_number):
             await keeper.save()
         if answer.host_policy_number:  # else it is the one that we have
             await self._follow_policy(answer.host_policy, answer.host_policy_number)
         await self._free_unowned(answer.unowned_slots)
         if answer.send_full_report:
-            keeper.reports.distrust()
-            return _Next.AT_ONCE
-        return _Next.WAIT
+            keeper.reports.require_full_report()
+            return _NextStep.AT_ONCE
+        return _NextStep.WAIT
 
     async def _follow_policy(self, message: cpus_pb2.HostPolicy, number: int) -> None:
         """What the operator has set for this host. What makes no sense here is not followed, and
@@ -248,7 +248,7 @@ class Agent:
         except InvalidArgument as error:
             log.error("host_policy_not_followed", number=number, error=error.message)
             return
-        await self._keeper.take_policy(policy, number)
+        await self._keeper.apply_host_policy(policy, number)
 
     async def _free_unowned(self, slots: Iterable[resource_manager_pb2.SlotRelease]) -> None:
         wanted = []
@@ -270,17 +270,17 @@ class Agent:
 
     # -- alone -------------------------------------------------------------------------------
 
-    def _met(self) -> None:
+    def _mark_connected(self) -> None:
         if not self.state.connected:
             log.info("manager_connected", manager=self._link.address)
-        self._held_out_for = None
+        self._logged_reason = None
         self.state.connected = True
         self.state.contact_at = self._clock()
 
-    async def _hold_out(self, error: FinegrainError) -> None:
+    async def _handle_failure(self, error: FinegrainError) -> None:
         """The RM is away or refuses us: tasks go on, until they are orphans."""
-        if error.reason is not self._held_out_for or not self.state.registered:
-            self._held_out_for = error.reason
+        if error.reason is not self._logged_reason or not self.state.registered:
+            self._logged_reason = error.reason
             log.warning(
                 "manager_not_reached",
                 manager=self._link.address,
@@ -293,7 +293,7 @@ class Agent:
         pause_s = await self._link.next_address(error)
         # Not less often than reports are due: an RM that is back calls us lost if we are late.
         pause_s = min(pause_s, self.state.report_interval_ms / 1000)
-        if error.reason in MEANT_FOR_PEOPLE:
+        if error.reason in NEEDS_OPERATOR:
             log.error("registration_refused", reason=error.reason.value, error=error.message)
             pause_s = CONFLICT_PAUSE_S
         await self._free_orphans()
@@ -302,17 +302,17 @@ class Agent:
     async def _free_orphans(self) -> None:
         if self._orphan_timeout_ms is None:
             return
-        alone_s = self._clock() - self.state.contact_at
-        if alone_s * 1000 <= self._orphan_timeout_ms:
+        disconnected_s = self._clock() - self.state.contact_at
+        if disconnected_s * 1000 <= self._orphan_timeout_ms:
             return
         orphans = [
             (slot.key, None) for slot in self._keeper.table if slot.state is CarveState.ALLOCATED
         ]
         if orphans:
-            log.error("orphans_freed", slots=len(orphans), alone_s=round(alone_s))
+            log.error("orphans_freed", slots=len(orphans), disconnected_s=round(disconnected_s))
             await self._keeper.free(orphans, reason=Reason.ORPHANED.value)
 
-    async def tell_last(self, timeout_s: float) -> None:
+    async def send_last_report(self, timeout_s: float) -> None:
         """One more report, as far as it can be delivered; for a planned stop."""
         if not self.state.registered:
             return

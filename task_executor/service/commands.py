@@ -20,13 +20,13 @@ from task_executor.engine.command_fence import CommandNumbers
 from task_executor.engine.slot_table import Outcome
 from task_executor.engine.slots import Slot, SlotKey, SlotSpec
 from task_executor.service.encoding import result, state_to_proto
-from task_executor.service.keeper import SlotKeeper
 from task_executor.service.messages import (
     change_from_proto,
     check_generation,
     spec_from_proto,
 )
-from task_executor.service.sizes import change_size
+from task_executor.service.resizing import resize_slot
+from task_executor.service.slot_keeper import SlotKeeper
 
 ITEMS_MAX = 10_000
 FREE_WAIT_S = 1.0
@@ -61,13 +61,13 @@ class CommandRunner:
         pids_max: int,
         registered: Callable[[float], Awaitable[None]],
         offer: Callable[[Sequence[Slot]], None],
-        look: Callable[[], Awaitable[None]],
+        refresh_host: Callable[[], Awaitable[None]],
     ) -> None:
         self._keeper = keeper
         self._pids_max = pids_max
         self._registered = registered
         self._offer = offer
-        self._look = look
+        self._refresh_host = refresh_host
         self._lock = asyncio.Lock()
         self._running: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -79,7 +79,7 @@ class CommandRunner:
         self._check_meant_for_us(request)
         _check_count("allocations", len(request.allocations))
         numbers = numbers_of(request)
-        return await self._once(numbers, lambda: self._allocate(request, numbers))
+        return await self._run_once(numbers, lambda: self._allocate(request, numbers))
 
     async def free(
         self, request: task_executor_pb2.FreeSlotsRequest
@@ -88,7 +88,7 @@ class CommandRunner:
         self._check_meant_for_us(request)
         _check_count("slots", len(request.slots))
         numbers = numbers_of(request)
-        return await self._once(numbers, lambda: self._free(request, numbers))
+        return await self._run_once(numbers, lambda: self._free(request, numbers))
 
     async def resize(
         self, request: task_executor_pb2.TaskExecutorServiceResizeSlotRequest
@@ -96,7 +96,7 @@ class CommandRunner:
         """See ResizeSlot in task_executor.proto."""
         self._check_meant_for_us(request)
         numbers = numbers_of(request)
-        return await self._once(numbers, lambda: self._resize(request, numbers))
+        return await self._run_once(numbers, lambda: self._resize(request, numbers))
 
     def _check_meant_for_us(self, request: Command) -> None:
         """Two executors' numbers may be equal: only the name shows that another one advertises our
@@ -115,7 +115,9 @@ class CommandRunner:
         self._closed = True
         await asyncio.gather(*self._running, return_exceptions=True)
 
-    async def _once(self, numbers: CommandNumbers, work: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def _run_once(
+        self, numbers: CommandNumbers, work: Callable[[], Awaitable[Answer]]
+    ) -> Answer:
         running = asyncio.create_task(self._admit(numbers, work))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
@@ -158,7 +160,8 @@ class CommandRunner:
         ]
         specs = [each for each in parsed if isinstance(each, SlotSpec)]
         if any(spec.is_pinned for spec in specs):
-            await self._look()  # what is to be a slot's own must be there, and nobody else's
+            # Cpus that a slot gets to itself must be online, and given to no container.
+            await self._refresh_host()
         carved = await self._keeper.carve(specs)
         outcomes = iter(carved)
         results = [
@@ -173,7 +176,7 @@ class CommandRunner:
             results=results, report=state_to_proto(self._keeper.full_state())
         )
         self._keeper.fence.record(numbers, answer)
-        self._tell(carved)
+        self._log_outcomes(carved)
         return answer
 
     def _parse(
@@ -184,7 +187,7 @@ class CommandRunner:
         except InvalidArgument as error:
             return error
 
-    def _tell(self, outcomes: Sequence[Outcome]) -> None:
+    def _log_outcomes(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
             key = outcome.key
             if outcome.error is not None:
@@ -219,7 +222,7 @@ class CommandRunner:
                 error = bad
             results.append(result(message.allocation_id, error))
         await self._keeper.free(wanted)
-        await self._keeper.wait_gone([key for key, _ in wanted], FREE_WAIT_S)
+        await self._keeper.wait_freed([key for key, _ in wanted], FREE_WAIT_S)
         self._keeper.fence.contained(numbers)
         answer = task_executor_pb2.FreeSlotsResponse(
             results=results, report=state_to_proto(self._keeper.full_state())
@@ -238,8 +241,8 @@ class CommandRunner:
             error: FinegrainError | None = bad
         else:
             if assignment is not None and assignment.cpus:
-                await self._look()
-            error = (await change_size(self._keeper, *change, assignment=assignment)).error
+                await self._refresh_host()
+            error = (await resize_slot(self._keeper, *change, assignment=assignment)).error
         if error is not None and error.reason is Reason.UNREACHABLE:
             raise error  # nobody knows yet: no answer is recorded, and the same command may come
         self._keeper.fence.contained(numbers)

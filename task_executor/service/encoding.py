@@ -27,13 +27,13 @@ from finegrain.rpc.wire_cpus import (
 )
 from finegrain.topology import printable
 from finegrain.v1 import cpus_pb2, resources_pb2, slots_pb2, task_executor_pb2
-from task_executor.engine.cpu_books import CpuConditions, HostCpus
+from task_executor.engine.cpu_ledger import CpuConditions, HostCpus
 from task_executor.engine.report_log import NumberedState
 from task_executor.engine.slots import EndedSlot, Slot
 from task_executor.host.helper_messages import ExitRecord, TaskFault
 from task_executor.host.kubelet import KubeletContainer, KubeletState
-from task_executor.host.node_offers import NodeOffer
-from task_executor.service.task_book import Task
+from task_executor.host.numa_capacity import NumaCapacity
+from task_executor.service.task_table import Task
 
 SIGKILL = 9
 STATE_BYTES_WITH_NOTES_MAX = 2 * 1024 * 1024
@@ -55,7 +55,7 @@ def state_to_proto(state: NumberedState) -> slots_pb2.SlotReport:
     return message
 
 
-def host_cpus_to_proto(cpus: HostCpus, nodes: Iterable[NodeOffer]) -> cpus_pb2.HostCpus:
+def host_cpus_to_proto(cpus: HostCpus, nodes: Iterable[NumaCapacity]) -> cpus_pb2.HostCpus:
     """Returns what slots can have of the host's cpus and NUMA nodes."""
     offers = [write(cpus_pb2.NumaCapacity, node) for node in nodes]
     return write(cpus_pb2.HostCpus, cpus, numa=offers)
@@ -141,7 +141,7 @@ write = Writer(
             },
             kept=(
                 "job_secret_sha256 digest submit_time_ms submit_number directory "
-                "slot_gone_at watchers settled _wakers"
+                "slot_removed_at watchers settled _wakers"
             ),
         ),
         Writing(TaskFault, slots_pb2.ItemError, {"details": As("details", _fault_details)}),
@@ -174,9 +174,11 @@ write = Writer(
             cpus_pb2.HostCpus,
             {"reserved_cpus": "reserved", "isolated_cpus": "isolated"},
             given="numa",
-            kept="places memory_nodes",
+            kept="pools memory_nodes",
         ),
-        Writing(NodeOffer, cpus_pb2.NumaCapacity, {"numa_node_id": "id", "extended": "hugepages"}),
+        Writing(
+            NumaCapacity, cpus_pb2.NumaCapacity, {"numa_node_id": "id", "extended": "hugepages"}
+        ),
         Writing(
             CpuConditions,
             cpus_pb2.CpuState,

@@ -43,7 +43,7 @@ def size_unknown(wanted: SlotSpec, error: Exception) -> FinegrainError:
     )
 
 
-def slot_gone(key: SlotKey) -> FinegrainError:
+def slot_removed(key: SlotKey) -> FinegrainError:
     """ALLOCATION_UNKNOWN, of one that was there a moment ago."""
     return NotFound(
         f"slot {key.allocation_id} generation {key.generation} went meanwhile",

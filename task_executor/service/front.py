@@ -34,7 +34,7 @@ from finegrain.rpc.wire import (
 from finegrain.v1 import resource_manager_pb2, slots_pb2, task_executor_pb2_grpc
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import CarveState
-from task_executor.engine.squeeze import places_of_host
+from task_executor.engine.squeeze import cpu_locations
 from task_executor.host.helper_messages import HelperInfo
 from task_executor.service.agent import Agent, boot_seconds
 from task_executor.service.checkpoint import ENDPOINT_FILE
@@ -44,12 +44,12 @@ from task_executor.service.executor_service import ExecutorService
 from task_executor.service.host_sync import HostSync, recover
 from task_executor.service.host_watch import HostWatch, KubeletWatch
 from task_executor.service.isolation import NO_HUGETLB, isolation_of, notes_of
-from task_executor.service.keeper import Identity, SlotKeeper
 from task_executor.service.manager_link import ManagerLink
 from task_executor.service.metrics import ExecutorMetrics
 from task_executor.service.offers import Offers
 from task_executor.service.ports import Helper
 from task_executor.service.prepared import Prepared
+from task_executor.service.slot_keeper import Identity, SlotKeeper
 from task_executor.service.squeezer import Squeezer, SqueezeRule
 from task_executor.service.task_runner import TaskRunner
 from task_executor.service.usage import Meter
@@ -107,22 +107,22 @@ class Front:
         self.meter = Meter(self.keeper)
         self.runner = TaskRunner(self.keeper, options, prepared.users, prepared.task_root)
         table = self.keeper.table
-        unheld = plan.offers_hugepages and info.isolation.hugepages == "none"
+        hugepages_unlimited = plan.offers_hugepages and info.isolation.hugepages == "none"
         self.watch = HostWatch(
             kubelet or KubeletWatch(helper.kubelet, plan.topology),
-            union(cpus for _, cpus in table.cpus.host.pooled),
-            take_in=self.keeper.take_in,
+            union(cpus for _, cpus in table.cpus.host.cpus_by_pool),
+            update_conditions=self.keeper.update_conditions,
             slots=lambda: table,
-            notes=(NO_HUGETLB,) if unheld else (),
+            notes=(NO_HUGETLB,) if hugepages_unlimited else (),
         )
         self.squeezer = Squeezer(
             table,
-            places_of_host(plan.topology),
+            cpu_locations(plan.topology),
             SqueezeRule(options.best_effort_squeeze_threshold, options.best_effort_squeeze_minimum),
             usage=helper.usage,
-            take_in=self.keeper.take_in,
+            update_conditions=self.keeper.update_conditions,
         )
-        self.sync = HostSync(self.keeper, self.runner, self.watch.look)
+        self.sync = HostSync(self.keeper, self.runner, self.watch.refresh)
         self.offers = Offers(self.keeper, timeout_ms=options.offer_timeout_ms)
         self.agent = Agent(
             self.keeper,
@@ -142,7 +142,7 @@ class Front:
             pids_max=options.pids_max,
             registered=self.agent.wait_registered,
             offer=self.offers.offer,
-            look=self.watch.look,
+            refresh_host=self.watch.refresh,
         )
         self._server = GuardedServer(
             options.listen, TASK_EXECUTOR_ACCESS, self.tokens, observe=self.metrics.call_ended
@@ -153,7 +153,7 @@ class Front:
         )
         self._metrics_server: MetricsServer | None = None
         self._background: list[asyncio.Task[None]] = []
-        self._talking: asyncio.Task[None] | None = None
+        self._agent_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Recovers, binds, and begins to register.
@@ -162,23 +162,25 @@ class Front:
             ConfigurationError: an address cannot be bound or is not allowed.
             HelperUnavailable: the helper went away.
         """
-        await self.watch.look()  # before anybody is told where to run
+        await self.watch.refresh()  # before anybody is told where to run
         await recover(self.keeper, self._prepared.saved)
         await self._keep_identity()
-        bound = await self._server.start()
-        self.address = check_dialable(self._options.advertise_address or bound, "advertise_address")
+        bound_address = await self._server.start()
+        self.address = check_dialable(
+            self._options.advertise_address or bound_address, "advertise_address"
+        )
         self.offers.address = self.address
         if self._options.listen.metrics_address:
             await self._start_metrics()
         self._write_endpoint()
-        self._say_what_holds()
-        self._begin(self.sync.follow_events())
-        self._begin(self.sync.sweep())
-        self._begin(self._probe_lag())
+        self._log_settings()
+        self._run_in_background(self.sync.follow_events())
+        self._run_in_background(self.sync.sweep())
+        self._run_in_background(self._probe_lag())
         if self._options.best_effort_squeeze == SQUEEZE_CPUSET:
-            self._begin(self.squeezer.run())
-        self._talking = self._begin(self.agent.run())
-        self._begin(self._watchdog())
+            self._run_in_background(self.squeezer.run())
+        self._agent_task = self._run_in_background(self.agent.run())
+        self._run_in_background(self._watchdog())
         self.offers.offer(list(self.keeper.table))
         systemd.notify("READY=1", f"STATUS=serving {self.address}")
 
@@ -209,7 +211,7 @@ class Front:
     async def abandon(self) -> None:
         """After a start that failed: ends what had begun and changes nothing on the host."""
         await self._server.stop(0)
-        await self._end_parts()
+        await self._close_components()
 
     async def stop(self) -> None:
         """A planned stop. Tasks and slots live on, unless `stop_tasks_on_exit`, and the helper with
@@ -220,9 +222,9 @@ class Front:
         await self.commands.close()
         await self.runner.close()
         if self._options.stop_tasks_on_exit:
-            await self._leave_nothing()
+            await self._free_everything()
         elif not len(self.keeper.table) and not self.keeper.tasks.running():
-            await self._end_helper()
+            await self._stop_helper()
         else:
             log.info(
                 "tasks_go_on",
@@ -231,12 +233,12 @@ class Front:
                 hint="start the executor again to take them back, or set stop_tasks_on_exit",
             )
         await self._server.stop()
-        await self._end_parts()
+        await self._close_components()
         with contextlib.suppress(OSError):  # of a disk that failed
             (self._prepared.directory.path / ENDPOINT_FILE).unlink(missing_ok=True)
         log.info("stopped")
 
-    async def _end_parts(self) -> None:
+    async def _close_components(self) -> None:
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
@@ -246,32 +248,32 @@ class Front:
         if self._metrics_server is not None:
             await self._metrics_server.stop()
 
-    async def _leave_nothing(self) -> None:
+    async def _free_everything(self) -> None:
         """All slots freed, the RM told as far as it can be, tasks' files and helper gone."""
         keys = [slot.key for slot in self.keeper.table if slot.state is not CarveState.CARVING]
         await self.offers.close()
         await self.keeper.free([(key, None) for key in keys], reason="TERMINATED")
         grace_s = self._options.task_kill_grace_ms / 1000
-        await self.keeper.wait_gone(keys, grace_s + STOP_MARGIN_S)
-        await self._await_ends()
-        if self._talking is not None:  # one voice at a time
-            self._talking.cancel()
-            await asyncio.wait([self._talking])
-        await self.agent.tell_last(LAST_REPORT_S)
+        await self.keeper.wait_freed(keys, grace_s + STOP_MARGIN_S)
+        await self._await_task_ends()
+        if self._agent_task is not None:  # one voice at a time
+            self._agent_task.cancel()
+            await asyncio.wait([self._agent_task])
+        await self.agent.send_last_report(LAST_REPORT_S)
         if len(self.keeper.table):
             log.error("slots_left", slots=len(self.keeper.table))
         for task in list(self.keeper.tasks):
             with contextlib.suppress(FinegrainError):
                 await self._helper.forget_task(task.task_id)
                 self.keeper.directory.forget_task(task.task_id)
-        await self._end_helper()
+        await self._stop_helper()
 
-    async def _end_helper(self) -> None:
+    async def _stop_helper(self) -> None:
         if self._prepared.helper_is_ours:
             with contextlib.suppress(FinegrainError):
                 await self._helper.stop()
 
-    async def _await_ends(self) -> None:
+    async def _await_task_ends(self) -> None:
         """The ends of tasks reach their watchers before the streams are ended."""
         for task in list(self.keeper.tasks):
             with task.watched() as changed, contextlib.suppress(TimeoutError):
@@ -314,14 +316,14 @@ class Front:
             listen.metrics_address,
             self.metrics.registry,
             lambda: self.agent.state.registered and self.agent.state.connected,
-            refresh=self._observe,
+            refresh=self._refresh_metrics,
             insecure=listen.insecure,
         )
         self.metrics_address = await self._metrics_server.start()
 
-    async def _observe(self) -> None:
+    async def _refresh_metrics(self) -> None:
         await self.meter.refresh()
-        self.metrics.observe(
+        self.metrics.update(
             self.keeper,
             self.agent.state,
             self.meter.latest,
@@ -344,7 +346,7 @@ class Front:
         except OSError as error:  # only people and tools read it
             log.error("endpoint_not_written", error=str(error), path=str(path))
 
-    def _say_what_holds(self) -> None:
+    def _log_settings(self) -> None:
         plan, isolation = self._prepared.plan, self._info.isolation
         log.info(
             "task_executor_serving",
@@ -370,7 +372,7 @@ class Front:
 
     # -- background ----------------------------------------------------------------------------
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._background.append(task)
         return task

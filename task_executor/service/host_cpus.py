@@ -22,7 +22,7 @@ from finegrain.cpu_pools import cores_of, places_of
 from finegrain.cpu_words import read_word
 from finegrain.cpuset import CpuSet
 from finegrain.topology import HostTopology
-from task_executor.engine.cpu_books import HostCpus
+from task_executor.engine.cpu_ledger import HostCpus
 from task_executor.options import TaskExecutorOptions
 
 Word = TypeVar("Word", bound=StrEnum)
@@ -40,7 +40,7 @@ def host_cpus(options: TaskExecutorOptions, topology: HostTopology, capacity: Ca
         slot_cpus=capacity.cpus,
         reserved=reserved,
         isolated=capacity.isolated_cpus,
-        places=places_of(cores_of(topology), capacity.cpus | reserved),
+        pools=places_of(cores_of(topology), capacity.cpus | reserved),
         memory_nodes=topology.allowed_nodes,
         policy=_policy(options, reserved),
     )

@@ -26,12 +26,12 @@ from finegrain.resources import (
     round_down,
 )
 from finegrain.topology import HostTopology
-from task_executor.engine.cpu_books import CpuBooks
+from task_executor.engine.cpu_ledger import CpuLedger
 from task_executor.engine.default_profile import default_slot, parse_fraction
 from task_executor.engine.slot_table import HostShare
 from task_executor.host.capacity import CapacityOptions, plan_capacity
 from task_executor.host.kubelet.state import MEMORY, KubeletState
-from task_executor.host.node_offers import NodeOffer, hugepages_of, node_offers
+from task_executor.host.numa_capacity import NumaCapacity, hugepages_of, numa_capacity
 from task_executor.options import TaskExecutorOptions
 from task_executor.service.host_cpus import host_cpus
 
@@ -46,7 +46,7 @@ class HostPlan:
     default_profile: ResourceProfile
     warnings: tuple[str, ...]
     capacity: Capacity | None = None  # that it was made from
-    nodes: tuple[NodeOffer, ...] = ()
+    nodes: tuple[NumaCapacity, ...] = ()
     time_shared: bool = False  # others may use its cpus as well: no slot can have one to itself
 
     @property
@@ -70,7 +70,7 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
             share_memory_bytes=options.memory_bytes,
         ),
     )
-    nodes = node_offers(capacity)
+    nodes = numa_capacity(capacity)
     total = _total(options, topology, capacity, nodes)
     profile, deprecation = _default_profile(options, capacity, total)
     reserved = {
@@ -90,7 +90,7 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
         topology=topology,
         share=HostShare(
             total=total,
-            shared_cpus=CpuBooks(cpus).pools.shared,
+            shared_cpus=CpuLedger(cpus).pools.shared,
             slots_max=_not_negative("slots_max", options.slots_max),
             host_cpus=cpus,
         ),
@@ -112,7 +112,7 @@ def beside_kubelet(
     """
     if kubelet is None or plan.capacity is None:
         return plan
-    nodes = node_offers(plan.capacity, kubelet)
+    nodes = numa_capacity(plan.capacity, kubelet)
     total = {
         name: amount
         for name, amount in plan.share.total.items()
@@ -131,7 +131,7 @@ def _is_configured(options: TaskExecutorOptions, dimension: str) -> bool:
     return dimension.removeprefix(EXTENDED_PREFIX) in dict(options.extended)
 
 
-def _hugepages(options: TaskExecutorOptions, nodes: Iterable[NodeOffer]) -> dict[str, int]:
+def _hugepages(options: TaskExecutorOptions, nodes: Iterable[NumaCapacity]) -> dict[str, int]:
     """Those of all nodes; how many of a size that the configuration names it says itself."""
     found = {EXTENDED_PREFIX + name: count for name, count in hugepages_of(nodes).items()}
     return {name: n for name, n in found.items() if not _is_configured(options, name)}
@@ -151,7 +151,7 @@ def _total(
     options: TaskExecutorOptions,
     topology: HostTopology,
     capacity: Capacity,
-    nodes: Iterable[NodeOffer],
+    nodes: Iterable[NumaCapacity],
 ) -> dict[str, int]:
     cpu_milli = _cpu_milli(options, capacity)
     percent = _not_negative("best_effort_percent", options.best_effort_percent)

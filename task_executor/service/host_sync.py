@@ -26,31 +26,31 @@ from task_executor.host.helper_messages import (
     TaskRecord,
 )
 from task_executor.service.checkpoint import SavedState
-from task_executor.service.keeper import SlotKeeper
-from task_executor.service.sizes import settle_sizes
-from task_executor.service.task_book import Task
+from task_executor.service.resizing import finish_resizes
+from task_executor.service.slot_keeper import SlotKeeper
 from task_executor.service.task_runner import TaskRunner
+from task_executor.service.task_table import Task
 
 SWEEP_S = 5.0
-PLACES_ANEW = 12  # every so many sweeps
+SWEEPS_PER_RESYNC = 12
 DESTROY_S_MAX = 5.0  # waited for at a start; the rest goes on meanwhile
 
 log = get_logger(__name__)
 
 
 async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
-    """Rebuilds table and task book from the checkpoint and the helper, before any registration.
+    """Rebuilds both tables from the checkpoint and the helper, before any registration.
 
     Slots of an earlier boot are gone with it; slots that were being freed are freed on.
     """
     keeper.fence.raise_epoch(saved.rm_epoch)
     keeper.starts = saved.starts + 1
     keeper.user_token_sha256 = saved.user_token_sha256
-    keeper.reports.begin_life(keeper.starts)
+    keeper.reports.start_numbering(keeper.starts)
     for ended in saved.ended:
         keeper.reports.ended(ended)
     # What an operator has set holds before an RM is heard of.
-    keeper.table.take_in(operator_policy=saved.policy, policy_number=saved.policy_number)
+    keeper.table.update_conditions(operator_policy=saved.policy, policy_number=saved.policy_number)
     state = await keeper.helper.inspect()
     on_host = {_slot_key(each.limits) for each in state.slots}
     # With its host a slot does not break: whoever wants to be restarted need not shun the host.
@@ -61,11 +61,11 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     _adopt_tasks(keeper, state)
     await _destroy_unknown_slots(keeper, state)
     await _forget_unknown_tasks(keeper, state)
-    await keeper.places.restore()
-    await settle_sizes(keeper, [each.limits for each in state.slots], _specs(keeper))
+    await keeper.cpu_bindings.resync()
+    await finish_resizes(keeper, [each.limits for each in state.slots], _specs(keeper))
     for slot in list(keeper.table):
         if slot.state is CarveState.FREEING:
-            keeper.begin_take_down(slot.key, grace_ms=keeper.default_grace_ms)
+            keeper.begin_teardown(slot.key, grace_ms=keeper.default_grace_ms)
     for what in keeper.directory.damage:
         log.error("state_damaged", what=what, path=str(keeper.directory.path))
     keeper.directory.damage.clear()
@@ -103,12 +103,12 @@ def _adopt_tasks(keeper: SlotKeeper, state: HelperState) -> None:
             continue
         slot = keeper.table.get(task.key)
         if slot is None:
-            task.slot_gone_at = now
+            task.slot_removed_at = now
         if slot is None or slot.state is CarveState.FREEING:
             task.cancelled = task.cancelled or _ended_with_its_slot(record)
         keeper.tasks.add(task)
         if record is not None:
-            _take_in(keeper, task, record)
+            _adopt_record(keeper, task, record)
 
 
 def _ended_with_its_slot(record: TaskRecord | None) -> bool:
@@ -119,7 +119,7 @@ def _ended_with_its_slot(record: TaskRecord | None) -> bool:
     return how.signal in (SIGTERM, SIGKILL) and not (how.oom_killed or how.timed_out)
 
 
-def _take_in(keeper: SlotKeeper, task: Task, record: TaskRecord) -> None:
+def _adopt_record(keeper: SlotKeeper, task: Task, record: TaskRecord) -> None:
     """What the helper knows of a task of ours."""
     task.directory = record.directory
     if record.exit is not None:
@@ -131,7 +131,7 @@ def _take_in(keeper: SlotKeeper, task: Task, record: TaskRecord) -> None:
 
 async def _destroy_unknown_slots(keeper: SlotKeeper, state: HelperState) -> None:
     for stranger in state.strangers:
-        log.error("stranger_killed", group=stranger.group, pids=stranger.pids)
+        log.error("unknown_group_killed", group=stranger.group, pids=stranger.pids)
     everything = [each.limits for each in state.slots]
     unknown = [each for each in everything if keeper.table.get(_slot_key(each)) is None]
     for each in unknown:
@@ -149,7 +149,7 @@ async def _forget_unknown_tasks(keeper: SlotKeeper, state: HelperState) -> None:
                     await keeper.helper.kill_task(record.task_id)
                 await _forget_when_ended(keeper, record.task_id)
             except FinegrainError as error:
-                log.error("unknown_task_stays", task_id=record.task_id, error=error.message)
+                log.error("unknown_task_not_ended", task_id=record.task_id, error=error.message)
 
 
 async def _forget_when_ended(keeper: SlotKeeper, task_id: str) -> None:
@@ -176,11 +176,11 @@ class HostSync:
     """Keeps the books in line while the front runs."""
 
     def __init__(
-        self, keeper: SlotKeeper, runner: TaskRunner, look: Callable[[], Awaitable[None]]
+        self, keeper: SlotKeeper, runner: TaskRunner, refresh_host: Callable[[], Awaitable[None]]
     ) -> None:
         self._keeper = keeper
         self._runner = runner
-        self._look = look  # at the host's cpus, and at who else has some
+        self._refresh_host = refresh_host  # at the host's cpus, and at who else has some
 
     async def follow_events(self) -> None:
         """Takes in what the helper tells; never returns."""
@@ -229,10 +229,10 @@ class HostSync:
             slot = keeper.table.get(key)
             if slot is not None and slot.state is CarveState.ALLOCATED:
                 log.error("slot_missing", allocation_id=key.allocation_id)
-                keeper.vanish(key)
+                keeper.slot_vanished(key)
         await _destroy_unknown_slots(keeper, state)
-        await keeper.places.restore()
-        await settle_sizes(keeper, [each.limits for each in state.slots], specs_before)
+        await keeper.cpu_bindings.resync()
+        await finish_resizes(keeper, [each.limits for each in state.slots], specs_before)
         await keeper.save_or_log()
 
     def _compare_tasks(self, before: Iterable[Task], records: Iterable[TaskRecord]) -> None:
@@ -240,7 +240,7 @@ class HostSync:
         for task in before:
             record = known.get(task.task_id)
             if record is not None:
-                _take_in(self._keeper, task, record)
+                _adopt_record(self._keeper, task, record)
             elif self._keeper.tasks.get(task.task_id) is task:
                 message = "the host lost the task's records; how it ended is not known"
                 self._keeper.tasks.failed(task, TaskFault(Reason.TERMINATED.value, message))
@@ -248,8 +248,8 @@ class HostSync:
     def _is_unsettled(self) -> bool:
         """An end was missed, or the helper was away while a slot changed its size."""
         keeper = self._keeper
-        missed = any(t.slot_gone_at is not None and not t.has_ended for t in keeper.tasks)
-        idle = not keeper.sizes.locked()
+        missed = any(t.slot_removed_at is not None and not t.has_ended for t in keeper.tasks)
+        idle = not keeper.resize_lock.locked()
         return missed or (idle and any(slot.becoming is not None for slot in keeper.table))
 
     async def sweep(self) -> None:
@@ -257,14 +257,15 @@ class HostSync:
         where all run, since others may write to our groups, and cgroup v1 takes a cpu that went
         off-line for a moment out of them for good. Never returns.
         """
-        for turn in itertools.count(1):
+        for sweeps in itertools.count(1):
             await asyncio.sleep(SWEEP_S)
+            force = sweeps % SWEEPS_PER_RESYNC == 0
             try:
-                await self._look()
+                await self._refresh_host()
                 if self._is_unsettled():
                     await self.compare()
-                elif self._keeper.places.behind or turn % PLACES_ANEW == 0:
-                    await self._keeper.places.settle(anew=turn % PLACES_ANEW == 0)
+                elif self._keeper.cpu_bindings.is_out_of_sync or force:
+                    await self._keeper.cpu_bindings.sync_or_log(force=force)
                 await self._runner.forget_overdue()
             except (FinegrainError, OSError) as error:
                 log.error("sweep_failed", error=str(error))

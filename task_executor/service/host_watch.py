@@ -1,7 +1,7 @@
 """What changes about the host's cpus while the front runs: those that stop running, and those that
 a kubelet gives away.
 
-Decides how often somebody looks, and says what is new to whoever keeps the books of cpus; slots
+Decides how often somebody looks, and says what is new to the cpu ledger; slots
 that have such cpus go on and are named. Refuses to know what follows from it for slots and pools.
 """
 
@@ -22,10 +22,10 @@ from task_executor.host.helper_messages import KubeletFiles
 from task_executor.host.kubelet import KubeletState, KubeletTexts, read_kubelet
 from task_executor.host.kubelet.parsing import KubeletReading
 
-NAMED_MAX = 8  # slots in notes; the RM names all of them
+NOTES_MAX = 8  # slots in notes; the RM names all of them
 
-Ask = Callable[[str], Awaitable[KubeletFiles | None]]
-TakeIn = Callable[..., Awaitable[None]]
+ReadKubelet = Callable[[str], Awaitable[KubeletFiles | None]]
+UpdateConditions = Callable[..., Awaitable[None]]
 
 log = get_logger(__name__)
 
@@ -34,11 +34,11 @@ class KubeletWatch:
     """Keeps what is known of a kubelet; what cannot be read stays as it was known last.
 
     Args:
-        ask: the helper's `kubelet`.
+        read_kubelet_files: the helper's `kubelet`.
     """
 
-    def __init__(self, ask: Ask, topology: HostTopology) -> None:
-        self._ask = ask
+    def __init__(self, read_kubelet_files: ReadKubelet, topology: HostTopology) -> None:
+        self._read_kubelet_files = read_kubelet_files
         self._topology = topology
         self._mark = ""
         self._reading: KubeletReading | None = None
@@ -49,13 +49,13 @@ class KubeletWatch:
         """None: there is no kubelet on this host."""
         return self._reading.state if self._reading else None
 
-    async def look(self) -> KubeletState | None:
+    async def refresh(self) -> KubeletState | None:
         """What is known now. Never raises for what the host or the helper says."""
         try:
-            found = await self._ask(self._mark)
+            found = await self._read_kubelet_files(self._mark)
         except (FinegrainError, OSError) as error:
             if self._failure != str(error):
-                log.warning("kubelet_not_looked_at", error=str(error))
+                log.warning("kubelet_not_read", error=str(error))
             self._failure = str(error)
             return self.state
         self._failure = ""
@@ -64,7 +64,7 @@ class KubeletWatch:
         before, self._mark = self.state, found.mark
         self._reading = self._read(found)
         if self.state != before:
-            self._say()
+            self._log_state()
         return self.state
 
     def _read(self, found: KubeletFiles) -> KubeletReading | None:
@@ -74,10 +74,10 @@ class KubeletWatch:
             return None
         return read_kubelet(texts, self._topology, self._reading)
 
-    def _say(self) -> None:
+    def _log_state(self) -> None:
         state = self.state
         if state is None:
-            log.info("kubelet_gone")
+            log.info("kubelet_removed")
             return
         log.info(
             "kubelet",
@@ -88,17 +88,17 @@ class KubeletWatch:
             reserved_cpus=str(state.reserved_cpus),
         )
         for note in state.notes:
-            log.warning("kubelet_strange", what=note)
+            log.warning("kubelet_note", what=note)
 
 
 class HostWatch:
-    """Tells the books of cpus what they cannot know.
+    """Tells the cpu ledger what it cannot know.
 
     Args:
         kubelet: what is known of a kubelet.
         cpus: the executor's own cpus, reserved ones included.
-        take_in: told `offline`, `kubelet_cpus`, `kubelet_policy`, `kubelet` and `notes`, whether
-            they are news or not.
+        update_conditions: told `offline`, `kubelet_cpus`, `kubelet_policy`, `kubelet` and `notes`,
+            whether they are news or not.
         slots: those that there are.
         notes: what is strange about this host from its start on.
         root: where its files lie.
@@ -109,35 +109,35 @@ class HostWatch:
         kubelet: KubeletWatch,
         cpus: CpuSet,
         *,
-        take_in: TakeIn,
+        update_conditions: UpdateConditions,
         slots: Callable[[], Iterable[Slot]],
         notes: tuple[str, ...] = (),
         root: Path = Path("/"),
     ) -> None:
         self.kubelet = kubelet
         self._cpus = cpus
-        self._take_in = take_in
+        self._update_conditions = update_conditions
         self._slots = slots
         self._notes = notes
         self.root = root
         self._offline = EMPTY
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Looks, and tells."""
-        state = await self.kubelet.look()
+        state = await self.kubelet.refresh()
         # We run on some: where none can be found, what tells of them cannot be read.
         allowed = allowed_cpus(self.root)
         offline = self._cpus - allowed if allowed else self._offline
         if offline != self._offline:
             log.warning("cpus_changed", offline=str(offline), back=str(self._offline - offline))
             self._offline = offline
-        told: dict[str, Any] = {"offline": offline, "notes": self._strange(offline, state)}
-        told["kubelet_cpus"] = state.pinned_cpus & self._cpus if state else EMPTY
-        told["kubelet_policy"] = state.policy if state else HostPolicy()
-        told["kubelet"] = state
-        await self._take_in(**told)
+        conditions: dict[str, Any] = {"offline": offline, "notes": self._notes_on(offline, state)}
+        conditions["kubelet_cpus"] = state.pinned_cpus & self._cpus if state else EMPTY
+        conditions["kubelet_policy"] = state.policy if state else HostPolicy()
+        conditions["kubelet"] = state
+        await self._update_conditions(**conditions)
 
-    def _strange(self, offline: CpuSet, state: KubeletState | None) -> tuple[str, ...]:
+    def _notes_on(self, offline: CpuSet, state: KubeletState | None) -> tuple[str, ...]:
         """What is strange about the kubelet, and slots that have lost cpus of their own."""
         named = []
         for slot in self._slots():
@@ -153,6 +153,6 @@ class HostWatch:
                     named.append(
                         f"{name} has cpus {lost} of its own that the kubelet has given to {whose}"
                     )
-        if len(named) > NAMED_MAX:
-            named[NAMED_MAX - 1 :] = [f"{len(named) - NAMED_MAX + 1} more cases like these"]
+        if len(named) > NOTES_MAX:
+            named[NOTES_MAX - 1 :] = [f"{len(named) - NOTES_MAX + 1} more cases like these"]
         return (*self._notes, *(state.notes if state else ()), *named)

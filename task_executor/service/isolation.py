@@ -29,7 +29,7 @@ DECLARED_ONLY = (
 _AFFINITY = "tasks are put on their cpus, but could change them, and memory may be of any NUMA node"
 DECLARED = "declared"
 """Of countable resources: booked, and nothing on the host holds anybody to it."""
-OWN_CPUS = "cpus"
+DEDICATED_CPUS = "cpus"
 """Instead of a quota: no more cpu time than the cpus that it has to itself can give."""
 
 
@@ -38,15 +38,15 @@ def isolation_of(report: IsolationReport, slot: SlotSpec | None = None) -> Isola
     whole host.
     """
     if slot is not None and slot.is_pinned and report.cpuset == "cgroup":
-        report = replace(report, cpu=OWN_CPUS)
+        report = replace(report, cpu=DEDICATED_CPUS)
     notes = notes_of(report)
     countable = ""
     if slot is not None and slot.profile.extended:
-        unheld = kernel_limits(slot.profile.extended) and report.hugepages == "none"
-        notes += [NO_HUGETLB] if unheld else []
+        unenforced = kernel_limits(slot.profile.extended) and report.hugepages == "none"
+        notes += [NO_HUGETLB] if unenforced else []
         names = [name for name, _ in slot.profile.extended if page_bytes(name) is None]
         notes += [DECLARED_ONLY.format(names=", ".join(names))] if names else []
-        countable = DECLARED if names or unheld else "hard"
+        countable = DECLARED if names or unenforced else "hard"
     return Isolation(
         cpu=report.cpu,
         cpuset=report.cpuset,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.hugepages import kernel_limits
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES
-from task_executor.engine.cpu_books import Place
+from task_executor.engine.cpu_ledger import CpuBinding
 from task_executor.engine.slots import SlotSpec
 from task_executor.host.helper_messages import SlotLimits
 
@@ -18,19 +18,19 @@ throttles without need.
 """
 
 
-def own_cpus(limits: SlotLimits) -> CpuSet:
-    """The cpus that a slot which no book knows has to itself."""
+def dedicated_cpus(limits: SlotLimits) -> CpuSet:
+    """The cpus dedicated to a slot that is not in the slot table."""
     return CpuSet.parse(limits.cpus) if limits.cpu_limit_milli == NO_CAP else EMPTY
 
 
-def held_by(limits: SlotLimits) -> dict[str, int]:
+def amounts_of(limits: SlotLimits) -> dict[str, int]:
     """What such a slot holds, as far as its limits tell."""
     cpu = {CPU_MILLI: 0, BEST_EFFORT_CPU_MILLI: 0}
     cpu[BEST_EFFORT_CPU_MILLI if limits.best_effort else CPU_MILLI] = limits.cpu_milli
     return cpu | {MEMORY_BYTES: limits.memory_bytes}
 
 
-def limits_of(spec: SlotSpec, place: Place) -> SlotLimits:
+def limits_of(spec: SlotSpec, binding: CpuBinding) -> SlotLimits:
     """The limits of a slot that runs in this place."""
     return SlotLimits(
         allocation_id=spec.allocation_id,
@@ -38,8 +38,8 @@ def limits_of(spec: SlotSpec, place: Place) -> SlotLimits:
         cpu_milli=spec.profile.cpu_milli,
         cpu_limit_milli=NO_CAP if spec.is_pinned else spec.cpu_limit_milli,
         memory_bytes=spec.memory_bytes,
-        cpus=str(place.cpus),
-        mems=str(place.memory_nodes),
+        cpus=str(binding.cpus),
+        mems=str(binding.memory_nodes),
         pids_max=spec.pids_max or None,
         best_effort=spec.is_best_effort,
         hugepages=kernel_limits(spec.profile.extended),

@@ -1,7 +1,7 @@
 """Every metric of the task executor, named in one place.
 
 Labels are bounded: dimensions, states, outcomes, methods; never job, allocation or task ids. Gauges
-are filled from the books when somebody scrapes (`observe`).
+are filled from the books when somebody scrapes (`update`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from finegrain.resources import (
     MEMORY_PARTS,
     Amounts,
 )
-from task_executor.engine.cpu_books import CpuBooks
+from task_executor.engine.cpu_ledger import CpuLedger
 from task_executor.engine.slots import CarveState
 from task_executor.service.agent import AgentState
-from task_executor.service.keeper import SlotKeeper
+from task_executor.service.slot_keeper import SlotKeeper
 from task_executor.service.usage import Measured
 
 OUTCOMES = ("succeeded", "nonzero", "failed", "cancelled", "timed_out", "oom_killed", "lost")
@@ -38,6 +38,7 @@ class ExecutorMetrics:
         self.registry = registry = CollectorRegistry()
         self._counted: dict[str, int] = {}
         self._oom_kills_counted = 0
+        self._reports_counted = 0
         build_info = Gauge(
             "finegrain_build_info",
             "Version of this process; the value is always 1.",
@@ -64,13 +65,13 @@ class ExecutorMetrics:
         )
         self.cpus = Gauge(
             "finegrain_executor_cpus",
-            "Cpus (hardware threads) by what they are for: slots' own, the shared pool, the "
-            "best-effort pool (which may lie over others' own), reserved, a kubelet's, offline.",
+            "Cpus (hardware threads) by use: dedicated to slots, the shared pool, the best-effort "
+            "pool (which may overlap dedicated ones), reserved, a kubelet's, offline.",
             ("use",),
             registry=registry,
         )
-        self.misplaced = Gauge(
-            "finegrain_executor_slots_misplaced",
+        self.cpu_bindings_out_of_sync = Gauge(
+            "finegrain_executor_cpu_bindings_out_of_sync",
             "1 while slots could not be moved to the cpus of their pool; it is tried again.",
             registry=registry,
         )
@@ -154,8 +155,8 @@ class ExecutorMetrics:
         self.rm_epoch = Gauge(
             "finegrain_executor_rm_epoch", "Highest epoch seen.", registry=registry
         )
-        self.reports = Gauge(
-            "finegrain_executor_reports_sent",
+        self.reports = Counter(
+            "finegrain_executor_reports_total",
             "Reports delivered since the start.",
             registry=registry,
         )
@@ -195,7 +196,7 @@ class ExecutorMetrics:
 
     # -- filled when somebody looks --------------------------------------------------------------
 
-    def observe(
+    def update(
         self,
         keeper: SlotKeeper,
         agent: AgentState,
@@ -210,7 +211,7 @@ class ExecutorMetrics:
         self._set_amounts("reserved", reserved)
         self._set_amounts("allocated", _at_zero(table.share.total) | table.allocated())
         self._set_cpus(table.cpus)
-        self.misplaced.set(int(keeper.places.behind))
+        self.cpu_bindings_out_of_sync.set(int(keeper.cpu_bindings.is_out_of_sync))
         if measured.counted:
             self.cpu_cores.labels("used").set(measured.cpu_milli / 1000)
             self.memory_bytes.labels("all", "used").set(measured.memory_bytes)
@@ -223,29 +224,30 @@ class ExecutorMetrics:
         self.contact_age.set(max(now - agent.contact_at, 0))
         self.registration_number.set(agent.registration_number)
         self.rm_epoch.set(keeper.fence.rm_epoch)
-        self.reports.set(agent.reports_sent)
+        self.reports.inc(agent.reports_sent - self._reports_counted)
+        self._reports_counted = agent.reports_sent
 
-    def _set_cpus(self, books: CpuBooks) -> None:
-        ours = books.host.slot_cpus | books.host.reserved
-        found = {
-            "own": books.pinned,
-            "shared_pool": books.pools.shared,
-            "best_effort_pool": books.pools.best_effort,
-            "reserved": books.policy.reserved_cpus & ours,
-            "kubelet": books.conditions.kubelet_cpus & ours,
-            "offline": books.conditions.offline & ours,
+    def _set_cpus(self, ledger: CpuLedger) -> None:
+        executor_cpus = ledger.host.slot_cpus | ledger.host.reserved
+        cpus_by_use = {
+            "dedicated": ledger.pinned,
+            "shared_pool": ledger.pools.shared,
+            "best_effort_pool": ledger.pools.best_effort,
+            "reserved": ledger.policy.reserved_cpus & executor_cpus,
+            "kubelet": ledger.conditions.kubelet_cpus & executor_cpus,
+            "offline": ledger.conditions.offline & executor_cpus,
         }
-        for use, cpus in found.items():
+        for use, cpus in cpus_by_use.items():
             self.cpus.labels(use).set(len(cpus))
 
     def _count_tasks(self, keeper: SlotKeeper) -> None:
-        """Brings the counters up to the task book's own."""
-        book = keeper.tasks
-        for outcome, count in book.outcomes.items():
+        """Brings the counters up to the task table's own."""
+        tasks = keeper.tasks
+        for outcome, count in tasks.outcomes.items():
             self.tasks_ended.labels(outcome).inc(count - self._counted.get(outcome, 0))
             self._counted[outcome] = count
-        self.oom_kills.inc(book.oom_kills - self._oom_kills_counted)
-        self._oom_kills_counted = book.oom_kills
+        self.oom_kills.inc(tasks.oom_kills - self._oom_kills_counted)
+        self._oom_kills_counted = tasks.oom_kills
 
     def _set_amounts(self, state: str, amounts: Amounts) -> None:
         for name, amount in amounts.items():

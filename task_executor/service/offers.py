@@ -26,7 +26,7 @@ from finegrain.rpc.status import error_from_rpc
 from finegrain.v1 import job_master_pb2, job_master_pb2_grpc, slots_pb2
 from task_executor.engine.slots import CarveState, Slot, SlotKey
 from task_executor.service.encoding import write
-from task_executor.service.keeper import SlotKeeper
+from task_executor.service.slot_keeper import SlotKeeper
 
 CALL_S_MAX = 5.0
 PAUSE_S_MIN, PAUSE_S_MAX = 0.1, 1.0

@@ -67,7 +67,7 @@ def prepare(options: TaskExecutorOptions) -> Prepared:
     join_token = take_join_token()
     directory = StateDirectory.open(options.state_dir.absolute())
     try:
-        prepared = _settle(options, directory, join_token)
+        prepared = _resolve(options, directory, join_token)
         if prepared.helper_is_ours:
             start_helper(prepared.helper)
         else:
@@ -84,7 +84,7 @@ def prepare(options: TaskExecutorOptions) -> Prepared:
     return prepared
 
 
-def _settle(options: TaskExecutorOptions, directory: StateDirectory, join_token: str) -> Prepared:
+def _resolve(options: TaskExecutorOptions, directory: StateDirectory, join_token: str) -> Prepared:
     if options.executor_id:
         check_id("executor_id", options.executor_id)
     if options.isolation not in ISOLATIONS:

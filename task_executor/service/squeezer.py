@@ -17,7 +17,7 @@ from finegrain.errors import FinegrainError
 from finegrain.logs import get_logger
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import Slot, SlotKey
-from task_executor.engine.squeeze import CpuPlace, budget_milli, cpu_count, squeeze
+from task_executor.engine.squeeze import CpuLocation, budget_milli, cpu_count, squeeze
 from task_executor.host.cpu_times import busy_usec
 from task_executor.host.helper_messages import Usage
 
@@ -46,33 +46,33 @@ class _Counters:
 
 class Squeezer:
     """Args:
-    table: the slots, and the books of who has which cpu.
-    places: where the host's cpus lie.
+    table: the slots, and the ledger of who has which cpu.
+    locations: where the host's cpus lie.
     usage: the helper's; what the slots have used.
-    take_in: told `squeezed`, news or not; moves slots to where the books say then.
+    update_conditions: told `squeezed`, news or not; moves slots to where the ledger says then.
     """
 
     def __init__(
         self,
         table: SlotTable,
-        places: tuple[CpuPlace, ...],
+        locations: tuple[CpuLocation, ...],
         rule: SqueezeRule,
         *,
         usage: Callable[[], Awaitable[Usage]],
-        take_in: Callable[..., Awaitable[None]],
+        update_conditions: Callable[..., Awaitable[None]],
         cpu_times: Callable[[], Mapping[int, int]] = busy_usec,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._table = table
-        self._places = places
+        self._locations = locations
         self._rule = rule
         self._usage = usage
-        self._take_in = take_in
+        self._update_conditions = update_conditions
         self._cpu_times = cpu_times
         self._clock = clock
         self._before: _Counters | None = None
-        self._said = ""
-        self._room = 0  # steps in a row in which there was room for more
+        self._last_warning = ""
+        self._steps_with_room = 0  # steps in a row in which there was room for more
 
     async def run(self) -> None:
         """Never returns."""
@@ -81,7 +81,7 @@ class Squeezer:
             try:
                 await self.step()
             except (FinegrainError, OSError) as error:
-                self._complain(str(error))
+                self._warn_once(str(error))
 
     async def step(self) -> None:
         """Measures, and squeezes or lets go. Without best-effort slots nothing is measured."""
@@ -94,16 +94,18 @@ class Squeezer:
         if now is None or before is None or now.at <= before.at:
             return
         budget = self._budget(before, now)
-        books = self._table.cpus
-        pool, squeezed = books.pools.best_effort, books.conditions.squeezed
+        ledger = self._table.cpus
+        pool, squeezed = ledger.pools.best_effort, ledger.conditions.squeezed
         previous = pool if squeezed is None else pool & squeezed
         count = cpu_count(budget, previous=len(previous), host_cpus=len(now.cpus))
-        self._room = self._room + 1 if count > len(previous) else 0
-        if 0 < self._room < ROOM_STEPS:
+        self._steps_with_room = self._steps_with_room + 1 if count > len(previous) else 0
+        if 0 < self._steps_with_room < ROOM_STEPS:
             return  # a lull of one second is no reason to move everybody there and back
-        lent = union(self._own_cpus(slot, QosClass.LSR) for slot in self._table)
-        kept_back = books.conditions.kubelet_policy.reserved_cpus or EMPTY
-        picked = CpuSet(squeeze(count, self._places, pool=pool, held_by_lsr=lent, first=kept_back))
+        lsr_cpus = union(self._dedicated_cpus(slot, QosClass.LSR) for slot in self._table)
+        kept_back = ledger.conditions.kubelet_policy.reserved_cpus or EMPTY
+        picked = CpuSet(
+            squeeze(count, self._locations, pool=pool, lsr_cpus=lsr_cpus, first=kept_back)
+        )
         if picked:
             await self._confine(None if picked == pool else picked)
 
@@ -116,15 +118,15 @@ class Squeezer:
             if each.cpu_usec is not None
         }
         if len(slots) < len(usage.slots):
-            self._complain("the kernel does not count what slots use here")
+            self._warn_once("the kernel does not count what slots use here")
             return None
-        books = self._table.cpus
-        own = union(cpus for _, cpus in books.host.pooled) - books.conditions.offline
-        times = {cpu: usec for cpu, usec in self._cpu_times().items() if cpu in own}
+        ledger = self._table.cpus
+        online = union(cpus for _, cpus in ledger.host.cpus_by_pool) - ledger.conditions.offline
+        times = {cpu: usec for cpu, usec in self._cpu_times().items() if cpu in online}
         if not times:
-            self._complain("the kernel does not count how busy cpus are")
+            self._warn_once("the kernel does not count how busy cpus are")
             return None
-        self._said = ""
+        self._last_warning = ""
         return _Counters(self._clock(), times, slots)
 
     def _budget(self, before: _Counters, now: _Counters) -> int:
@@ -153,14 +155,14 @@ class Squeezer:
     async def _confine(self, squeezed: CpuSet | None) -> None:
         if self._table.cpus.conditions.squeezed != squeezed:
             log.debug("best_effort_squeezed", cpus="" if squeezed is None else str(squeezed))
-            await self._take_in(squeezed=squeezed)
+            await self._update_conditions(squeezed=squeezed)
 
-    def _own_cpus(self, slot: Slot, qos: QosClass) -> CpuSet:
+    def _dedicated_cpus(self, slot: Slot, qos: QosClass) -> CpuSet:
         assignment = slot.spec.assignment
         return assignment.cpus if assignment and assignment.qos is qos else EMPTY
 
-    def _complain(self, why: str) -> None:
+    def _warn_once(self, why: str) -> None:
         """Once for each reason."""
-        if why != self._said:
-            self._said = why
+        if why != self._last_warning:
+            self._last_warning = why
             log.warning("best_effort_not_squeezed", error=why)

@@ -33,9 +33,9 @@ from finegrain.v1 import task_executor_pb2
 from task_executor.engine.slots import CarveState, Slot, SlotKey
 from task_executor.host.helper_messages import TaskFault, TaskSpec
 from task_executor.options import TaskExecutorOptions
-from task_executor.service.keeper import SlotKeeper
-from task_executor.service.task_book import Task
+from task_executor.service.slot_keeper import SlotKeeper
 from task_executor.service.task_requests import Submission, submission_of
+from task_executor.service.task_table import Task
 from task_executor.service.task_users import UserPolicy, task_environment
 
 LINGER_S = 60.0
@@ -79,39 +79,39 @@ class TaskRunner:
         task_root: Path,
     ) -> None:
         self._keeper = keeper
-        self._book = keeper.tasks
+        self._tasks = keeper.tasks
         self._helper = keeper.helper
         self._options = options
         self._users = users
         self._task_root = task_root
         self._starting: set[asyncio.Task[Any]] = set()
         self._closed = False
-        keeper.on_gone = self.slot_gone
+        keeper.on_slot_removed = self.slot_removed
 
     # -- submit ------------------------------------------------------------------------------
 
     async def submit(self, request: task_executor_pb2.SubmitTaskRequest, caller: Caller) -> Task:
         """The task, RUNNING or ended; see SubmitTask in task_executor.proto."""
         submission = submission_of(request)
-        task = self._known(submission, caller)
+        task = self._existing_task(submission, caller)
         if task is None:
             if self._closed:
                 raise Unavailable("this executor is stopping")
-            slot = self._slot_for(submission, caller)
+            slot = self._slot_of(submission, caller)
             self._make_room(submission.key)
             task = self._new_task(submission, slot)
-            self._book.add(task)
-            begun = asyncio.create_task(self._begin(task, submission, slot))
+            self._tasks.add(task)
+            begun = asyncio.create_task(self._start_new(task, submission, slot))
             self._starting.add(begun)
             begun.add_done_callback(self._starting.discard)
             await asyncio.shield(begun)
         await task.settled.wait()
-        if self._book.get(task.task_id) is not task:
+        if self._tasks.get(task.task_id) is not task:
             raise Unavailable("the task could not be started; submit it again")
         return task
 
-    def _known(self, submission: Submission, caller: Caller) -> Task | None:
-        task = self._book.get(submission.task_id)
+    def _existing_task(self, submission: Submission, caller: Caller) -> Task | None:
+        task = self._tasks.get(submission.task_id)
         if task is None:
             return None
         if not caller.owns(task.job_secret_sha256) or task.digest != submission.digest:
@@ -122,7 +122,7 @@ class TaskRunner:
             )
         return task
 
-    def _slot_for(self, submission: Submission, caller: Caller) -> Slot:
+    def _slot_of(self, submission: Submission, caller: Caller) -> Slot:
         key = submission.key
         latest = self._keeper.table.latest(key.allocation_id)
         details = {"allocation_id": key.allocation_id, "generation": key.generation}
@@ -160,22 +160,22 @@ class TaskRunner:
             digest=submission.digest,
             argv=submission.argv,
             submit_time_ms=round(time.time() * 1000),
-            submit_number=self._book.last_number + 1,
+            submit_number=self._tasks.last_number + 1,
             directory=self._task_root / submission.task_id,
         )
 
-    async def _begin(self, task: Task, submission: Submission, slot: Slot) -> None:
+    async def _start_new(self, task: Task, submission: Submission, slot: Slot) -> None:
         """Durable first, then started: a crash in between leaves no process that nobody knows."""
         try:
             await self._save(task)
             started = await self._start(task, self._spec_of(submission, slot))
-            self._book.started(task, started, round(time.time() * 1000), task.directory)
+            self._tasks.started(task, started, round(time.time() * 1000), task.directory)
             log.info("task_started", task_id=task.task_id, pid=started, **_ids(task))
         except FinegrainError as error:
             if error.reason not in NEVER_RAN:
                 self._drop(task)
                 raise
-            self._book.failed(task, TaskFault(error.reason.value, error.message, error.details))
+            self._tasks.failed(task, TaskFault(error.reason.value, error.message, error.details))
             await self._save_or_log(task)
             log.info("task_failed", task_id=task.task_id, reason=error.reason.value, **_ids(task))
         except BaseException:
@@ -196,7 +196,7 @@ class TaskRunner:
                 slot=slot,
                 task_id=submission.task_id,
                 executor_id=self._keeper.identity.executor_id,
-                cpus=str(table.cpus.place_of(spec).cpus),
+                cpus=str(table.cpus.binding_of(spec).cpus),
             ),
             cwd=submission.cwd or None,
             uid=user.uid,
@@ -218,7 +218,7 @@ class TaskRunner:
             await asyncio.sleep(HELPER_RETRY_S)
 
     def _drop(self, task: Task) -> None:
-        self._book.drop(task)
+        self._tasks.drop(task)
         self._keeper.directory.forget_task(task.task_id)
         task.settled.set()
         task.wake()
@@ -248,14 +248,14 @@ class TaskRunner:
             NotFound: TASK_UNKNOWN.
             PermissionDenied: JOB_SECRET_WRONG.
         """
-        task = self._book.need(check_id("task_id", task_id))
+        task = self._tasks.need(check_id("task_id", task_id))
         if not (operators and caller.is_cluster):
             _check_owner(task.job_secret_sha256, caller, f"task {task_id}")
         return task
 
     async def cancel(self, task: Task, grace_ms: int | None) -> None:
         """Begins the end of a task; of an ended one, nothing."""
-        await self._settle(task)
+        await self._await_start(task)
         if task.has_ended:
             return
         if not task.cancelled:
@@ -272,11 +272,11 @@ class TaskRunner:
         """
         if not 1 <= signum <= 64:
             raise InvalidArgument("signal", signum, "1 to 64")
-        await self._settle(task)
+        await self._await_start(task)
         if not task.has_ended:
             await self._unless_ended(self._helper.signal_task(task.task_id, signum))
 
-    async def _settle(self, task: Task) -> None:
+    async def _await_start(self, task: Task) -> None:
         try:
             async with asyncio.timeout(SETTLE_S):
                 await task.settled.wait()
@@ -299,7 +299,7 @@ class TaskRunner:
         async for request in requests:
             if task is None:
                 task = self.need(request.task_id, caller)
-                await self._settle(task)
+                await self._await_start(task)
             elif request.task_id not in ("", task.task_id):
                 raise InvalidArgument("task_id", request.task_id, f"{task.task_id}, or empty")
             if request.offset < 0:
@@ -307,12 +307,12 @@ class TaskRunner:
             if len(request.data) > INPUT_BYTES_MAX:
                 expected = f"at most {INPUT_BYTES_MAX} bytes"
                 raise InvalidArgument("data", f"{len(request.data)} bytes", expected)
-            accepted = await self._feed(task, request.offset, request.data, eof=request.eof)
+            accepted = await self._write_chunk(task, request.offset, request.data, eof=request.eof)
         if task is None:
             raise InvalidArgument("task_id", "", "a first message that names the task")
         return accepted
 
-    async def _feed(self, task: Task, offset: int, data: bytes, *, eof: bool) -> int:
+    async def _write_chunk(self, task: Task, offset: int, data: bytes, *, eof: bool) -> int:
         """All of it, at the pace at which the task reads."""
         end, pause_s = offset + len(data), INPUT_PAUSE_S_MIN
         while True:
@@ -331,36 +331,36 @@ class TaskRunner:
         Raises:
             PermissionDenied: JOB_SECRET_WRONG.
         """
-        tasks = self._book.of_job(check_id("job_id", job_id))
+        tasks = self._tasks.of_job(check_id("job_id", job_id))
         if tasks and not caller.is_cluster:
             _check_owner(tasks[0].job_secret_sha256, caller, f"job {job_id}")
         return tasks
 
     # -- forgetting --------------------------------------------------------------------------
 
-    def slot_gone(self, key: SlotKey) -> None:
+    def slot_removed(self, key: SlotKey) -> None:
         """The slot is gone: its tasks are forgotten after a while."""
         now = asyncio.get_running_loop().time()
-        for task in self._book.of_slot(key):
-            task.slot_gone_at = now
+        for task in self._tasks.of_slot(key):
+            task.slot_removed_at = now
 
     def _make_room(self, key: SlotKey) -> None:
         total = self._keeper.table.share.total
-        self._book.check_room(sum(total.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS)))
-        in_slot = self._book.of_slot(key)
+        self._tasks.check_room(sum(total.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS)))
+        in_slot = self._tasks.of_slot(key)
         if len(in_slot) >= ENDED_PER_SLOT_MAX:
             ended = [t for t in in_slot if t.has_ended and not t.watchers]
             for task in ended[: len(in_slot) - ENDED_PER_SLOT_MAX + 1]:
-                task.slot_gone_at = 0.0
+                task.slot_removed_at = 0.0
 
     def overdue(self, now: float) -> list[Task]:
         """Ended tasks that nobody needs any more."""
         return [
             task
-            for task in self._book
-            if task.slot_gone_at is not None
+            for task in self._tasks
+            if task.slot_removed_at is not None
             and task.has_ended
-            and now - task.slot_gone_at > (LINGER_WATCHED_S if task.watchers else LINGER_S)
+            and now - task.slot_removed_at > (LINGER_WATCHED_S if task.watchers else LINGER_S)
         ]
 
     async def forget_overdue(self) -> None:

@@ -16,12 +16,12 @@ from finegrain.errors import InvalidArgument
 from finegrain.v1 import task_executor_pb2
 from task_executor.host.task_log import Stream, read_output
 from task_executor.service.encoding import write
-from task_executor.service.task_book import Task
 from task_executor.service.task_requests import OUTPUT_LIMIT_BYTES_MAX
+from task_executor.service.task_table import Task
 
 CHUNK_BYTES = 64 * 1024
 POLL_S_MIN, POLL_S_MAX = 0.01, 0.25
-SIGN_OF_LIFE_S = 10.0
+KEEPALIVE_S = 10.0
 
 STDOUT, STDERR = 1, 2
 
@@ -47,28 +47,28 @@ async def watch_task(
     clock = asyncio.get_running_loop().time
     with task.watched() as changed:
         yield task_executor_pb2.WatchTaskResponse(task=write(task_executor_pb2.TaskStatus, task))
-        told_state, spoken_at, pause_s = task.state, clock(), POLL_S_MIN
+        sent_state, last_message_at, pause_s = task.state, clock(), POLL_S_MIN
         while True:
             changed.clear()
-            is_last_round = task.has_ended  # seen before reading: nothing is written after it
-            if task.state is not told_state and not is_last_round:
-                told_state = task.state
+            is_last_read = task.has_ended  # seen before reading: nothing is written after it
+            if task.state is not sent_state and not is_last_read:
+                sent_state = task.state
                 yield task_executor_pb2.WatchTaskResponse(
                     task=write(task_executor_pb2.TaskStatus, task)
                 )
-                spoken_at = clock()
+                last_message_at = clock()
             for chunk in _new_output(task.directory, tails):
                 yield task_executor_pb2.WatchTaskResponse(output=chunk)
-                spoken_at, pause_s = clock(), POLL_S_MIN
-            if is_last_round:
+                last_message_at, pause_s = clock(), POLL_S_MIN
+            if is_last_read:
                 yield task_executor_pb2.WatchTaskResponse(
                     task=write(task_executor_pb2.TaskStatus, task)
                 )
                 return
-            if clock() - spoken_at > SIGN_OF_LIFE_S:
+            if clock() - last_message_at > KEEPALIVE_S:
                 yield task_executor_pb2.WatchTaskResponse()
-                spoken_at = clock()
-            if await _wait(changed, pause_s if tails else SIGN_OF_LIFE_S):
+                last_message_at = clock()
+            if await _wait(changed, pause_s if tails else KEEPALIVE_S):
                 continue
             pause_s = min(pause_s * 2, POLL_S_MAX)
 

@@ -14,7 +14,7 @@ from finegrain.errors import FinegrainError
 from finegrain.logs import get_logger
 from finegrain.v1 import slots_pb2
 from task_executor.engine.slots import SlotKey
-from task_executor.service.keeper import SlotKeeper
+from task_executor.service.slot_keeper import SlotKeeper
 
 MEASURE_S_MIN = 1.0
 ANSWER_S_MAX = 1.0

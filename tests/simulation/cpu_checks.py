@@ -81,5 +81,5 @@ def exclusive(executor: SlotHost) -> Iterator[str]:
     if seen.offline or seen.kubelet_cpus or books.policy.strictly_reserved_cpus:
         return  # whoever has lost all of them stays where he is
     for slot in executor.table:
-        if not books.place_of(slot.spec).cpus:
+        if not books.binding_of(slot.spec).cpus:
             yield f"slot {slot.key} has no cpu left to run on at {executor.name}"

@@ -22,7 +22,7 @@ from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.mapping.stored import STORED
 from finegrain.resources import MIB, ResourceProfile
 from resource_manager.engine.model.entities import RequestSpec
-from task_executor.engine.cpu_books import HostCpus
+from task_executor.engine.cpu_ledger import HostCpus
 from task_executor.host.kubelet import KubeletContainer, KubeletState
 from tests.support.machines import Machine, machine
 
@@ -66,7 +66,7 @@ class HostMachine:
         return HostCpus(
             slot_cpus=self.machine.cpus - self.kept_back,
             reserved=self.kept_back,
-            places=places_of(cores, self.machine.cpus),
+            pools=places_of(cores, self.machine.cpus),
             memory_nodes=CpuSet(self.machine.node_memory),
             policy=self.policy,
         )

@@ -71,10 +71,12 @@ class Executor(CommandedHost):
         self._begin_saving()
         self.instance_id, self.starts = saved.instance_id, saved.starts + 1
         self.table, self.reports = SlotTable(self.share), ReportLog()
-        self.reports.begin_life(self.starts)
+        self.reports.start_numbering(self.starts)
         self.fence = CommandFence()
         self.fence.raise_epoch(saved.rm_epoch)
-        self.table.take_in(operator_policy=saved.policy, policy_number=saved.policy_number)
+        self.table.update_conditions(
+            operator_policy=saved.policy, policy_number=saved.policy_number
+        )
         for ended in saved.ended:
             self.reports.ended(ended)
         self._taking_down.clear()
@@ -155,7 +157,7 @@ class Executor(CommandedHost):
                 lambda answer: self._reported(answer, state.report_number),
             )
         else:
-            self.reports.distrust()
+            self.reports.require_full_report()
             state = self.reports.full(self.table, **self._numbers())
             registration, report_number = self._registration(), state.report_number
             message = state_to_proto(state)
@@ -274,7 +276,7 @@ class Executor(CommandedHost):
             self._follow(answer.host_policy, answer.host_policy_number)
         self._free_unowned(answer.unowned)
         if answer.send_full_report:
-            self.reports.distrust()
+            self.reports.require_full_report()
             return self._turn()
         return self._rest(20 if self._changed else self.report_ms, wakeable=True)
 

@@ -1,6 +1,6 @@
 """What an executor does for others: commands of a manager, one at a time, and direct offers.
 
-Follows `task_executor/service/commands.py`, keeper.py where it carves, and offers.py.
+Follows `task_executor/service/commands.py`, slot_keeper.py where it carves, and offers.py.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class CommandedHost(ResizingHost):
                 failed.add(slot.key)
                 self._clean(slot.key)
             else:
-                moved = slot.moved(CarveState.ALLOCATED, allocated_time_ms=self.time_ms)
+                moved = slot.with_state(CarveState.ALLOCATED, allocated_time_ms=self.time_ms)
                 self._enforced[slot.key] = moved
         carved = [slot.key for slot in new if slot.key not in failed]
 

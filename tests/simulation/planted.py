@@ -131,7 +131,7 @@ def capacity_is_free_before_the_processes_are_gone(patch: Patch) -> None:
     def begin_free(table: SlotTable, key: SlotKey, *, end_reason: str = "") -> TableSlot | None:
         slot = real(table, key, end_reason=end_reason)
         if slot is not None:
-            table._strike(slot)
+            table._remove(slot)
         return slot
 
     patch.setattr(SlotTable, "begin_free", begin_free)

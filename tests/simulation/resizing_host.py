@@ -1,6 +1,6 @@
 """How a host changes the size of a slot: written down, done, written down, and only then told.
 
-Follows `task_executor/service/sizes.py` and the helper, which sets all limits of a slot or none.
+Follows `task_executor/service/resizing.py` and the helper, which sets all limits of a slot or none.
 What a slot's tasks use is drawn anew whenever it is looked at.
 """
 

@@ -1,7 +1,8 @@
 """A host with its real slot table, report log and checkpoint; how its slots come down.
 
-Follows `task_executor/service/keeper.py` and `host_sync.py`. The host's groups (`on_host`) survive
-both processes, the checkpoint survives the host. The helper may be away while the front lives.
+Follows `task_executor/service/slot_keeper.py` and `host_sync.py`. The host's groups (`on_host`)
+survive both processes, the checkpoint survives the host. The helper may be away while the front
+lives.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ class SlotHost(Node):
         if self.machine is None:
             return
         kubelet = some_kubelet(self.kubelets)
-        changed = self.table.take_in(
+        changed = self.table.update_conditions(
             offline=self.offline,
             kubelet_cpus=kubelet.pinned_cpus,
             kubelet_policy=kubelet.policy,
@@ -231,7 +232,9 @@ class SlotHost(Node):
     def _follow(self, policy: HostPolicy | None, number: int) -> None:
         """What an operator has set at runtime."""
         if number != self.table.cpus.conditions.policy_number:
-            self.table.take_in(operator_policy=policy or HostPolicy(), policy_number=number)
+            self.table.update_conditions(
+                operator_policy=policy or HostPolicy(), policy_number=number
+            )
             self._change()
             self._save()
 

@@ -301,7 +301,7 @@ def what_nobody_can_explain_is_killed_and_reported(_program: Path) -> None:
 def _is_gone_and_told_of(stranger: subprocess.Popen[bytes], group: Path) -> None:
     assert stranger.wait(ANSWER_S) == -signal.SIGKILL
     eventually(lambda: not group.exists(), "its group is gone")
-    words = re.compile(f"stranger_killed.*{group.name}|{group.name}.*stranger_killed")
+    words = re.compile(f"unknown_group_killed.*{group.name}|{group.name}.*unknown_group_killed")
     eventually(lambda: words.search(journal(FRONT)), "the journal tells of it")
 
 

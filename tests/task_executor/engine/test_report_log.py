@@ -79,7 +79,7 @@ def test_a_number_that_was_never_sent_is_no_base() -> None:
 def test_after_distrust_everything_is_told_again() -> None:
     host = Host()
     host.log.acknowledge(host.next().report_number)
-    host.log.distrust()
+    host.log.require_full_report()
     assert not host.next().unchanged
 
 
@@ -106,8 +106,8 @@ def test_slots_that_are_being_carved_are_not_told_and_not_missing() -> None:
 
 def test_no_life_of_an_executor_counts_where_an_earlier_one_did() -> None:
     first, second, third = Host(), Host(), Host()
-    first.log.begin_life(1)
-    second.log.begin_life(2)
+    first.log.start_numbering(1)
+    second.log.start_numbering(2)
     assert first.full().report_number < second.full().report_number
     third.log.continue_after(second.log.report_number)
     assert third.full().report_number > second.full().report_number

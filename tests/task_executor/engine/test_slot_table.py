@@ -177,8 +177,8 @@ def test_an_order_that_makes_no_sense_is_refused(bad: SlotSpec, field: str) -> N
 
 def test_a_slot_without_cpus_of_its_own_runs_on_the_shared_pool() -> None:
     books = table()
-    assert str(books.cpus.place_of(spec()).cpus) == "0-3"
-    assert str(books.cpus.place_of(spec(cpus="1")).cpus) == "1"
+    assert str(books.cpus.binding_of(spec()).cpus) == "0-3"
+    assert str(books.cpus.binding_of(spec(cpus="1")).cpus) == "1"
 
 
 def test_pools_that_are_declared_apart_are_booked_apart() -> None:
@@ -195,8 +195,8 @@ def test_what_remains_of_unknown_slots_is_withheld_and_all_of_what_is_not_known_
     left = {"cpu_milli": 3_000, "memory_bytes": 768 * MIB}
     assert books.available() == books.available_beside(()) == left
     assert books.version > before
-    books.hand_back(SlotKey("old", 1))
-    books.hand_back(SlotKey("old", 1))
+    books.release_withheld(SlotKey("old", 1))
+    books.release_withheld(SlotKey("old", 1))
     assert books.available() == books.share.total
 
 
@@ -217,7 +217,7 @@ def test_an_order_of_the_rm_replaces_our_own_reason_to_free() -> None:
     assert books.freed(key).end_reason == ""
 
 
-MOVES: dict[str, Callable[[SlotTable, SlotKey], object]] = {
+TRANSITIONS: dict[str, Callable[[SlotTable, SlotKey], object]] = {
     "freed without being taken down": lambda books, key: books.freed(key),
     "a carve that failed afterwards": lambda books, key: books.carve_failed(key),
     "carved twice": lambda books, key: books.carved(key, NOTHING_REPORTED, 0),
@@ -225,7 +225,7 @@ MOVES: dict[str, Callable[[SlotTable, SlotKey], object]] = {
 }
 
 
-@pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
+@pytest.mark.parametrize("move", TRANSITIONS.values(), ids=TRANSITIONS)
 def test_moves_that_no_table_lists_are_errors_with_a_name(
     move: Callable[[SlotTable, SlotKey], object],
 ) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from finegrain.cpuset import EMPTY, CpuSet, union
 from task_executor.engine.squeeze import (
     CPUS_MIN,
-    CpuPlace,
+    CpuLocation,
     budget_milli,
     confined,
     cpu_count,
@@ -31,8 +31,8 @@ def vectors() -> dict[str, Any]:
     return found
 
 
-def places_of(name: str) -> list[CpuPlace]:
-    return [CpuPlace(*row) for row in vectors()["topologies"][name]]
+def places_of(name: str) -> list[CpuLocation]:
+    return [CpuLocation(*row) for row in vectors()["topologies"][name]]
 
 
 def ids(case: dict[str, Any]) -> str:
@@ -49,7 +49,7 @@ def test_picks_the_recorded_cpus(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", vectors()["adjust"], ids=ids)
 def test_squeezes_as_recorded(case: dict[str, Any]) -> None:
-    places = places_of(case["topology"])
+    locations = places_of(case["topology"])
     held = {
         qos: union(CpuSet.parse(pod["cpuset"]) for pod in case["pods"] if pod["qos"] == qos)
         for qos in ("LSE", "LSR")
@@ -60,13 +60,13 @@ def test_squeezes_as_recorded(case: dict[str, Any]) -> None:
     count = cpu_count(
         case["quantity_cpu_milli"],
         previous=len(CpuSet.parse(case["old_cpuset"])),
-        host_cpus=len(places),
+        host_cpus=len(locations),
     )
     picked = squeeze(
         count,
-        places,
-        pool=CpuSet(place.cpu for place in places) - held["LSE"] - set_apart,
-        held_by_lsr=held["LSR"],
+        locations,
+        pool=CpuSet(location.cpu for location in locations) - held["LSE"] - set_apart,
+        lsr_cpus=held["LSR"],
     )
     assert picked == case["expect"]["picked"]
     assert str(CpuSet(picked)) == case["expect"]["cpuset"]
@@ -104,29 +104,29 @@ def test_it_shrinks_at_once_and_grows_by_a_tenth_of_the_host() -> None:
 
 def test_without_a_cpu_outside_of_lse_slots_nothing_is_picked() -> None:
     """Upstream divides by zero here."""
-    places = [CpuPlace(0, 0, 0, 0), CpuPlace(1, 1, 0, 0)]
-    assert squeeze(2, places, pool=EMPTY, held_by_lsr=CpuSet.of(0, 1)) == []
+    locations = [CpuLocation(0, 0, 0, 0), CpuLocation(1, 1, 0, 0)]
+    assert squeeze(2, locations, pool=EMPTY, lsr_cpus=CpuSet.of(0, 1)) == []
 
 
 def test_a_pool_smaller_than_the_budget_is_taken_whole() -> None:
-    places = [CpuPlace(cpu, cpu // 2, 0, 0) for cpu in range(8)]
+    locations = [CpuLocation(cpu, cpu // 2, 0, 0) for cpu in range(8)]
     pool = CpuSet.of(1, 4, 5)
-    assert CpuSet(squeeze(6, places, pool=pool, held_by_lsr=CpuSet.of(4))) == pool
+    assert CpuSet(squeeze(6, locations, pool=pool, lsr_cpus=CpuSet.of(4))) == pool
 
 
 def test_one_cpu_is_enough_where_there_is_no_other() -> None:
-    places = [CpuPlace(cpu, cpu, 0, 0) for cpu in range(4)]
-    assert squeeze(2, places, pool=CpuSet.of(3), held_by_lsr=EMPTY) == [3]
+    locations = [CpuLocation(cpu, cpu, 0, 0) for cpu in range(4)]
+    assert squeeze(2, locations, pool=CpuSet.of(3), lsr_cpus=EMPTY) == [3]
 
 
 def test_what_is_set_aside_for_a_kubelet_goes_first() -> None:
-    places = [CpuPlace(cpu, cpu % 4, 0, 0) for cpu in range(8)]
+    locations = [CpuLocation(cpu, cpu % 4, 0, 0) for cpu in range(8)]
     pool, lent, kept = CpuSet.parse("0-7"), CpuSet.parse("2,6"), CpuSet.parse("1,5")
-    given = {"pool": pool, "held_by_lsr": lent, "first": kept}
-    assert squeeze(1, places, **given) == [1]
-    assert squeeze(2, places, **given) == [1, 5]
-    assert squeeze(5, places, **given) == [1, 5, 2, 0, 4]  # one of three is an LSR slot's
-    assert CpuSet(squeeze(99, places, **given)) == pool
+    given = {"pool": pool, "lsr_cpus": lent, "first": kept}
+    assert squeeze(1, locations, **given) == [1]
+    assert squeeze(2, locations, **given) == [1, 5]
+    assert squeeze(5, locations, **given) == [1, 5, 2, 0, 4]  # one of three is an LSR slot's
+    assert CpuSet(squeeze(99, locations, **given)) == pool
 
 
 def test_a_slot_bound_to_a_node_without_picked_cpus_keeps_two_of_its_own() -> None:
@@ -140,51 +140,54 @@ def test_a_slot_bound_to_a_node_without_picked_cpus_keeps_two_of_its_own() -> No
 
 
 @st.composite
-def hosts(draw: st.DrawFn) -> list[CpuPlace]:
+def hosts(draw: st.DrawFn) -> list[CpuLocation]:
     """Up to four nodes, one to four threads per core, cpu numbers in any order, some missing."""
     threads = draw(st.integers(1, 4))
     cores = draw(st.lists(st.integers(0, 3), min_size=1, max_size=12))  # the node of each
     numbers = draw(st.permutations(range(len(cores) * threads)))
-    places = [
-        CpuPlace(numbers[at * threads + thread], at, node, node // 2)
+    locations = [
+        CpuLocation(numbers[at * threads + thread], at, node, node // 2)
         for at, node in enumerate(cores)
         for thread in range(threads)
     ]
-    missing = draw(st.sets(st.sampled_from(places), max_size=len(places) - 1))
-    return [place for place in places if place not in missing]
+    missing = draw(st.sets(st.sampled_from(locations), max_size=len(locations) - 1))
+    return [location for location in locations if location not in missing]
 
 
 @given(hosts(), st.integers(-1, 60))
-def test_exactly_as_many_as_asked_or_none(places: list[CpuPlace], count: int) -> None:
-    taken = pick(count, places)
-    assert len(taken) == (count if 0 < count <= len(places) else 0)
+def test_exactly_as_many_as_asked_or_none(locations: list[CpuLocation], count: int) -> None:
+    taken = pick(count, locations)
+    assert len(taken) == (count if 0 < count <= len(locations) else 0)
     assert len(set(taken)) == len(taken)
-    assert set(taken) <= {place.cpu for place in places}
-    assert taken == pick(count, list(reversed(places)))
+    assert set(taken) <= {location.cpu for location in locations}
+    assert taken == pick(count, list(reversed(locations)))
 
 
 @given(st.integers(1, 24))
 def test_on_a_regular_host_nodes_differ_by_a_pair_at_most(count: int) -> None:
-    places = [
-        CpuPlace(core + 12 * thread, core, core % 3, 0) for core in range(12) for thread in (0, 1)
+    locations = [
+        CpuLocation(core + 12 * thread, core, core % 3, 0)
+        for core in range(12)
+        for thread in (0, 1)
     ]
-    taken = set(pick(count, places))
+    taken = set(pick(count, locations))
     per_node = [
-        sum(place.cpu in taken for place in places if place.node == node) for node in (0, 1, 2)
+        sum(location.cpu in taken for location in locations if location.node == node)
+        for node in (0, 1, 2)
     ]
     assert max(per_node) - min(per_node) <= 2
-    cores = {place.core for place in places if place.cpu in taken}
+    cores = {location.core for location in locations if location.cpu in taken}
     assert len(cores) == -(-count // 2)
 
 
 @given(hosts(), st.integers(1, 60), st.data())
 def test_the_share_of_lsr_cpus_is_that_of_the_pool(
-    places: list[CpuPlace], count: int, data: st.DataObject
+    locations: list[CpuLocation], count: int, data: st.DataObject
 ) -> None:
-    cpus = [place.cpu for place in places]
+    cpus = [location.cpu for location in locations]
     pool = CpuSet(data.draw(st.sets(st.sampled_from(cpus))))
     lent = CpuSet(data.draw(st.sets(st.sampled_from(cpus))))
-    taken = CpuSet(squeeze(count, places, pool=pool, held_by_lsr=lent))
+    taken = CpuSet(squeeze(count, locations, pool=pool, lsr_cpus=lent))
     assert taken <= pool
     assert len(taken) == min(count, len(pool))
     if pool:

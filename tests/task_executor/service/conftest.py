@@ -16,7 +16,7 @@ import pytest
 
 from finegrain.cpuset import CpuSet
 from finegrain.options import ListenOptions
-from task_executor.engine.cpu_books import HostCpus
+from task_executor.engine.cpu_ledger import HostCpus
 from task_executor.engine.slot_table import HostShare
 from task_executor.helper.launch import HelperConfig
 from task_executor.host.detection import detect

@@ -68,7 +68,7 @@ async def test_a_cpu_that_both_gave_away_is_named_and_its_slot_lives(
 ) -> None:
     await rm.allocate(pinned("own", "2-3"))
     executor.helper.kubelet_files = gives("3", mark="one")
-    await executor.front.watch.look()
+    await executor.front.watch.refresh()
     await eventually(lambda: rm.full_reports()[-1].cpu_state.notes, "it is told")
     note = rm.full_reports()[-1].cpu_state.notes[-1]  # others depend on the cpus of this machine
     assert note == "slot own has cpus 3 of its own that the kubelet has given to pod/c0"
@@ -92,11 +92,11 @@ async def test_a_slot_runs_on_what_it_has_left_and_gets_it_back(
 ) -> None:
     await rm.allocate(pinned("own", "2-3"))
     executor.online("0-2")
-    await executor.front.watch.look()
+    await executor.front.watch.refresh()
     assert executor.helper.slots["own", 1].cpus == "2"
     await eventually(lambda: rm.full_reports()[-1].cpu_state.offline_cpus == "3", "it is told")
     executor.online("0-3")
-    await executor.front.watch.look()
+    await executor.front.watch.refresh()
     assert executor.helper.slots["own", 1].cpus == "2-3"
 
 

@@ -23,7 +23,7 @@ from finegrain.rpc.access import TASK_EXECUTOR_ACCESS, Access
 from finegrain.rpc.channels import AUTHORIZATION, JOB_SECRET
 from finegrain.v1 import task_executor_pb2 as te
 from finegrain.v1 import task_executor_pb2_grpc
-from task_executor.service import task_book
+from task_executor.service import task_table
 from tests.support.every_method import Method, methods_of, status_of_call
 from tests.support.patience import PATIENCE_S
 from tests.task_executor.service.conftest import TOTAL, Executor
@@ -193,8 +193,8 @@ async def test_so_many_tasks_may_run_that_their_shims_fit_beside_the_slots(
 ) -> None:
     await rm.allocate(allocation())
     job_master = executor.job_master
-    monkeypatch.setattr(task_book, "RUNNING_MIN", 3)
-    monkeypatch.setattr(task_book, "SHIM_BYTES", TOTAL["memory_bytes"] // 20 // 5)
+    monkeypatch.setattr(task_table, "RUNNING_MIN", 3)
+    monkeypatch.setattr(task_table, "SHIM_BYTES", TOTAL["memory_bytes"] // 20 // 5)
     for number in range(5):
         await job_master.submit("true", task_id=f"task-{number}")
     with pytest.raises(ResourceExhausted, match="5 tasks run") as refused:

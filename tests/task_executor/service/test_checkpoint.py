@@ -35,7 +35,7 @@ from task_executor.service.checkpoint import (
     state_content,
     write_document,
 )
-from task_executor.service.task_book import Task
+from task_executor.service.task_table import Task
 from tests.support.disk_calls import DiskCalls
 
 HASH = sha256_hex("a-user-token-of-this-cluster")

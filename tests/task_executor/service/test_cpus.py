@@ -20,7 +20,7 @@ from finegrain.errors import FailedPrecondition, Reason, Unavailable
 from finegrain.rpc.wire_cpus import assignment_to_proto, host_policy_to_proto
 from finegrain.v1 import cpus_pb2
 from finegrain.v1 import task_executor_pb2 as te
-from task_executor.engine.cpu_books import HostCpus
+from task_executor.engine.cpu_ledger import HostCpus
 from task_executor.host.helper_messages import IsolationReport, Reconnected, SlotLimits
 from task_executor.service import checkpoint
 from tests.task_executor.service.conftest import Executor, executor_at
@@ -70,7 +70,9 @@ def ordered(executor: Executor) -> list[str]:
 
 
 async def settled(executor: Executor) -> None:
-    await eventually(lambda: not executor.front.keeper.places.behind, "all run where they should")
+    await eventually(
+        lambda: not executor.front.keeper.cpu_bindings.is_out_of_sync, "all run where they should"
+    )
 
 
 async def test_who_shares_is_moved_off_first_and_back_last(
@@ -213,7 +215,7 @@ async def test_a_growth_for_which_nobody_can_make_room_is_refused(
     assert answer.result.error.reason == "CARVE_FAILED"
     assert answer.report.available.cpu_milli == 2500
     executor.helper.refuse_place = None
-    await executor.front.keeper.places.settle()
+    await executor.front.keeper.cpu_bindings.sync_or_log()
     assert on_host(executor) == {"plain": "0-1,3", "slot": "2"}
     assert (await rm.resize(2, cpu_milli=2000, assignment=wanted)).result.error.reason == ""
     assert on_host(executor) == {"plain": "0-1", "slot": "2-3"}
@@ -317,8 +319,8 @@ async def test_a_move_back_that_failed_is_tried_again(
     await rm.allocate(allocation("plain"), pinned("own", "2-3"))
     executor.helper.refuse_place = STUCK
     await rm.free(free("own"))
-    assert executor.front.keeper.places.behind
-    assert (await values(executor))["finegrain_executor_slots_misplaced"] == 1
+    assert executor.front.keeper.cpu_bindings.is_out_of_sync
+    assert (await values(executor))["finegrain_executor_cpu_bindings_out_of_sync"] == 1
     executor.helper.refuse_place = None
     sync = executor.front.sync
     monkeypatch.setattr("task_executor.service.host_sync.SWEEP_S", 0.01)
@@ -408,19 +410,21 @@ async def test_what_goes_offline_leaves_the_pools_and_is_told(
     rm: ScriptedRM, executor: Executor
 ) -> None:
     await rm.allocate(allocation("plain"))
-    await executor.front.keeper.take_in(offline=cpus("1"), notes=("cpu 1 has gone",))
+    await executor.front.keeper.update_conditions(offline=cpus("1"), notes=("cpu 1 has gone",))
     assert on_host(executor) == {"plain": "0,2-3"}
     await eventually(lambda: rm.full_reports()[-1].cpu_state.offline_cpus == "1", "it is told")
     assert rm.full_reports()[-1].cpu_state.notes == ["cpu 1 has gone"]
     shown = await values(executor)
-    found = {use: shown[f'finegrain_executor_cpus{{use="{use}"}}'] for use in ("own", "offline")}
-    assert found == {"own": 0, "offline": 1}
+    found = {
+        use: shown[f'finegrain_executor_cpus{{use="{use}"}}'] for use in ("dedicated", "offline")
+    }
+    assert found == {"dedicated": 0, "offline": 1}
 
 
 async def test_the_numbers_of_pools_are_shown(rm: ScriptedRM, executor: Executor) -> None:
     await rm.allocate(pinned("own", "2-3"), assigned("idle", CpuAssignment(QosClass.BE)))
     shown = await values(executor)
-    uses = ("own", "shared_pool", "best_effort_pool", "reserved")
+    uses = ("dedicated", "shared_pool", "best_effort_pool", "reserved")
     assert [shown[f'finegrain_executor_cpus{{use="{use}"}}'] for use in uses] == [2, 2, 4, 0]
     assert shown['finegrain_executor_best_effort_cpu_cores{state="total"}'] == 4
     assert shown['finegrain_executor_best_effort_cpu_cores{state="allocated"}'] == 0.5
@@ -448,7 +452,7 @@ async def two_nodes(rm: ScriptedRM, tmp_path: Path) -> AsyncIterator[Executor]:
     """An executor that takes its four cpus for those of two NUMA nodes."""
     async with executor_at(tmp_path, rm.address) as made:
         cores = [(PoolName(0, 0), cpus("0-1")), (PoolName(0, 1), cpus("2-3"))]
-        made.host_cpus = HostCpus(cpus("0-3"), places=places_of(cores, cpus("0-3")))
+        made.host_cpus = HostCpus(cpus("0-3"), pools=places_of(cores, cpus("0-3")))
         await made.start()
         await eventually(lambda: rm.reports, "it reports")
         yield made

@@ -15,7 +15,7 @@ from finegrain.errors import Unavailable
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.topology import HostTopology
 from finegrain.v1 import cpus_pb2
-from task_executor.engine.cpu_books import CpuBooks, HostCpus
+from task_executor.engine.cpu_ledger import CpuLedger, HostCpus
 from task_executor.engine.slots import Slot, SlotSpec
 from task_executor.host.helper_messages import KubeletFiles
 from task_executor.service.encoding import write
@@ -34,7 +34,7 @@ class Machine:
 
     root: Path
     topology: HostTopology
-    books: CpuBooks = field(default_factory=lambda: CpuBooks(HostCpus(OWN)))
+    books: CpuLedger = field(default_factory=lambda: CpuLedger(HostCpus(OWN)))
     slots: list[Slot] = field(default_factory=list)
     files: KubeletFiles = NO_KUBELET
     away: Exception | None = None
@@ -47,7 +47,7 @@ class Machine:
         self.watch = HostWatch(
             KubeletWatch(self.ask, self.topology),
             OWN,
-            take_in=self.take_in,
+            update_conditions=self.update_conditions,
             slots=lambda: self.slots,
             root=self.root,
         )
@@ -57,12 +57,12 @@ class Machine:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{cpus}\n")
 
-    async def take_in(self, **conditions: Any) -> None:
-        self.news = self.books.change(**conditions)
+    async def update_conditions(self, **conditions: Any) -> None:
+        self.news = self.books.update_conditions(**conditions)
 
-    async def look(self) -> bool:
+    async def refresh(self) -> bool:
         """Whether that told anything new."""
-        await self.watch.look()
+        await self.watch.refresh()
         return self.news
 
     async def ask(self, seen: str) -> KubeletFiles | None:
@@ -103,29 +103,29 @@ def machine(tmp_path: Path, host: HostTopology) -> Machine:
 
 
 async def test_nothing_is_new_on_a_host_like_any_other(machine: Machine) -> None:
-    assert not await machine.look()
-    assert not await machine.look()
+    assert not await machine.refresh()
+    assert not await machine.refresh()
     assert machine.asked == ["", "none"]
 
 
 async def test_cpus_go_offline_and_come_back(machine: Machine) -> None:
     machine.slot("a", "2-3")
     machine.online("0-2,4-15")
-    assert await machine.look()
+    assert await machine.refresh()
     assert machine.now.offline == CpuSet.of(3)
     assert machine.now.notes == ("slot a has cpus 3 of its own that do not run any more",)
-    assert not await machine.look()
+    assert not await machine.refresh()
     machine.online("0-15")
-    assert await machine.look()
+    assert await machine.refresh()
     assert machine.now.offline == EMPTY
     assert machine.now.notes == ()
 
 
 async def test_where_no_cpu_can_be_seen_nothing_is_believed(machine: Machine) -> None:
     (machine.root / "sys/devices/system/cpu/online").unlink()
-    assert not await machine.look()
+    assert not await machine.refresh()
     machine.online("garbage")
-    assert not await machine.look()
+    assert not await machine.refresh()
     assert machine.now.offline == EMPTY
 
 
@@ -140,13 +140,13 @@ async def test_cpus_that_leave_our_cpuset_are_as_good_as_offline(machine: Machin
         path = machine.root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert await machine.look()
+    assert await machine.refresh()
     assert machine.now.offline == CpuSet.parse("8-15")
 
 
 async def test_a_kubelet_gives_cpus_away_and_takes_them_back(machine: Machine) -> None:
     machine.kubelet("v1.23", "first")
-    assert await machine.look()
+    assert await machine.refresh()
     assert machine.now.kubelet_cpus == CpuSet.parse("4-5,12-13")
     assert machine.now.kubelet_policy == HostPolicy(
         bind=HostBindPolicy.FULL_PCPUS_ONLY,
@@ -154,10 +154,10 @@ async def test_a_kubelet_gives_cpus_away_and_takes_them_back(machine: Machine) -
         reserved_cpus=CpuSet.parse("0-1,8-9"),
         reserved_strict=False,
     )
-    assert not await machine.look()
+    assert not await machine.refresh()
     emptied = '{"policyName":"static","defaultCpuSet":"0-15","checksum":1}'
     machine.kubelet("v1.23", "second", cpu_manager_state=emptied, memory_manager_state=None)
-    assert await machine.look()
+    assert await machine.refresh()
     assert machine.now.kubelet_cpus == EMPTY
     assert machine.asked == ["", "first", "first"]
 
@@ -165,7 +165,7 @@ async def test_a_kubelet_gives_cpus_away_and_takes_them_back(machine: Machine) -
 async def test_cpus_given_away_that_a_slot_has_are_named_and_left(machine: Machine) -> None:
     machine.slot("a", "5-6,13-14")
     machine.kubelet("v1.23", "first")
-    assert await machine.look()
+    assert await machine.refresh()
     (note,) = machine.now.notes
     assert note.startswith("slot a has cpus 5,13 of its own that the kubelet has given to 0d3c2b6e")
     assert note.endswith("/server")
@@ -175,25 +175,25 @@ async def test_many_of_them_are_counted(machine: Machine) -> None:
     for number in range(12):
         machine.slot(f"s{number}", "4")
     machine.kubelet("v1.23", "first")
-    await machine.look()
+    await machine.refresh()
     assert len(machine.now.notes) == 8
     assert machine.now.notes[-1] == "5 more cases like these"
 
 
 async def test_a_helper_that_is_away_changes_nothing(machine: Machine) -> None:
     machine.kubelet("v1.23", "first")
-    await machine.look()
+    await machine.refresh()
     machine.away = Unavailable("no helper answers")
-    assert not await machine.look()
+    assert not await machine.refresh()
     assert machine.now.kubelet_cpus == CpuSet.parse("4-5,12-13")
 
 
 async def test_a_damaged_state_changes_only_the_notes(machine: Machine) -> None:
     machine.kubelet("v1.23", "first")
-    await machine.look()
+    await machine.refresh()
     version = machine.books.version
     machine.kubelet("v1.23", "second", cpu_manager_state='{"policyName":"static","def')
-    assert await machine.look()
+    assert await machine.refresh()
     assert machine.now.kubelet_cpus == CpuSet.parse("4-5,12-13")
     assert "damaged" in machine.now.notes[0]
     assert machine.books.version == version
@@ -201,9 +201,9 @@ async def test_a_damaged_state_changes_only_the_notes(machine: Machine) -> None:
 
 async def test_a_kubelet_that_was_removed_leaves_its_cpus(machine: Machine) -> None:
     machine.kubelet("v1.23", "first")
-    await machine.look()
+    await machine.refresh()
     machine.files = NO_KUBELET
-    assert await machine.look()
+    assert await machine.refresh()
     assert machine.now.kubelet_cpus == EMPTY
     assert machine.now.kubelet_policy == HostPolicy()
     assert machine.now.kubelet is None
@@ -211,13 +211,13 @@ async def test_a_kubelet_that_was_removed_leaves_its_cpus(machine: Machine) -> N
 
 async def test_an_empty_directory_is_no_kubelet(machine: Machine) -> None:
     machine.files = KubeletFiles("first", True, (), {}, {})
-    assert not await machine.look()
+    assert not await machine.refresh()
     assert machine.watch.kubelet.state is None
 
 
 async def test_what_is_reported_of_a_kubelet(machine: Machine) -> None:
     machine.kubelet("v1.23", "first")
-    state = await machine.watch.kubelet.look()
+    state = await machine.watch.kubelet.refresh()
     assert state is not None
     report = write(cpus_pb2.KubeletReport, state)
     assert report.cpu_manager_policy == "static"
@@ -233,7 +233,7 @@ async def test_names_from_its_files_are_cut_to_what_a_report_may_hold(machine: M
     name = "x\\u0000" + "y" * 2_000
     text = f'{{"policyName":"static","defaultCpuSet":"","entries":{{"p":{{"{name}":"3"}}}}}}'
     machine.kubelet("v1.23", "first", cpu_manager_state=text, memory_manager_state=None)
-    state = await machine.watch.kubelet.look()
+    state = await machine.watch.kubelet.refresh()
     assert state is not None
     (container,) = write(cpus_pb2.KubeletReport, state).containers
     assert container.container == "x " + "y" * 298

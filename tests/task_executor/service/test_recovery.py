@@ -9,7 +9,7 @@ import pytest
 from finegrain.v1 import task_executor_pb2 as te
 from task_executor.host.helper_messages import TaskSpec
 from task_executor.service import checkpoint, host_sync
-from task_executor.service.keeper import SlotKeeper
+from task_executor.service.slot_keeper import SlotKeeper
 from tests.task_executor.service.conftest import Executor
 from tests.task_executor.service.scripted_rm import (
     JobMaster,
@@ -88,7 +88,7 @@ async def test_tasks_of_slots_that_are_gone_are_told_for_a_while(
     end = (await job_master.watch()).exit
     assert (end.signal, end.cancelled) == (9, True)
     (task,) = keeper(executor).tasks
-    assert task.slot_gone_at is not None
+    assert task.slot_removed_at is not None
 
 
 async def test_a_task_that_ended_before_its_slot_did_was_not_cancelled(

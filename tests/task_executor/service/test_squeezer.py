@@ -14,16 +14,16 @@ from finegrain.cpu_policy import HostPolicy, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.isolation import NOTHING_REPORTED
-from task_executor.engine.cpu_books import HostCpus
+from task_executor.engine.cpu_ledger import HostCpus
 from task_executor.engine.slot_table import HostShare, SlotTable
 from task_executor.engine.slots import SlotKey, SlotSpec
-from task_executor.engine.squeeze import CpuPlace
+from task_executor.engine.squeeze import CpuLocation
 from task_executor.host.cpu_times import busy_usec
 from task_executor.host.helper_messages import SlotUsage, Usage
 from task_executor.service.squeezer import Squeezer, SqueezeRule
 
 SECOND_USEC = 1_000_000
-PLACES = tuple(CpuPlace(cpu, cpu % 8, cpu % 8 // 4, cpu % 8 // 4) for cpu in range(16))
+PLACES = tuple(CpuLocation(cpu, cpu % 8, cpu % 8 // 4, cpu % 8 // 4) for cpu in range(16))
 BE = CpuAssignment(QosClass.BE)
 
 
@@ -32,7 +32,7 @@ def a_table() -> SlotTable:
     host = HostCpus(
         slot_cpus=CpuSet.parse("1-7,9-15"),
         reserved=CpuSet.parse("0,8"),
-        places=(
+        pools=(
             (PoolName(0, 0), CpuSet.parse("0-3,8-11")),
             (PoolName(1, 1), CpuSet.parse("4-7,12-15")),
         ),
@@ -60,7 +60,7 @@ class Host:
             PLACES,
             self.rule,
             usage=self.usage,
-            take_in=self.take_in,
+            update_conditions=self.update_conditions,
             cpu_times=self.cpu_times,
             clock=lambda: self.now,
         )
@@ -72,8 +72,8 @@ class Host:
         together = self.others + sum(usec or 0 for usec in self.used.values())
         return dict.fromkeys(range(16), together // 16)
 
-    async def take_in(self, **conditions: object) -> None:
-        self.moves += self.table.take_in(**conditions)
+    async def update_conditions(self, **conditions: object) -> None:
+        self.moves += self.table.update_conditions(**conditions)
 
     def slot(self, name: str, assignment: CpuAssignment | None) -> SlotKey:
         cpu = 1000 * len(assignment.cpus) if assignment and assignment.cpus else 500
@@ -182,7 +182,7 @@ async def test_what_is_not_counted_is_not_squeezed(host: Host) -> None:
 
 async def test_offline_cpus_are_neither_counted_nor_given(host: Host) -> None:
     host.slot("batch", BE)
-    host.table.cpus.change(offline=CpuSet.parse("8-15"))
+    host.table.cpus.update_conditions(offline=CpuSet.parse("8-15"))
     await host.work()
     taken = CpuSet.parse(await host.work(batch=2.0))
     assert taken <= CpuSet.parse("0-7")

@@ -17,7 +17,7 @@ from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.topology import Core, HostTopology, HugePages, Limits, NumaNode
 from finegrain.v1 import cpus_pb2
-from task_executor.engine.cpu_books import CpuBooks
+from task_executor.engine.cpu_ledger import CpuLedger
 from task_executor.engine.slots import SlotSpec
 from task_executor.host.detection import detect
 from task_executor.host.helper_messages import IsolationReport
@@ -263,7 +263,7 @@ def test_best_effort_may_book_what_its_pool_can_give() -> None:
     for reserved, strict, pool in [("", False, "0-3"), ("0-1", False, "0-3"), ("0-1", True, "2-3")]:
         made = plan(FOUR_CPUS, reserved_cpus=reserved, reserved_cpus_strict=strict)
         assert made.share.host_cpus is not None
-        assert str(CpuBooks(made.share.host_cpus).pools.best_effort) == pool
+        assert str(CpuLedger(made.share.host_cpus).pools.best_effort) == pool
         assert made.share.total[BE_CPU] == 1000 * len(CpuSet.parse(pool))
     halved = plan(FOUR_CPUS, reserved_cpus="0-1", best_effort_percent=50)
     assert halved.share.total[BE_CPU] == 2000

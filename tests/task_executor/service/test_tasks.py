@@ -20,7 +20,7 @@ from finegrain.errors import (
 )
 from finegrain.v1 import task_executor_pb2 as te
 from task_executor.host.helper_messages import Reconnected, TaskFault
-from task_executor.service import checkpoint, task_book, task_runner, task_watch
+from task_executor.service import checkpoint, task_runner, task_table, task_watch
 from tests.task_executor.service.conftest import Executor
 from tests.task_executor.service.scripted_rm import (
     CLUSTER_TOKEN,
@@ -235,7 +235,7 @@ async def test_a_watcher_without_output_gets_states_only(
 async def test_a_silent_task_gives_signs_of_life(
     executor: Executor, job_master: JobMaster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_watch, "SIGN_OF_LIFE_S", 0.05)
+    monkeypatch.setattr(task_watch, "KEEPALIVE_S", 0.05)
     await job_master.submit("true")
     task = executor.front.keeper.tasks.need("task")
     seen = []
@@ -356,7 +356,7 @@ async def test_of_very_many_ended_tasks_the_oldest_are_forgotten(
 async def test_an_executor_full_of_tasks_asks_to_wait(
     executor: Executor, job_master: JobMaster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_book, "TASKS_MAX", 0)
+    monkeypatch.setattr(task_table, "TASKS_MAX", 0)
     with pytest.raises(ResourceExhausted) as refused:
         await job_master.submit("true")
     assert refused.value.retry_after_s == 5.0

@@ -28,8 +28,8 @@ from task_executor.engine.slots import CarveState, SlotKey, SlotSpec
 from task_executor.host.helper_messages import IsolationReport, SlotLimits, SlotPlace
 from task_executor.service.checkpoint import StateDirectory
 from task_executor.service.host_sync import recover
-from task_executor.service.keeper import Identity, SlotKeeper
-from task_executor.service.sizes import change_size
+from task_executor.service.resizing import resize_slot
+from task_executor.service.slot_keeper import Identity, SlotKeeper
 from tests.support.patience import PATIENCE_S
 from tests.task_executor.service.fake_helper import ENFORCED, FakeHelper
 
@@ -164,7 +164,7 @@ class Story:
         elif deed == "resize" and keys:
             await self._resize(self.rng.choice(keys))
         elif deed == "settle":
-            await self.keeper.places.settle()
+            await self.keeper.cpu_bindings.sync_or_log()
         elif deed == "crash" and self.rng.random() < 0.3:
             await self.keeper.close()
             await self._restart()
@@ -185,7 +185,7 @@ class Story:
             cpu, change = 1000 * len(own), {"assignment": replace(slot.spec.assignment, cpus=own)}
         profile = ResourceProfile(cpu, task_heap_memory_bytes=MIB)
         with suppress(FinegrainError):
-            await change_size(self.keeper, key, number, profile, cpu, **change)
+            await resize_slot(self.keeper, key, number, profile, cpu, **change)
 
     async def heal(self) -> None:
         """Nothing fails any more; a front that starts puts all right."""
@@ -193,15 +193,19 @@ class Story:
         await self.keeper.close()
         await self.start()
         async with asyncio.timeout(PATIENCE_S):
-            while self.keeper._cleaning or self.keeper._taking_down or self.keeper.places.behind:
+            while (
+                self.keeper._cleaning
+                or self.keeper._teardowns
+                or self.keeper.cpu_bindings.is_out_of_sync
+            ):
                 await asyncio.sleep(0.001)
-                await self.keeper.places.settle()
+                await self.keeper.cpu_bindings.sync_or_log()
 
     def check(self) -> int:
         """The host is as the books say. How many slots there are."""
         books = self.keeper.table
         books.check_invariants()
-        told = {tuple(slot.key): books.cpus.place_of(slot.spec).cpus for slot in books}
+        told = {tuple(slot.key): books.cpus.binding_of(slot.spec).cpus for slot in books}
         assert {key: CpuSet.parse(each.cpus) for key, each in self.host.slots.items()} == told
         return len(told)
 
@@ -238,7 +242,7 @@ async def at_once(work: Callable[..., Any], *args: Any) -> Any:
 def test_nobody_ever_runs_on_anothers_cpus_or_on_none(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("task_executor.service.keeper.RETRY_S_MIN", 0.001)
+    monkeypatch.setattr("task_executor.service.slot_keeper.RETRY_S_MIN", 0.001)
     monkeypatch.setattr("task_executor.service.host_sync.DESTROY_S_MAX", 0.005)
     monkeypatch.setattr("task_executor.service.checkpoint.os.fsync", lambda _fd: None)
     monkeypatch.setattr("task_executor.service.checkpoint.asyncio.to_thread", at_once)

@@ -16,7 +16,7 @@ from task_executor.host.kubelet.state import KubeletState
 
 
 @dataclass(frozen=True, slots=True)
-class NodeOffer:
+class NumaCapacity:
     """What slots can have of one NUMA node."""
 
     id: int
@@ -25,11 +25,13 @@ class NodeOffer:
     default_memory: bool  # False: memory of a kind of its own, which no slot gets unasked
 
 
-def node_offers(capacity: Capacity, kubelet: KubeletState | None = None) -> tuple[NodeOffer, ...]:
+def numa_capacity(
+    capacity: Capacity, kubelet: KubeletState | None = None
+) -> tuple[NumaCapacity, ...]:
     """By node, in the order of the capacity; huge pages without what a kubelet has given away or
     keeps.
     """
-    offers = []
+    nodes = []
     for node in capacity.nodes:
         pages = {resource_name(each.page_bytes): each.count for each in node.hugepages}
         if kubelet is not None:
@@ -37,21 +39,21 @@ def node_offers(capacity: Capacity, kubelet: KubeletState | None = None) -> tupl
                 name: count - -(-kubelet.taken_bytes(node.id, name) // (page_bytes(name) or 1))
                 for name, count in pages.items()
             }
-        offers.append(
-            NodeOffer(
+        nodes.append(
+            NumaCapacity(
                 id=node.id,
                 memory_bytes=node.memory_bytes,
                 hugepages=tuple(sorted((name, n) for name, n in pages.items() if n > 0)),
                 default_memory=node.default_memory,
             )
         )
-    return tuple(offers)
+    return tuple(nodes)
 
 
-def hugepages_of(offers: Iterable[NodeOffer]) -> dict[str, int]:
+def hugepages_of(nodes: Iterable[NumaCapacity]) -> dict[str, int]:
     """Pages of all nodes together, by resource name."""
     together: dict[str, int] = {}
-    for offer in offers:
-        for name, count in offer.hugepages:
+    for node in nodes:
+        for name, count in node.hugepages:
             together[name] = together.get(name, 0) + count
     return together

@@ -7,7 +7,7 @@ from finegrain.cpuset import CpuSet
 from finegrain.resources import GIB, MIB
 from finegrain.topology import HugePages
 from task_executor.host.kubelet import KubeletState
-from task_executor.host.node_offers import hugepages_of, node_offers
+from task_executor.host.numa_capacity import hugepages_of, numa_capacity
 
 
 def capacity() -> Capacity:
@@ -22,14 +22,14 @@ def capacity() -> Capacity:
 
 
 def test_every_size_is_offered_by_its_name() -> None:
-    offers = node_offers(capacity())
-    assert [offer.hugepages for offer in offers] == [
+    nodes = numa_capacity(capacity())
+    assert [node.hugepages for node in nodes] == [
         (("hugepages-1Gi", 2), ("hugepages-2Mi", 512)),
         (("hugepages-2Mi", 100),),
         (),
     ]
-    assert hugepages_of(offers) == {"hugepages-1Gi": 2, "hugepages-2Mi": 612}
-    assert [offer.default_memory for offer in offers] == [True, True, False]
+    assert hugepages_of(nodes) == {"hugepages-1Gi": 2, "hugepages-2Mi": 612}
+    assert [node.default_memory for node in nodes] == [True, True, False]
 
 
 def test_what_a_kubelet_has_of_them_is_left_to_it() -> None:
@@ -41,14 +41,14 @@ def test_what_a_kubelet_has_of_them_is_left_to_it() -> None:
         ),
         kept=((0, "hugepages-1Gi", GIB), (1, "memory", 2 * GIB)),
     )
-    first, second, third = node_offers(capacity(), kubelet)
+    first, second, third = numa_capacity(capacity(), kubelet)
     assert first.hugepages == (("hugepages-1Gi", 1), ("hugepages-2Mi", 510))
     assert second.hugepages == third.hugepages == ()
 
 
 def test_memory_that_it_gave_away_is_reported_as_it_changes_and_not_taken_off_here() -> None:
     kubelet = KubeletState(given=((0, "memory", GIB),), kept=((1, "memory", 2 * GIB),))
-    assert [each.memory_bytes for each in node_offers(capacity(), kubelet)] == [
+    assert [each.memory_bytes for each in numa_capacity(capacity(), kubelet)] == [
         16 * GIB,
         16 * GIB,
         64 * GIB,

@@ -11,8 +11,9 @@ in.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from finegrain.cpu_assignment import CpuAssignment, PoolName
@@ -29,10 +30,10 @@ from finegrain.errors import InvalidArgument, InvariantBroken, Reason, ResourceE
 from task_executor.engine.slots import SlotKey, SlotSpec
 from task_executor.engine.squeeze import confined
 
-PLAIN: Final = CpuAssignment()
+WHOLE_SHARED_POOL: Final = CpuAssignment()
 """What a slot has that was ordered without an assignment: the whole shared pool."""
 
-UNSAID: Final = HostPolicy()
+NO_SETTINGS: Final = HostPolicy()
 """A layer of settings that says nothing."""
 
 
@@ -43,14 +44,14 @@ class HostCpus:
     slot_cpus: CpuSet  # that the total counts
     reserved: CpuSet = EMPTY  # kept back by the configuration, not counted
     isolated: CpuSet = EMPTY  # of `slot_cpus`, from the kernel's load balancing
-    places: tuple[tuple[PoolName, CpuSet], ...] = ()  # of both; none: one pool
+    pools: tuple[tuple[PoolName, CpuSet], ...] = ()  # of both; none: one pool
     memory_nodes: NodeSet = EMPTY  # that memory can be bound to; empty: not known
-    policy: HostPolicy = UNSAID  # of the configuration
+    policy: HostPolicy = NO_SETTINGS  # of the configuration
 
     @property
-    def pooled(self) -> tuple[tuple[PoolName, CpuSet], ...]:
+    def cpus_by_pool(self) -> tuple[tuple[PoolName, CpuSet], ...]:
         """Where its cpus lie."""
-        return self.places or ((PoolName(0, NODE_UNKNOWN), self.slot_cpus | self.reserved),)
+        return self.pools or ((PoolName(0, NODE_UNKNOWN), self.slot_cpus | self.reserved),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +60,15 @@ class CpuConditions:
 
     offline: CpuSet = EMPTY  # of the host's cpus those that do not run any more
     kubelet_cpus: CpuSet = EMPTY  # that a kubelet gave to containers
-    kubelet_policy: HostPolicy = UNSAID
+    kubelet_policy: HostPolicy = NO_SETTINGS
     kubelet: object = None  # what else is told of it; not looked at here
-    operator_policy: HostPolicy = UNSAID  # set at runtime, for this host
+    operator_policy: HostPolicy = NO_SETTINGS  # set at runtime, for this host
     policy_number: int = 0  # of that; 0: none was ever set
     squeezed: CpuSet | None = None  # all that best-effort slots may use at present
     notes: tuple[str, ...] = ()
 
 
-class Place(NamedTuple):
+class CpuBinding(NamedTuple):
     """Where a slot runs."""
 
     cpus: CpuSet  # empty: nothing is left for it; it stays where it is
@@ -75,7 +76,7 @@ class Place(NamedTuple):
 
 
 @dataclass
-class CpuBooks:
+class CpuLedger:
     """`version` rises with whatever may change the place of a slot."""
 
     host: HostCpus
@@ -88,8 +89,7 @@ class CpuBooks:
     def pools(self) -> Pools:
         """What is shared at present."""
         if self._pools is None or self._pools[0] != self.version:
-            holders = [(each.qos, each.cpus) for many in self._slots.values() for each in many]
-            self._pools = self.version, self._pools_beside(holders)
+            self._pools = self.version, self._pools_with(self._assignments())
         return self._pools[1]
 
     @property
@@ -106,21 +106,21 @@ class CpuBooks:
     @property
     def pinned(self) -> CpuSet:
         """All that slots have to themselves."""
-        return union(each.cpus for many in self._slots.values() for each in many)
+        return union(each.cpus for each in self._assignments())
 
-    def place_of(self, spec: SlotSpec) -> Place:
+    def binding_of(self, spec: SlotSpec) -> CpuBinding:
         """Where a slot runs at present."""
-        assignment = spec.assignment or PLAIN
+        assignment = spec.assignment or WHOLE_SHARED_POOL
         cpus = self.pools.cpus_of(assignment)
         if assignment.qos is QosClass.BE and self.conditions.squeezed is not None:
             cpus = confined(cpus, self.conditions.squeezed)
         if spec.cpus and not assignment.cpus:
             cpus = cpus & CpuSet.parse(spec.cpus) or cpus
-        return Place(cpus, assignment.memory_nodes)
+        return CpuBinding(cpus, assignment.memory_nodes)
 
     # -- what is known of the host -------------------------------------------------------------
 
-    def change(self, **changes: Any) -> bool:
+    def update_conditions(self, **changes: Any) -> bool:
         """Takes in other conditions, by the names of `CpuConditions`; False if they are the
         present ones.
         """
@@ -130,7 +130,7 @@ class CpuBooks:
         moving = any(
             getattr(conditions, each.name) != getattr(self.conditions, each.name)
             for each in fields(conditions)
-            if each.name not in _ONLY_TOLD
+            if each.name not in _REPORTED_ONLY
         )
         self.conditions = conditions
         self.version += moving
@@ -140,14 +140,14 @@ class CpuBooks:
 
     def put(self, key: SlotKey, assignments: Iterable[CpuAssignment]) -> None:
         """What a slot has, and what it is to have besides."""
-        many = tuple(assignments)
-        if _own(many) != _own(self._slots.get(key, ())):
+        held = tuple(assignments)
+        if _dedicated(held) != _dedicated(self._slots.get(key, ())):
             self.version += 1
-        self._slots[key] = many
+        self._slots[key] = held
 
     def drop(self, key: SlotKey) -> None:
         """Nothing of the slot is left."""
-        if _own(self._slots.pop(key, ())):
+        if _dedicated(self._slots.pop(key, ())):
             self.version += 1
 
     def check(self, key: SlotKey, spec: SlotSpec) -> None:
@@ -157,13 +157,13 @@ class CpuBooks:
             InvalidArgument: it makes no sense, here or anywhere.
             ResourceExhausted: CPUS_UNAVAILABLE; the details say which cpus, and why.
         """
-        assignment = spec.assignment or PLAIN
-        self._check_sense(assignment, spec.profile.cpu_milli)
-        ours = self.host.slot_cpus | self.host.reserved
-        if spec.cpus and not CpuSet.parse(spec.cpus) <= ours:
-            raise InvalidArgument("cpus", spec.cpus, f"cpus out of this executor's {ours}")
+        assignment = spec.assignment or WHOLE_SHARED_POOL
+        self._check_assignment(assignment, spec.profile.cpu_milli)
+        cpus_here = self.host.slot_cpus | self.host.reserved
+        if spec.cpus and not CpuSet.parse(spec.cpus) <= cpus_here:
+            raise InvalidArgument("cpus", spec.cpus, f"cpus out of this executor's {cpus_here}")
         if assignment.cpus:
-            self._check_own(key, spec.allocation_id, assignment)
+            self._check_dedicated(key, spec.allocation_id, assignment)
         elif not self._room_for(assignment, self.pools):
             pools = ", ".join(map(_name, assignment.pools)) or "its pool"
             raise _unavailable(
@@ -172,7 +172,7 @@ class CpuBooks:
                 {"available.cpus": ""},
             )
 
-    def _check_sense(self, assignment: CpuAssignment, cpu_milli: int) -> None:
+    def _check_assignment(self, assignment: CpuAssignment, cpu_milli: int) -> None:
         def refuse(field_: str, value: object, expected: str) -> InvalidArgument:
             return InvalidArgument(f"assignment.{field_}", str(value), expected)
 
@@ -187,19 +187,19 @@ class CpuBooks:
         known = self.host.memory_nodes
         if known and not assignment.memory_nodes <= known:
             raise refuse("memory_nodes", assignment.memory_nodes, f"nodes of this host: {known}")
-        names = {name for name, _ in self.host.pooled} if assignment.pools else set()
+        names = {name for name, _ in self.host.cpus_by_pool} if assignment.pools else set()
         unknown = [name for name in assignment.pools if name not in names]
         if unknown:
             expected = "pools of this host: " + ", ".join(map(_name, sorted(names)))
             raise refuse("pools", ", ".join(map(_name, unknown)), expected)
 
-    def _check_own(self, key: SlotKey, allocation_id: str, wanted: CpuAssignment) -> None:
+    def _check_dedicated(self, key: SlotKey, allocation_id: str, wanted: CpuAssignment) -> None:
         """That nobody else has a say over its cpus, and that those who share keep one."""
-        others = {other: many for other, many in self._slots.items() if other != key}
+        others = {other: assignments for other, assignments in self._slots.items() if other != key}
         held = {
             other: common
-            for other, many in others.items()
-            if (common := union(each.cpus for each in many) & wanted.cpus)
+            for other, assignments in others.items()
+            if (common := union(each.cpus for each in assignments) & wanted.cpus)
         }
         parts = [f"{cpus} of slot {other.allocation_id}" for other, cpus in held.items()]
         before = union(each.cpus for each in self._slots.get(key, ()))
@@ -214,9 +214,8 @@ class CpuBooks:
                 details | {"asked.cpus": str(wanted.cpus)},
             )
         # With what it has now: until it has changed its size both are its own.
-        holders = [(each.qos, each.cpus) for many in self._slots.values() for each in many]
-        pools = self._pools_beside([*holders, (wanted.qos, wanted.cpus)])
-        sharing = {each for many in others.values() for each in many if not each.cpus}
+        pools = self._pools_with([*self._assignments(), wanted])
+        sharing = {each for each in chain.from_iterable(others.values()) if not each.cpus}
         for each in sorted(sharing, key=lambda one: (one.qos, one.pools)):
             if not self._room_for(each, pools) and self._room_for(each, self.pools):
                 which = ", ".join(map(_name, each.pools)) or "the whole pool"
@@ -237,17 +236,20 @@ class CpuBooks:
     def _room_for(self, assignment: CpuAssignment, pools: Pools) -> bool:
         return bool(pools.of_class(assignment.qos, assignment.pools))
 
-    def _pools_beside(self, holders: Iterable[tuple[QosClass, CpuSet]]) -> Pools:
+    def _assignments(self) -> Iterator[CpuAssignment]:
+        return chain.from_iterable(self._slots.values())
+
+    def _pools_with(self, assignments: Iterable[CpuAssignment]) -> Pools:
         host, now = self.host, self.conditions
         return pools_of(
             Pooled(
-                places=host.pooled,
+                places=host.cpus_by_pool,
                 kubelet_pinned=now.kubelet_cpus,
                 strictly_reserved=self.policy.strictly_reserved_cpus,
                 isolated=host.isolated,
                 offline=now.offline,
             ),
-            holders,
+            [(each.qos, each.cpus) for each in assignments],
         )
 
     def check_invariants(self) -> None:
@@ -255,19 +257,19 @@ class CpuBooks:
         InvariantBroken: two slots have the same cpu to themselves.
         """
         taken = EMPTY
-        for key, many in self._slots.items():
-            own = _own(many)
-            mine = union(cpus for _, cpus in own)
+        for key, assignments in self._slots.items():
+            dedicated = _dedicated(assignments)
+            mine = union(cpus for _, cpus in dedicated)
             if not mine.isdisjoint(taken):
                 raise InvariantBroken(f"slot {key} has cpus of another one: {mine & taken}")
             taken |= mine
 
 
-_ONLY_TOLD: Final = frozenset({"kubelet", "policy_number", "notes"})
+_REPORTED_ONLY: Final = frozenset({"kubelet", "policy_number", "notes"})
 """Of conditions: what changes nothing for any slot."""
 
 
-def _own(assignments: tuple[CpuAssignment, ...]) -> list[tuple[QosClass, CpuSet]]:
+def _dedicated(assignments: tuple[CpuAssignment, ...]) -> list[tuple[QosClass, CpuSet]]:
     return [(each.qos, each.cpus) for each in assignments if each.cpus]
 
 

@@ -15,7 +15,7 @@ from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.errors import FinegrainError, InvalidArgument, Reason
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.isolation import NOTHING_REPORTED
-from task_executor.engine.cpu_books import HostCpus, Place
+from task_executor.engine.cpu_ledger import CpuBinding, HostCpus
 from task_executor.engine.slot_table import HostShare, Outcome, SlotTable
 from task_executor.engine.slots import CarveState, Slot, SlotKey, SlotSpec
 from tests.support.properties import examples
@@ -33,7 +33,7 @@ def table(**changes: Any) -> SlotTable:
     usual: dict[str, Any] = {
         "slot_cpus": cpus("1-7"),
         "reserved": cpus("0"),
-        "places": TWO_NODES,
+        "pools": TWO_NODES,
         "memory_nodes": cpus("0-1"),
         "policy": HostPolicy(reserved_cpus=cpus("0"), reserved_strict=False),
     }
@@ -85,7 +85,7 @@ def refusal(books: SlotTable, one: SlotSpec) -> FinegrainError:
 def where(books: SlotTable, name: str) -> str:
     slot = books.get(SlotKey(name, 1))
     assert slot is not None
-    return str(books.cpus.place_of(slot.spec).cpus)
+    return str(books.cpus.binding_of(slot.spec).cpus)
 
 
 def end(books: SlotTable, name: str) -> None:
@@ -134,7 +134,7 @@ def test_a_slot_that_is_bound_to_pools_runs_in_those() -> None:
     carve(books, spec("near", near), pinned("own", "5", LSR))
     slot = books.get(SlotKey("near", 1))
     assert slot is not None
-    assert books.cpus.place_of(slot.spec) == Place(cpus("4,6-7"), cpus("1"))
+    assert books.cpus.binding_of(slot.spec) == CpuBinding(cpus("4,6-7"), cpus("1"))
 
 
 def test_strict_reserves_are_in_no_pool_and_others_are_in_all() -> None:
@@ -142,17 +142,17 @@ def test_strict_reserves_are_in_no_pool_and_others_are_in_all() -> None:
     carve(books, spec("plain"))
     assert where(books, "plain") == "1-7"
     shared = HostPolicy(reserved_cpus=cpus("6-7"), reserved_strict=False)
-    assert books.take_in(operator_policy=shared, policy_number=1)
+    assert books.update_conditions(operator_policy=shared, policy_number=1)
     assert where(books, "plain") == "1-7"
     unsaid = HostPolicy(reserved_cpus=cpus("6-7"))  # as the configuration says of its own
-    assert books.take_in(operator_policy=unsaid, policy_number=2)
+    assert books.update_conditions(operator_policy=unsaid, policy_number=2)
     assert where(books, "plain") == "1-5"
 
 
 def test_what_a_kubelet_has_or_does_not_run_is_in_no_pool() -> None:
     books = table()
     carve(books, spec("plain"), spec("idle", CpuAssignment(BE)), pinned("own", "6-7"))
-    books.take_in(kubelet_cpus=cpus("1"), offline=cpus("4,7"))
+    books.update_conditions(kubelet_cpus=cpus("1"), offline=cpus("4,7"))
     assert (where(books, "plain"), where(books, "idle")) == ("0,2-3,5", "0,2-3,5-6")
     assert where(books, "own") == "6"
 
@@ -160,9 +160,9 @@ def test_what_a_kubelet_has_or_does_not_run_is_in_no_pool() -> None:
 def test_best_effort_is_squeezed_and_nobody_else() -> None:
     books = table()
     carve(books, spec("plain"), spec("idle", CpuAssignment(BE)), pinned("own", "2-3"))
-    books.take_in(squeezed=cpus("3-4"))
+    books.update_conditions(squeezed=cpus("3-4"))
     assert (where(books, "plain"), where(books, "idle")) == ("0-1,4-7", "3-4")
-    books.take_in(squeezed=cpus("9"))  # nothing of its pool: it keeps two of that
+    books.update_conditions(squeezed=cpus("9"))  # nothing of its pool: it keeps two of that
     assert where(books, "idle") == "0-1"
 
 
@@ -200,7 +200,7 @@ def test_what_others_have_a_say_over_is_no_slots_own(
     conditions: dict[str, Any], details: dict[str, str]
 ) -> None:
     books = table()
-    books.take_in(**conditions)
+    books.update_conditions(**conditions)
     error = refusal(books, pinned("own", "2-3"))
     assert error.reason is Reason.CPUS_UNAVAILABLE
     assert error.details == details | {"asked.cpus": "2-3"}
@@ -258,7 +258,7 @@ def test_best_effort_books_a_capacity_of_its_own() -> None:
 
 
 def test_a_slot_for_which_no_cpu_is_left_is_refused() -> None:
-    books = table(reserved=EMPTY, policy=HostPolicy(), places=())
+    books = table(reserved=EMPTY, policy=HostPolicy(), pools=())
     carve(books, pinned("own", "1-7", LSE))
     error = refusal(books, spec("idle", CpuAssignment(BE)))
     assert error.reason is Reason.CPUS_UNAVAILABLE
@@ -271,7 +271,7 @@ def test_remains_of_a_slot_that_no_book_knows_keep_their_cpus() -> None:
     books.withhold(SlotKey("x", 1), {"cpu_milli": 2000, "best_effort_cpu_milli": 0}, cpus("2-3"))
     assert where(books, "plain") == "0-1,4-7"
     assert books.available()["best_effort_cpu_milli"] == 7000
-    books.hand_back(SlotKey("x", 1))
+    books.release_withheld(SlotKey("x", 1))
     assert where(books, "plain") == "0-7"
 
 
@@ -328,7 +328,7 @@ def test_a_slot_grows_into_no_cpu_of_another_and_keeps_its_class() -> None:
 def test_what_a_slot_has_it_keeps_though_it_is_reserved_since() -> None:
     books = table()
     carve(books, pinned("own", "2-3"))
-    books.take_in(operator_policy=HostPolicy(reserved_cpus=cpus("2-4")), policy_number=1)
+    books.update_conditions(operator_policy=HostPolicy(reserved_cpus=cpus("2-4")), policy_number=1)
     assert where(books, "own") == "2-3"
     assert resize(books, "own", 1, "2-4").error is not None
     assert resize(books, "own", 1, "2-3,5").error is None
@@ -358,8 +358,8 @@ def test_an_adopted_slot_with_cpus_of_its_own_has_those_of_both_sizes() -> None:
 def test_conditions_that_move_nobody_are_told_and_move_nobody() -> None:
     books = table()
     version, places = books.version, books.cpus.version
-    assert books.take_in(notes=("a cpu is warm",))
-    assert not books.take_in(notes=("a cpu is warm",))
+    assert books.update_conditions(notes=("a cpu is warm",))
+    assert not books.update_conditions(notes=("a cpu is warm",))
     assert (books.version, books.cpus.version) == (version + 1, places)
 
 
@@ -410,14 +410,14 @@ class Orders(RuleBasedStateMachine):
         self.books.check_invariants()
         own: dict[str, CpuSet] = {}
         for slot in self.books:
-            place = self.books.cpus.place_of(slot.spec)
+            place = self.books.cpus.binding_of(slot.spec)
             assert place.cpus
             if slot.spec.is_pinned:
                 own[slot.spec.allocation_id] = place.cpus
         for slot in self.books:
             if slot.spec.is_pinned:
                 continue
-            cpus_ = self.books.cpus.place_of(slot.spec).cpus
+            cpus_ = self.books.cpus.binding_of(slot.spec).cpus
             for name, theirs in own.items():
                 holder = self.books.get(SlotKey(name, 1))
                 assert holder is not None

@@ -227,7 +227,7 @@ async def test_a_slot_that_goes_while_the_disk_turns_out_to_be_full_is_gone(
 
     async def vanish_and_fail() -> None:
         monkeypatch.undo()
-        keeper.vanish(SlotKey("slot", 1))
+        keeper.slot_vanished(SlotKey("slot", 1))
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(keeper, "save", vanish_and_fail)

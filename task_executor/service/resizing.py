@@ -18,21 +18,21 @@ from finegrain.cpuset import EMPTY
 from finegrain.errors import FinegrainError, Unavailable
 from finegrain.logs import get_logger
 from finegrain.resources import ResourceProfile
-from task_executor.engine.cpu_books import Place
+from task_executor.engine.cpu_ledger import CpuBinding
 from task_executor.engine.slot_table import Outcome
 from task_executor.engine.slots import CarveState, Slot, SlotKey, SlotSpec
 from task_executor.host.helper_messages import IsolationReport, SlotLimits
-from task_executor.service.failures import size_kept, size_unknown, slot_gone
+from task_executor.service.failures import size_kept, size_unknown, slot_removed
 from task_executor.service.isolation import isolation_of
-from task_executor.service.keeper import SlotKeeper
 from task_executor.service.limits import limits_of
+from task_executor.service.slot_keeper import SlotKeeper
 
-_SIZES = ("cpu_milli", "cpu_limit_milli", "memory_bytes", "best_effort", "hugepages")
+_SIZE_FIELDS = ("cpu_milli", "cpu_limit_milli", "memory_bytes", "best_effort", "hugepages")
 
 log = get_logger(__name__)
 
 
-async def change_size(
+async def resize_slot(
     keeper: SlotKeeper,
     key: SlotKey,
     number: int,
@@ -48,7 +48,7 @@ async def change_size(
     Errors: those of `SlotTable.resize`; BELOW_USE (details asked and used, bytes of memory);
     CARVE_FAILED; UNREACHABLE.
     """
-    async with keeper.sizes:
+    async with keeper.resize_lock:
         before = keeper.table.get(key)
         outcome = keeper.table.resize(key, number, profile, cpu_limit_milli, assignment)
         if outcome.slot is None or outcome.slot.becoming is None:
@@ -64,7 +64,7 @@ async def change_size(
         return await _enforce(keeper, key, again=outcome.slot is before)
 
 
-async def settle_sizes(
+async def finish_resizes(
     keeper: SlotKeeper, on_host: Iterable[SlotLimits], before: Mapping[SlotKey, SlotSpec]
 ) -> None:
     """Carries out what an earlier front, or a helper that was away, has left unsettled, and has
@@ -75,7 +75,7 @@ async def settle_sizes(
         on_host: limits of the slots that the helper has, as it told them a moment ago.
         before: what the books said before it was asked.
     """
-    async with keeper.sizes:
+    async with keeper.resize_lock:
         unsettled = [
             slot.key
             for slot in keeper.table
@@ -86,7 +86,7 @@ async def settle_sizes(
             key = SlotKey(limits.allocation_id, limits.generation)
             slot = keeper.table.get(key)
             if slot is not None and slot.spec is before.get(key):  # else the host has changed, too
-                await _align(keeper, slot, limits)
+                await _correct_limits(keeper, slot, limits)
 
 
 async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
@@ -94,36 +94,36 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
     slot = keeper.table.get(key)
     wanted = slot.becoming if slot is not None else None
     if slot is None or wanted is None:
-        return Outcome(key, error=slot_gone(key))
+        return Outcome(key, error=slot_removed(key))
     begun = time.monotonic()
-    async with keeper.places.lock:
+    async with keeper.cpu_bindings.lock:
         try:
-            place, found = await _on_host(keeper, slot.spec, wanted, again=again)
+            binding, found = await _apply(keeper, slot.spec, wanted, again=again)
         except (Unavailable, OSError) as error:
-            keeper.places.unknown(key)
+            keeper.cpu_bindings.forget(key)
             log.error("resize_not_settled", allocation_id=key.allocation_id, error=str(error))
             return Outcome(key, error=size_unknown(wanted, error))
         now = keeper.table.get(key)
         if now is None or now.becoming != wanted:
-            return Outcome(key, error=slot_gone(key))
+            return Outcome(key, error=slot_removed(key))
         failure = found if isinstance(found, FinegrainError) else None
         if isinstance(found, IsolationReport):
             outcome = Outcome(key, slot=keeper.table.resized(key, isolation_of(found, wanted)))
         else:
             outcome = Outcome(key, error=failure)
             keeper.table.resize_failed(key)
-        keeper.places.told(key, place)
-    await keeper.places.settle()  # what it has left is for the others
+        keeper.cpu_bindings.applied(key, binding)
+    await keeper.cpu_bindings.sync_or_log()  # what it has left is for the others
     keeper.on_resize(time.monotonic() - begun, failure)
     await keeper.save_or_log()  # until then the intent is there, and leads to the same
     keeper.on_change()
-    _tell(wanted, failure)
+    _log_result(wanted, failure)
     return outcome
 
 
-async def _on_host(
-    keeper: SlotKeeper, present: SlotSpec, wanted: SlotSpec, *, again: bool
-) -> tuple[Place, IsolationReport | FinegrainError]:
+async def _apply(
+    keeper: SlotKeeper, current: SlotSpec, wanted: SlotSpec, *, again: bool
+) -> tuple[CpuBinding, IsolationReport | FinegrainError]:
     """Others leave the cpus that it grows into, then all its limits change. Where it runs then, and
     what is enforced now, or why its limits are those of before.
 
@@ -136,49 +136,49 @@ async def _on_host(
     """
     failure: FinegrainError | None = None
     try:
-        await keeper.places.follow()
+        await keeper.cpu_bindings.sync()
     except Unavailable:
         raise
     except FinegrainError as error:
         log.error("slots_not_moved", allocation_id=wanted.allocation_id, error=str(error))
         failure = size_kept(wanted, error) if wanted.is_pinned else None
     if failure is None:
-        place = keeper.table.cpus.place_of(wanted)
+        binding = keeper.table.cpus.binding_of(wanted)
         try:
-            return place, await keeper.helper.resize_slot(limits_of(wanted, place))
+            return binding, await keeper.helper.resize_slot(limits_of(wanted, binding))
         except Unavailable:
             raise
         except FinegrainError as error:
             failure = size_kept(wanted, error)
-    place = keeper.table.cpus.place_of(present)
+    binding = keeper.table.cpus.binding_of(current)
     if again:
         try:
-            await keeper.helper.resize_slot(limits_of(present, place))
+            await keeper.helper.resize_slot(limits_of(current, binding))
         except FinegrainError as error:
             raise Unavailable(f"{failure.message}; nor the size of before: {error}") from None
-    return place, failure
+    return binding, failure
 
 
-async def _align(keeper: SlotKeeper, slot: Slot, limits: SlotLimits) -> None:
+async def _correct_limits(keeper: SlotKeeper, slot: Slot, limits: SlotLimits) -> None:
     """The books say who was promised what: a host that enforces another size is put right."""
     if slot.state is not CarveState.ALLOCATED or slot.becoming is not None:
         return
-    promised = limits_of(slot.spec, Place(EMPTY))
-    if all(getattr(promised, name) == getattr(limits, name) for name in _SIZES):
+    expected = limits_of(slot.spec, CpuBinding(EMPTY))
+    if all(getattr(expected, name) == getattr(limits, name) for name in _SIZE_FIELDS):
         return
     log.warning("size_differs", allocation_id=slot.spec.allocation_id, enforced=repr(limits))
     try:
-        async with keeper.places.lock:
-            place = keeper.table.cpus.place_of(slot.spec)
-            right = replace(limits_of(slot.spec, place), pids_max=limits.pids_max)
-            await keeper.helper.resize_slot(right)
-            keeper.places.told(slot.key, place)
+        async with keeper.cpu_bindings.lock:
+            binding = keeper.table.cpus.binding_of(slot.spec)
+            corrected = replace(limits_of(slot.spec, binding), pids_max=limits.pids_max)
+            await keeper.helper.resize_slot(corrected)
+            keeper.cpu_bindings.applied(slot.key, binding)
     except (FinegrainError, OSError) as error:
-        log.error("size_not_put_right", allocation_id=slot.spec.allocation_id, error=str(error))
+        log.error("size_not_corrected", allocation_id=slot.spec.allocation_id, error=str(error))
 
 
-def _tell(wanted: SlotSpec, failure: FinegrainError | None) -> None:
-    what = {
+def _log_result(wanted: SlotSpec, failure: FinegrainError | None) -> None:
+    details = {
         "allocation_id": wanted.allocation_id,
         "generation": wanted.generation,
         "resize_number": wanted.resize_number,
@@ -186,6 +186,8 @@ def _tell(wanted: SlotSpec, failure: FinegrainError | None) -> None:
         "memory_bytes": wanted.memory_bytes,
     }
     if failure is None:
-        log.info("slot_resized", **what)
+        log.info("slot_resized", **details)
     else:
-        log.warning("slot_not_resized", **what, reason=failure.reason.value, error=failure.message)
+        log.warning(
+            "slot_not_resized", **details, reason=failure.reason.value, error=failure.message
+        )

@@ -3,7 +3,7 @@
 Decides the order of every change: booked in the table, enforced on the host, durable on disk, and
 only then told. Refuses to know who asks and what the wire looks like.
 
-Capacity comes back in one place only (`_take_down`), after the helper has said that nothing of the
+Capacity comes back in one place only (`_tear_down`), after the helper has said that nothing of the
 slot lives. A slot whose end fails is tried again for ever and stays booked meanwhile.
 """
 
@@ -26,12 +26,12 @@ from task_executor.engine.slot_table import Outcome, SlotTable
 from task_executor.engine.slots import CarveState, EndedSlot, Slot, SlotKey, SlotSpec
 from task_executor.host.helper_messages import IsolationReport, SlotLimits
 from task_executor.service.checkpoint import SavedState, Saver, StateDirectory
+from task_executor.service.cpu_bindings import CpuBindings
 from task_executor.service.failures import carve_failed
 from task_executor.service.isolation import isolation_of
-from task_executor.service.limits import held_by, limits_of, own_cpus
-from task_executor.service.places import Places
+from task_executor.service.limits import amounts_of, dedicated_cpus, limits_of
 from task_executor.service.ports import Helper
-from task_executor.service.task_book import TaskBook
+from task_executor.service.task_table import TaskTable
 
 CARVES_AT_ONCE_MAX = 16
 RETRY_S_MIN, RETRY_S_MAX = 0.2, 10.0
@@ -65,23 +65,23 @@ class SlotKeeper:
         self.helper = helper
         self.directory = directory
         self.default_grace_ms = default_grace_ms
-        self.places = Places(table, helper)
-        self.tasks = TaskBook()
+        self.cpu_bindings = CpuBindings(table, helper)
+        self.tasks = TaskTable()
         self.reports = ReportLog()
         self.starts = 0  # of fronts with this identity, this one included
         self.user_token_sha256 = ""  # by the last registration; empty: not known
         self.fence: CommandFence[Any] = CommandFence()
         self.on_change: Callable[[], None] = lambda: None  # wakes the report loop
-        self.on_gone: Callable[[SlotKey], None] = lambda _key: None  # the slot's tasks may go
+        self.on_slot_removed: Callable[[SlotKey], None] = lambda _key: None  # its tasks may go
         self.on_carve: Callable[[float, bool], None] = lambda _seconds, _ok: None
         self.on_free: Callable[[float], None] = lambda _seconds: None
         self.on_resize: Callable[[float, FinegrainError | None], None] = lambda _s, _error: None
-        self.sizes = asyncio.Lock()  # held by whoever changes the size of a slot
+        self.resize_lock = asyncio.Lock()  # held by whoever changes the size of a slot
         self._epoch_to_save = 0
         self._saver = Saver(directory, self._snapshot)
-        self._taking_down: dict[SlotKey, asyncio.Task[None]] = {}
+        self._teardowns: dict[SlotKey, asyncio.Task[None]] = {}
         self._grace_ms: dict[SlotKey, int] = {}  # of those
-        self._aside: set[asyncio.Task[None]] = set()  # what else goes on in the background
+        self._background: set[asyncio.Task[None]] = set()  # what else goes on in the background
         self._cleaning: dict[SlotKey, asyncio.Task[None]] = {}
         self._enforced: dict[SlotKey, Slot] = {}  # on their way into the checkpoint, and told then
         self._carves = asyncio.Semaphore(CARVES_AT_ONCE_MAX)
@@ -137,15 +137,15 @@ class SlotKeeper:
 
     # -- what changes around the slots -------------------------------------------------------
 
-    async def take_in(self, **conditions: Any) -> None:
+    async def update_conditions(self, **conditions: Any) -> None:
         """The host's cpus have changed, or what is known of them, by the names of `CpuConditions`:
         slots that have to move do so.
         """
-        if self.table.take_in(**conditions):
+        if self.table.update_conditions(**conditions):
             self.on_change()
-            await self.places.settle()
+            await self.cpu_bindings.sync_or_log()
 
-    async def take_policy(self, policy: HostPolicy, number: int) -> None:
+    async def apply_host_policy(self, policy: HostPolicy, number: int) -> None:
         """What an operator has set for this host at runtime. Durable when this returns; slots that
         have to move do so afterwards, since who tells it has to go on talking to the RM. Books that
         were restored give a number out again: the same one does not mean the same settings.
@@ -156,9 +156,9 @@ class SlotKeeper:
         known = self.table.cpus.conditions
         if (number, policy) != (known.policy_number, known.operator_policy):
             log.info("host_policy", number=number, **STORED.to_json(policy))
-            self.table.take_in(operator_policy=policy, policy_number=number)
+            self.table.update_conditions(operator_policy=policy, policy_number=number)
             self.on_change()
-            self._do_aside(self.places.settle())
+            self._run_in_background(self.cpu_bindings.sync_or_log())
             await self.save()
 
     # -- carving -----------------------------------------------------------------------------
@@ -169,34 +169,36 @@ class SlotKeeper:
         When this returns, every slot in an outcome is ALLOCATED and on disk. What could not be
         carved leaves nothing behind on the host.
         """
-        outcomes = [self._vetted(outcome) for outcome in self.table.allocate(specs)]
+        outcomes = [self._refuse_while_cleaning(outcome) for outcome in self.table.allocate(specs)]
         new = list({o.key: o.slot for o in outcomes if o.must_carve and o.slot}.values())
         enforced: list[Slot] = []
-        async with self.places.lock:
-            failed = await self._make_way(new)
+        async with self.cpu_bindings.lock:
+            failed = await self._clear_cpus(new)
             new = [slot for slot in new if slot.key not in failed]
             isolations = await asyncio.gather(*(self._enforce(slot) for slot in new))
         now_ms = round(time.time() * 1000)
         for slot, isolation in zip(new, isolations, strict=True):
             if isinstance(isolation, IsolationReport):
                 known = isolation_of(isolation, slot.spec)
-                moved = slot.moved(CarveState.ALLOCATED, isolation=known, allocated_time_ms=now_ms)
-                enforced.append(moved)
+                allocated = slot.with_state(
+                    CarveState.ALLOCATED, isolation=known, allocated_time_ms=now_ms
+                )
+                enforced.append(allocated)
             else:
                 failed[slot.key] = isolation
                 self._clean_up(slot.key)
         if enforced:
             failed |= await self._make_durable(enforced)
         self.on_change()
-        return [self._settled(outcome, failed) for outcome in outcomes]
+        return [self._final_outcome(outcome, failed) for outcome in outcomes]
 
-    async def _make_way(self, new: Sequence[Slot]) -> dict[SlotKey, FinegrainError]:
+    async def _clear_cpus(self, new: Sequence[Slot]) -> dict[SlotKey, FinegrainError]:
         """Others leave the cpus that new slots are to have to themselves; where that fails, those
         slots are refused, and everybody stays where he is.
         """
         failed: dict[SlotKey, FinegrainError] = {}
         try:
-            await self.places.follow()
+            await self.cpu_bindings.sync()
         except (FinegrainError, OSError) as error:
             for slot in new:
                 if slot.spec.is_pinned:
@@ -206,7 +208,7 @@ class SlotKeeper:
             log.error("cpus_not_cleared", error=str(error), refused=len(failed))
         return failed
 
-    def _vetted(self, outcome: Outcome) -> Outcome:
+    def _refuse_while_cleaning(self, outcome: Outcome) -> Outcome:
         """A slot whose failed carve is still being cleaned up is not carved a second time."""
         if outcome.key not in self._cleaning or outcome.slot is None:
             return outcome
@@ -217,7 +219,7 @@ class SlotKeeper:
         )
         return Outcome(outcome.key, error=error)
 
-    def _settled(self, outcome: Outcome, failed: dict[SlotKey, FinegrainError]) -> Outcome:
+    def _final_outcome(self, outcome: Outcome, failed: dict[SlotKey, FinegrainError]) -> Outcome:
         if outcome.error is not None:
             return outcome
         error = failed.get(outcome.key)
@@ -227,15 +229,15 @@ class SlotKeeper:
 
     async def _enforce(self, slot: Slot) -> IsolationReport | FinegrainError:
         async with self._carves:
-            begun, place = time.monotonic(), self.table.cpus.place_of(slot.spec)
+            begun, binding = time.monotonic(), self.table.cpus.binding_of(slot.spec)
             try:
-                isolation = await self.helper.create_slot(limits_of(slot.spec, place))
+                isolation = await self.helper.create_slot(limits_of(slot.spec, binding))
             except (FinegrainError, OSError) as error:
                 self.on_carve(time.monotonic() - begun, False)
                 log.error("carve_failed", allocation_id=slot.spec.allocation_id, error=str(error))
                 return carve_failed(slot.spec, error)
             self.on_carve(time.monotonic() - begun, True)
-            self.places.told(slot.key, place)
+            self.cpu_bindings.applied(slot.key, binding)
             return isolation
 
     async def _make_durable(self, slots: Sequence[Slot]) -> dict[SlotKey, FinegrainError]:
@@ -267,10 +269,10 @@ class SlotKeeper:
             await self._destroy(key, grace_ms=0)
             if self.table.get(key) is not None:
                 self.table.carve_failed(key)
-            self.table.hand_back(key)
-            self.places.gone(key)
+            self.table.release_withheld(key)
+            self.cpu_bindings.removed(key)
             self.on_change()
-            await self.places.settle()
+            await self.cpu_bindings.sync_or_log()
         finally:
             del self._cleaning[key]
 
@@ -281,7 +283,7 @@ class SlotKeeper:
         for limits in slots:
             key = SlotKey(limits.allocation_id, limits.generation)
             if key not in self._cleaning:
-                self.table.withhold(key, held_by(limits), own_cpus(limits))
+                self.table.withhold(key, amounts_of(limits), dedicated_cpus(limits))
                 self._clean_up(key)
         if self._cleaning:
             await asyncio.wait(self._cleaning.values(), timeout=timeout_s)
@@ -307,37 +309,37 @@ class SlotKeeper:
                 task.cancelled = task.cancelled or not task.has_ended
         await self.save_or_log()
         for key, grace_ms in begun:
-            self.begin_take_down(key, grace_ms=grace_ms)
+            self.begin_teardown(key, grace_ms=grace_ms)
         self.on_change()
 
-    def begin_take_down(self, key: SlotKey, *, grace_ms: int) -> None:
+    def begin_teardown(self, key: SlotKey, *, grace_ms: int) -> None:
         """Ends a slot that is FREEING, in the background, once; a shorter grace later on holds."""
-        if key not in self._taking_down:
+        if key not in self._teardowns:
             self._grace_ms[key] = grace_ms
-            self._taking_down[key] = asyncio.create_task(self._take_down(key, grace_ms))
+            self._teardowns[key] = asyncio.create_task(self._tear_down(key, grace_ms))
         elif grace_ms < self._grace_ms[key]:
             self._grace_ms[key] = grace_ms
-            self._do_aside(self._hurry(key, grace_ms))
+            self._run_in_background(self._shorten_grace(key, grace_ms))
 
-    def _do_aside(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
-        self._aside.add(task)
-        task.add_done_callback(self._aside.discard)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
-    async def _hurry(self, key: SlotKey, grace_ms: int) -> None:
+    async def _shorten_grace(self, key: SlotKey, grace_ms: int) -> None:
         """The slot goes as soon as nothing lives in it, so its tasks are ended sooner."""
         for task in self.tasks.of_slot(key):
             with contextlib.suppress(FinegrainError):  # it ended meanwhile
                 if not task.has_ended:
                     await self.helper.kill_task(task.task_id, grace_ms)
 
-    async def wait_gone(self, keys: Iterable[SlotKey], timeout_s: float) -> None:
+    async def wait_freed(self, keys: Iterable[SlotKey], timeout_s: float) -> None:
         """Waits until these slots are gone, at most that long."""
-        pending = [self._taking_down[key] for key in set(keys) if key in self._taking_down]
+        pending = [self._teardowns[key] for key in set(keys) if key in self._teardowns]
         if pending:
             await asyncio.wait(pending, timeout=timeout_s)
 
-    async def _take_down(self, key: SlotKey, grace_ms: int) -> None:
+    async def _tear_down(self, key: SlotKey, grace_ms: int) -> None:
         begun = time.monotonic()
         try:
             await self._destroy(key, grace_ms=grace_ms)
@@ -345,11 +347,11 @@ class SlotKeeper:
             if slot is None or slot.state is not CarveState.FREEING:
                 return
             self.table.freed(key)
-            self.places.gone(key)
+            self.cpu_bindings.removed(key)
             if slot.end_reason:
                 self.reports.ended(EndedSlot(key, slot.end_reason))
             self.on_free(time.monotonic() - begun)
-            self.on_gone(key)
+            self.on_slot_removed(key)
             log.info(
                 "slot_freed",
                 allocation_id=key.allocation_id,
@@ -358,9 +360,9 @@ class SlotKeeper:
             )
             self.on_change()
             await self.save_or_log()
-            await self.places.settle()
+            await self.cpu_bindings.sync_or_log()
         finally:
-            self._taking_down.pop(key, None)
+            self._teardowns.pop(key, None)
             self._grace_ms.pop(key, None)
 
     async def _destroy(self, key: SlotKey, *, grace_ms: int) -> None:
@@ -372,7 +374,7 @@ class SlotKeeper:
                 return
             except (FinegrainError, OSError) as error:
                 log.error(
-                    "slot_not_gone",
+                    "slot_not_destroyed",
                     allocation_id=key.allocation_id,
                     generation=key.generation,
                     error=str(error),
@@ -382,18 +384,18 @@ class SlotKeeper:
 
     # -- slots that the host lost --------------------------------------------------------------
 
-    def vanish(self, key: SlotKey) -> None:
+    def slot_vanished(self, key: SlotKey) -> None:
         """The host lost the slot: told as broken unless it was being freed anyway."""
         slot = self.table.vanished(key)
-        self.places.gone(key)
+        self.cpu_bindings.removed(key)
         if slot.state is CarveState.ALLOCATED or slot.end_reason:
             self.reports.ended(EndedSlot(key, slot.end_reason or Reason.SLOT_BROKEN.value))
-        self.on_gone(key)
+        self.on_slot_removed(key)
         self.on_change()
 
     async def close(self) -> None:
         """Ends the background work; slots stay as they are."""
-        pending = [*self._taking_down.values(), *self._cleaning.values(), *self._aside]
+        pending = [*self._teardowns.values(), *self._cleaning.values(), *self._background]
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)

@@ -49,7 +49,7 @@ class Task:
     start_time_ms: int = 0
     directory: Path | None = None
     exit: ExitRecord | None = None
-    slot_gone_at: float | None = None  # event loop time
+    slot_removed_at: float | None = None  # event loop time
     watchers: int = 0
     settled: asyncio.Event = field(default_factory=asyncio.Event)  # no longer STARTING
     _wakers: set[asyncio.Event] = field(default_factory=set)
@@ -99,7 +99,7 @@ class Task:
         return task
 
 
-_LEARNT = "state pid start_time_ms directory exit slot_gone_at watchers settled _wakers"
+_LEARNT = "state pid start_time_ms directory exit slot_removed_at watchers settled _wakers"
 _JSON = JsonCodec(
     {
         Task: JsonForm(inline="key", hidden=_LEARNT),
@@ -108,7 +108,7 @@ _JSON = JsonCodec(
 )
 
 
-class TaskBook:
+class TaskTable:
     """All tasks by id and by slot."""
 
     def __init__(self) -> None:
