@@ -31,7 +31,7 @@ def examine_kubelet(settings: Settings, root: Path = Path("/")) -> Iterator[Find
         yield ok(NAME, "none on this host")
         return
     config = str(options.kubelet_config) if options.kubelet_config else None
-    found = KubeletFiles(str(options.kubelet_dir), config).look("")
+    found = KubeletFiles(str(options.kubelet_dir), config).read("")
     texts, failures = dict(found["texts"]), dict(found["failures"])
     for failure in failures.values():
         yield warn(NAME, failure, "run the doctor, and the executor's helper, as root")

@@ -39,7 +39,7 @@ from task_executor.helper.slots import Slots, slot_name
 from task_executor.helper.tasks import Tasks
 
 _PAGE = 400  # slots, and tasks, per answer: well inside one frame
-_LEAVE_S = 3600.0  # a remover of scratch may have that much to do
+_REMOVE_BASE_S = 3600.0  # a remover of scratch may have that much to do
 
 
 class Helper:
@@ -55,22 +55,22 @@ class Helper:
         if found != known:  # a restart needs no room on a full disk
             write_json(state / "helper.json", found)
         self.loop = Loop(_reap)
-        self.tasks = Tasks(self.loop, config, self.driver, self.tell)
+        self.tasks = Tasks(self.loop, config, self.driver, self.send_event)
         self.slots = Slots(state, self.driver, self.tasks.shims_of)
-        self.kubelets = KubeletFiles(config["kubelet_dir"], config["kubelet_config"])
+        self.kubelet_files = KubeletFiles(config["kubelet_dir"], config["kubelet_config"])
         listener = listen(Path(config["socket_path"]), config["front_uid"], config["front_gid"])
         uids = {0, os.geteuid(), config["front_uid"]}
         self.server = FrameServer(self.loop, listener, uids, HELPER_VERBS, self.handle)
-        self.holder = os.pidfd_open(config["holder_pid"]) if config["holder_pid"] else -1
-        if self.holder >= 0:
-            self.loop.watch(self.holder, self._unheld)
+        self.holder_fd = os.pidfd_open(config["holder_pid"]) if config["holder_pid"] else -1
+        if self.holder_fd >= 0:
+            self.loop.watch(self.holder_fd, self._on_holder_exit)
         self.tasks.adopt()
         for unfinished in self.slots.adopt():
             self.loop.run(unfinished)
         self.strangers: list[dict[str, Any]] = []  # not told to a front yet
-        self._end_strangers()
+        self._destroy_strangers()
 
-    def tell(self, event: dict[str, Any]) -> None:
+    def send_event(self, event: dict[str, Any]) -> None:
         self.server.broadcast(event)
 
     def handle(self, verb: str, args: dict[str, Any]) -> Any:
@@ -115,7 +115,7 @@ class Helper:
     def forget_task(self, args: dict[str, Any]) -> Job:
         return self.tasks.forget(args["task_id"])
 
-    def _end_strangers(self) -> None:
+    def _destroy_strangers(self) -> None:
         """Groups among the slots that no record of ours explains are killed, and told of."""
         for name in self.slots.strangers():
             pids = sorted(self.driver.pids(self.driver.slot(name), []))
@@ -126,18 +126,18 @@ class Helper:
     def inspect(self, args: dict[str, Any]) -> dict[str, Any]:
         """A page; the first one of a round ends strangers, the last one tells of them."""
         if not args["after"]:
-            self._end_strangers()
+            self._destroy_strangers()
         slots, tasks, after = self._page(args["after"])
         described = [
             self.slots.limits[n] | {"destroying": n in self.slots.destroying} for n in slots
         ]
-        told = [] if after else self.strangers[:_PAGE]
-        del self.strangers[: len(told)]
+        pending = [] if after else self.strangers[:_PAGE]
+        del self.strangers[: len(pending)]
         return {
             "slots": described,
             "tasks": [self.tasks.known[t].describe() for t in tasks],
             "after": after,
-            "strangers": told,
+            "strangers": pending,
         }
 
     def usage(self, args: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class Helper:
         return {"slots": of_slots, "tasks": of_tasks, "after": after}
 
     def kubelet(self, args: dict[str, Any]) -> dict[str, Any]:
-        return self.kubelets.look(args["seen"])
+        return self.kubelet_files.read(args["seen"])
 
     def _page(self, after: str) -> tuple[list[str], list[str], str]:
         """Slots and tasks with names above `after`; and where the next page begins, '' at the
@@ -166,15 +166,15 @@ class Helper:
 
     def stop(self, _args: dict[str, Any]) -> dict[str, Any]:
         """Planned: the answer still goes out, tasks go on, empty groups are not left behind."""
-        self.loop.later(0.05, self._leave)
+        self.loop.later(0.05, self._request_stop)
         return {}
 
-    def _unheld(self, _events: int) -> None:
+    def _on_holder_exit(self, _events: int) -> None:
         """Only tasks keep our scope now. Who starts us again holds it, or makes a new one."""
         sys.stderr.write("the holder of our scope has died: starting anew\n")
-        self._leave()
+        self._request_stop()
 
-    def _leave(self, *_signal: Any) -> None:
+    def _request_stop(self, *_signal: Any) -> None:
         self.loop.running = False
 
     def serve(self) -> None:
@@ -184,15 +184,15 @@ class Helper:
         self.loop.serve()
         Path(self.config["socket_path"]).unlink(missing_ok=True)
         running = not all(task.exit for task in self.tasks.known.values())
-        if running or self.slots.limits or self.tasks.unclear:
+        if running or self.slots.limits or self.tasks.unidentified:
             return
         default_signals()
-        if self.holder >= 0:
+        if self.holder_fd >= 0:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.holder, signal.SIGKILL)  # the scope goes with it
+                signal.pidfd_send_signal(self.holder_fd, signal.SIGKILL)  # the scope goes with it
         close_all_but((0, 1, 2))
-        end = time.monotonic() + _LEAVE_S
-        while self.driver.leave() and time.monotonic() < end:
+        end = time.monotonic() + _REMOVE_BASE_S
+        while self.driver.remove_base() and time.monotonic() < end:
             time.sleep(0.05)
 
 
@@ -205,7 +205,7 @@ def _reap() -> None:
         return
 
 
-def _tell_systemd(message: str) -> None:
+def _notify_systemd(message: str) -> None:
     if path := os.environ.get("NOTIFY_SOCKET"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender, suppress(OSError):
             sender.sendto(message.encode(), path.replace("@", "\0", 1))
@@ -248,8 +248,8 @@ def main(argument: str) -> int:
                 os.kill(config["holder_pid"], signal.SIGKILL)  # it has nothing to hold
         return EXIT_CONFIG
     if not config["detached"]:
-        signal.signal(signal.SIGTERM, helper._leave)
-        _tell_systemd("READY=1")
+        signal.signal(signal.SIGTERM, helper._request_stop)
+        _notify_systemd("READY=1")
     os.write(up, b"1")
     os.close(up)
     os.close(ready)

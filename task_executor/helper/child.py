@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from task_executor.helper.forks import (
-    apart,
     default_signals,
     prctl,
+    run_in_fork,
 )
 from task_executor.helper.paths import blocked_directory
 from task_executor.helper.protocol import Fault, as_fault, expand
@@ -100,7 +100,7 @@ def remove_as(uid: int, gid: int, path: str) -> int:
         prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         _remove_tree(path)
 
-    return apart(work)
+    return run_in_fork(work)
 
 
 def _remove_tree(path: str) -> None:

@@ -31,7 +31,7 @@ def close_all_but(keep: Collection[int]) -> None:
                 continue  # the descriptor of the listing itself
 
 
-def apart(work: Callable[[], None]) -> int:
+def run_in_fork(work: Callable[[], None]) -> int:
     """Do what may take long in a process of its own. Returns its pid, for the caller to reap."""
     if pid := os.fork():
         return pid
@@ -44,7 +44,7 @@ def apart(work: Callable[[], None]) -> int:
         os._exit(1)
 
 
-def end_with(parent: int) -> None:
+def end_with_parent(parent: int) -> None:
     """When the parent dies, so do we, however it happens."""
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it was faster

@@ -23,7 +23,7 @@ _DROP_INS_MAX = 8
 _SEARCH_S = 30.0
 
 
-class TooMuch(OSError):
+class UnsuitableFile(OSError):
     """No kubelet writes so much."""
 
 
@@ -36,7 +36,7 @@ class KubeletFiles:
         self._command: list[str] = []
         self._search_at = 0.0
 
-    def look(self, seen: str) -> dict[str, Any]:
+    def read(self, seen: str) -> dict[str, Any]:
         """`mark` changes whenever anything else does. `seen` is the one that the caller has: then
         nothing else is said. Else `found`, the kubelet's `command`, and what could be read and not:
         texts and reasons by name (those of STATES, "config", and "config/NAME" in their order).
@@ -135,11 +135,11 @@ def _read(path: str) -> str:
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise TooMuch(None, "no ordinary file")
+            raise UnsuitableFile(None, "no ordinary file")
         with open(fd, "rb", closefd=False) as file:
             content = file.read(_FILE_BYTES_MAX + 1)
     finally:
         os.close(fd)
     if len(content) > _FILE_BYTES_MAX:
-        raise TooMuch(None, f"larger than {_FILE_BYTES_MAX} bytes")
+        raise UnsuitableFile(None, f"larger than {_FILE_BYTES_MAX} bytes")
     return content.decode(errors="replace")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from task_executor.helper.protocol import PROTOCOL_VERSION, decode, encode, frames
-from task_executor.helper.scope import ScopeError, hold_scope, scope_fits
+from task_executor.helper.scope import ScopeError, hold_scope, scope_is_available
 from task_executor.helper.server import peer_uid, socket_address
 
 _ATTEMPTS, _PAUSE_S, _ANSWER_S, _UNIT_S = 20, 0.1, 5.0, 30.0
@@ -74,19 +74,19 @@ def start_helper(config: HelperConfig) -> int:
     Raises HelperNotStarted.
     """
     config = replace(config, front_pid=config.front_pid or os.getpid())
-    path, said = Path(config.socket_path), ""
+    path, output = Path(config.socket_path), ""
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_PAUSE_S)
-        if (hello := _ask(path, "hello")) is None:
-            said = _spawn(config)
+        if (hello := _call(path, "hello")) is None:
+            output = _spawn(config)
         elif hello["executor_id"] != config.executor_id:
             raise HelperNotStarted(f"{path} belongs to executor {hello['executor_id']}")
         elif hello["protocol_version"] == PROTOCOL_VERSION and hello["config"] == digest(config):
             return int(hello["pid"])
         else:
-            _ask(path, "stop")
-    raise HelperNotStarted(f"helper does not answer at {path}: {said}")
+            _call(path, "stop")
+    raise HelperNotStarted(f"helper does not answer at {path}: {output}")
 
 
 def become_helper(config: HelperConfig) -> NoReturn:
@@ -107,7 +107,7 @@ def find_helper(config: HelperConfig) -> int:
     Raises HelperNotStarted.
     """
     path, end = Path(config.socket_path), time.monotonic() + _UNIT_S
-    while (hello := _ask(path, "hello")) is None:
+    while (hello := _call(path, "hello")) is None:
         if time.monotonic() > end:
             message = f"nobody answers at {path}; start it (finegrain executor helper)"
             raise HelperNotStarted(message)
@@ -120,15 +120,15 @@ def find_helper(config: HelperConfig) -> int:
     return int(hello["pid"])
 
 
-def _in_scope(config: HelperConfig, said: IO[bytes] | None) -> HelperConfig:
+def _in_scope(config: HelperConfig, stderr: IO[bytes] | None) -> HelperConfig:
     """With a scope of its own where systemd gives us one; else in the next best place."""
     wanted = config.isolation != "none" and not config.cgroup_parent and config.cgroup_root == "/"
-    if wanted and scope_fits():
+    if wanted and scope_is_available():
         try:
-            pid = hold_scope(Path(config.state_dir), config.executor_id, said)
+            pid = hold_scope(Path(config.state_dir), config.executor_id, stderr)
             return replace(config, holder_pid=pid)
         except ScopeError as error:
-            os.write(said.fileno() if said else 2, f"helper: {error}\n".encode())
+            os.write(stderr.fileno() if stderr else 2, f"helper: {error}\n".encode())
     return config
 
 
@@ -147,17 +147,17 @@ def _spawn(config: HelperConfig) -> str:
     try:
         log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         with log.open("ab") as out:
-            before, null = out.tell(), subprocess.DEVNULL
+            before, devnull = out.tell(), subprocess.DEVNULL
             command = _command(_in_scope(config, out))
-            done = subprocess.run(command, stdin=null, stdout=out, stderr=out, check=False)
-        said = log.read_bytes()[before:][-2000:].decode(errors="replace").strip()
-        if not said and os.statvfs(log.parent).f_bavail == 0:  # nor could it be written down
-            said = f"state directory {log.parent}: {os.strerror(errno.ENOSPC)}"
+            done = subprocess.run(command, stdin=devnull, stdout=out, stderr=out, check=False)
+        output = log.read_bytes()[before:][-2000:].decode(errors="replace").strip()
+        if not output and os.statvfs(log.parent).f_bavail == 0:  # nor could it be written down
+            output = f"state directory {log.parent}: {os.strerror(errno.ENOSPC)}"
     except OSError as error:
         raise HelperNotStarted(f"state directory {log.parent}: {error.strerror}") from None
     if done.returncode == EXIT_CONFIG:
-        raise HelperNotStarted(said.removeprefix("helper: "))
-    return said
+        raise HelperNotStarted(output.removeprefix("helper: "))
+    return output
 
 
 def _command(config: HelperConfig) -> list[str]:
@@ -165,7 +165,7 @@ def _command(config: HelperConfig) -> list[str]:
     return [sys.executable, "-I", "-S", "-X", "utf8", "-c", _PROGRAM, given]
 
 
-def _ask(path: Path, verb: str) -> dict[str, Any] | None:
+def _call(path: Path, verb: str) -> dict[str, Any] | None:
     """The result of one call without arguments; None if nobody answers."""
     try:
         with socket.socket(socket.AF_UNIX) as peer, socket_address(path) as address:

@@ -30,38 +30,38 @@ class ScopeError(RuntimeError):
     """systemd did not give us a scope; the message says why."""
 
 
-def scope_fits() -> bool:
+def scope_is_available() -> bool:
     """Root under systemd, unless the group that we are in was delegated for slots already."""
     own = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].splitlines()[:1] or [""]
     given = own[0].endswith(".scope") and Kernel().is_delegated(f"{_CGROUPS}{own[0]}")
     return os.geteuid() == 0 and _SYSTEMD.exists() and not given
 
 
-def hold_scope(state: Path, executor_id: str, said: IO[bytes] | None) -> int:
+def hold_scope(state: Path, executor_id: str, stderr: IO[bytes] | None) -> int:
     """The pid of the process that holds the scope of this executor: the one that is there, or a new
-    one. What systemd says goes to `said` (None: our own standard error).
+    one. What systemd says goes to `stderr` (None: our own standard error).
 
     Raises ScopeError.
     """
     unit, failure = f"finegrain-{executor_id}.scope", ""
     known = read_json(state / "holder.json") or {}
-    if known.get("boot_id") == boot_id() and _lives(known["pid"], known["start_ticks"]):
+    if known.get("boot_id") == boot_id() and _is_running(known["pid"], known["start_ticks"]):
         return int(known["pid"])
     for _ in range(_ATTEMPTS):
         try:
-            pid = _put_into(place, said) if (place := _place(unit)) else _make(unit, said)
+            pid = _join(place, stderr) if (place := _place(unit)) else _make(unit, stderr)
         except (OSError, subprocess.SubprocessError, ScopeError) as error:
             failure = str(error)  # it was just vanishing, perhaps
             time.sleep(_RETRY_S)
             continue
-        with _ended_on_failure(pid):
+        with _killed_on_failure(pid):
             record = {"boot_id": boot_id(), "pid": pid, "start_ticks": start_ticks(pid)}
             write_json(state / "holder.json", record)
         return pid
     raise ScopeError(f"no scope {unit}: {failure}")
 
 
-def _lives(pid: int, ticks: int) -> bool:
+def _is_running(pid: int, ticks: int) -> bool:
     with suppress(OSError):
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state not in "ZX" and start_ticks(pid) == ticks
@@ -74,10 +74,10 @@ def _place(unit: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def _make(unit: str, said: IO[bytes] | None) -> int:
+def _make(unit: str, stderr: IO[bytes] | None) -> int:
     command = ["systemd-run", "--scope", "--quiet", "--collect", "--slice=finegrain.slice"]
     command += [f"--unit={unit}", *(f"--property={each}" for each in _PROPERTIES)]
-    pid, end = _start([*command, *_HOLDER], said), time.monotonic() + _START_S
+    pid, end = _start([*command, *_HOLDER], stderr), time.monotonic() + _START_S
     with suppress(FileNotFoundError, ProcessLookupError):  # it has given up
         while time.monotonic() < end:
             inside = f"/{unit}" in Path(f"/proc/{pid}/cgroup").read_text()
@@ -88,13 +88,13 @@ def _make(unit: str, said: IO[bytes] | None) -> int:
     raise ScopeError("systemd-run failed; the log says more")
 
 
-def _put_into(place: str, said: IO[bytes] | None) -> int:
+def _join(place: str, stderr: IO[bytes] | None) -> int:
     """A new holder where tasks have outlived the old one: in each hierarchy that systemd uses."""
     tops = [Path(f"{root}{place}") for root in (_CGROUPS, *_CGROUPS.iterdir())]
     if not (groups := [top for top in tops if top.is_dir()]):
         raise ScopeError("it has just gone")
-    pid = _start(list(_HOLDER), said)
-    with _ended_on_failure(pid):
+    pid = _start(list(_HOLDER), stderr)
+    with _killed_on_failure(pid):
         for group in groups:
             leaf = group / LEAF
             (leaf if leaf.is_dir() else group).joinpath("cgroup.procs").write_text(str(pid))
@@ -102,7 +102,7 @@ def _put_into(place: str, said: IO[bytes] | None) -> int:
 
 
 @contextmanager
-def _ended_on_failure(pid: int) -> Iterator[None]:
+def _killed_on_failure(pid: int) -> Iterator[None]:
     """No holder of whom nobody knows, or who holds nothing, is left behind."""
     try:
         yield
@@ -112,9 +112,9 @@ def _ended_on_failure(pid: int) -> Iterator[None]:
         raise
 
 
-def _start(command: list[str], said: IO[bytes] | None) -> int:
+def _start(command: list[str], stderr: IO[bytes] | None) -> int:
     shell = ["/bin/sh", "-c", _IN_BACKGROUND, "sh", *command]
     run = subprocess.run(
-        shell, stdout=subprocess.PIPE, stderr=said, check=True, start_new_session=True
+        shell, stdout=subprocess.PIPE, stderr=stderr, check=True, start_new_session=True
     )
     return int(run.stdout)

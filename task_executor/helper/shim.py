@@ -49,7 +49,7 @@ def run_shim(
             os.dup2(null, number)
         become_subreaper()
         driver.enter(driver.shims())
-        _Shim(spec, directory, front_gid, driver, keep[0]).live()
+        _Shim(spec, directory, front_gid, driver, keep[0]).run()
     except BaseException as error:
         exit_record = {"error": as_fault(error, "START_FAILED").as_dict()}
         with suppress(OSError):
@@ -100,14 +100,14 @@ class _Shim:
         self.logs = {n: _Log(directory / f"{n}.log", limit, front_gid) for n in names}
         self.reading: set[int] = set()
 
-    def live(self) -> None:
+    def run(self) -> None:
         record = os.open(self.directory / "exit.json.new", os.O_WRONLY | os.O_CREAT, 0o640)
         os.fchown(record, -1, self.front_gid)
         os.posix_fallocate(record, 0, _RECORD_BYTES)
         self._write_task()
         control = listen(self.directory / "control", os.geteuid(), os.getegid())
         FrameServer(self.loop, control, {0, os.geteuid()}, SHIM_VERBS, self._handle)
-        self.loop.run(self._life(record), self._ended)
+        self.loop.run(self._run_task(record), self._ended)
         self.loop.serve()
 
     def _ended(self, _value: Any, error: Exception | None) -> None:
@@ -122,7 +122,7 @@ class _Shim:
         record = self.spec | me | task | {"env": sorted(self.spec["env"])}
         write_json(self.directory / "task.json", record)
 
-    def _life(self, record: int) -> Job:
+    def _run_task(self, record: int) -> Job:
         fault = None
         try:
             self._make_scratch()
@@ -132,13 +132,13 @@ class _Shim:
             self._write_task()
             self._report({"pid": self.pid, "start_time_ticks": start_ticks(self.pid) or 0})
             if self.spec["timeout_ms"]:
-                self.loop.later(self.spec["timeout_ms"] / 1000, self._time_is_up)
+                self.loop.later(self.spec["timeout_ms"] / 1000, self._on_timeout)
             pidfd = os.pidfd_open(self.pid) if self.status < 0 else -1
             while self.status < 0:
                 yield pidfd, 3600.0
         except (Fault, OSError) as problem:
             fault = as_fault(problem, "START_FAILED")
-        yield from self._bury(record, fault)
+        yield from self._finish(record, fault)
 
     def _make_scratch(self) -> None:
         """Directly below the temporary directory, because another user must get there."""
@@ -183,10 +183,10 @@ class _Shim:
     def _until_exec(self, error_fd: int) -> Job:
         """The pipe closes at exec, or at death before it; the kernel knows which."""
         yield error_fd, 3600.0
-        told = os.read(error_fd, 1 << 16)
+        reply = os.read(error_fd, 1 << 16)
         os.close(error_fd)
-        if told:
-            raise fault_of(json.loads(told))
+        if reply:
+            raise fault_of(json.loads(reply))
         while self.status < 0 and self._is_fork():
             yield 0.001
         if self.status >= 0 and self.died_before_exec:
@@ -224,7 +224,7 @@ class _Shim:
             if ended.si_pid == self.pid:
                 self.status = status
 
-    def _time_is_up(self) -> None:
+    def _on_timeout(self) -> None:
         if self.status < 0:
             self.timed_out = True
             self._stop(KILL_GRACE_S)
@@ -290,15 +290,15 @@ class _Shim:
             self.input_fd = -1
         return None
 
-    def _bury(self, record: int, fault: Fault | None) -> Job:
+    def _finish(self, record: int, fault: Fault | None) -> Job:
         """What is left of the task dies with it; then the counters, the record, and the news."""
-        yield from self._attempt(self.driver.kill(self.group, [os.getpid()]))
+        yield from self._try_for_a_while(self.driver.kill(self.group, [os.getpid()]))
         self._reap()
         end = time.monotonic() + _DRAIN_S
         while self.reading and time.monotonic() < end:
             yield 0.001
         counters = self.driver.counters(self.group)
-        yield from self._attempt(self.driver.remove(self.group))
+        yield from self._try_for_a_while(self.driver.remove(self.group))
         for log in self.logs.values():
             log.sync()
         body = json.dumps(self._exit_record(counters, fault)).encode().ljust(_RECORD_BYTES)
@@ -323,7 +323,7 @@ class _Shim:
             while os.path.lexists(scratch) and time.monotonic() < end:
                 yield 0.002
 
-    def _attempt(self, job: Job) -> Job:
+    def _try_for_a_while(self, job: Job) -> Job:
         """A group that does not go away keeps nobody from learning how the task ended."""
         try:
             yield from within(_REMOVE_S, job, lambda: Fault("INTERNAL", "group is still busy"))
@@ -332,12 +332,12 @@ class _Shim:
 
     def _exit_record(self, counters: dict[str, int], fault: Fault | None) -> dict[str, Any]:
         ended = self.status >= 0 and not fault
-        died = os.waitstatus_to_exitcode(self.status) if ended else None
+        exit_status = os.waitstatus_to_exitcode(self.status) if ended else None
         oom_kills = counters.get("oom_kills", 0)
         return {
-            "exit_code": died if died is not None and died >= 0 else None,
-            "signal": -died if died is not None and died < 0 else None,
-            "oom_killed": oom_kills > 0 and died != 0,
+            "exit_code": exit_status if exit_status is not None and exit_status >= 0 else None,
+            "signal": -exit_status if exit_status is not None and exit_status < 0 else None,
+            "oom_killed": oom_kills > 0 and exit_status != 0,
             "oom_kills": oom_kills,
             "timed_out": self.timed_out,
             "peak_memory_bytes": counters.get("memory_peak_bytes", self.peak_bytes),

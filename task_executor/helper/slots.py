@@ -42,7 +42,7 @@ class Slots:
                 unfinished += [self.resize(record["to"])] if record.get("to") else []
             else:
                 path.unlink()
-        self._give_back_cpus()
+        self._rebind_shims()
         return unfinished
 
     def strangers(self) -> list[str]:
@@ -67,12 +67,12 @@ class Slots:
             return self.driver.report()
         group = self.driver.slot(name)
         try:
-            self._clear_own_cpus(limits)
+            self._bind_shims(limits)
             self.driver.make(group)
             self.driver.apply(group, limits)
             self._write(name, limits)
             self.limits[name] = limits
-            self._give_back_cpus()
+            self._rebind_shims()
         except (Fault, OSError) as error:
             for _wait in range(3):  # nobody is in it, so removal needs no waiting
                 next(self.driver.remove(group), None)
@@ -81,14 +81,15 @@ class Slots:
             raise Fault("CARVE_FAILED", f"{error}", file=str(error.filename)) from None
         return self.driver.report()
 
-    def _clear_own_cpus(self, *coming: dict[str, Any]) -> None:
+    def _bind_shims(self, *planned: dict[str, Any]) -> None:
         """Shims, which work for others, keep off cpus that a slot has to itself, or is to have."""
-        own = (each for each in (*self.limits.values(), *coming) if each["cpu_limit_milli"] == -1)
-        self.driver.bind_shims({cpu for each in own for cpu in expand(each["cpus"])})
+        slots = (*self.limits.values(), *planned)
+        pinned = (each for each in slots if each["cpu_limit_milli"] == -1)
+        self.driver.bind_shims({cpu for each in pinned for cpu in expand(each["cpus"])})
 
-    def _give_back_cpus(self) -> None:
+    def _rebind_shims(self) -> None:
         with suppress(Fault, OSError):  # whoever is carved or moved next does it
-            self._clear_own_cpus()
+            self._bind_shims()
 
     def _write(self, name: str, limits: dict[str, Any], to: dict[str, Any] | None = None) -> None:
         content = {"boot_id": boot_id(), "limits": limits, "to": to}
@@ -108,7 +109,7 @@ class Slots:
             for wanted in (limits, old, limits):  # on, or back; on if tasks have grown into it
                 try:
                     yield from self.driver.make_room(self.driver.slot(name), wanted["memory_bytes"])
-                    self._clear_own_cpus(wanted)
+                    self._bind_shims(wanted)
                     self.driver.apply(self.driver.slot(name), wanted)
                     self._bind_tasks(name, wanted["cpus"])
                 except (Fault, OSError) as error:
@@ -120,7 +121,7 @@ class Slots:
                 break
         finally:
             self.resizing.discard(name)
-            self._give_back_cpus()
+            self._rebind_shims()
         if self.limits[name] != limits:
             raise failure
         return self.driver.report()
@@ -135,7 +136,7 @@ class Slots:
         self.resizing.update(names)
         try:
             items = list(zip(names, slots, strict=True))
-            self._clear_own_cpus(*(self.limits[n] | each for n, each in items if n in self.limits))
+            self._bind_shims(*(self.limits[n] | each for n, each in items if n in self.limits))
             for name, each in items:
                 if known := self.limits.get(name):
                     before.append(known)
@@ -149,7 +150,7 @@ class Slots:
             raise as_fault(error, "CARVE_FAILED") from None
         finally:
             self.resizing.difference_update(names)
-            self._give_back_cpus()
+            self._rebind_shims()
         return None
 
     def _place(self, name: str, limits: dict[str, Any]) -> None:
@@ -181,7 +182,7 @@ class Slots:
             yield from within(_DESTROY_S, self._empty(name), lambda: self._not_empty(name))
             (self.directory / f"{name}.json").unlink(missing_ok=True)
             self.limits.pop(name, None)
-            self._give_back_cpus()
+            self._rebind_shims()
         finally:
             self.destroying.discard(name)
         return None
@@ -195,7 +196,7 @@ class Slots:
 
     def _empty(self, name: str) -> Job:
         group = self.driver.slot(name)
-        self.driver.hurry(group)
+        self.driver.unthrottle(group)
         yield from self.driver.kill(group, self.shims_of(name))
         while shims := self.shims_of(
             name

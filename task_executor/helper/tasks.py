@@ -39,7 +39,7 @@ class Task:
         self.slot = f"{record['allocation_id']}.{record['generation']}"
         self.exit: dict[str, Any] | None = None
         self.shim_fd = -1
-        self.untold = False  # its start has not been answered yet, so its end is not told either
+        self.start_unanswered = False  # then its end is not reported either
 
     def refresh(self) -> None:
         self.record = read_json(self.directory / "task.json") or self.record
@@ -52,17 +52,17 @@ class Task:
 
 
 class Tasks:
-    """`tell` sends an event to the front, if there is one."""
+    """`send_event` sends an event to the front, if there is one."""
 
     def __init__(
-        self, loop: Loop, config: dict[str, Any], driver: Driver, tell: Callable[..., None]
+        self, loop: Loop, config: dict[str, Any], driver: Driver, send_event: Callable[..., None]
     ) -> None:
-        self.loop, self.config, self.driver, self.tell = loop, config, driver, tell
+        self.loop, self.config, self.driver, self.send_event = loop, config, driver, send_event
         self.directory = Path(config["state_dir"]) / "tasks"
         self.directory.mkdir(mode=0o750, exist_ok=True)
         os.chown(self.directory, -1, config["front_gid"])
         self.known: dict[str, Task] = {}
-        self.unclear: set[str] = set()  # directories whose shim, if any, has not said who it is
+        self.unidentified: set[str] = set()  # directories whose shim, if any, is not known yet
 
     def shims_of(self, slot: str) -> list[int]:
         return [t.record["shim_pid"] for t in self.known.values() if t.slot == slot and not t.exit]
@@ -70,7 +70,7 @@ class Tasks:
     def adopt(self) -> None:
         """Take over what an earlier helper left."""
         for directory in self.directory.iterdir():
-            self.unclear.add(directory.name)
+            self.unidentified.add(directory.name)
             self.loop.run(self._adopt(directory))
 
     def _adopt(self, directory: Path) -> Job:
@@ -87,7 +87,7 @@ class Tasks:
             record = read_json(directory / "task.json")  # written just before its shim ended?
             break
         os.close(lock)
-        self.unclear.discard(directory.name)
+        self.unidentified.discard(directory.name)
         if record is None:
             shutil.rmtree(directory)
             return
@@ -104,13 +104,13 @@ class Tasks:
         try:
             task.shim_fd = os.pidfd_open(record["shim_pid"])
         except ProcessLookupError:
-            return self._shim_gone(task)
+            return self._shim_exited(task)
         same_boot = record["boot_id"] == boot_id()
         if same_boot and start_ticks(record["shim_pid"]) == record["shim_start_ticks"]:
-            return self.loop.watch(task.shim_fd, lambda _events: self._shim_gone(task))
-        return self._shim_gone(task)
+            return self.loop.watch(task.shim_fd, lambda _events: self._shim_exited(task))
+        return self._shim_exited(task)
 
-    def _shim_gone(self, task: Task) -> None:
+    def _shim_exited(self, task: Task) -> None:
         if task.shim_fd >= 0:
             self.loop.unwatch(task.shim_fd)
             os.close(task.shim_fd)
@@ -119,9 +119,9 @@ class Tasks:
         if exit_record := read_json(task.directory / "exit.json"):
             self._ended(task, exit_record)
         else:
-            self.loop.run(self._bury_lost(task))
+            self.loop.run(self._finish_lost(task))
 
-    def _bury_lost(self, task: Task) -> Job:
+    def _finish_lost(self, task: Task) -> Job:
         """What a shim could not finish: kill what it watched, and say so in its place."""
         why = "the host was restarted"
         if task.record["boot_id"] == boot_id():
@@ -141,13 +141,13 @@ class Tasks:
 
     def _ended(self, task: Task, exit_record: dict[str, Any]) -> None:
         task.exit = exit_record
-        if not task.untold:
-            self._tell_end(task)
+        if not task.start_unanswered:
+            self._send_end(task)
 
-    def _tell_end(self, task: Task) -> None:
+    def _send_end(self, task: Task) -> None:
         if task.exit and task.exit.get("oom_kills"):
-            self.tell({"event": "task_oom", "task_id": task.id})
-        self.tell({"event": "task_exited", "task_id": task.id, "record": task.exit})
+            self.send_event({"event": "task_oom", "task_id": task.id})
+        self.send_event({"event": "task_exited", "task_id": task.id, "record": task.exit})
 
     def start(self, args: dict[str, Any], limits: Callable[[], dict[str, Any]]) -> Job:
         """The same task again is the same task; an id with other content is a conflict. `limits`
@@ -155,7 +155,7 @@ class Tasks:
         """
         task_id = args["task_id"]
         digest = hashlib.sha256(json.dumps(args, sort_keys=True).encode()).hexdigest()
-        while task_id in self.unclear:
+        while task_id in self.unidentified:
             yield 0.01
         if known := self.known.get(task_id):
             if known.record["digest"] != digest:
@@ -165,7 +165,7 @@ class Tasks:
             if not known.record.get("pid") and known.exit and known.exit.get("error"):
                 raise fault_of(known.exit["error"])
             if known.exit:  # it ended before we were there, perhaps; who asks has not heard of it
-                self.loop.later(0, lambda: self._tell_end(known))
+                self.loop.later(0, lambda: self._send_end(known))
             return {name: known.record[name] for name in ("pid", "start_time_ticks")}
         uid, gid = self._user(args["uid"], args["gid"])
         spec = args | {"uid": uid, "gid": gid, "digest": digest, "scratch": None}
@@ -201,7 +201,7 @@ class Tasks:
         os.close(lock)
         me = {"shim_pid": pid, "shim_start_ticks": start_ticks(pid)}
         task = self.known[spec["task_id"]] = Task(directory, spec | me)
-        task.untold = True
+        task.start_unanswered = True
         self._watch(task)
         return task, reader
 
@@ -209,14 +209,14 @@ class Tasks:
         yield reader, _START_S
         os.set_blocking(reader, False)
         try:
-            told = os.read(reader, 1 << 16)
+            reply = os.read(reader, 1 << 16)
         except BlockingIOError:
             message = f"no word from its shim for {_START_S:.0f} s; ask for the same task again"
             raise Fault("START_FAILED", message, task_id=task.id) from None
-        answer: dict[str, Any] = json.loads(told) if told else {"error": None}
+        answer: dict[str, Any] = json.loads(reply) if reply else {"error": None}
         if "error" not in answer:
             task.record |= answer
-            self.loop.later(0, lambda: self._told(task))
+            self.loop.later(0, lambda: self._start_answered(task))
             return answer
         while not task.exit:  # its directory is the shim's until it has gone
             yield 0.002
@@ -224,10 +224,10 @@ class Tasks:
         yield from self.forget(task.id)
         raise fault
 
-    def _told(self, task: Task) -> None:
-        task.untold = False
+    def _start_answered(self, task: Task) -> None:
+        task.start_unanswered = False
         if task.exit:
-            self._tell_end(task)
+            self._send_end(task)
 
     def _until_started(self, task: Task) -> Job:
         while not task.exit and not task.record.get("pid"):
@@ -237,18 +237,18 @@ class Tasks:
     def _user(self, uid: int | None, gid: int | None) -> tuple[int, int]:
         """The user of a task, from the configured one and range; without root only our own."""
         own, config = os.geteuid(), self.config
-        usual = (config["task_uid"], config["task_gid"]) if own == 0 else (own, os.getegid())
-        chosen = (usual[0] if uid is None else uid, usual[1] if gid is None else gid)
-        for number, default in zip(chosen, usual, strict=True):
+        default_user = (config["task_uid"], config["task_gid"]) if own == 0 else (own, os.getegid())
+        chosen = (default_user[0] if uid is None else uid, default_user[1] if gid is None else gid)
+        for number, default in zip(chosen, default_user, strict=True):
             if own != 0:
-                allowed, way_out = number == default, "without root there is no other user"
+                allowed, hint = number == default, "without root there is no other user"
             elif number == 0:
-                allowed, way_out = config["allow_root_tasks"], "set allow_root_tasks to allow it"
+                allowed, hint = config["allow_root_tasks"], "set allow_root_tasks to allow it"
             else:
                 low, high = config["task_uid_min"], config["task_uid_max"]
-                allowed, way_out = number == default or low <= number <= high, "see task_user"
+                allowed, hint = number == default or low <= number <= high, "see task_user"
             if not allowed:
-                message = f"uid {chosen[0]}, gid {chosen[1]} may not run tasks; {way_out}"
+                message = f"uid {chosen[0]}, gid {chosen[1]} may not run tasks; {hint}"
                 raise Fault("USER_NOT_ALLOWED", message, uid=chosen[0], gid=chosen[1])
         return chosen
 
@@ -258,16 +258,16 @@ class Tasks:
         Raises TASK_ENDED only when that is certain, else UNREACHABLE: whoever feeds a task and is
         told that it has ended throws the rest away.
         """
-        while task_id in self.unclear:
+        while task_id in self.unidentified:
             yield 0.01
         if task_id not in self.known:
             raise Fault("TASK_UNKNOWN", f"no task {task_id} on this executor", task_id=task_id)
         task = self.known[task_id]
         yield from self._until_started(task)
-        gone = Fault("TASK_ENDED", f"task {task_id} does not run any more", task_id=task_id)
+        ended = Fault("TASK_ENDED", f"task {task_id} does not run any more", task_id=task_id)
         deadline = time.monotonic() + _ANSWER_S
         if task.exit:
-            raise gone
+            raise ended
         request = bytearray(encode({"id": 0, "verb": verb, "args": args}))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as peer:
             try:
@@ -277,7 +277,7 @@ class Tasks:
             except OSError as error:
                 while not isinstance(error, BlockingIOError) and time.monotonic() < deadline:
                     if task.exit:
-                        raise gone from None
+                        raise ended from None
                     yield 0.01  # it goes: its pidfd tells when
                 message = f"the shim of task {task_id} does not answer ({error}); try again"
                 raise Fault("UNREACHABLE", message, task_id=task_id) from None
@@ -287,7 +287,7 @@ class Tasks:
 
     def forget(self, task_id: str) -> Job:
         """Remove all that is left of an ended task; scratch only where a shim could not."""
-        while task_id in self.unclear:
+        while task_id in self.unidentified:
             yield 0.01
         if (task := self.known.get(task_id)) is None:
             return

@@ -16,7 +16,7 @@ from task_executor.helper.cgroups.base import LEAF, Driver, Group, InUse, Kernel
 from task_executor.helper.protocol import Fault
 
 _ATTEMPTS, _PAUSE_S = 50, 0.02
-_FOR_GOOD = (errno.EACCES, errno.EPERM, errno.EROFS)
+_PERMANENT_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FIX_V1 = "run the executor as root (cgroup v1 cannot be delegated safely to other users)"
 _FIX_V2 = "run it as root or in a scope of its own: systemd-run --user --scope -p Delegate=yes ..."
 _FIX_NO_MOUNT = "mount a cgroup file system with cpu, cpuset, memory and pids controllers"
@@ -51,8 +51,8 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
     drivers = [kind(kernel, base) for base in places]
     for driver in drivers:
         elsewhere = [] if driver is drivers[-1] else [errno.EBUSY]  # strangers in an inner node
-        is_known, for_good = driver.base is known, (*_FOR_GOOD, *elsewhere)
-        failure = _prepare(driver, is_known, config["front_pid"], for_good)
+        is_known, permanent_errors = driver.base is known, (*_PERMANENT_ERRORS, *elsewhere)
+        failure = _prepare(driver, is_known, config["front_pid"], permanent_errors)
         if failure is None:
             units = groups.keys() & {"name=systemd", "unified"} if holder and own else set()
             driver.unit = {name: groups[name] for name in units}
@@ -61,7 +61,7 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
             break
     for driver in drivers:
         if driver.base is not known:
-            driver.leave()  # what the attempts have made
+            driver.remove_base()  # what the attempts have made
     if isinstance(failure, InUse):
         raise failure
     reason = f"cgroup {kind.name} cannot be used: {failure}"
@@ -82,7 +82,7 @@ def _v2_places(own: str, top: str, kernel: Kernel) -> list[str]:
 
 
 def _prepare(
-    driver: Driver, is_known: bool, front_pid: int | None, for_good: tuple[int, ...]
+    driver: Driver, is_known: bool, front_pid: int | None, permanent_errors: tuple[int, ...]
 ) -> Exception | None:
     """Why it failed for good, or for a second, with nothing held; None if it did not."""
     failure: Exception | None = None
@@ -90,18 +90,18 @@ def _prepare(
         time.sleep(_PAUSE_S if attempt else 0)
         try:
             if not is_known:
-                _take_over(driver, front_pid)
+                _prepare_parent(driver, front_pid)
             driver.prepare()
             return None
         except (OSError, Fault) as error:
-            driver.let_go()
+            driver.unlock()
             failure = error
-        if getattr(failure, "errno", 0) in for_good:
+        if getattr(failure, "errno", 0) in permanent_errors:
             break
     return failure
 
 
-def _take_over(driver: Driver, front_pid: int | None) -> None:
+def _prepare_parent(driver: Driver, front_pid: int | None) -> None:
     """Open the way down to the base. On v2 the group above becomes an inner node, so what runs in
     it moves to a leaf: all of it where it was delegated to us, else we and who started us.
     """
@@ -114,11 +114,11 @@ def _take_over(driver: Driver, front_pid: int | None) -> None:
             kernel.mkdir(f"{own}/{LEAF}")
             for pid in moving:
                 kernel.write(f"{own}/{LEAF}/cgroup.procs", pid)
-        _hand_down_hugetlb(own, kernel)
-        driver.open_up(own)
+        _delegate_hugetlb(own, kernel)
+        driver.initialize_group(own)
 
 
-def _hand_down_hugetlb(own: str, kernel: Kernel) -> None:
+def _delegate_hugetlb(own: str, kernel: Kernel) -> None:
     """systemd hands down the controllers that it knows, which this is not, and leaves alone what
     others hand down besides. Not ours to do but as root; without it huge pages are not limited.
     """

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from task_executor.helper.forks import apart, end_with
+from task_executor.helper.forks import end_with_parent, run_in_fork
 from task_executor.helper.loop import Job
 from task_executor.helper.processes import descendants, threads
 from task_executor.helper.protocol import Fault, expand
@@ -27,9 +27,9 @@ Counted = Mapping[str, tuple[str, str, str]]
 _CPU_LIST = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 PERIOD_US = 100_000
 _RECLAIM_S = 5.0
-_LOOK_S = 0.02
+_USAGE_READ_INTERVAL_S = 0.02
 _PAGE_SIZES = ("64KB", "512KB", *(f"{n}MB" for n in (1, 2, 16, 32, 256, 512)), "1GB", "2GB", "16GB")
-_LOOKS_AT_THREADS = 5
+_THREAD_SCANS = 5
 LEAF = "finegrain-daemon"  # on v2 what runs in a group that we split moves there
 
 
@@ -47,15 +47,15 @@ class Kernel:
         with open(path, "w") as file:  # a zero-byte write would be a silent no-op
             file.write(value or "\n")
 
-    def write_apart(self, path: str, value: str) -> int:
+    def write_in_fork(self, path: str, value: str) -> int:
         """The same in a process of its own, which ends when we do; a pidfd of it."""
         me = os.getpid()
 
         def work() -> None:
-            end_with(me)
+            end_with_parent(me)
             self.write(path, value)
 
-        return os.pidfd_open(apart(work))
+        return os.pidfd_open(run_in_fork(work))
 
     def exists(self, path: str) -> bool:
         return Path(path).exists()
@@ -79,7 +79,7 @@ class Kernel:
     def kill(self, pid: int, signum: int) -> None:
         os.kill(pid, signum)
 
-    def hold(self, path: str) -> int:
+    def lock(self, path: str) -> int:
         """A descriptor that locks a group until it is closed.
 
         Raises BlockingIOError where another has it, FileNotFoundError if it was removed meanwhile.
@@ -94,7 +94,7 @@ class Kernel:
             raise
         return fd
 
-    def holder(self, path: str) -> str:
+    def lock_owner(self, path: str) -> str:
         """Who has locked a group, in words; another helper's state directory is in its command."""
         try:
             at = Path(path).stat()
@@ -121,14 +121,14 @@ class Driver:
     name = "none"
     accounting: tuple[str, ...] = ()  # controllers in which a task has a group of its own
     counted: ClassVar[Counted] = {}  # name -> controller, file, key in the file
-    squeeze = ("", "", "")  # controller, the file whose lowering makes room, the limit's own
-    unhindered: tuple[tuple[str, str, str], ...] = ()  # controller, file, what a usual slot has
-    in_use: tuple[str, ...] = ()  # files of what the limit is held against
-    looks = 1  # at those, before it is said that they are above
+    reclaim_files = ("", "", "")  # controller, the file whose lowering makes room, the limit's own
+    unthrottled: tuple[tuple[str, str, str], ...] = ()  # controller, file, what a usual slot has
+    usage_files: tuple[str, ...] = ()  # files of what the limit is held against
+    usage_reads = 1  # at those, before it is said that they are above
 
     def __init__(self, kernel: Kernel, base: Group, reason: str = "", fix: str = "") -> None:
         self.kernel, self.base, self.reason, self.fix = kernel, base, reason, fix
-        self.held: list[int] = []
+        self.lock_fds: list[int] = []
         self.unit: Group = {}  # v1: by which systemd tells to what unit a process belongs
 
     def report(self) -> dict[str, str]:
@@ -153,24 +153,24 @@ class Driver:
         self.make(self.base)
         for path in dict.fromkeys(self.base.values()):
             try:
-                self.held.append(self.kernel.hold(path))
+                self.lock_fds.append(self.kernel.lock(path))
             except BlockingIOError:
-                raise _in_use(path, self.kernel.holder(path)) from None
+                raise _in_use(path, self.kernel.lock_owner(path)) from None
         for part in ("/shims", "/slots"):
             self.make({name: path + part for name, path in self.base.items()})
 
-    def let_go(self) -> None:
-        while self.held:
-            os.close(self.held.pop())
+    def unlock(self) -> None:
+        while self.lock_fds:
+            os.close(self.lock_fds.pop())
 
-    def leave(self) -> bool:
+    def remove_base(self) -> bool:
         """Remove a base of which we have let go, unless it is another's by now. True while
         something is in it.
         """
         left = False
         for base in dict.fromkeys(self.base.values()):
             with suppress(OSError):
-                fd = self.kernel.hold(base)
+                fd = self.kernel.lock(base)
                 left |= self._remove_tree(base)
                 os.close(fd)
             with suppress(OSError):  # shared with other executors of this host
@@ -186,15 +186,15 @@ class Driver:
 
     def task(self, slot: Group, task_id: str) -> Group:
         """The task's own groups; in the other hierarchies it is a member of the slot's group."""
-        own = {self.base[name] for name in self.accounting if name in self.base}
-        return {c: f"{path}/task-{task_id}" for c, path in slot.items() if self.base[c] in own}
+        bases = {self.base[name] for name in self.accounting if name in self.base}
+        return {c: f"{path}/task-{task_id}" for c, path in slot.items() if self.base[c] in bases}
 
     def make(self, group: Group) -> None:
         for path in dict.fromkeys(group.values()):
             self.kernel.mkdir(path)
-            self.open_up(path)
+            self.initialize_group(path)
 
-    def open_up(self, path: str) -> None:
+    def initialize_group(self, path: str) -> None:
         """Make a new group usable (v1: cpuset filled; v2: controllers on for the children)."""
 
     def enter(self, group: Group) -> None:
@@ -215,20 +215,20 @@ class Driver:
             if self.kernel.exists(path := f"{directory}/hugetlb.{size}.{file}"):
                 self.put(path, str(given.get(size, 0)))
 
-    def hurry(self, group: Group) -> None:
+    def unthrottle(self, group: Group) -> None:
         """Give what is to die the time to do so: to freeze and to leave takes some, the more the
         more memory it has, and beside busy slots one of the lowest weight would wait for minutes.
         """
-        for controller, file, value in self.unhindered:
+        for controller, file, value in self.unthrottled:
             with suppress(Fault, OSError, KeyError):
                 self.put(f"{group[controller]}/{file}", value)
 
     def bind(self, group: Group, cpus: str, mems: str) -> None:
         """The part of `apply` that says where a slot runs; one write moves all that runs in it."""
 
-    def bind_shims(self, own: set[int]) -> None:
-        """Shims run on what is not in `own`, or on all cpus if nothing else is left. Without groups
-        they run where their slot does.
+    def bind_shims(self, dedicated: set[int]) -> None:
+        """Shims run on what is not in `dedicated`, or on all cpus if nothing else is left. Without
+        groups they run where their slot does.
         """
 
     def bind_tasks(self, group: Group, shims: Iterable[int], cpus: str) -> None:
@@ -238,7 +238,7 @@ class Driver:
         if not (found := set(shims)) or self.report()["cpuset"] != "affinity":
             return
         wanted, seen = expand(cpus) or os.sched_getaffinity(0), set[int]()
-        for _look in range(_LOOKS_AT_THREADS):
+        for _scan in range(_THREAD_SCANS):
             for thread in found:
                 with suppress(ProcessLookupError):
                     os.sched_setaffinity(thread, wanted)
@@ -251,32 +251,32 @@ class Driver:
 
         Raises Fault BELOW_USE. Whatever this has changed, `apply` of any limits puts right.
         """
-        controller, file, limit = self.squeeze
+        controller, file, limit = self.reclaim_files
         now = self.count(group, controller, limit)  # none: "max"
         if controller not in group or (now is not None and memory_bytes >= now):
             return
-        dropping = self.kernel.write_apart(f"{group[controller]}/{file}", str(memory_bytes))
+        dropping = self.kernel.write_in_fork(f"{group[controller]}/{file}", str(memory_bytes))
         yield dropping, _RECLAIM_S
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(dropping, signal.SIGKILL)
         yield dropping, _RECLAIM_S  # it writes nothing after this
         os.close(dropping)
-        for _look in range(self.looks - 1):
+        for _scan in range(self.usage_reads - 1):
             if self.used(group) <= memory_bytes:
                 return
-            yield _LOOK_S
+            yield _USAGE_READ_INTERVAL_S
         self.refuse_below_use(group, memory_bytes)
 
     def used(self, group: Group) -> int:
         """Memory as the limit counts it."""
-        return max(self.count(group, self.squeeze[0], file) or 0 for file in self.in_use)
+        return max(self.count(group, self.reclaim_files[0], file) or 0 for file in self.usage_files)
 
     def refuse_below_use(self, group: Group, memory_bytes: int) -> None:
         """Raises Fault BELOW_USE for a limit that the group is above."""
         if (used := self.used(group)) > memory_bytes:
             message = f"{used} bytes of memory are in use, above the new limit of {memory_bytes}"
-            way_out = "let tasks give some back, or ask for more"
-            raise Fault("BELOW_USE", f"{message}; {way_out}", asked=memory_bytes, used=used)
+            hint = "let tasks give some back, or ask for more"
+            raise Fault("BELOW_USE", f"{message}; {hint}", asked=memory_bytes, used=used)
 
     def put(self, path: str, value: str) -> None:
         try:
@@ -370,12 +370,12 @@ class CgroupDriver(Driver):
 
     cpuset: tuple[str, str]  # controller, and the file that says which cpus a group has
 
-    def bind_shims(self, own: set[int]) -> None:
+    def bind_shims(self, dedicated: set[int]) -> None:
         controller, here = self.cpuset
         path = f"{(base := self.base.get(controller, ''))}/shims/cpuset.cpus"
         if base and self.kernel.exists(path):
             whole = expand(self.kernel.read(f"{base}/{here}"))
-            wanted = (whole - own) or whole
+            wanted = (whole - dedicated) or whole
             if expand(self.kernel.read(path)) != wanted:
                 self.put(path, ",".join(map(str, sorted(wanted))))
 
@@ -392,11 +392,11 @@ class CgroupDriver(Driver):
         return found - {0}
 
 
-def _in_use(base: str, holder: str) -> InUse:
+def _in_use(base: str, owner: str) -> InUse:
     name = base.rpartition("/")[2]
-    message = f"executor_id {name} is in use on this host, by {holder}"
-    way_out = "stop that executor, or name this one differently with --executor-id"
-    return InUse("CONFIGURATION", f"{message}; {way_out}", executor_id=name, holder=holder)
+    message = f"executor_id {name} is in use on this host, by {owner}"
+    hint = "stop that executor, or name this one differently with --executor-id"
+    return InUse("CONFIGURATION", f"{message}; {hint}", executor_id=name, holder=owner)
 
 
 def _same(wrote: str, read: str) -> bool:

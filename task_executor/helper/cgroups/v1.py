@@ -15,7 +15,7 @@ from task_executor.helper.loop import Job
 from task_executor.helper.protocol import Fault, expand
 
 CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids", "hugetlb")
-_LOOKS_AT_STRAYS = 5
+_STRAY_SCANS = 5
 _FREEZE_STEPS = 100  # of 5 ms; a process in uninterruptible sleep may never freeze
 
 
@@ -31,14 +31,14 @@ class V1(CgroupDriver):
     }
 
     cpuset = ("cpuset", "cpuset.cpus")
-    squeeze = ("memory", "memory.limit_in_bytes", "memory.limit_in_bytes")
-    unhindered = (("cpu", "cpu.shares", "1024"), ("cpu", "cpu.cfs_quota_us", "-1"))
-    in_use = ("memory.usage_in_bytes", "memory.memsw.usage_in_bytes")
+    reclaim_files = ("memory", "memory.limit_in_bytes", "memory.limit_in_bytes")
+    unthrottled = (("cpu", "cpu.shares", "1024"), ("cpu", "cpu.cfs_quota_us", "-1"))
+    usage_files = ("memory.usage_in_bytes", "memory.memsw.usage_in_bytes")
 
     def enforced(self) -> tuple[list[str], str]:
         return list(self.base), "freezer" if "freezer" in self.base else "process tree"
 
-    def open_up(self, path: str) -> None:
+    def initialize_group(self, path: str) -> None:
         """An empty cpuset admits nobody (ENOSPC): every level starts with what its parent has."""
         parent = path.rpartition("/")[0]
         for file in ("cpuset.cpus", "cpuset.mems"):
@@ -76,7 +76,7 @@ class V1(CgroupDriver):
         if cpuset := group.get("cpuset"):
             self._bind(cpuset, "cpuset.cpus", cpus)
             self._bind(cpuset, "cpuset.mems", mems)
-            self._bring_back(group, cpuset)
+            self._return_strays(group, cpuset)
 
     def _bind(self, path: str, file: str, wanted: str) -> None:
         """v1 takes a cpu that goes off-line out of every group for good. So our own levels get back
@@ -92,12 +92,12 @@ class V1(CgroupDriver):
         cut = "" if here == expand(wanted) else ",".join(map(str, sorted(here)))
         self.put(f"{path}/{file}", cut or wanted or whole)
 
-    def _bring_back(self, group: Group, cpuset: str) -> None:
+    def _return_strays(self, group: Group, cpuset: str) -> None:
         """A group that loses its last cpu loses what runs in it, too: the kernel moves that to the
         level above, where everybody's cpus are, and never back.
         """
         above = cpuset.rpartition("/")[0]
-        for _look in range(_LOOKS_AT_STRAYS):  # what they fork meanwhile is one, too
+        for _scan in range(_STRAY_SCANS):  # what they fork meanwhile is one, too
             strays = self.kernel.read(f"{above}/cgroup.procs").split()
             ours = self.pids(group, ()) if strays else ()
             for pid in filter(lambda stray: int(stray) in ours, strays):

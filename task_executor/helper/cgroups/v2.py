@@ -27,20 +27,20 @@ class V2(CgroupDriver):
     }
 
     cpuset = ("unified", "cpuset.cpus.effective")
-    squeeze = ("unified", "memory.high", "memory.max")
-    unhindered = (
+    reclaim_files = ("unified", "memory.high", "memory.max")
+    unthrottled = (
         ("unified", "cpu.weight", "100"),
         ("unified", "cpu.max", f"max {PERIOD_US}"),
     )
-    in_use = ("memory.current",)
-    looks = 10  # whoever reads files is above a soft limit for a moment, again and again
+    usage_files = ("memory.current",)
+    usage_reads = 10  # whoever reads files is above a soft limit for a moment, again and again
 
     def enforced(self) -> tuple[list[str], str]:
         has = self.kernel.read(f"{self.base['unified']}/cgroup.controllers").split()
         whole = self.kernel.exists(f"{self.base['unified']}/shims/cgroup.kill")
         return has, "cgroup.kill" if whole else "process tree"
 
-    def open_up(self, path: str) -> None:
+    def initialize_group(self, path: str) -> None:
         """Hand the controllers down, except into leaves; at a slot only what accounts for its
         tasks.
         """

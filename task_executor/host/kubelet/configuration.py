@@ -65,19 +65,19 @@ def read_configuration(
         command: the arguments that it was started with.
     """
     notes: list[str] = []
-    said: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, text in documents:
-        said = _merged(said, _document(name, text, notes))
-    said |= _said_by_flags(command)
+        settings = _merged(settings, _document(name, text, notes))
+    settings |= _settings_from_flags(command)
     return KubeletConfiguration(
-        cpu_manager_policy=_word(said, "cpuManagerPolicy", notes),
-        cpu_manager_options=_options(said, notes),
-        topology_manager_policy=_word(said, "topologyManagerPolicy", notes),
-        topology_manager_scope=_word(said, "topologyManagerScope", notes),
-        memory_manager_policy=_word(said, "memoryManagerPolicy", notes),
-        reserved_cpus=_reserved_cpus(said, notes),
-        reserved_cpu_milli=_reserved_milli(said, notes),
-        reserved_memory=_reserved_memory(said, notes),
+        cpu_manager_policy=_choice(settings, "cpuManagerPolicy", notes),
+        cpu_manager_options=_options(settings, notes),
+        topology_manager_policy=_choice(settings, "topologyManagerPolicy", notes),
+        topology_manager_scope=_choice(settings, "topologyManagerScope", notes),
+        memory_manager_policy=_choice(settings, "memoryManagerPolicy", notes),
+        reserved_cpus=_reserved_cpus(settings, notes),
+        reserved_cpu_milli=_reserved_milli(settings, notes),
+        reserved_memory=_reserved_memory(settings, notes),
         notes=tuple(notes),
     )
 
@@ -131,8 +131,8 @@ def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _said_by_flags(command: Sequence[str]) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+def _settings_from_flags(command: Sequence[str]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
     for at, word in enumerate(command):
         if not word.startswith("--"):
             continue
@@ -142,12 +142,12 @@ def _said_by_flags(command: Sequence[str]) -> dict[str, Any]:
             continue
         value = value if equals else command[at + 1]
         if key == "reservedMemory":
-            said[key] = _memory_flag(value)
+            settings[key] = _memory_flag(value)
         elif key in _MAPS:
-            said[key] = _pairs(value)
+            settings[key] = _pairs(value)
         else:
-            said[key] = value
-    return said
+            settings[key] = value
+    return settings
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -162,8 +162,8 @@ def _memory_flag(text: str) -> list[dict[str, Any]]:
     return [{"numaNode": node.strip(), "limits": _pairs(limits)} for node, _, limits in parts]
 
 
-def _word(said: Mapping[str, Any], key: str, notes: list[str]) -> str | None:
-    value = said.get(key)
+def _choice(settings: Mapping[str, Any], key: str, notes: list[str]) -> str | None:
+    value = settings.get(key)
     if value is None or value == "":
         return None
     if not isinstance(value, str):
@@ -172,14 +172,14 @@ def _word(said: Mapping[str, Any], key: str, notes: list[str]) -> str | None:
     return value.lower()
 
 
-def _options(said: Mapping[str, Any], notes: list[str]) -> tuple[tuple[str, str], ...]:
-    options = _map(said, "cpuManagerPolicyOptions", notes)
+def _options(settings: Mapping[str, Any], notes: list[str]) -> tuple[tuple[str, str], ...]:
+    options = _map(settings, "cpuManagerPolicyOptions", notes)
     # YAML makes a truth value of true without quotes.
     return tuple(sorted((name, str(value).lower()) for name, value in options.items()))
 
 
-def _reserved_cpus(said: Mapping[str, Any], notes: list[str]) -> CpuSet | None:
-    value = said.get("reservedSystemCPUs")
+def _reserved_cpus(settings: Mapping[str, Any], notes: list[str]) -> CpuSet | None:
+    value = settings.get("reservedSystemCPUs")
     if value in (None, ""):
         return None
     try:
@@ -189,10 +189,10 @@ def _reserved_cpus(said: Mapping[str, Any], notes: list[str]) -> CpuSet | None:
         return None
 
 
-def _reserved_milli(said: Mapping[str, Any], notes: list[str]) -> int:
+def _reserved_milli(settings: Mapping[str, Any], notes: list[str]) -> int:
     together = 0
     for key in ("kubeReserved", "systemReserved"):
-        value = _map(said, key, notes).get("cpu", "0")
+        value = _map(settings, key, notes).get("cpu", "0")
         amount = cpu_milli(value)
         if amount is None:
             notes.append(f"the kubelet's {key} has cpu {str(value)[:40]!r}, no amount: ignored")
@@ -200,9 +200,11 @@ def _reserved_milli(said: Mapping[str, Any], notes: list[str]) -> int:
     return together
 
 
-def _reserved_memory(said: Mapping[str, Any], notes: list[str]) -> tuple[tuple[int, str, int], ...]:
+def _reserved_memory(
+    settings: Mapping[str, Any], notes: list[str]
+) -> tuple[tuple[int, str, int], ...]:
     found: dict[tuple[int, str], int] = {}
-    listed = said.get("reservedMemory") or []
+    listed = settings.get("reservedMemory") or []
     for item in listed if isinstance(listed, list) else [None]:
         node = str(item.get("numaNode", "")) if isinstance(item, dict) else ""
         limits = item.get("limits") if isinstance(item, dict) else None
@@ -215,8 +217,8 @@ def _reserved_memory(said: Mapping[str, Any], notes: list[str]) -> tuple[tuple[i
     return tuple(sorted((node, resource, size) for (node, resource), size in found.items()))
 
 
-def _map(said: Mapping[str, Any], key: str, notes: list[str]) -> dict[str, Any]:
-    value = said.get(key)
+def _map(settings: Mapping[str, Any], key: str, notes: list[str]) -> dict[str, Any]:
+    value = settings.get(key)
     if value is not None and not isinstance(value, dict):
         notes.append(f"the kubelet's {key} is no map: ignored")
     return {str(k): v for k, v in value.items()} if isinstance(value, dict) else {}

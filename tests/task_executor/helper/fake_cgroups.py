@@ -67,12 +67,12 @@ class FakeKernel(Kernel):
             raise fail(errno.ENOENT, path)
         return self.files[path]
 
-    def hold(self, path: str) -> int:
+    def lock(self, path: str) -> int:
         if path not in self.members:
             raise fail(errno.ENOENT, path)
         if path not in self.inodes:
             self.inodes[path] = TemporaryDirectory()
-        return super().hold(self.inodes[path].name)
+        return super().lock(self.inodes[path].name)
 
     def mkdir(self, path: str) -> None:
         self.before_mkdir(path)
@@ -94,7 +94,7 @@ class FakeKernel(Kernel):
         self.inodes.pop(path, None)
         self.files = {p: v for p, v in self.files.items() if p.rpartition("/")[0] != path}
 
-    def write_apart(self, path: str, value: str) -> int:
+    def write_in_fork(self, path: str, value: str) -> int:
         with suppress(OSError):
             self.write(path, value)
         if (pid := os.fork()) == 0:

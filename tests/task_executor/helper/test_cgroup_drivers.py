@@ -301,7 +301,7 @@ def test_a_slot_frozen_by_a_helper_that_was_killed_is_thawed(tmp_path: Path) -> 
     slots = slots_on(kernel, tmp_path)
     slots.create(limits())
     kernel.files["/sys/fs/cgroup/freezer/box/finegrain/host-a/slots/a.1/freezer.state"] = "FROZEN"
-    slots.driver.let_go()
+    slots.driver.unlock()
     again = slots_on(kernel, tmp_path)
     assert again.adopt() == []
     assert again.strangers() == []
@@ -315,7 +315,7 @@ def test_a_group_that_no_record_names_is_reported_for_removal(tmp_path: Path) ->
     slots = slots_on(kernel, tmp_path)
     slots.create(limits())
     (tmp_path / "slots/a.1.json").unlink()
-    slots.driver.let_go()
+    slots.driver.unlock()
     again = slots_on(kernel, tmp_path)
     again.adopt()
     assert again.strangers() == ["a.1"]

@@ -52,7 +52,7 @@ def test_an_exit_record_survives_a_power_cut_with_the_output(
     shim = EndedShim(tmp_path)
     shim.logs["stdout"].add(b"all of it")
     record = os.open(tmp_path / "exit.json.new", os.O_WRONLY | os.O_CREAT, 0o640)
-    for _step in shim._bury(record, None):
+    for _step in shim._finish(record, None):
         pass
     os.close(record)
     assert json.loads((tmp_path / "exit.json").read_text())["exit_code"] == 0
@@ -97,7 +97,7 @@ def test_a_task_that_ends_before_it_is_watched_has_started_all_the_same(tmp_path
     shim.spec["timeout_ms"] = None
     reader, shim.report_fd = os.pipe()
     record = os.open(tmp_path / "exit.json.new", os.O_WRONLY | os.O_CREAT, 0o640)
-    for _step in shim._life(record):
+    for _step in shim._run_task(record):
         pass
     assert json.loads(os.read(reader, 1_000)) == {"pid": shim.pid, "start_time_ticks": 0}
     written = json.loads((tmp_path / "exit.json").read_text())
@@ -119,7 +119,7 @@ def test_what_the_group_counted_is_recorded_rather_than_what_single_processes_us
     shim, began = EndedShim(tmp_path), time.time()
     shim.driver = Counted(Kernel(), {})
     record = os.open(tmp_path / "exit.json.new", os.O_WRONLY | os.O_CREAT, 0o640)
-    for _step in shim._bury(record, None):
+    for _step in shim._finish(record, None):
         pass
     os.close(record)
     written = json.loads((tmp_path / "exit.json").read_text())

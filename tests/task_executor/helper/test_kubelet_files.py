@@ -36,35 +36,35 @@ def texts(answer: dict[str, Any]) -> dict[str, str]:
 
 def test_nothing_is_read_without_a_directory(tmp_path: Path) -> None:
     for directory in (None, str(tmp_path / "none")):
-        answer = KubeletFiles(directory, None).look("")
+        answer = KubeletFiles(directory, None).read("")
         assert answer["found"] is False
-        assert "found" not in KubeletFiles(directory, None).look(answer["mark"])
+        assert "found" not in KubeletFiles(directory, None).read(answer["mark"])
 
 
 def test_what_is_there_is_read_and_told_once(folder: Path) -> None:
     files = KubeletFiles(str(folder), None)
-    answer = files.look("")
+    answer = files.read("")
     assert answer["found"] is True
     assert texts(answer) == {
         "cpu_manager_state": STATE,
         "config": "kind: KubeletConfiguration\n",
     }
-    assert files.look(answer["mark"]) == {"mark": answer["mark"]}
+    assert files.read(answer["mark"]) == {"mark": answer["mark"]}
 
 
 def test_a_file_that_was_replaced_is_noticed(folder: Path) -> None:
     files = KubeletFiles(str(folder), None)
-    before = files.look("")
+    before = files.read("")
     fresh = folder / ".new"
     fresh.write_text(STATE.replace('"0"', '"1"'))
     fresh.rename(folder / "cpu_manager_state")
-    assert '"1"' in texts(files.look(before["mark"]))["cpu_manager_state"]
+    assert '"1"' in texts(files.read(before["mark"]))["cpu_manager_state"]
 
 
 def test_the_configuration_may_lie_elsewhere(folder: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "my.yaml"
     elsewhere.write_text("cpuManagerPolicy: static\n")
-    answer = KubeletFiles(str(folder), str(elsewhere)).look("")
+    answer = KubeletFiles(str(folder), str(elsewhere)).read("")
     assert texts(answer)["config"] == "cpuManagerPolicy: static\n"
 
 
@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_told_and_holds_nobody_up(folder: Path) -> None:
     with (folder / "cpu_manager_state").open("w") as file:
         file.truncate(1 << 20)
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    failures = dict(KubeletFiles(str(folder), None).look("")["failures"])
+    failures = dict(KubeletFiles(str(folder), None).read("")["failures"])
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
     assert "no ordinary file" in failures["config"]
     assert (
@@ -117,10 +117,10 @@ def test_a_running_kubelet_says_where_its_files_are(tmp_path: Path) -> None:
     config.write_text("{}")
     arguments = (f"--root-dir={root}", "--config", str(config), f"--config-dir={extra}")
     with program_called("kubelet", *arguments, folder=tmp_path):
-        answer = KubeletFiles(str(tmp_path), None).look("")
+        answer = KubeletFiles(str(tmp_path), None).read("")
         assert answer["command"][-4:] == list(arguments)
         assert list(texts(answer)) == ["config", "config/10.conf", "config/20.conf"]
-    gone = KubeletFiles(str(tmp_path), None).look("")
+    gone = KubeletFiles(str(tmp_path), None).read("")
     assert arguments[0] not in gone["command"]
     assert gone["mark"] != answer["mark"]
 
@@ -130,21 +130,21 @@ def test_a_flag_of_a_kubelet_may_be_written_with_an_underscore(tmp_path: Path) -
     extra.mkdir()
     (extra / "10.conf").write_text("a: 1\n")
     with program_called("kubelet", f"--config_dir={extra}", folder=tmp_path):
-        answer = KubeletFiles(str(tmp_path), None).look("")
+        answer = KubeletFiles(str(tmp_path), None).read("")
     assert texts(answer) == {"config/10.conf": "a: 1\n"}
 
 
 def test_a_kubelet_that_runs_on_is_known_the_next_time(tmp_path: Path) -> None:
     with program_called("kubelet", "--root-dir=/nowhere", folder=tmp_path):
         files = KubeletFiles(str(tmp_path), None)
-        first = files.look("")
+        first = files.read("")
         assert first["command"][-1] == "--root-dir=/nowhere"
-        assert files.look(first["mark"]) == {"mark": first["mark"]}
+        assert files.read(first["mark"]) == {"mark": first["mark"]}
 
 
 def test_another_program_is_no_kubelet(tmp_path: Path) -> None:
     with program_called("kubelets", "--config=/etc/hostname", folder=tmp_path):
-        command = KubeletFiles(str(tmp_path), None).look("")["command"]
+        command = KubeletFiles(str(tmp_path), None).read("")["command"]
     assert "--config=/etc/hostname" not in command
 
 

@@ -218,7 +218,7 @@ def test_a_helper_that_dies_at_any_write_is_followed_by_one_that_moves_all(
         slots = carved(kernel, state)
         if not dies_at(slots, kernel, died_at):
             break
-        slots.driver.let_go()
+        slots.driver.unlock()
         after = Slots(state, choose_driver(config(), kernel), lambda _name: [])
         for job in after.adopt():
             finish(job)
@@ -227,7 +227,7 @@ def test_a_helper_that_dies_at_any_write_is_followed_by_one_that_moves_all(
         finish(after.place(places("2-3")))
         finish(after.resize(limits(cpus="2-3", memory_bytes=96 * MIB)))
         assert in_kernel(after) == on_record(after) == dict.fromkeys(NAMES, "2-3")
-        after.driver.let_go()
+        after.driver.unlock()
         died_at += 1
     assert died_at == 6
 
@@ -302,7 +302,7 @@ def test_what_is_to_die_gets_the_time_for_it_first(
     slots.create(limits(best_effort=True, cpu_milli=10))
     start_in(slots, kernel, "t1", 1001)
     group = slots.driver.slot("a.1")
-    files = [f"{group[controller]}/{file}" for controller, file, _ in slots.driver.unhindered]
+    files = [f"{group[controller]}/{file}" for controller, file, _ in slots.driver.unthrottled]
     seen: list[str] = []
     kernel.on_kill = lambda _pid: seen.extend(map(kernel.read, files))
     finish(slots.destroy("a.1"))

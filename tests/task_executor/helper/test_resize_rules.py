@@ -261,7 +261,7 @@ def test_a_helper_that_dies_at_any_write_is_followed_by_one_that_finishes(
         slots = running(kernel, state, held=20 * MIB, cache=20 * MIB)
         if not dies_at(slots, kernel, wanted, died_at, before=before):
             break
-        slots.driver.let_go()
+        slots.driver.unlock()
         after = Slots(state, choose_driver(config(), kernel), lambda _name: [])
         for job in after.adopt():
             finish(job)
@@ -271,7 +271,7 @@ def test_a_helper_that_dies_at_any_write_is_followed_by_one_that_finishes(
         finish(reference.resize(wanted))
         assert enforced(after) == enforced(reference), f"died at write {died_at}"
         assert kernel.killed == made.killed == []
-        after.driver.let_go()
+        after.driver.unlock()
         died_at += 1
     assert died_at > 5
 
@@ -291,7 +291,7 @@ def test_a_helper_that_dies_is_followed_by_one_that_goes_back_where_memory_is_in
         before = enforced(slots)
         assert dies_at(slots, kernel, limits(memory_bytes=32 * MIB), died_at, before=True)
         kernel.use(place(slots, "memory"), held=60 * MIB, cache=0)
-        slots.driver.let_go()
+        slots.driver.unlock()
         after = Slots(state, choose_driver(config(), kernel), lambda _name: [])
         for job in after.adopt():
             with pytest.raises(Fault, match="in use"):
@@ -299,7 +299,7 @@ def test_a_helper_that_dies_is_followed_by_one_that_goes_back_where_memory_is_in
         assert after.limits == {"a.1": limits()}
         assert enforced(after) == before
         assert kernel.killed == []
-        after.driver.let_go()
+        after.driver.unlock()
 
 
 def dies_at(
@@ -379,7 +379,7 @@ def test_of_several_slots_each_goes_on_with_its_size_after_the_helper_has_died(
         slots.create(limits(allocation_id=name))
         grown = limits(allocation_id=name, memory_bytes=96 * MIB)
         assert dies_at(slots, kernel, grown, 0, before=True)
-    slots.driver.let_go()
+    slots.driver.unlock()
     after = Slots(tmp_path, choose_driver(config(), kernel), lambda _name: [])
     for job in after.adopt():
         finish(job)

@@ -204,8 +204,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The processes that were started to hold a scope; those left over are ended."""
     pids: list[int] = []
 
-    def start(command: list[str], said: IO[bytes] | None) -> int:
-        pids.append(really(command, said))
+    def start(command: list[str], stderr: IO[bytes] | None) -> int:
+        pids.append(really(command, stderr))
         return pids[-1]
 
     really = scope._start
@@ -265,10 +265,10 @@ def test_where_systemd_is_not_or_the_rights_are_not_there_is_no_scope(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(scope, "_SYSTEMD", tmp_path / "not there")
-    assert not scope.scope_fits()
+    assert not scope.scope_is_available()
     monkeypatch.setattr(scope, "_SYSTEMD", tmp_path)
     monkeypatch.setattr("task_executor.helper.scope.os.geteuid", lambda: 1000)
-    assert not scope.scope_fits()
+    assert not scope.scope_is_available()
 
 
 SCOPE = "/finegrain.slice/finegrain-host-a.scope"

@@ -56,11 +56,11 @@ def test_the_second_of_one_name_is_refused_and_changes_nothing(
     with pytest.raises(InUse, match=r"executor_id host-a is in use .* --executor-id"):
         choose_driver(config_of(), kernel)
     assert set(kernel.members) == before
-    first.let_go()
+    first.unlock()
     second = choose_driver(config_of(), kernel)
     assert second.base == first.base
-    second.let_go()
-    assert not second.leave()
+    second.unlock()
+    assert not second.remove_base()
     assert not [path for path in kernel.members if "/finegrain/" in path]
 
 
@@ -71,10 +71,10 @@ def test_whoever_leaves_removes_nothing_of_the_one_who_has_come(
 ) -> None:
     kernel = make_kernel()
     first = choose_driver(config_of(), kernel)
-    first.let_go()
+    first.unlock()
     choose_driver(config_of(), kernel)
     before = set(kernel.members)
-    assert not first.leave()
+    assert not first.remove_base()
     assert set(kernel.members) == before
 
 
@@ -126,7 +126,7 @@ def test_a_base_below_a_group_that_has_gone_is_not_waited_for() -> None:
     gone = known | {"memory": "/sys/fs/cgroup/memory/session-1/finegrain/host-a"}
     driver = choose_driver(config_of(), kernel, gone)
     assert driver.base == known
-    driver.let_go()
+    driver.unlock()
     assert choose_driver(config_of(), kernel, known).base == known
 
 
