@@ -28,8 +28,8 @@ import finegrain_client as fg
 from finegrain.resources import ResourceProfile
 from finegrain.values.states import RequestState
 from finegrain_client.batch import runner
-from finegrain_client.batch.holding import SlotKey
-from finegrain_client.batch.slots import Granted, RequestOver, SlotNews
+from finegrain_client.batch.scheduler_state import SlotKey
+from finegrain_client.batch.slots import Granted, RequestFinished, SlotMessage
 from finegrain_client.types.status import OutputChunk, TaskResult
 
 SLOTS_MAX, SECONDS = 1000, 0.5
@@ -66,7 +66,7 @@ class Slots:
         self._range = row.range_id
         self._slots: dict[SlotKey, Slot] = {}
         self._next, self._end, self._waiting = 0, 0, dict[int, None]()
-        self._news: asyncio.Queue[SlotNews] = asyncio.Queue()
+        self._news: asyncio.Queue[SlotMessage] = asyncio.Queue()
 
     @property
     def held(self) -> list[Slot]:
@@ -78,7 +78,7 @@ class Slots:
     def present(self) -> tuple[list[Granted], list[tuple[int, int]]]:
         return [], []
 
-    async def listen(self, tell: Callable[[SlotNews], None]) -> None:
+    async def listen(self, tell: Callable[[SlotMessage], None]) -> None:
         while True:
             tell(await self._news.get())
 
@@ -93,7 +93,7 @@ class Slots:
         for key in keys:
             del self._slots[key]
             member = int(key[0].rpartition(".")[2])
-            self._news.put_nowait(RequestOver(key[0], member, RequestState.RELEASED, "", ""))
+            self._news.put_nowait(RequestFinished(key[0], member, RequestState.RELEASED, "", ""))
         self._grant()
 
     async def reuse(self, pairs: Sequence[tuple[SlotKey, int]]) -> list[bool]:

@@ -89,7 +89,7 @@ from finegrain_client.types.explain import (
 )
 from finegrain_client.types.fairness import (
     ChoiceStep,
-    FlowTally,
+    FlowStatus,
     GroupLimit,
     Reservation,
     ReservedExecutor,
@@ -167,7 +167,7 @@ __all__ = [
     "Explanation",
     "FailedPrecondition",
     "FinegrainError",
-    "FlowTally",
+    "FlowStatus",
     "Gang",
     "GangExplanation",
     "GangPlacement",

@@ -227,7 +227,7 @@ async def test_an_old_snapshot_does_not_end_the_wait(
         growing = asyncio.create_task(slot.resize(cpu_milli=4000))
         await eventually(lambda: slot.status.resizes)
         servant.snapshot = [servant.snapshot_of(slot.allocation_id, GRANTED)]
-        slot.size.see(before)
+        slot.size.reset(before)
         await eventually(lambda: slot.status.resizes)
         await servant.carry_out(slot.allocation_id)
         assert (await asyncio.wait_for(growing, 10)).profile.cpu_milli == 4000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.support.components import REPOSITORY
 
-ROWS_MIN = {"resource_manager/engine": 30, "task_executor": 15}
+ROWS_MIN = {"resource_manager/engine": 30, "task_executor": 15, "client/finegrain_client": 10}
 """Each package with a table of its own, and how many rows that has at least."""
 
 

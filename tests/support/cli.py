@@ -29,7 +29,7 @@ from finegrain_client.types.explain import (
 )
 from finegrain_client.types.fairness import (
     ChoiceStep,
-    FlowTally,
+    FlowStatus,
     GroupLimit,
     Reservation,
     ReservedExecutor,
@@ -284,10 +284,10 @@ EXPLANATION = Explanation(
     steps=(
         ChoiceStep(
             group="",
-            flow=FlowTally("default", False, "", 1.0, 402.0, 412.0, 2, 5, False),
+            flow=FlowStatus("default", False, "", 1.0, 402.0, 412.0, 2, 5, False),
             position=2,
             backlogged=2,
-            ahead=(FlowTally("medium", False, "", 4.0, 412.0, 103.0, 8, 60, False),),
+            ahead=(FlowStatus("medium", False, "", 4.0, 412.0, 103.0, 8, 60, False),),
             summary="group default is served after group medium: its tally 412.0 share-seconds",
         ),
     ),

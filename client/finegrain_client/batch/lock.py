@@ -35,7 +35,7 @@ def runner_of(path: Path) -> dict[str, Any] | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
     except BlockingIOError:
-        return _holder(descriptor)
+        return _lock_owner(descriptor)
     finally:
         os.close(descriptor)
 
@@ -55,21 +55,21 @@ def take_lock(path: Path) -> int:
             if tries_left:  # it may only be `runner_of`
                 time.sleep(RETRY_DELAY_S)
     else:
-        who = _holder(descriptor)
+        owner = _lock_owner(descriptor)
         os.close(descriptor)
-        name = f" (pid {who['pid']} on {who.get('host')})" if who else ""
+        name = f" (pid {owner['pid']} on {owner.get('host')})" if owner else ""
         raise AlreadyExists(
             f"another runner works on {path}{name}; wait for it, or end it",
             reason=Reason.STORE_IN_USE,
-            details={"path": path, "pid": who.get("pid"), "host": who.get("host")},
+            details={"path": path, "pid": owner.get("pid"), "host": owner.get("host")},
         )
-    who = {"pid": os.getpid(), "host": socket.gethostname(), "began": _began(os.getpid())}
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "began": _start_ticks(os.getpid())}
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(who).encode(), 0)
+    os.pwrite(descriptor, json.dumps(owner).encode(), 0)
     return descriptor
 
 
-def _holder(descriptor: int) -> dict[str, Any]:
+def _lock_owner(descriptor: int) -> dict[str, Any]:
     """What is said of it; nothing where it has not said so yet. What the last one said is there
     until then, and its pid may be somebody else's by now.
     """
@@ -79,10 +79,10 @@ def _holder(descriptor: int) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         return {}
     here = found.get("host") == socket.gethostname()
-    return {} if here and _began(pid) != began else found
+    return {} if here and _start_ticks(pid) != began else found
 
 
-def _began(pid: int) -> str:
+def _start_ticks(pid: int) -> str:
     """When a process began, in ticks since the host did; empty: there is none, or no telling."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")

@@ -112,30 +112,30 @@ class Report:
         }
 
     def _progress_of(self, session: Session) -> Progress:
-        book, now = session.book, session.now()
-        counts = book.threads.counts
-        running_s = book.runs_for_s(now)
+        scheduler, now = session.scheduler, session.now()
+        counts = scheduler.threads.counts
+        running_s = scheduler.running_times_s(now)
         moment = datetime.fromtimestamp(now, UTC)
-        queued = book.threads.left - counts[RUNNING]
+        queued = scheduler.threads.left - counts[RUNNING]
         return Progress(
-            state=BatchState.STOPPING if book.stopping else BatchState.OPEN,
-            threads=len(book.threads),
+            state=BatchState.STOPPING if scheduler.stopping else BatchState.OPEN,
+            threads=len(scheduler.threads),
             done=counts[DONE],
             failed=counts[FAILED],
             running=counts[RUNNING],
             queued=queued,
             delayed=counts[DELAYED],
-            slots=book.slots,
-            requests_waiting=len(book.waiting),
-            retries=book.retried,
-            lost=book.losses,
-            speculative=book.speculative,
+            slots=scheduler.slots,
+            requests_waiting=len(scheduler.waiting),
+            retries=scheduler.retried,
+            lost=scheduler.losses,
+            speculative=scheduler.speculative,
             share=share_of(session.slots, self._total),
             elapsed_s=max(0.0, now - self._create_time),
-            estimate=book.pace.estimate(
+            estimate=scheduler.rate.estimate(
                 moment, to_run=queued, running_s=running_s, at_once=len(running_s)
             ),
-            message=book.stopping or self._trouble,
+            message=scheduler.stopping or self._trouble,
             update_time=moment,
         )
 

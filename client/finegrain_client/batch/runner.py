@@ -15,12 +15,12 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from finegrain.errors import FinegrainError, Reason
-from finegrain_client.batch.book import Book
 from finegrain_client.batch.output import sweep
 from finegrain_client.batch.report import Report
 from finegrain_client.batch.rows import Changes, JobRow, Known
-from finegrain_client.batch.session import JobGone, Session
-from finegrain_client.batch.slots import BatchSlots, insist
+from finegrain_client.batch.scheduler import BatchScheduler
+from finegrain_client.batch.session import Session, SessionEnded
+from finegrain_client.batch.slots import BatchSlots, retry_until_answered
 from finegrain_client.batch.state_file import StateFile
 from finegrain_client.batch.values import (
     BatchOutcome,
@@ -82,19 +82,19 @@ class Runner:
         watching = asyncio.create_task(self.report.watch_cluster())
         try:
             await self._on_disk(partial(sweep, self._state.results_dir))
-            why: str | None = None
-            while why is None:
+            stop_reason: str | None = None
+            while stop_reason is None:
                 known = await self._on_disk(self._state.known)
                 if len(known.final) == self._state.spec.threads:
-                    await self._end_left(known)  # killed after the last result, before that
-                    why = ""
+                    await self._end_leftover_job(known)  # killed after the last result, before that
+                    stop_reason = ""
                 elif self._stop_mode:
                     if self._stop_mode == "cancel":
-                        await self._end_left(known)  # of the last runner
-                    why = ""
+                        await self._end_leftover_job(known)  # of the last runner
+                    stop_reason = ""
                 else:
-                    why = await self._life(known)
-            return await self._conclude(why)
+                    stop_reason = await self._run_job(known)
+            return await self._conclude(stop_reason)
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -107,36 +107,36 @@ class Runner:
         if self._session is not None:
             self._session.wake(stop_mode)
 
-    async def _life(self, known: Known) -> str | None:
+    async def _run_job(self, known: Known) -> str | None:
         """Works as long as one job lives; why it is to stop, or None: go on with another job."""
         async with AsyncExitStack() as stack:
             try:
                 job, row = await unless(
-                    self._stop_requested, self._job(stack, known), _StopRequested
+                    self._stop_requested, self._attach_or_register(stack, known), _StopRequested
                 )
             except _StopRequested:
                 return None  # nobody answers, and nobody waits for that any longer
-            book = Book(self._state.spec, known, row.number)
+            scheduler = BatchScheduler(self._state.spec, known, row.number)
             if known.job is not None and known.job.number == row.number:
-                book.take_over(known.open, known.lost, known.used)
+                scheduler.restore_attempts(known.open, known.lost, known.used)
             slots = BatchSlots(job, row, self._state.spec.slot)
             session = Session(
-                self._state, book, slots, row, disk=self._disk, notify=self.report.before_write
+                self._state, scheduler, slots, row, disk=self._disk, notify=self.report.before_write
             )
             self._session = session
             if self._stop_mode:
                 session.wake(self._stop_mode)
             try:
                 await session.run()
-            except JobGone as gone:
-                return await self._gone(gone.error, row)
+            except SessionEnded as ended:
+                return await self._why_job_ended(ended.error, row)
             finally:
                 self._session = None
             if session.stop_mode != "leave":
-                await self._end(job, row)
-            return book.stopping
+                await self._end_job(job, row)
+            return scheduler.stopping
 
-    async def _job(self, stack: AsyncExitStack, known: Known) -> tuple[Job, JobRow]:
+    async def _attach_or_register(self, stack: AsyncExitStack, known: Known) -> tuple[Job, JobRow]:
         """The job of the last runner if it lives, else a new one."""
         row = known.job
         if row is not None and not row.ended:
@@ -152,11 +152,11 @@ class Runner:
             )
             return await stack.enter_async_context(job)
 
-        job = await insist(register, "registering the batch's job")
+        job = await retry_until_answered(register, "registering the batch's job")
         job.detached = True  # from here on only we say when it ends: a failing runner leaves it
         return job, await self._on_disk(partial(self._state.add_job, job.job_id, job.secret))
 
-    async def _gone(self, error: FinegrainError, row: JobRow) -> str | None:
+    async def _why_job_ended(self, error: FinegrainError, row: JobRow) -> str | None:
         if not isinstance(error, JobEnded):
             return None  # its watch stream failed; the job may live
         await self._on_disk(partial(self._state.end_job, row.number))
@@ -174,28 +174,28 @@ class Runner:
         """
         self._stop_mode = "cancel"
         try:
-            await self._end_left(await self._on_disk(self._state.known))
+            await self._end_leftover_job(await self._on_disk(self._state.known))
             await self._conclude("it was cancelled")
         finally:
             self._disk.shutdown()
 
-    async def _end_left(self, known: Known) -> None:
+    async def _end_leftover_job(self, known: Known) -> None:
         row = known.job
         if row is not None and not row.ended:
-            await self._end(self._cluster.attach_job(row.job_id, row.secret), row)
+            await self._end_job(self._cluster.attach_job(row.job_id, row.secret), row)
 
-    async def _end(self, job: Job, row: JobRow) -> None:
+    async def _end_job(self, job: Job, row: JobRow) -> None:
         # Written down first: a runner that is killed in between was not ended by somebody else.
         ending = Changes(meta={ENDING: str(row.number)})
         await self._on_disk(partial(self._state.write, row.number, ending))
         try:
             async with asyncio.timeout(ENDING_S):
-                await insist(job.end, "ending the batch's job")
+                await retry_until_answered(job.end, "ending the batch's job")
         except (FinegrainError, TimeoutError):
             return  # its lease ends it; until then a new runner may take it up
         await self._on_disk(partial(self._state.end_job, row.number))
 
-    async def _conclude(self, why: str) -> BatchOutcome:
+    async def _conclude(self, stop_reason: str) -> BatchOutcome:
         await self._on_disk(partial(sweep, self._state.results_dir))
         known = await self._on_disk(self._state.known)
         done = sum(each is ThreadState.DONE for each in known.final.values())
@@ -206,7 +206,7 @@ class Runner:
             state = {"cancel": BatchState.CANCELLED, "leave": BatchState.OPEN}.get(
                 self._stop_mode, BatchState.STOPPED
             )
-        changes = self.report.conclude(state, done, failed, why)
+        changes = self.report.conclude(state, done, failed, stop_reason)
         await self._on_disk(partial(self._state.write, 0, changes))
         failures = await self._on_disk(
             partial(self._state.results, failed_only=True, limit=FAILURES_SHOWN)
@@ -218,7 +218,7 @@ class Runner:
             failed=failed,
             left=left,
             elapsed_s=self.report.progress.elapsed_s,
-            message=why,
+            message=stop_reason,
             failures=tuple(failures),
         )
 

@@ -1,9 +1,9 @@
 """One life of a batch's job: news in, decisions written down, then carried out.
 
-Decides the order in which things happen: whatever the book decides is on disk before anything of it
-is done, and outputs lie where they belong before the result that speaks of them is recorded. There
-is one writer, this loop; whatever takes time runs beside it and puts what came of it into the
-inbox. Refuses to know how a job comes to be, and what its end means for the batch.
+Decides the order in which things happen: whatever the scheduler decides is on disk before
+anything of it is done, and outputs lie where they belong before the result that speaks of them is
+recorded. There is one writer, this loop; whatever takes time runs beside it and puts what came of
+it into the inbox. Refuses to know how a job comes to be, and what its end means for the batch.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from typing import Any, TypeVar
 
 from finegrain.errors import FinegrainError, Reason, Unavailable
 from finegrain.values.states import RequestState
-from finegrain_client.batch.book import Book
-from finegrain_client.batch.holding import (
-    Actions,
-    AttemptKey,
-    Ending,
-    RunOutcome,
-    SlotKey,
-    Start,
-)
-from finegrain_client.batch.news import (
-    AskFailed,
+from finegrain_client.batch.inbox import (
+    AttemptEnded,
     Broken,
-    CommandRan,
-    News,
+    CommandStarted,
+    InboxMessage,
     ReuseAnswered,
-    RunOver,
+    SubmissionFailed,
     WakeUp,
 )
 from finegrain_client.batch.output import Output, publish_all
 from finegrain_client.batch.rows import Changes, JobRow
+from finegrain_client.batch.scheduler import BatchScheduler
+from finegrain_client.batch.scheduler_state import (
+    Actions,
+    AttemptKey,
+    AttemptOutcome,
+    Ending,
+    SlotKey,
+    Start,
+)
 from finegrain_client.batch.slots import (
     BatchSlots,
     Granted,
-    JobOver,
-    RequestOver,
+    RequestFinished,
     Requeued,
+    WatchEnded,
 )
 from finegrain_client.batch.state_file import StateFile
 from finegrain_client.batch.work import Attempt
@@ -50,18 +50,18 @@ from finegrain_client.errors import RequestRejected
 
 T = TypeVar("T")
 
-GIVING_BACK_S = 5.0
+RELEASE_WAIT_S = 5.0
 """How long the end of a batch waits until its last slots are given back."""
 
 WAKE_INTERVAL_S = 1.0
 """The loop wakes this often although nothing happens: stragglers, progress."""
 
 
-ASK_AGAIN_S = 1.0
+RESUBMIT_DELAY_S = 1.0
 """Between two tries to ask for slots, each of which takes its time already."""
 
 
-class JobGone(Exception):
+class SessionEnded(Exception):
     """The job is over, for the reason that `error` tells."""
 
     def __init__(self, error: FinegrainError) -> None:
@@ -75,128 +75,130 @@ class Session:
     def __init__(
         self,
         state: StateFile,
-        book: Book,
+        scheduler: BatchScheduler,
         slots: BatchSlots,
         row: JobRow,
         *,
         disk: Executor,
         notify: Callable[[Session, Changes], None],
     ) -> None:
-        self.book = book
+        self.scheduler = scheduler
         self.slots = slots
         self.row = row
         self.stop_mode = ""  # "cancel" or "leave"
         self._state = state
         self._disk = disk
         self._notify = notify
-        self._inbox: asyncio.Queue[News] = asyncio.Queue()
+        self._inbox: asyncio.Queue[InboxMessage] = asyncio.Queue()
         self._outputs: dict[AttemptKey, Output] = {}
         self._attempts: dict[AttemptKey, Attempt] = {}
-        self._beside: set[asyncio.Task[None]] = set()
-        self._giving_back: set[asyncio.Task[None]] = set()
-        self._ahead_s = time.time() - time.monotonic()
+        self._background: set[asyncio.Task[None]] = set()
+        self._releases: set[asyncio.Task[None]] = set()
+        self._clock_offset_s = time.time() - time.monotonic()
 
     async def run(self) -> None:
         """Works until nothing is left to do, or `wake` was called.
 
         Raises:
-            JobGone: the job is over.
+            SessionEnded: the job is over.
             FinegrainError, OSError: the state file, or what threads write, cannot be kept.
         """
         try:
-            self._begin()
-            self._start(self.slots.listen(self._inbox.put_nowait))
+            self._restore()
+            self._run_in_background(self.slots.listen(self._inbox.put_nowait))
             while True:
-                actions = self.book.decide(self.now())
+                actions = self.scheduler.decide(self.now())
                 await self._write(actions)
                 self._carry_out(actions)
                 if self.stop_mode:
                     return
-                if self.book.is_over:
-                    await self._given_back()
+                if self.scheduler.is_over:
+                    await self._await_releases()
                     return
-                await self._wait_for_news()
+                await self._wait_for_messages()
         finally:
-            for each in self._beside:
+            for each in self._background:
                 each.cancel()
-            await asyncio.gather(*self._beside, return_exceptions=True)
+            await asyncio.gather(*self._background, return_exceptions=True)
 
-    async def _given_back(self) -> None:
+    async def _await_releases(self) -> None:
         """Waits until the last slots are given back: to whoever looks at how long threads take, a
         slot that the end of its job takes away says nothing, and the last thread is often the
         longest one.
         """
-        if self._giving_back:
-            await asyncio.wait(self._giving_back, timeout=GIVING_BACK_S)
+        if self._releases:
+            await asyncio.wait(self._releases, timeout=RELEASE_WAIT_S)
 
     def now(self) -> float:
         """Seconds since 1970 by a clock that is never set: else all that runs would be stragglers
         at once, or a retry would wait for an hour.
         """
-        return self._ahead_s + time.monotonic()
+        return self._clock_offset_s + time.monotonic()
 
     def wake(self, stop_mode: str) -> None:
         """Leave the loop when it has written down what it knows."""
         self.stop_mode = self.stop_mode or stop_mode
         self._inbox.put_nowait(WakeUp())
 
-    def _begin(self) -> None:
+    def _restore(self) -> None:
         granted, waiting = self.slots.present()
         for first, count in waiting:
-            self.book.queued(first, count)
+            self.scheduler.queued(first, count)
         for each in granted:
-            self.book.granted(each.key, each.member, each.executor_id)
-        self.book.taken_over()
+            self.scheduler.granted(each.key, each.member, each.executor_id)
+        self.scheduler.finish_restore()
 
     # News.
 
-    async def _wait_for_news(self) -> None:
-        due = self.book.threads.next_due
+    async def _wait_for_messages(self) -> None:
+        due = self.scheduler.threads.next_due
         wait_s = (
             WAKE_INTERVAL_S if due is None else min(WAKE_INTERVAL_S, max(0.0, due - self.now()))
         )
         try:
             async with asyncio.timeout(wait_s):
-                self._take(await self._inbox.get())
+                self._handle(await self._inbox.get())
         except TimeoutError:
             return
         while not self._inbox.empty():
-            self._take(self._inbox.get_nowait())
+            self._handle(self._inbox.get_nowait())
 
-    def _take(self, news: News) -> None:
-        book = self.book
-        match news:
-            case Granted() | Requeued() | RequestOver():
-                self._take_request(news)
-            case RunOver(key, outcome):
+    def _handle(self, message: InboxMessage) -> None:
+        scheduler = self.scheduler
+        match message:
+            case Granted() | Requeued() | RequestFinished():
+                self._handle_request(message)
+            case AttemptEnded(key, outcome):
                 self._attempts.pop(key, None)
-                book.run_ended(key, outcome, self.now())
-            case CommandRan():
-                book.started()
-            case AskFailed():
-                book.not_taken_in(news.first, news.count)
-                if news.error is not None:
-                    book.stop(f"its requests were refused: {why_refused(news.error)}")
+                scheduler.attempt_ended(key, outcome, self.now())
+            case CommandStarted():
+                scheduler.command_started()
+            case SubmissionFailed():
+                scheduler.submission_refused(message.first, message.count)
+                if message.error is not None:
+                    scheduler.stop(f"its requests were refused: {why_refused(message.error)}")
             case ReuseAnswered(answers):
                 for slot, member, agreed in answers:
-                    book.reuse_answered(slot, member, agreed=agreed)
-            case JobOver(error):
-                raise JobGone(error)
+                    scheduler.reuse_answered(slot, member, agreed=agreed)
+            case WatchEnded(error):
+                raise SessionEnded(error)
             case Broken(error):
                 raise error
             case WakeUp():
                 pass
 
-    def _take_request(self, news: Granted | Requeued | RequestOver) -> None:
-        match news:
+    def _handle_request(self, message: Granted | Requeued | RequestFinished) -> None:
+        match message:
             case Granted(key, member, executor_id):
-                self.book.granted(key, member, executor_id)
+                self.scheduler.granted(key, member, executor_id)
             case Requeued(allocation_id, member):
-                self.book.requeued(allocation_id, member)
-            case RequestOver():
-                self.book.request_ended(news.allocation_id, news.member, news.count)
-                if news.state is RequestState.REJECTED:
-                    self.book.stop(f"its requests were rejected: {news.message or news.reason}")
+                self.scheduler.requeued(allocation_id, member)
+            case RequestFinished():
+                self.scheduler.request_ended(message.allocation_id, message.member, message.count)
+                if message.state is RequestState.REJECTED:
+                    self.scheduler.stop(
+                        f"its requests were rejected: {message.message or message.reason}"
+                    )
 
     # Decisions.
 
@@ -224,40 +226,41 @@ class Session:
             self._begin_attempt(start)
         for key in actions.cancel:
             if (attempt := self._attempts.get(key)) is not None:
-                self._start(attempt.cancel())
+                self._run_in_background(attempt.cancel())
         if actions.ask is not None:
-            self._start(self._ask(*actions.ask))
+            self._run_in_background(self._ask(*actions.ask))
         if actions.give_up:
-            self._start(self._unless_over(partial(self.slots.give_up, actions.give_up)))
+            self._run_in_background(self._unless_over(partial(self.slots.give_up, actions.give_up)))
         if actions.release:
             work = self._unless_over(partial(self.slots.release, actions.release))
-            self._giving_back.add(task := self._start(work))
-            task.add_done_callback(self._giving_back.discard)
+            self._releases.add(task := self._run_in_background(work))
+            task.add_done_callback(self._releases.discard)
         if actions.reuse:
-            self._start(self._reuse(actions.reuse))
+            self._run_in_background(self._reuse(actions.reuse))
 
     def _begin_attempt(self, start: Start) -> None:
         key = start.thread, start.attempt
         output = self._outputs[key] = Output(self._state.results_dir, *key)
         slot = self.slots.slot(start.slot)
         if slot is None:
-            lost = RunOutcome(Ending.LOST, message="its slot was gone before it could begin")
-            self._inbox.put_nowait(RunOver(key, lost))
+            lost = AttemptOutcome(Ending.LOST, message="its slot was gone before it could begin")
+            self._inbox.put_nowait(AttemptEnded(key, lost))
             return
         attempt = Attempt(self._state.spec, self._state.batch_id, *key, slot, output)
         self._attempts[key] = attempt
-        self._start(self._run(key, attempt))
+        self._run_in_background(self._run_attempt(key, attempt))
 
-    async def _run(self, key: AttemptKey, attempt: Attempt) -> None:
-        outcome = await attempt.run(lambda: self._inbox.put_nowait(CommandRan()))
-        self._inbox.put_nowait(RunOver(key, outcome))
+    async def _run_attempt(self, key: AttemptKey, attempt: Attempt) -> None:
+        outcome = await attempt.run(lambda: self._inbox.put_nowait(CommandStarted()))
+        self._inbox.put_nowait(AttemptEnded(key, outcome))
 
     async def _ask(self, first: int, count: int) -> None:
         error: FinegrainError | None = None
         try:
             await self.slots.ask(first, count)
         except Unavailable:
-            await asyncio.sleep(ASK_AGAIN_S)  # then for others: these may be there all the same
+            # Then it asks for other members: these may be there all the same.
+            await asyncio.sleep(RESUBMIT_DELAY_S)
         except FinegrainError as refusal:
             if is_over(refusal):
                 return
@@ -265,7 +268,7 @@ class Session:
         else:
             await self._on_disk(partial(self._state.taken_in, self.row.number, first))
             return
-        self._inbox.put_nowait(AskFailed(first, count, error))
+        self._inbox.put_nowait(SubmissionFailed(first, count, error))
 
     async def _reuse(self, pairs: list[tuple[SlotKey, int]]) -> None:
         try:
@@ -284,14 +287,14 @@ class Session:
             if not is_over(error):
                 raise
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
-        self._beside.add(task)
+        self._background.add(task)
         task.add_done_callback(self._ended)
         return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._beside.discard(task)
+        self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._inbox.put_nowait(Broken(error))
 

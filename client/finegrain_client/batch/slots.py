@@ -17,8 +17,8 @@ from finegrain.errors import FinegrainError, Unavailable
 from finegrain.v1 import resource_manager_pb2 as rm
 from finegrain.v1 import slots_pb2
 from finegrain.values.states import RequestState
-from finegrain_client.batch.holding import SlotKey
 from finegrain_client.batch.rows import JobRow
+from finegrain_client.batch.scheduler_state import SlotKey
 from finegrain_client.errors import SlotLost
 from finegrain_client.job.events import JobEvents
 from finegrain_client.job.job import Job
@@ -33,7 +33,7 @@ log = logging.getLogger("finegrain_client")
 RANGES_MAX = 100
 """In one call."""
 
-PATIENCE = RetryPolicy(first_delay_s=0.2, longest_delay_s=5.0)
+RETRY_POLICY = RetryPolicy(first_delay_s=0.2, longest_delay_s=5.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Requeued:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestOver:
+class RequestFinished:
     """A request has ended, perhaps with those that follow."""
 
     allocation_id: str
@@ -66,22 +66,22 @@ class RequestOver:
 
 
 @dataclass(frozen=True, slots=True)
-class JobOver:
+class WatchEnded:
     """The job is over, or its watch stream is."""
 
     error: FinegrainError
 
 
-SlotNews = Granted | Requeued | RequestOver | JobOver
+SlotMessage = Granted | Requeued | RequestFinished | WatchEnded
 
 
-async def insist(work: Callable[[], Awaitable[T]], what: str) -> T:
+async def retry_until_answered(work: Callable[[], Awaitable[T]], what: str) -> T:
     """The result of a call that is repeated until somebody answers.
 
     Raises:
         FinegrainError: whatever else it raises than Unavailable.
     """
-    backoff = Backoff(PATIENCE)
+    backoff = Backoff(RETRY_POLICY)
     while True:
         try:
             return await work()
@@ -128,15 +128,15 @@ class BatchSlots:
             granted.append(Granted(key, member, slot.executor_id))
         return granted, waiting
 
-    async def listen(self, deliver: Callable[[SlotNews], None]) -> None:
+    async def listen(self, deliver: Callable[[SlotMessage], None]) -> None:
         """Delivers what happens since this was made, until the job is over."""
         try:
             async for event in self._events:
-                news = self._news(event)
-                if news is not None:
-                    deliver(news)
+                message = self._message_of(event)
+                if message is not None:
+                    deliver(message)
         except FinegrainError as error:
-            deliver(JobOver(error))
+            deliver(WatchEnded(error))
 
     async def ask(self, first: int, count: int) -> None:
         """Asks for members of the range.
@@ -159,7 +159,7 @@ class BatchSlots:
                     for first, count in runs[start : start + RANGES_MAX]
                 ],
             )
-            await insist(partial(self._cancel, message), "taking requests back")
+            await retry_until_answered(partial(self._cancel, message), "taking requests back")
 
     async def _cancel(self, message: rm.CancelRequestsRequest) -> None:
         context = self._job._context
@@ -173,7 +173,7 @@ class BatchSlots:
         """Gives slots back."""
         slots = [slot for key in keys if (slot := self.slot(key)) is not None]
         if slots:
-            await insist(lambda: self._job.release(slots), "giving slots back")
+            await retry_until_answered(lambda: self._job.release(slots), "giving slots back")
 
     async def reuse(self, pairs: Sequence[tuple[SlotKey, int]]) -> list[bool]:
         """Whether each slot may do the work of a request that waits; if not, it is given back."""
@@ -181,11 +181,13 @@ class BatchSlots:
         reuses = [(there[key], self._id(member)) for key, member in pairs if key in there]
         if not reuses:
             return [False] * len(pairs)
-        outcomes = await insist(lambda: self._job.reuse(reuses), "asking to reuse slots")
+        outcomes = await retry_until_answered(
+            lambda: self._job.reuse(reuses), "asking to reuse slots"
+        )
         agreed = {each.id for each in outcomes if each.ok}
         return [key in there and key[0] in agreed for key, _ in pairs]
 
-    def _news(self, event: JobEvent) -> SlotNews | None:
+    def _message_of(self, event: JobEvent) -> SlotMessage | None:
         member = self._member(event.allocation_id)
         if member is None:
             return None
@@ -199,7 +201,7 @@ class BatchSlots:
             return Requeued(event.allocation_id, member)
         if event.state.has_ended:
             self._forget(event)
-            return RequestOver(
+            return RequestFinished(
                 event.allocation_id, member, event.state, event.reason, event.message, event.count
             )
         return None

@@ -62,7 +62,7 @@ class ThreadResult(Value):
         return self.state is ThreadState.DONE
 
 
-def nothing_known(thread: int, message: str, reason: str = "") -> ThreadResult:
+def unknown_result(thread: int, message: str, reason: str = "") -> ThreadResult:
     """The result of a thread of which nothing is known but that it was given up."""
     return ThreadResult(
         index=thread,

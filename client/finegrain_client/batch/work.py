@@ -23,10 +23,10 @@ from finegrain.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from finegrain_client.batch.holding import Ending, RunOutcome
 from finegrain_client.batch.output import Output
+from finegrain_client.batch.scheduler_state import AttemptOutcome, Ending
 from finegrain_client.batch.spec import BatchSpec
-from finegrain_client.batch.values import ThreadResult, ThreadState, nothing_known
+from finegrain_client.batch.values import ThreadResult, ThreadState, unknown_result
 from finegrain_client.errors import JobEnded, SlotLost, TaskNotStarted
 from finegrain_client.slot.slot import Slot
 from finegrain_client.slot.task import Task
@@ -71,7 +71,7 @@ class Attempt:
     task: Task | None = None
     cancelled: bool = False
 
-    async def run(self, on_start: Callable[[], None]) -> RunOutcome:
+    async def run(self, on_start: Callable[[], None]) -> AttemptOutcome:
         """Runs it to its end; `on_start` is called when its command could be executed.
 
         Raises:
@@ -88,7 +88,7 @@ class Attempt:
                 output=self.output.take,
                 output_limit_bytes=self.spec.output_limit_bytes,
                 task_id=task_id_of(self.batch_id, self.thread, self.number),
-                take_back=False,  # who leaves leaves it, answered or not, to the next runner
+                cancel_on_interrupt=False,  # the next runner takes it over, answered or not
             )
             on_start()
             if self.cancelled:
@@ -97,10 +97,10 @@ class Attempt:
         except TaskNotStarted as error:
             return self._refused(error)
         except GONE as error:
-            return RunOutcome(Ending.LOST, message=error.message, reason=error.reason)
+            return AttemptOutcome(Ending.LOST, message=error.message, reason=error.reason)
         except FinegrainError as error:  # what it asks for is refused, wherever it is
-            result = nothing_known(self.thread, error.message, reason=error.reason)
-            return RunOutcome(Ending.REFUSED, result, error.message, error.reason)
+            result = unknown_result(self.thread, error.message, reason=error.reason)
+            return AttemptOutcome(Ending.REFUSED, result, error.message, error.reason)
 
     async def cancel(self) -> None:
         """Ends it: another attempt at its thread came first."""
@@ -111,12 +111,14 @@ class Attempt:
             except FinegrainError:
                 return  # it ended, or its slot did
 
-    def _ended(self, task: Task, result: TaskResult, began: float) -> RunOutcome:
+    def _ended(self, task: Task, result: TaskResult, began: float) -> AttemptOutcome:
         if result.cancelled:
-            return RunOutcome(Ending.CANCELLED, message="its task was ended together with its slot")
+            return AttemptOutcome(
+                Ending.CANCELLED, message="its task was ended together with its slot"
+            )
         end = result.end_time or datetime.now(UTC)
         start = task.status.start_time or datetime.fromtimestamp(began, UTC)
-        return RunOutcome(
+        return AttemptOutcome(
             Ending.OK if result.ok else Ending.FAILED,
             ThreadResult(
                 index=self.thread,
@@ -148,9 +150,9 @@ class Attempt:
         stderr = self.output.tail("stderr")[-200:].decode("utf-8", errors="replace").strip()
         return f"{result.how}; it said: {stderr}" if stderr else result.how
 
-    def _refused(self, error: TaskNotStarted) -> RunOutcome:
+    def _refused(self, error: TaskNotStarted) -> AttemptOutcome:
         message = f"could not be started on {self.slot.executor_id}: {error.message}"
-        result = nothing_known(self.thread, message, reason=error.reason)
+        result = unknown_result(self.thread, message, reason=error.reason)
         hopeless = error.reason in HOPELESS
         ending = Ending.REFUSED if hopeless else Ending.FAILED
-        return RunOutcome(ending, result, message, error.reason)
+        return AttemptOutcome(ending, result, message, error.reason)

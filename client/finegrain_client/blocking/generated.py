@@ -222,7 +222,7 @@ class Slot(ContextHandle[AsyncSlot]):
         output: Literal["capture", "stream"] | Callable[[OutputChunk], None] = "capture",
         output_limit_bytes: int = 0,
         task_id: str = "",
-        take_back: bool = True,
+        cancel_on_interrupt: bool = True,
     ) -> Task:
         """Starts a command in the slot; returns when the executor has accepted it.
 
@@ -237,8 +237,8 @@ class Slot(ContextHandle[AsyncSlot]):
                 a function: called with every `OutputChunk`.
             output_limit_bytes: kept on the executor's disk per stream; 0: its default.
             task_id: identity; made up where empty.
-            take_back: whether interrupting this call cancels the task as well; False: if it was
-                accepted, it runs on, and the same `task_id` submitted again finds it.
+            cancel_on_interrupt: whether interrupting this call cancels the task, too; False: if it
+                was accepted, it runs on, and the same `task_id` submitted again finds it.
 
         Raises:
             TaskNotStarted: the command cannot be executed; `reason` says why.
@@ -258,7 +258,7 @@ class Slot(ContextHandle[AsyncSlot]):
                     output=output,
                     output_limit_bytes=output_limit_bytes,
                     task_id=task_id,
-                    take_back=take_back,
+                    cancel_on_interrupt=cancel_on_interrupt,
                 )
             ),
         )
@@ -722,7 +722,7 @@ class Job(ContextHandle[AsyncJob]):
         return self.loop.run(self.inner.release([each.inner for each in slots], grace_s))
 
     def reuse(
-        self, wishes: Sequence[tuple[Slot, Request | str]], grace_s: float | None = None
+        self, pairs: Sequence[tuple[Slot, Request | str]], grace_s: float | None = None
     ) -> list[ItemOutcome]:
         """Asks whether slots whose work is done may do that of requests which wait, in one call for
         many. One outcome for each.
@@ -730,10 +730,10 @@ class Job(ContextHandle[AsyncJob]):
         Each wish names a slot, and a request of this job that waits and asks for the same. Where
         an outcome is `ok`, the slot stays ours and the request has ended: RELEASED, reason REUSED.
         Else the slot was given back (reason FAIR_SHARE: others come first with what it frees), and
-        the request waits on. The same wishes again get the same outcomes.
+        the request waits on. The same pairs again get the same outcomes.
 
         Args:
-            wishes: pairs of a slot and a request, or its allocation id.
+            pairs: pairs of a slot and a request, or its allocation id.
             grace_s: time between SIGTERM and SIGKILL for tasks that still run in slots that are
                 given back; None: the executor's default.
 
@@ -745,7 +745,7 @@ class Job(ContextHandle[AsyncJob]):
             self.inner.reuse(
                 [
                     (each[0].inner, each[1].inner if isinstance(each[1], Request) else each[1])
-                    for each in wishes
+                    for each in pairs
                 ],
                 grace_s,
             )

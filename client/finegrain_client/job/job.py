@@ -248,7 +248,7 @@ class Job:
         return await release(self._context, slots, grace_s)
 
     async def reuse(
-        self, wishes: Sequence[Reuse], grace_s: float | None = None
+        self, pairs: Sequence[Reuse], grace_s: float | None = None
     ) -> list[ItemOutcome]:
         """Asks whether slots whose work is done may do that of requests which wait, in one call for
         many. One outcome for each.
@@ -256,10 +256,10 @@ class Job:
         Each wish names a slot, and a request of this job that waits and asks for the same. Where
         an outcome is `ok`, the slot stays ours and the request has ended: RELEASED, reason REUSED.
         Else the slot was given back (reason FAIR_SHARE: others come first with what it frees), and
-        the request waits on. The same wishes again get the same outcomes.
+        the request waits on. The same pairs again get the same outcomes.
 
         Args:
-            wishes: pairs of a slot and a request, or its allocation id.
+            pairs: pairs of a slot and a request, or its allocation id.
             grace_s: time between SIGTERM and SIGKILL for tasks that still run in slots that are
                 given back; None: the executor's default.
 
@@ -267,7 +267,7 @@ class Job:
             InvalidArgument: a slot or a request is named twice.
             FinegrainError: the RM could not be told.
         """
-        return await reuse(self._context, wishes, grace_s)
+        return await reuse(self._context, pairs, grace_s)
 
     def events(self) -> JobEvents:
         """What happens to the job's requests from now on, in order and once; see `JobEvents`."""
@@ -304,7 +304,7 @@ class Job:
             FinegrainError: the RM could not be told.
         """
         await self._end(self._context.connection, grace_s)
-        self._watch.over(JobEnded(f"job {self.job_id} was ended by its master"), expected=True)
+        self._watch.close(JobEnded(f"job {self.job_id} was ended by its master"), expected=True)
 
     async def _end(
         self, connection: Connection, grace_s: float | None, budget_s: float | None = None
@@ -327,7 +327,7 @@ class Job:
         ended = self._watch.error is not None
         if self.detached:  # its slots live on: tasks can be taken back until we know them no more
             await self._context.background.settle(ENDING_BUDGET_S)
-        self._watch.over(JobEnded(f"job {self.job_id} was left"), expected=True)
+        self._watch.close(JobEnded(f"job {self.job_id} was left"), expected=True)
         await self._context.background.stop()
         if self._offers is not None:
             await self._offers.stop()

@@ -27,7 +27,7 @@ class WatchedRanges:
         self._unseen: dict[str, IntervalSet] = {}  # members that a snapshot has yet to show
         self.by_id: dict[str, RequestRange] = {}
 
-    def about(self, event: JobEvent, requests: dict[str, Request]) -> RequestRange | None:
+    def range_of(self, event: JobEvent, requests: dict[str, Request]) -> RequestRange | None:
         """The range that an event is about. Its member is a request from now on, unless it has
         ended without ever having had a slot.
         """
@@ -38,7 +38,7 @@ class WatchedRanges:
         _, first, count = found
         if event.state.has_ended:
             owner.end_waiting(first, first + count, event.state)
-        elif (request := owner.single_out(first)) is not None:
+        elif (request := owner.promote(first)) is not None:
             requests[event.allocation_id] = request
         return owner
 
@@ -47,14 +47,14 @@ class WatchedRanges:
         index = owner.index_of(event.allocation_id)
         if index is not None and index in owner.requests:
             owner.member_changed(index)
-        self.drop_if_over(owner)
+        self.drop_if_ended(owner)
 
-    def drop_if_over(self, owner: RequestRange) -> None:
+    def drop_if_ended(self, owner: RequestRange) -> None:
         """Nothing more is heard of a range whose members have all ended."""
         if owner.has_ended and (owner.acknowledged or not len(owner)):
             self.by_id.pop(owner.range_id, None)
 
-    def over(self, error: FinegrainError) -> None:
+    def close(self, error: FinegrainError) -> None:
         """Nothing more will be heard of any."""
         for each in self.by_id.values():
             each.fail(error)
@@ -68,7 +68,7 @@ class WatchedRanges:
             if each.acknowledged
         }
 
-    def shown(self, status: RequestStatus) -> RequestRange | None:
+    def mark_shown(self, status: RequestStatus) -> RequestRange | None:
         """A snapshot shows some requests: the range that they are of, if it is known."""
         range_id, _, digits = status.allocation_id.rpartition(".")
         owner = self.by_id.get(range_id)
@@ -78,7 +78,7 @@ class WatchedRanges:
             self._unseen[range_id].remove_run(int(digits), int(digits) + status.count)
         return owner
 
-    def not_shown(self) -> list[str]:
+    def incomplete(self) -> list[str]:
         """Ranges of which a snapshot has not shown all who waited: some have ended meanwhile."""
         return [name for name, unseen in self._unseen.items() if unseen and name in self.by_id]
 
@@ -90,7 +90,7 @@ class WatchedRanges:
         `dispatch` gets one event for each run of members.
         """
         statuses: Sequence[RequestStatus] = list(found)
-        for name in self.not_shown():
+        for name in self.incomplete():
             unseen = self._unseen.pop(name)
             owner = self.by_id[name]
             for status in statuses:
@@ -128,7 +128,7 @@ class WatchedRanges:
         owner = self.by_id.get(range_id)
         index = owner.index_of(request.allocation_id) if owner is not None else None
         if owner is not None and index is not None:
-            owner.take_over(index, request)
+            owner.attach(index, request)
 
     def _end(
         self,

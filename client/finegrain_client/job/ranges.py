@@ -168,7 +168,7 @@ class RequestRange:
         return new
 
     @internal
-    def take_over(self, index: int, request: Request) -> None:
+    def attach(self, index: int, request: Request) -> None:
         """A request turns out to be a member."""
         if index not in self._members:
             self._members.add(index)
@@ -188,7 +188,7 @@ class RequestRange:
         return list(self._waiting.runs_within(start, end))
 
     @internal
-    def single_out(self, index: int) -> Request | None:
+    def promote(self, index: int) -> Request | None:
         """Makes a request of a member that has waited until now; None: it has not."""
         if index not in self._waiting:
             return None
@@ -210,19 +210,19 @@ class RequestRange:
             self.ended[request.state] += 1
             for listener in self._listeners:
                 listener.forget_member(request.allocation_id)
-            self._end_if_over()
+            self._end_if_done()
 
     @internal
     def end_waiting(self, start: int, end: int, state: RequestState) -> None:
         """Members that waited have ended."""
         self.ended[state] += self._waiting.remove_run(start, end)
-        self._end_if_over()
+        self._end_if_done()
 
     @internal
     def reject(self, rejection: Rejection) -> None:
         """The RM did not take the members in that were asked for last."""
         self.rejection = rejection
-        self._end_if_over()
+        self._end_if_done()
 
     @internal
     def forget(self, start: int, end: int) -> None:
@@ -238,7 +238,7 @@ class RequestRange:
         for listener in list(self._listeners):
             listener.end(error)
 
-    def _end_if_over(self) -> None:
+    def _end_if_done(self) -> None:
         if self.has_ended:
             for listener in list(self._listeners):
                 listener.end(None)

@@ -172,7 +172,7 @@ class Request:
     # What follows is for the job that owns the request.
 
     @internal
-    def take_state(
+    def update_state(
         self, state: RequestState, reason: str, message: str, slot: SlotStatus | None
     ) -> None:
         """Takes in a state that the RM reports; repeated reports change nothing."""
@@ -196,17 +196,17 @@ class Request:
         self._changes.notify()
 
     @internal
-    def take_status(self, status: RequestStatus) -> None:
+    def update_status(self, status: RequestStatus) -> None:
         """A snapshot shows it where it is known to stand."""
         self.reason = status.reason
         if status.slot is not None and self.slot is not None:
-            self.slot.size.see(status.slot)
+            self.slot.size.reset(status.slot)
 
     @internal
     def reject(self, rejection: Rejection) -> None:
         """The RM did not take the request in."""
         self._rejection = rejection
-        self.take_state(RequestState.REJECTED, rejection.reason, rejection.message, None)
+        self.update_state(RequestState.REJECTED, rejection.reason, rejection.message, None)
 
     @internal
     def fail(self, error: FinegrainError) -> None:

@@ -103,7 +103,7 @@ class Submission:
             if isinstance(error, REFUSALS):
                 del tried[-1]  # refused as a whole: none of it was taken in
             self._forget([each.allocation_id for each in requests])
-            self._take_back([each.allocation_id for one in tried for each in one.requests])
+            self._withdraw([each.allocation_id for one in tried for each in one.requests])
             raise
         rejections = [each.rejection for each in requests if each.rejection is not None]
         if rejections and raise_on_reject:
@@ -130,9 +130,9 @@ class Submission:
         except BaseException as error:
             if is_new:
                 known.forget(*members)
-                self._watch.ranges.drop_if_over(known)
+                self._watch.ranges.drop_if_ended(known)
                 if not isinstance(error, REFUSALS) and self._watch.error is None:
-                    self._take_members_back(range_id, *members)
+                    self._withdraw_members(range_id, *members)
             raise
         known.acknowledged = True
         outcome = read(ItemOutcome, answer.range_results[0])
@@ -140,10 +140,10 @@ class Submission:
             if is_new:
                 known.forget(*members)
             known.reject(Rejection.of(range_id, outcome))
-        self._watch.ranges.drop_if_over(known)
+        self._watch.ranges.drop_if_ended(known)
         return known
 
-    def _take_members_back(self, range_id: str, first: int, end: int) -> None:
+    def _withdraw_members(self, range_id: str, first: int, end: int) -> None:
         members = slots_pb2.RangeMembers(range_id=range_id, first_index=first, count=end - first)
         self._context.background.start(
             self._cancel_members(members),
@@ -162,7 +162,7 @@ class Submission:
         """Begins to take requests back that nobody holds any more."""
         ids = [each.allocation_id for each in requests if not each.has_ended]
         self._forget(ids)
-        self._take_back(ids)
+        self._withdraw(ids)
 
     async def cancel(self, ids: Sequence[str]) -> list[ItemOutcome]:
         """Takes requests back. One outcome for each."""
@@ -202,7 +202,7 @@ class Submission:
         for allocation_id in ids:
             self._watch.requests.pop(allocation_id, None)
 
-    def _take_back(self, ids: Sequence[str]) -> None:
+    def _withdraw(self, ids: Sequence[str]) -> None:
         if ids and self._watch.error is None:
             self._context.background.start(
                 self._cancel_all(ids),

@@ -55,10 +55,10 @@ class JobWatch:
         self._want_snapshot = from_snapshot
         self._attached = from_snapshot
         self._not_shown: list[Request] = []  # by the snapshot that is being taken in
-        self._parts_taken = 0  # of that snapshot
+        self._parts_received = 0  # of that snapshot
         self._listeners: set[JobEvents] = set()
         self._watched = context.connection.manager_address
-        self._begun = asyncio.Event()
+        self._first_snapshot = asyncio.Event()
         self.requests: dict[str, Request] = {}
         self.ranges = WatchedRanges(context)
         self.sequence = 0
@@ -73,7 +73,7 @@ class JobWatch:
             self._listeners.add(events)
         return events
 
-    def over(self, error: FinegrainError, *, expected: bool = False) -> None:
+    def close(self, error: FinegrainError, *, expected: bool = False) -> None:
         """Nothing more will be heard: every request, slot and listener is told."""
         if self.error is not None:
             return
@@ -81,14 +81,14 @@ class JobWatch:
         for request in list(self.requests.values()):
             request.fail(error)
         self.requests.clear()
-        self.ranges.over(error)
+        self.ranges.close(error)
         for listener in list(self._listeners):
             listener.end(None if expected else error)
-        self._begun.set()
+        self._first_snapshot.set()
 
     async def first_snapshot(self) -> None:
         """Waits for the snapshot that the stream begins with."""
-        await self._begun.wait()
+        await self._first_snapshot.wait()
         if self.error is not None:
             raise self.error
 
@@ -105,24 +105,24 @@ class JobWatch:
                         self._watched, error
                     ),
                 )
-                await follow(stream, self._take)
+                await follow(stream, self._handle)
             except OutOfRange as error:
-                if self._want_snapshot and not self._parts_taken:
-                    self.over(error)
+                if self._want_snapshot and not self._parts_received:
+                    self.close(error)
                 self._want_snapshot = True
             except Unavailable as error:  # while a snapshot was made sense of
                 log.warning("watching job %s: %s", self._context.job_id, error.message)
                 await asyncio.sleep(backoff.next_s())
             except ResourceExhausted as error:  # likewise, if the server names a time
                 if error.retry_after_s is None:
-                    self.over(error)
+                    self.close(error)
                 log.warning("watching job %s: %s", self._context.job_id, error.message)
                 await asyncio.sleep(max(backoff.next_s(), error.retry_after_s or 0.0))
             except FinegrainError as error:
-                self.over(_meaning(self._context.job_id, error))
+                self.close(_as_job_ended(self._context.job_id, error))
             except Exception as error:  # a bug, but nobody may wait for ever because of it
                 log.exception("watching job %s failed", self._context.job_id)
-                self.over(FinegrainError(f"watching job {self._context.job_id} failed: {error!r}"))
+                self.close(FinegrainError(f"watching job {self._context.job_id} failed: {error!r}"))
 
     async def keep_alive(self, interval_s: float) -> None:
         """Renews the lease and acknowledges what was taken in, every `interval_s` seconds."""
@@ -138,16 +138,16 @@ class JobWatch:
                     )
                 )
             except FinegrainError as error:
-                meaning = _meaning(self._context.job_id, error)
+                meaning = _as_job_ended(self._context.job_id, error)
                 if isinstance(meaning, JobEnded):
-                    self.over(meaning)
+                    self.close(meaning)
                 else:
                     log.warning("job %s could not be kept alive: %s", self._context.job_id, error)
 
     def _open(self) -> StreamCall[rm.WatchJobResponse]:
         self._watched = self._context.connection.manager_address
         # A snapshot can only be asked about requests that were acknowledged before it was made.
-        self._parts_taken = 0
+        self._parts_received = 0
         self._not_shown = [each for each in self.requests.values() if each.acknowledged]
         self.ranges.begin_snapshot()
         message = rm.WatchJobRequest(
@@ -156,10 +156,10 @@ class JobWatch:
         )
         return self._context.connection.manager.WatchJob(message, metadata=self._context.metadata)
 
-    async def _take(self, response: rm.WatchJobResponse) -> bool:
+    async def _handle(self, response: rm.WatchJobResponse) -> bool:
         self._context.connection.manager_answered(self._watched)
         if response.HasField("snapshot"):
-            await self._take_snapshot(response.snapshot)
+            await self._handle_snapshot(response.snapshot)
         for message in response.events:
             if message.sequence <= self.sequence:
                 continue
@@ -172,11 +172,11 @@ class JobWatch:
             self._dispatch(read(JobEvent, message))
         return self.error is not None
 
-    async def _take_snapshot(self, snapshot: rm.JobSnapshot) -> None:
+    async def _handle_snapshot(self, snapshot: rm.JobSnapshot) -> None:
         statuses = read.each(RequestStatus, snapshot.requests)
         shown = {each.allocation_id for each in statuses}
         for status in statuses:
-            self.ranges.shown(status)
+            self.ranges.mark_shown(status)
         if self._attached:
             for message in snapshot.requests:
                 known = message.allocation_id in self.requests
@@ -190,21 +190,21 @@ class JobWatch:
             if each.allocation_id not in shown and each.allocation_id in self.requests
         ]
         if not snapshot.more:
-            statuses += await self._what_became_of(self._not_shown, snapshot.sequence)
+            statuses += await self._look_up_missing(self._not_shown, snapshot.sequence)
             self._not_shown = []
         for status in statuses:
             self._dispatch_difference(snapshot.sequence, status)
         if not snapshot.more:
             await self._end_unseen(snapshot.sequence)
         self.sequence = snapshot.sequence
-        self._parts_taken += 1
+        self._parts_received += 1
         if not snapshot.more:
             self._want_snapshot = False
-            self._begun.set()
+            self._first_snapshot.set()
 
     async def _end_unseen(self, sequence: int) -> None:
         """Members that waited and are not shown have ended; how, the RM is asked."""
-        ranges = self.ranges.not_shown()
+        ranges = self.ranges.incomplete()
         found = await self._listed([f"{each}." for each in ranges]) if ranges else []
         self.ranges.end_unseen(
             found, lambda event: self._dispatch(replace(event, sequence=sequence))
@@ -230,7 +230,7 @@ class JobWatch:
         reason = status.reason
         if (request.state, request.generation) == (status.state, generation):
             if request.slot is None or status.slot is None or request.slot.size.equals(status.slot):
-                request.take_status(status)
+                request.update_status(status)
                 return
             reason = Reason.RESIZED
         self._dispatch(
@@ -245,24 +245,24 @@ class JobWatch:
                 from_snapshot=True,
             )
         )
-        request.take_status(status)  # of restored books, say: fewer changes than were known
+        request.update_status(status)  # of restored books, say: fewer changes than were known
 
     def _member(self, status: RequestStatus) -> Request | None:
         """Makes a request of a member of a range that has more to report than that it waits."""
         if status.state is RequestState.PENDING and status.generation == 0:
             return None
-        owner = self.ranges.shown(status)
+        owner = self.ranges.mark_shown(status)
         index = owner.index_of(status.allocation_id) if owner is not None else None
-        request = owner.single_out(index) if owner is not None and index is not None else None
+        request = owner.promote(index) if owner is not None and index is not None else None
         if request is not None:
             self.requests[status.allocation_id] = request
         return request
 
     def _dispatch(self, event: JobEvent) -> None:
-        owner = self.ranges.about(event, self.requests)
+        owner = self.ranges.range_of(event, self.requests)
         request = self.requests.get(event.allocation_id)
         if request is not None:
-            request.take_state(event.state, event.reason, event.message, event.slot)
+            request.update_state(event.state, event.reason, event.message, event.slot)
             if request.has_ended:
                 del self.requests[event.allocation_id]
         if owner is not None:
@@ -270,7 +270,7 @@ class JobWatch:
         for listener in list(self._listeners):
             listener.put(event)
 
-    async def _what_became_of(self, missing: list[Request], sequence: int) -> list[RequestStatus]:
+    async def _look_up_missing(self, missing: list[Request], sequence: int) -> list[RequestStatus]:
         statuses = await self._listed([each.allocation_id for each in missing])
         found = {each.allocation_id: each for each in statuses}
         for request in missing:
@@ -310,7 +310,7 @@ class JobWatch:
         return found
 
 
-def _meaning(job_id: str, error: FinegrainError) -> FinegrainError:
+def _as_job_ended(job_id: str, error: FinegrainError) -> FinegrainError:
     over = isinstance(error, FailedPrecondition) and error.reason is Reason.JOB_ENDED
     unknown = isinstance(error, NotFound) and error.reason is Reason.JOB_UNKNOWN
     if over or unknown:

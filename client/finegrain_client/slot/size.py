@@ -79,7 +79,7 @@ class SlotSize:
         for each in self._waiters:
             each.update(status, reason, message)
 
-    def see(self, status: SlotStatus) -> None:
+    def reset(self, status: SlotStatus) -> None:
         """The RM has the slot like this now. That may be less than was known: older books were
         restored.
         """
@@ -108,15 +108,15 @@ class SlotSize:
                     if error.reason is not Reason.STALE_RESIZE or not tries_left:
                         raise
                 else:
-                    self._take_answer(status)
+                    self._apply_answer(status)
                     return await self._done(waiter)
-            self.see(await self._fetch_status())
+            self.reset(await self._fetch_status())
         raise AssertionError("the last try returns or raises")
 
     async def _done(self, waiter: _Waiter) -> SlotStatus:
         """The outcome of a change that the RM has acknowledged."""
         while (status := await waiter.news()) is None:
-            self.see(now := await self._fetch_status())
+            self.reset(now := await self._fetch_status())
             if now.resize_number < waiter.number:
                 raise ResizeRefused(now, waiter.number, FORGOTTEN)
         return status
@@ -131,12 +131,12 @@ class SlotSize:
                 if error.reason is not Reason.STALE_RESIZE or not tries_left:
                     raise
             else:
-                self._take_answer(status)
+                self._apply_answer(status)
                 return status
-            self.see(await self._fetch_status())
+            self.reset(await self._fetch_status())
         raise AssertionError("the last try returns or raises")
 
-    def _take_answer(self, status: SlotStatus) -> None:
+    def _apply_answer(self, status: SlotStatus) -> None:
         if status.resize_number > self.status.resize_number:  # else the stream was faster
             self.take(status)
 

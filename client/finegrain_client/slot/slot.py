@@ -80,7 +80,7 @@ class Slot(SlotAtExecutor):
         output: OutputMode = "capture",
         output_limit_bytes: int = 0,
         task_id: str = "",
-        take_back: bool = True,
+        cancel_on_interrupt: bool = True,
     ) -> Task:
         """Starts a command in the slot; returns when the executor has accepted it.
 
@@ -95,8 +95,8 @@ class Slot(SlotAtExecutor):
                 a function (plain or async): called with every `OutputChunk`.
             output_limit_bytes: kept on the executor's disk per stream; 0: its default.
             task_id: identity; made up where empty.
-            take_back: whether cancelling this call cancels the task as well; False: if it was
-                accepted, it runs on, and the same `task_id` submitted again finds it.
+            cancel_on_interrupt: whether cancelling this call cancels the task, too; False: if it
+                was accepted, it runs on, and the same `task_id` submitted again finds it.
 
         Raises:
             TaskNotStarted: the command cannot be executed; `reason` says why.
@@ -114,7 +114,11 @@ class Slot(SlotAtExecutor):
             output_limit_bytes=output_limit_bytes,
         )
         return await start_task(
-            self, self._context, task_id or new_id(), options, take_back=take_back
+            self,
+            self._context,
+            task_id or new_id(),
+            options,
+            cancel_on_interrupt=cancel_on_interrupt,
         )
 
     async def release(self, grace_s: float | None = None) -> None:

@@ -275,12 +275,12 @@ async def start_task(
     task_id: str,
     options: TaskOptions,
     *,
-    take_back: bool = True,
+    cancel_on_interrupt: bool = True,
 ) -> Task:
     """Submits a task; repeated under the same id it stays one task.
 
-    If nobody knows whether the task was taken in, or this is cancelled and `take_back`, the task is
-    cancelled.
+    If nobody knows whether the task was taken in, or this is cancelled and `cancel_on_interrupt`,
+    the task is cancelled.
     """
     message = te.SubmitTaskRequest(
         task_id=task_id,
@@ -295,7 +295,7 @@ async def start_task(
             )
         )
     except (asyncio.CancelledError, FinegrainError) as error:
-        wanted = isinstance(error, asyncio.CancelledError) and not take_back
+        wanted = isinstance(error, asyncio.CancelledError) and not cancel_on_interrupt
         if not wanted and not isinstance(error, REFUSALS) and not slot.has_ended:
             context.background.start(
                 _forget(slot, context, task_id), f"{CLEANING_UP} task {task_id}"

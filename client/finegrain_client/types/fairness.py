@@ -12,7 +12,7 @@ from finegrain.mapping.value import Value
 
 
 @dataclass(frozen=True, slots=True)
-class FlowTally(Value):
+class FlowStatus(Value):
     """A flow (a resource group, or a job) as the choice who is served next sees it."""
 
     name: str  # of the group, or the job's id
@@ -31,10 +31,10 @@ class ChoiceStep(Value):
     """One step of the choice: of all that have work waiting below one group, who is next."""
 
     group: str  # empty: at the top
-    flow: FlowTally  # the one that the request belongs to
+    flow: FlowStatus  # the one that the request belongs to
     position: int  # of it, 1 is next
     backlogged: int  # how many have work waiting
-    ahead: tuple[FlowTally, ...]  # who comes before it, next first; only the first few
+    ahead: tuple[FlowStatus, ...]  # who comes before it, next first; only the first few
     summary: str
 
 

@@ -176,7 +176,7 @@ async def test_a_batch_waits_for_a_manager_that_is_not_there_and_says_so(tmp_pat
 async def test_slots_are_asked_for_until_somebody_answers(
     servant: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("finegrain_client.batch.session.ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr("finegrain_client.batch.session.RESUBMIT_DELAY_S", 0.01)
     servant.programs["work"] = Program()
     servant.failures["RequestResource"].extend(Unavailable("not now") for _ in range(9))
     async with fg.connect(servant.address, token="t" * 20, budget_s=0.2) as cluster:

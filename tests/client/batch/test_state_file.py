@@ -21,7 +21,7 @@ from finegrain_client.batch.rows import AttemptRow, Changes, SubmittedRow
 from finegrain_client.batch.schema import RESULTS
 from finegrain_client.batch.state_file import StateFile
 from finegrain_client.batch.status import read_status, read_thread_results, state_files
-from finegrain_client.batch.values import ThreadResult, nothing_known
+from finegrain_client.batch.values import ThreadResult, unknown_result
 from tests.support.full_values import full_value
 
 SPEC = fg.BatchSpec(
@@ -46,13 +46,13 @@ import os
 import finegrain_client as fg
 from pathlib import Path
 from finegrain_client.batch.state_file import *
-from finegrain_client.batch.values import ThreadResult, nothing_known
+from finegrain_client.batch.values import ThreadResult, unknown_result
 from tests.support.full_values import full_value
 state = StateFile.create(Path({str(path)!r}), fg.BatchSpec(3, ["work"]), None)
 row = state.add_job("job-1", "secret")
 begun = AttemptRow(1, 1, 1, "r.1", 1, "host-a", 1000.5)
 submitted = [SubmittedRow(0, 3)]
-state.write(1, Changes(begun=[begun], results=[nothing_known(0, "why")], submitted=submitted))
+state.write(1, Changes(begun=[begun], results=[unknown_result(0, "why")], submitted=submitted))
 os._exit(9)
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -78,9 +78,9 @@ def test_the_batch_is_read_as_it_was_written(path: Path) -> None:
 def test_the_first_result_stays(path: Path) -> None:
     state = StateFile.create(path, SPEC, None)
     moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
-    first = replace(nothing_known(0, "first"), start_time=moment, stdout_tail=b"\x00\xff")
+    first = replace(unknown_result(0, "first"), start_time=moment, stdout_tail=b"\x00\xff")
     state.write(0, Changes(results=[first]))
-    state.write(0, Changes(results=[nothing_known(0, "second")]))
+    state.write(0, Changes(results=[unknown_result(0, "second")]))
     assert state.results() == [first]
     assert list(read_thread_results(path)) == [first]
 
@@ -149,7 +149,7 @@ def test_failures_can_be_forgotten(path: Path) -> None:
     row = state.add_job("job-1", "secret")
     ended = [(1, 1, "lost", "its host went"), (1, 2, "failed", "exit 1")]
     begun = [BEGUN, replace(BEGUN, attempt=2)]
-    state.write(row.number, Changes(begun=begun, ended=ended, results=[nothing_known(1, "")]))
+    state.write(row.number, Changes(begun=begun, ended=ended, results=[unknown_result(1, "")]))
     known = state.known()
     assert (known.failures, known.losses) == ({1: 1}, {1: 1})
     assert state.forget_failures() == 1

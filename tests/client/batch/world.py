@@ -20,9 +20,9 @@ import finegrain_client as fg
 from finegrain.resources import ResourceProfile
 from finegrain.values.states import RequestState
 from finegrain_client.batch import runner
-from finegrain_client.batch.holding import SlotKey
 from finegrain_client.batch.rows import Changes, JobRow
-from finegrain_client.batch.slots import Granted, JobOver, RequestOver, Requeued, SlotNews
+from finegrain_client.batch.scheduler_state import SlotKey
+from finegrain_client.batch.slots import Granted, RequestFinished, Requeued, SlotMessage, WatchEnded
 from finegrain_client.batch.state_file import StateFile
 from finegrain_client.types.status import OutputChunk, TaskResult
 
@@ -82,7 +82,7 @@ class WorldJob:
     granted: dict[int, WorldSlot] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)
     generations: Counter[int] = field(default_factory=Counter)
-    log: list[SlotNews] = field(default_factory=list)
+    log: list[SlotMessage] = field(default_factory=list)
 
 
 class World:
@@ -109,7 +109,7 @@ class World:
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def tell(self, job: WorldJob, news: SlotNews) -> None:
+    def tell(self, job: WorldJob, news: SlotMessage) -> None:
         job.log.append(news)
 
     def busy(self) -> int:
@@ -175,21 +175,21 @@ class World:
             self.clear(slot)
         job.granted.clear()
         gone = fg.JobEnded(f"the job is over: {why}", details={"end_reason": why})
-        self.tell(job, JobOver(gone))
+        self.tell(job, WatchEnded(gone))
 
     def release(self, job: WorldJob, member: int, generation: int) -> None:
         slot = job.granted.get(member)
         if slot is not None and slot.generation == generation:
             del job.granted[member]
             self.clear(slot)
-            over = RequestOver(slot.allocation_id, member, RequestState.RELEASED, "", "")
+            over = RequestFinished(slot.allocation_id, member, RequestState.RELEASED, "", "")
             self.tell(job, over)
 
     def withdraw(self, job: WorldJob, member: int, reason: str = "") -> None:
         if member in job.waiting:
             del job.waiting[member]
             state = RequestState.RELEASED if reason else RequestState.CANCELLED
-            news = RequestOver(f"{job.range_id}.{member}", member, state, reason, "")
+            news = RequestFinished(f"{job.range_id}.{member}", member, state, reason, "")
             self.tell(job, news)
 
     # As the runner sees it.
@@ -281,7 +281,7 @@ class WorldSlots:
         ]
         return granted, [(member, 1) for member in self.job.waiting]
 
-    async def listen(self, tell: Callable[[SlotNews], None]) -> None:
+    async def listen(self, tell: Callable[[SlotMessage], None]) -> None:
         at = self._from
         while True:
             while at < len(self.job.log):

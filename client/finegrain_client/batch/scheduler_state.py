@@ -1,4 +1,4 @@
-"""What the book of a batch consists of: slots that are held, attempts that run, what is to be done.
+"""What the scheduler of a batch keeps: slots that are held, attempts that run, what is to be done.
 
 Plain data, and nothing that decides. Pure.
 """
@@ -27,12 +27,12 @@ class Phase(Enum):
     BUSY = auto()  # it runs one
     USED = auto()  # it has run one: the resource manager is to be asked before it runs another
     SPENT = auto()  # be given back, and nothing else
-    ASKING = auto()  # wait for an answer whether it may be reused
-    GOING = auto()  # it is being given back
+    AWAITING_REUSE = auto()  # wait for an answer whether it may be reused
+    RELEASING = auto()  # it is being given back
 
 
 @dataclass(slots=True)
-class Hold:
+class HeldSlot:
     """A slot that is held."""
 
     allocation_id: str
@@ -50,7 +50,7 @@ class Hold:
 
 
 @dataclass(slots=True)
-class Run:
+class RunningAttempt:
     """An attempt that is under way."""
 
     slot: SlotKey
@@ -68,7 +68,7 @@ class Ending(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RunOutcome:
+class AttemptOutcome:
     """What came of an attempt; `result` is complete but for the count of attempts."""
 
     ending: Ending

@@ -1,4 +1,4 @@
-"""The book of a batch: which thread of work stands where, and what is to be done next.
+"""The scheduler of a batch: which thread of work stands where, and what is to be done next.
 
 Decides which thread a slot runs, what the end of an attempt means, how many requests have to be in
 line, and when a thread is run a second time. Whatever was lost, cancelled or used up, the number of
@@ -13,23 +13,23 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from finegrain.intervals import IntervalSet
-from finegrain_client.batch.holding import (
+from finegrain_client.batch.rate import Rate
+from finegrain_client.batch.rows import AttemptRow, Known, SubmittedRow
+from finegrain_client.batch.scheduler_state import (
     Actions,
     AttemptKey,
+    AttemptOutcome,
     Ending,
-    Hold,
+    HeldSlot,
     Phase,
-    Run,
-    RunOutcome,
+    RunningAttempt,
     SlotKey,
     Start,
     take_last,
 )
-from finegrain_client.batch.rate import Rate
-from finegrain_client.batch.rows import AttemptRow, Known, SubmittedRow
 from finegrain_client.batch.spec import BatchSpec
 from finegrain_client.batch.threads import DELAYED, DONE, ENDED, FAILED, RUNNING, TODO, Threads
-from finegrain_client.batch.values import ThreadResult, ThreadState, nothing_known
+from finegrain_client.batch.values import ThreadResult, ThreadState, unknown_result
 
 LOSSES_MAX = 20
 """A thread whose slot is lost so often is given up: perhaps it is what its hosts die of."""
@@ -44,7 +44,7 @@ that they wrote, as long as it exists."""
 REUSES_AT_ONCE_MAX = 5_000
 
 
-class Book:
+class BatchScheduler:
     """The threads of one batch, during one life of its job.
 
     Attributes:
@@ -57,34 +57,34 @@ class Book:
     def __init__(self, spec: BatchSpec, known: Known, job: int = 0) -> None:
         self.spec = spec
         self.stopping = ""
-        self.pace = Rate(known.durations_s)
+        self.rate = Rate(known.durations_s)
         self.waiting = IntervalSet()
-        self.holds: dict[str, Hold] = {}
-        self.runs: dict[AttemptKey, Run] = {}
+        self.held_slots: dict[str, HeldSlot] = {}
+        self.running: dict[AttemptKey, RunningAttempt] = {}
         self.retried = sum(known.failures.values())
         self.losses = sum(known.losses.values())
         self._job = job
         self.threads = Threads(spec.threads, known.final)
-        self._attempts = dict(known.attempts)
+        self._attempt_counts = dict(known.attempts)
         self._failures = dict(known.failures)
         self._lost = dict(known.losses)
-        self._runs_of: dict[int, set[AttemptKey]] = {}
+        self._running_of: dict[int, set[AttemptKey]] = {}
         self._next_member = max(
             (each.first_index + each.count for each in known.submitted), default=0
         )
-        self._in: dict[Phase, dict[str, Hold]] = {phase: {} for phase in Phase}
-        self._named: dict[int, bool] = {}  # members named in a question of reuse: are they gone?
+        self._by_phase: dict[Phase, dict[str, HeldSlot]] = {phase: {} for phase in Phase}
+        self._reuse_members: dict[int, bool] = {}  # requested for reuse; True: ended meanwhile
         self._given_up = IntervalSet()
-        self._former: dict[SlotKey, tuple[AttemptKey, float]] = {}  # and when it began
+        self._lost_attempts: dict[SlotKey, tuple[AttemptKey, float]] = {}  # and when it began
         self._used: set[SlotKey] = set()
         self._unknown: set[AttemptKey] = set()
         self._refusals = 0
         self._anything_started = bool(known.durations_s)
-        self._next = Actions()
+        self._actions = Actions()
 
     # What a job that lives on brings along.
 
-    def take_over(
+    def restore_attempts(
         self,
         unknown: Iterable[AttemptRow],
         lost: Iterable[AttemptRow] = (),
@@ -95,15 +95,15 @@ class Book:
         """
         for each in (*lost, *unknown):
             key = each.allocation_id, each.generation
-            self._former[key] = (each.thread, each.attempt), each.start_time
+            self._lost_attempts[key] = (each.thread, each.attempt), each.start_time
         self._used.update(used)
         self._unknown = {(each.thread, each.attempt) for each in unknown}
 
-    def taken_over(self) -> None:
+    def finish_restore(self) -> None:
         """All slots that there are were told of: what ran in others is lost."""
-        for (thread, attempt), _ in list(self._former.values()):
+        for (thread, attempt), _ in list(self._lost_attempts.values()):
             if (thread, attempt) in self._unknown:
-                self._lose(thread, attempt, "its slot was gone when the runner came back")
+                self._attempt_lost(thread, attempt, "its slot was gone when the runner came back")
         self._unknown = set()
         self._used.clear()
 
@@ -113,28 +113,28 @@ class Book:
         """A request has its slot; once more is fine."""
         allocation_id, generation = key
         self._not_waiting(member)
-        if (known := self.holds.get(allocation_id)) is not None:
+        if (known := self.held_slots.get(allocation_id)) is not None:
             if known.generation >= generation:
                 return
             self._drop(allocation_id)
-        hold = Hold(allocation_id, generation, member, executor_id)
-        self.holds[allocation_id] = self._in[hold.phase][allocation_id] = hold
-        former, began = self._former.pop(key, (None, 0.0))
+        held = HeldSlot(allocation_id, generation, member, executor_id)
+        self.held_slots[allocation_id] = self._by_phase[held.phase][allocation_id] = held
+        lost_attempt, start_time = self._lost_attempts.pop(key, (None, 0.0))
         if member in self._given_up:
-            self._enter(hold, Phase.GOING)  # it is being taken back
-        elif former is None:
-            self._enter(hold, Phase.USED if key in self._used else Phase.FREE)
-        elif self.threads[former[0]] == TODO and not self.stopping:
-            self._next.changes.reopened.append(former)
-            self._begin(hold, former, began, again=True)
+            self._set_phase(held, Phase.RELEASING)  # it is being taken back
+        elif lost_attempt is None:
+            self._set_phase(held, Phase.USED if key in self._used else Phase.FREE)
+        elif self.threads[lost_attempt[0]] == TODO and not self.stopping:
+            self._actions.changes.reopened.append(lost_attempt)
+            self._start_attempt(held, lost_attempt, start_time, again=True)
         else:
-            self._close(former, "cancelled", "its thread is done, or runs elsewhere")
-            self._enter(hold, Phase.SPENT)  # nobody waits for what runs in it
+            self._close(lost_attempt, "cancelled", "its thread is done, or runs elsewhere")
+            self._set_phase(held, Phase.SPENT)  # nobody waits for what runs in it
 
     def requeued(self, allocation_id: str, member: int) -> None:
         """Its slot was lost; it waits for the next one."""
         self._drop(allocation_id)
-        if member not in self._named and member not in self._given_up:
+        if member not in self._reuse_members and member not in self._given_up:
             self.waiting.add(member)
 
     def request_ended(self, allocation_id: str, member: int, count: int = 1) -> None:
@@ -144,51 +144,51 @@ class Book:
         self._drop(allocation_id)
         self._not_waiting(member)
         self.waiting.remove_run(member, member + count)
-        for each in self._named.keys() & range(member, member + count) if count > 1 else ():
-            self._named[each] = True
+        for each in self._reuse_members.keys() & range(member, member + count) if count > 1 else ():
+            self._reuse_members[each] = True
 
     def queued(self, first: int, count: int) -> None:
         """Requests wait, as far as the resource manager says."""
         self.waiting.add_run(first, first + count)
 
-    def not_taken_in(self, first: int, count: int) -> None:
+    def submission_refused(self, first: int, count: int) -> None:
         """Requests that were asked for were refused."""
         self.waiting.remove_run(first, first + count)
 
     def reuse_answered(self, key: SlotKey, member: int, *, agreed: bool) -> None:
         """Whether a slot may run one more thread; if not, it is being given back."""
-        gone = self._named.pop(member, True)
+        gone = self._reuse_members.pop(member, True)
         if not agreed and not gone:
             self.waiting.add(member)  # it waits on
-        hold = self.holds.get(key[0])
-        if hold is not None and hold.key == key and hold.phase is Phase.ASKING:
-            self._enter(hold, Phase.FREE if agreed else Phase.GOING)
+        held = self.held_slots.get(key[0])
+        if held is not None and held.key == key and held.phase is Phase.AWAITING_REUSE:
+            self._set_phase(held, Phase.FREE if agreed else Phase.RELEASING)
 
     # What happens to attempts.
 
-    def started(self) -> None:
+    def command_started(self) -> None:
         """A command could be executed."""
         self._anything_started = True
 
-    def run_ended(self, key: AttemptKey, outcome: RunOutcome, now: float) -> None:
+    def attempt_ended(self, key: AttemptKey, outcome: AttemptOutcome, now: float) -> None:
         """An attempt came to its end; once more is fine."""
-        run = self.runs.pop(key, None)
+        run = self.running.pop(key, None)
         if run is None:
             return
-        self._runs_of[key[0]].discard(key)
+        self._running_of[key[0]].discard(key)
         self._leave_slot(run, key, outcome)
         if self.threads[key[0]] in ENDED:
             self._close(key, "cancelled", "another run of its thread came first")
-            self._next.discard.append(key)
+            self._actions.discard.append(key)
         elif outcome.ending is Ending.OK and outcome.result is not None:
-            self.pace.add(outcome.result.duration_s)
+            self.rate.add(outcome.result.duration_s)
             self._finish(key, outcome.result, ThreadState.DONE)
         elif outcome.ending in (Ending.FAILED, Ending.REFUSED) and outcome.result is not None:
             self._failed(key, outcome, outcome.result, now)
         else:
-            self._former[run.slot] = key, run.start_time  # the slot may come back with it
-            self._next.discard.append(key)
-            self._lose(*key, outcome.message)
+            self._lost_attempts[run.slot] = key, run.start_time  # the slot may come back with it
+            self._actions.discard.append(key)
+            self._attempt_lost(*key, outcome.message)
 
     def stop(self, why: str) -> None:
         """Nothing more is started; what runs goes on to its end."""
@@ -199,94 +199,95 @@ class Book:
     @property
     def is_over(self) -> bool:
         """True where nothing runs, and nothing more will."""
-        return not self.runs and (bool(self.stopping) or not self.threads.left)
+        return not self.running and (bool(self.stopping) or not self.threads.left)
 
     @property
     def slots(self) -> int:
         """Slots that are held and not being given back."""
-        return len(self.holds) - len(self._in[Phase.GOING])
+        return len(self.held_slots) - len(self._by_phase[Phase.RELEASING])
 
     @property
     def speculative(self) -> int:
         """Second runs that are under way."""
-        return len(self.runs) - self.threads.counts[RUNNING]
+        return len(self.running) - self.threads.counts[RUNNING]
 
-    def runs_for_s(self, now: float) -> list[float]:
+    def running_times_s(self, now: float) -> list[float]:
         """For how long each attempt has been running."""
-        return [max(0.0, now - each.start_time) for each in self.runs.values()]
+        return [max(0.0, now - each.start_time) for each in self.running.values()]
 
     # What is to be done.
 
     def decide(self, now: float) -> Actions:
         """Everything that is to be done now; from here on it counts as done."""
         self.threads.wake(now)
-        twice = [] if self.stopping else self._stragglers(now)
-        self._start(twice, now)
-        need = 0 if self.stopping else self.threads.counts[TODO] + len(twice)
+        stragglers = [] if self.stopping else self._stragglers(now)
+        self._start_attempts(stragglers, now)
+        need = 0 if self.stopping else self.threads.counts[TODO] + len(stragglers)
         self._reuse(need)
-        self._balance(need)
-        actions, self._next = self._next, Actions()
+        self._adjust_requests(need)
+        actions, self._actions = self._actions, Actions()
         return actions
 
-    def _start(self, twice: list[int], now: float) -> None:
-        for hold in list(self._in[Phase.FREE].values()):
-            thread = self._thread_for(hold, twice)
+    def _start_attempts(self, stragglers: list[int], now: float) -> None:
+        for held in list(self._by_phase[Phase.FREE].values()):
+            thread = self._thread_for(held, stragglers)
             if thread is None:
                 return
-            attempt = self._attempts.get(thread, 0) + 1
-            self._attempts[thread] = attempt
-            self._next.changes.begun.append(
+            attempt = self._attempt_counts.get(thread, 0) + 1
+            self._attempt_counts[thread] = attempt
+            self._actions.changes.begun.append(
                 AttemptRow(
                     thread,
                     attempt,
                     self._job,
-                    hold.allocation_id,
-                    hold.generation,
-                    hold.executor_id,
+                    held.allocation_id,
+                    held.generation,
+                    held.executor_id,
                     now,
                 )
             )
-            self._begin(hold, (thread, attempt), now)
+            self._start_attempt(held, (thread, attempt), now)
 
-    def _thread_for(self, hold: Hold, twice: list[int]) -> int | None:
+    def _thread_for(self, held: HeldSlot, stragglers: list[int]) -> int | None:
         if self.stopping:
             return None
-        thread = self.threads.next(hold.member)
-        if thread is None and twice:
-            return twice.pop()
+        thread = self.threads.next(held.member)
+        if thread is None and stragglers:
+            return stragglers.pop()
         return thread
 
     def _reuse(self, need: int) -> None:
-        asking = self._in[Phase.ASKING]
-        for hold in list(self._in[Phase.USED].values()):
-            wanted = need > len(asking) and len(asking) < REUSES_AT_ONCE_MAX
+        awaiting = self._by_phase[Phase.AWAITING_REUSE]
+        for held in list(self._by_phase[Phase.USED].values()):
+            wanted = need > len(awaiting) and len(awaiting) < REUSES_AT_ONCE_MAX
             if not (wanted and self.waiting):
-                self._enter(hold, Phase.SPENT)
+                self._set_phase(held, Phase.SPENT)
                 continue
             member = self.waiting.first
             self.waiting.remove(member)
-            self._named[member] = False
-            self._enter(hold, Phase.ASKING)
-            self._next.reuse.append((hold.key, member))
-        for hold in list(self._in[Phase.SPENT].values()):
-            self._give_back(hold)
+            self._reuse_members[member] = False
+            self._set_phase(held, Phase.AWAITING_REUSE)
+            self._actions.reuse.append((held.key, member))
+        for held in list(self._by_phase[Phase.SPENT].values()):
+            self._release(held)
 
-    def _balance(self, need: int) -> None:
+    def _adjust_requests(self, need: int) -> None:
         """As many queued, or free, as there are threads that need one."""
-        have = len(self.waiting) + len(self._in[Phase.FREE]) + len(self._in[Phase.ASKING])
-        for hold in list(self._in[Phase.FREE].values())[: max(0, have - need)]:
-            self._give_back(hold)
+        free, awaiting = self._by_phase[Phase.FREE], self._by_phase[Phase.AWAITING_REUSE]
+        have = len(self.waiting) + len(free) + len(awaiting)
+        for held in list(free.values())[: max(0, have - need)]:
+            self._release(held)
             have -= 1
         if have > need:
             for first, end in take_last(self.waiting, have - need):
                 self._given_up.add_run(first, end)
-                self._next.give_up.append((first, end - first))
+                self._actions.give_up.append((first, end - first))
         missing = need - have
         if self.spec.slots_max:
-            missing = min(missing, self.spec.slots_max - len(self.waiting) - len(self.holds))
+            missing = min(missing, self.spec.slots_max - len(self.waiting) - len(self.held_slots))
         if missing > 0:
-            self._next.ask = self._next_member, missing
-            self._next.changes.submitted.append(SubmittedRow(self._next_member, missing))
+            self._actions.ask = self._next_member, missing
+            self._actions.changes.submitted.append(SubmittedRow(self._next_member, missing))
             self.waiting.add_run(self._next_member, self._next_member + missing)
             self._next_member += missing
 
@@ -295,82 +296,84 @@ class Book:
         spec = self.spec
         if not spec.speculate or self.threads.counts[TODO] or self.threads.counts[DELAYED]:
             return []
-        limit_s = self.pace.straggler_after_s(spec.straggler_factor, spec.threads)
+        limit_s = self.rate.straggler_after_s(spec.straggler_factor, spec.threads)
         if limit_s is None:
             return []
         late = [
             (run.start_time, thread)
-            for (thread, _), run in self.runs.items()
-            if now - run.start_time >= limit_s and len(self._runs_of[thread]) == 1
+            for (thread, _), run in self.running.items()
+            if now - run.start_time >= limit_s and len(self._running_of[thread]) == 1
         ]
         return [thread for _, thread in sorted(late, reverse=True)]
 
     # Steps of one thread, or one slot.
 
-    def _begin(self, hold: Hold, key: AttemptKey, began: float, *, again: bool = False) -> None:
+    def _start_attempt(
+        self, held: HeldSlot, key: AttemptKey, start_time: float, *, again: bool = False
+    ) -> None:
         self.threads.set(key[0], RUNNING)
-        self.runs[key] = Run(hold.key, began)
-        self._runs_of.setdefault(key[0], set()).add(key)
-        self._enter(hold, Phase.BUSY)
-        hold.run = key
-        self._next.start.append(Start(hold.key, *key, again=again))
+        self.running[key] = RunningAttempt(held.key, start_time)
+        self._running_of.setdefault(key[0], set()).add(key)
+        self._set_phase(held, Phase.BUSY)
+        held.run = key
+        self._actions.start.append(Start(held.key, *key, again=again))
 
-    def _leave_slot(self, run: Run, key: AttemptKey, outcome: RunOutcome) -> None:
-        hold = self.holds.get(run.slot[0])
-        if hold is None or hold.run != key or hold.key != run.slot:
+    def _leave_slot(self, run: RunningAttempt, key: AttemptKey, outcome: AttemptOutcome) -> None:
+        held = self.held_slots.get(run.slot[0])
+        if held is None or held.run != key or held.key != run.slot:
             return
-        hold.run = None
-        hold.uses += 1
-        spent = outcome.ending is Ending.LOST or hold.uses >= USES_MAX
-        self._enter(hold, Phase.SPENT if spent else Phase.USED)
+        held.run = None
+        held.uses += 1
+        spent = outcome.ending is Ending.LOST or held.uses >= USES_MAX
+        self._set_phase(held, Phase.SPENT if spent else Phase.USED)
 
     def _failed(
-        self, key: AttemptKey, outcome: RunOutcome, result: ThreadResult, now: float
+        self, key: AttemptKey, outcome: AttemptOutcome, result: ThreadResult, now: float
     ) -> None:
         thread = key[0]
         if outcome.ending is Ending.REFUSED and not self._anything_started:
             self._refusals += 1
             if self._refusals >= min(REFUSALS_MAX, self.spec.threads):
                 self.stop(f"the command cannot be executed: {outcome.message}")
-            self._next.discard.append(key)
+            self._actions.discard.append(key)
             self._close(key, "refused", outcome.message)
             self._delay(thread, 1, now)
             return
         failures = self._failures[thread] = self._failures.get(thread, 0) + 1
-        if self._runs_of[thread] or failures <= self.spec.retries:
+        if self._running_of[thread] or failures <= self.spec.retries:
             self.retried += 1
-            self._next.discard.append(key)
+            self._actions.discard.append(key)
             self._close(key, "failed", outcome.message)
             self._delay(thread, failures, now)
             return
         self._finish(key, result, ThreadState.FAILED)
 
     def _delay(self, thread: int, failures: int, now: float) -> None:
-        if not self._runs_of[thread]:
+        if not self._running_of[thread]:
             self.threads.delay(thread, now + self.spec.retry_after_s(failures))
 
-    def _lose(self, thread: int, attempt: int, message: str) -> None:
+    def _attempt_lost(self, thread: int, attempt: int, message: str) -> None:
         self._close((thread, attempt), "lost", message)
         self.losses += 1
         losses = self._lost[thread] = self._lost.get(thread, 0) + 1
-        if self.threads[thread] in ENDED or self._runs_of.get(thread):
+        if self.threads[thread] in ENDED or self._running_of.get(thread):
             return
         if losses < LOSSES_MAX:
             self.threads.to_do(thread)
             return
-        result = nothing_known(thread, f"lost its slot {losses} times, last: {message}")
+        result = unknown_result(thread, f"lost its slot {losses} times, last: {message}")
         self._finish((thread, attempt), result, ThreadState.FAILED)
 
     def _finish(self, key: AttemptKey, result: ThreadResult, state: ThreadState) -> None:
         thread, attempt = key
-        attempts = self._attempts.get(thread, attempt)
+        attempts = self._attempt_counts.get(thread, attempt)
         result = replace(result, state=state, attempt=attempt, attempts=attempts)
-        self._next.changes.results.append(result)
+        self._actions.changes.results.append(result)
         self._close(key, "ok" if result.ok else "failed", "" if result.ok else result.message)
-        self._next.publish.append(key)
+        self._actions.publish.append(key)
         self.threads.set(thread, DONE if result.ok else FAILED)
-        for other in self._runs_of.get(thread, ()):
-            self._next.cancel.append(other)
+        for other in self._running_of.get(thread, ()):
+            self._actions.cancel.append(other)
         most = 0 if self.spec.on_failure == "stop" else self.spec.failures_max
         failed = self.threads.counts[FAILED]
         if state is ThreadState.FAILED and most is not None and failed > most:
@@ -378,23 +381,23 @@ class Book:
             self.stop(f"{some}thread {thread} {result.message}")
 
     def _close(self, key: AttemptKey, outcome: str, message: str) -> None:
-        self._next.changes.ended.append((*key, outcome, message[:1000]))
+        self._actions.changes.ended.append((*key, outcome, message[:1000]))
 
-    def _enter(self, hold: Hold, phase: Phase) -> None:
-        self._in[hold.phase].pop(hold.allocation_id, None)
-        hold.phase = phase
-        self._in[phase][hold.allocation_id] = hold
+    def _set_phase(self, held: HeldSlot, phase: Phase) -> None:
+        self._by_phase[held.phase].pop(held.allocation_id, None)
+        held.phase = phase
+        self._by_phase[phase][held.allocation_id] = held
 
-    def _give_back(self, hold: Hold) -> None:
-        self._enter(hold, Phase.GOING)
-        self._next.release.append(hold.key)
+    def _release(self, held: HeldSlot) -> None:
+        self._set_phase(held, Phase.RELEASING)
+        self._actions.release.append(held.key)
 
     def _drop(self, allocation_id: str) -> None:
-        hold = self.holds.pop(allocation_id, None)
-        if hold is not None:
-            self._in[hold.phase].pop(allocation_id, None)
+        held = self.held_slots.pop(allocation_id, None)
+        if held is not None:
+            self._by_phase[held.phase].pop(allocation_id, None)
 
     def _not_waiting(self, member: int) -> None:
         self.waiting.discard(member)
-        if member in self._named:
-            self._named[member] = True
+        if member in self._reuse_members:
+            self._reuse_members[member] = True

@@ -8,20 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from finegrain.errors import FinegrainError
-from finegrain_client.batch.holding import AttemptKey, RunOutcome, SlotKey
-from finegrain_client.batch.slots import SlotNews
+from finegrain_client.batch.scheduler_state import AttemptKey, AttemptOutcome, SlotKey
+from finegrain_client.batch.slots import SlotMessage
 
 
 @dataclass(frozen=True, slots=True)
-class RunOver:
+class AttemptEnded:
     """An attempt came to its end."""
 
     key: AttemptKey
-    outcome: RunOutcome
+    outcome: AttemptOutcome
 
 
 @dataclass(frozen=True, slots=True)
-class AskFailed:
+class SubmissionFailed:
     """Requests are not queued; why, where asking again would not help."""
 
     first: int
@@ -44,7 +44,7 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandRan:
+class CommandStarted:
     """A command could be executed."""
 
 
@@ -53,4 +53,6 @@ class WakeUp:
     """The session was asked to stop."""
 
 
-News = SlotNews | RunOver | AskFailed | ReuseAnswered | Broken | CommandRan | WakeUp
+InboxMessage = (
+    SlotMessage | AttemptEnded | SubmissionFailed | ReuseAnswered | Broken | CommandStarted | WakeUp
+)
