@@ -20,9 +20,9 @@ def full_allocation_id(cluster: Cluster, text: str) -> str:
         NotFound: there is none.
         InvalidArgument: it could be several.
     """
-    living = [each.allocation_id for each in cluster.requests(allocation_ids=[text])]
-    ended = [] if living else cluster.requests(allocation_ids=[text], states=ENDED_STATES)
-    found = living or [each.allocation_id for each in ended]
+    active = [each.allocation_id for each in cluster.requests(allocation_ids=[text])]
+    ended = [] if active else cluster.requests(allocation_ids=[text], states=ENDED_STATES)
+    found = active or [each.allocation_id for each in ended]
     return only("request or slot", text, found, Reason.ALLOCATION_UNKNOWN)
 
 
@@ -47,11 +47,11 @@ def full_job_id(cluster: Cluster, text: str) -> str:
             details={"job": text},
         )
     if len(named) > 1:
-        raise InvalidArgument("JOB", text, f"the id of one of those called so: {_told(named)}")
+        raise InvalidArgument("JOB", text, f"the id of one of those called so: {_described(named)}")
     return named[0].job_id
 
 
-def _told(jobs: list[JobStatus]) -> str:
+def _described(jobs: list[JobStatus]) -> str:
     """Some of these, the newest first."""
     some = [f"{each.job_id} ({'ended' if each.ended else 'lives'})" for each in jobs[:-6:-1]]
     return ", ".join(some) + (", ..." if len(jobs) > len(some) else "")

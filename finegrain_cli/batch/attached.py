@@ -20,8 +20,8 @@ from finegrain_cli.text.output import say
 if TYPE_CHECKING:
     from finegrain_client.batch.status import BatchStatus
 
-LOOK_EVERY_S = 0.5
-STOP_PATIENCE_S = 60.0
+POLL_INTERVAL_S = 0.5
+STOP_TIMEOUT_S = 60.0
 
 
 def follow(path: Path, *, quiet: bool) -> BatchStatus:
@@ -37,7 +37,7 @@ def follow(path: Path, *, quiet: bool) -> BatchStatus:
         with display(spec.name, spec.threads, quiet=quiet) as shown:
             while (batch := read_status(path)).is_worked_on:
                 shown.show(batch.progress)
-                time.sleep(LOOK_EVERY_S)
+                time.sleep(POLL_INTERVAL_S)
             shown.show(batch.progress)
     except KeyboardInterrupt:
         say(
@@ -57,12 +57,12 @@ def stop(path: Path) -> BatchStatus:
     """
     from finegrain_client.batch.status import read_status
 
-    told = 0
-    until_s = time.monotonic() + STOP_PATIENCE_S
+    signalled_pid = 0
+    deadline = time.monotonic() + STOP_TIMEOUT_S
     while (batch := read_status(path)).is_worked_on:
-        if time.monotonic() > until_s:
+        if time.monotonic() > deadline:
             raise ConfigurationError(
-                f"pid {batch.runner_pid} still works on it after {STOP_PATIENCE_S:.0f} s; kill it,"
+                f"pid {batch.runner_pid} still works on it after {STOP_TIMEOUT_S:.0f} s; kill it,"
                 " nothing of what is done is lost",
                 details={"pid": batch.runner_pid},
             )
@@ -71,10 +71,10 @@ def stop(path: Path) -> BatchStatus:
                 f"pid {batch.runner_pid} on {batch.runner_host} works on it; stop it there",
                 details={"pid": batch.runner_pid, "host": batch.runner_host},
             )
-        if batch.runner_pid > 0 and told != batch.runner_pid:  # once: twice means at once
-            told = batch.runner_pid
-            _interrupt(told)
-        time.sleep(LOOK_EVERY_S / 5)
+        if batch.runner_pid > 0 and signalled_pid != batch.runner_pid:  # once: twice means at once
+            signalled_pid = batch.runner_pid
+            _interrupt(signalled_pid)
+        time.sleep(POLL_INTERVAL_S / 5)
     return batch
 
 

@@ -23,21 +23,21 @@ from finegrain_cli.exit_codes import ExitCode
 if TYPE_CHECKING:
     from finegrain_client.batch.status import BatchStatus
 
-BEGIN_PATIENCE_S = 30.0
-LOOK_EVERY_S = 0.05
+START_TIMEOUT_S = 30.0
+POLL_INTERVAL_S = 0.05
 TAIL_BYTES = 2_000
 LOG = ".log"
 PREFIX = "finegrain: "
 ERROR_LINE = re.compile(r"finegrain: (.*) \[([A-Z0-9_]+)\]")
 
 
-class NotBegunError(FinegrainError):
+class NotStartedError(FinegrainError):
     """The runner in the background ended before it had begun: with what it said last, the code that
     this ended with, and its exit code.
     """
 
-    def __init__(self, exit_code: int, log: Path, said: str) -> None:
-        line = next((each for each in said.splitlines() if each.startswith(PREFIX)), said)
+    def __init__(self, exit_code: int, log: Path, output: str) -> None:
+        line = next((each for each in output.splitlines() if each.startswith(PREFIX)), output)
         found = ERROR_LINE.fullmatch(line)
         message, code = found.groups() if found else (line, Reason.INTERNAL)
         reason = Reason(code) if code in list(Reason) else Reason.INTERNAL
@@ -58,25 +58,25 @@ def start_detached(state_file: Path) -> BatchStatus:
     """Starts a runner that outlives this process and its terminal; returns when it has begun.
 
     Raises:
-        NotBegunError: it could not.
+        NotStartedError: it could not.
     """
     from finegrain_client.batch.status import read_status
 
     log = log_file_of(state_file)
-    begins_at = log.stat().st_size if log.exists() else 0
-    began, until_s = datetime.now(UTC), time.monotonic() + BEGIN_PATIENCE_S
+    log_offset = log.stat().st_size if log.exists() else 0
+    start_time, deadline = datetime.now(UTC), time.monotonic() + START_TIMEOUT_S
     process = _start(state_file, log)
     while True:
         exit_code = process.poll()  # before the look: what has ended has left what it had to
         batch = read_status(state_file)
         if exit_code not in (None, ExitCode.OK, ExitCode.THREADS_FAILED):
-            raise NotBegunError(exit_code or 0, log, _said(log, begins_at))
-        told = batch.progress.update_time
-        works = batch.runner_pid == process.pid and bool(batch.job_id)
-        begun = works and told is not None and told > began
-        if begun or exit_code is not None or time.monotonic() > until_s:
+            raise NotStartedError(exit_code or 0, log, _last_output(log, log_offset))
+        update_time = batch.progress.update_time
+        is_working = batch.runner_pid == process.pid and bool(batch.job_id)
+        has_started = is_working and update_time is not None and update_time > start_time
+        if has_started or exit_code is not None or time.monotonic() > deadline:
             return batch
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
 def _start(state_file: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -101,7 +101,7 @@ def _start(state_file: Path, log: Path) -> subprocess.Popen[bytes]:
         os.close(descriptor)
 
 
-def _said(log: Path, begins_at: int) -> str:
+def _last_output(log: Path, log_offset: int) -> str:
     with log.open("rb") as file:
-        file.seek(max(begins_at, log.stat().st_size - TAIL_BYTES))
+        file.seek(max(log_offset, log.stat().st_size - TAIL_BYTES))
         return file.read().decode("utf-8", errors="replace").strip()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from finegrain.units import format_duration
-from finegrain_cli.text.output import nobody_reads, say
+from finegrain_cli.text.output import discard_standard_error, say
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -60,7 +60,7 @@ def progress_text(progress: Progress) -> str:
 def display(name: str, threads: int, *, quiet: bool = False) -> Iterator[Display]:
     """Shows progress while the context lasts: with a bar if standard error is a terminal."""
     if quiet:
-        yield _Nothing()
+        yield _Quiet()
     elif sys.stderr.isatty():
         with _Bar(name, threads) as bar:
             yield bar
@@ -70,7 +70,7 @@ def display(name: str, threads: int, *, quiet: bool = False) -> Iterator[Display
         lines.close()
 
 
-class _Nothing:
+class _Quiet:
     def show(self, progress: Progress) -> None:
         pass
 
@@ -86,7 +86,7 @@ class _Lines:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._said = self._latest = ""
+        self._printed = self._latest = ""
         self._next_s = 0.0
 
     def show(self, progress: Progress) -> None:
@@ -98,9 +98,9 @@ class _Lines:
         say(message)
 
     def close(self) -> None:
-        if self._latest != self._said:
+        if self._latest != self._printed:
             say(f"finegrain: {self._name}: {self._latest}")
-            self._said = self._latest
+            self._printed = self._latest
             self._next_s = time.monotonic() + LINE_EVERY_S
 
 
@@ -134,7 +134,7 @@ class _Bar:
         try:
             self._bar.stop()
         except OSError:  # its terminal is gone; what it shows goes on
-            nobody_reads()
+            discard_standard_error()
 
     def show(self, progress: Progress) -> None:
         numbers = _counts(progress)
@@ -156,7 +156,7 @@ class _Bar:
         try:
             self._bar.console.print(message, markup=False)
         except OSError:
-            nobody_reads()
+            discard_standard_error()
 
 
 def _counts(progress: Progress) -> list[str]:

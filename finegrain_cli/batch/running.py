@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from finegrain_client.batch.spec import BatchSpec
 
 OUTAGE_S = 60.0  # one call, with all its tries; the runner itself tries on
-BESIDE = ("-wal", "-shm", ".lock", detached.LOG)
+COMPANION_SUFFIXES = ("-wal", "-shm", ".lock", detached.LOG)
 """What lies beside a state file, and goes with it; nothing else is touched."""
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class BatchOptions:
     """What the command was told besides."""
 
     form: OutputFormat
@@ -49,49 +49,49 @@ class How:
     retry_failed: bool = False
 
 
-def begin(spec: BatchSpec, state: str, results: str, how: How) -> int:
+def start(spec: BatchSpec, state: str, results: str, options: BatchOptions) -> int:
     """A new batch; answers with the exit code.
 
     Raises:
         FinegrainError: it could not be begun; nothing is left of it.
     """
-    asyncio.run(_look_whether_somebody_answers())
+    asyncio.run(_check_connection())
     path = Path(state).absolute() if state else default_state_file(spec.name)
     results_dir = Path(results).absolute() if results else None
     StateFile.create(path, spec, results_dir).close()
     try:
-        return _detached(path, how, begins=True) if how.detach else work_on(path, how)
+        return _detached(path, options, is_new=True) if options.detach else work_on(path, options)
     except FinegrainError:
-        _forget_unless_begun(path)
+        _remove_unless_started(path)
         raise
 
 
-def attach(name: str, how: How) -> int:
+def attach(name: str, options: BatchOptions) -> int:
     """Shows a batch that somebody works on, or goes on with one that nobody does.
 
     Raises:
         FinegrainError: there is no such batch, or it could not be gone on with.
     """
     path = state_file_of(name)
-    if how.detach and (batch := read_status(path)).is_worked_on:
-        return _goes_on(batch, how, f"pid {batch.runner_pid} works on it already")
+    if options.detach and (batch := read_status(path)).is_worked_on:
+        return _print_detached(batch, options, f"pid {batch.runner_pid} works on it already")
     while True:
         try:
-            batch = attached.follow(path, quiet=how.quiet)
+            batch = attached.follow(path, quiet=options.quiet)
         except KeyboardInterrupt:
             return ExitCode.SIGNAL + signal.SIGINT
-        again = how.retry_failed and batch.progress.failed
+        again = options.retry_failed and batch.progress.failed
         if batch.progress.state is BatchState.ENDED and not again:
-            return _told(batch, how)
+            return _report_outcome(batch, options)
         try:
-            return _detached(path, how) if how.detach else work_on(path, how)
+            return _detached(path, options) if options.detach else work_on(path, options)
         except AlreadyExists as error:
             if error.reason is not Reason.STORE_IN_USE:
                 raise
             say("finegrain: somebody else has just gone on with it")
 
 
-def stop(name: str, how: How) -> int:
+def stop(name: str, options: BatchOptions) -> int:
     """Tells whoever works on a batch to stop, and says how it stands then.
 
     Raises:
@@ -100,14 +100,14 @@ def stop(name: str, how: How) -> int:
     path = state_file_of(name)
     batch = attached.stop(path)
     if batch.progress.state is not BatchState.ENDED:
-        asyncio.run(_give_back(path))
-    print_outcome(batch, how.form)
+        asyncio.run(_end_leftover_job(path))
+    print_outcome(batch, options.form)
     if batch.progress.state is not BatchState.ENDED:
         say(f"finegrain: stopped; go on with {command_for(path)}")
     return ExitCode.OK
 
 
-def work_on(path: Path, how: How) -> int:
+def work_on(path: Path, options: BatchOptions) -> int:
     """Works on a batch that nobody works on, until it is done, stopped, or Ctrl-C; tells how it
     came out.
 
@@ -116,17 +116,17 @@ def work_on(path: Path, how: How) -> int:
     """
     spec = read_status(path).spec
     try:
-        with display(spec.name, spec.threads, quiet=how.quiet) as shown:
-            interrupted = asyncio.run(_work(path, shown, retry_failed=how.retry_failed))
+        with display(spec.name, spec.threads, quiet=options.quiet) as shown:
+            interrupted = asyncio.run(_work(path, shown, retry_failed=options.retry_failed))
     except OSError as error:
-        raise _cannot_be_written(error, path) from None
+        raise _write_error(error, path) from None
     batch = read_status(path)
     if interrupted and batch.progress.state is not BatchState.ENDED:
         _keep_results(batch)
-        print_outcome(batch, how.form)
+        print_outcome(batch, options.form)
         say(f"finegrain: stopped; go on with {command_for(path)}")
         return ExitCode.SIGNAL + interrupted
-    return _told(batch, how)
+    return _report_outcome(batch, options)
 
 
 async def _work(path: Path, shown: Display, *, retry_failed: bool) -> int:
@@ -163,46 +163,46 @@ class _Signals:
         self._shown.say("finegrain: stopping what runs; once more to end at once")
 
 
-async def _give_back(path: Path) -> None:
+async def _end_leftover_job(path: Path) -> None:
     """Ends the job that a runner may have left when it was killed."""
     async with open_cluster_async(PATIENCE_S) as cluster:
         await BatchJob(cluster, state_file=path).cancel()
 
 
-async def _look_whether_somebody_answers() -> None:
+async def _check_connection() -> None:
     """One who has mistyped the address learns it before anything is made."""
     async with open_cluster_async(PATIENCE_S) as cluster:
         await cluster.info()
 
 
-def _detached(path: Path, how: How, *, begins: bool = False) -> int:
-    if how.retry_failed:
+def _detached(path: Path, options: BatchOptions, *, is_new: bool = False) -> int:
+    if options.retry_failed:
         with closing(StateFile.open(path)) as file:
             file.forget_failures()
     try:
         batch = detached.start_detached(path)
-    except detached.NotBegunError as error:
-        if begins:
-            _forget_unless_begun(path)
-        print_error(error, how.form, HINTS.get(error.reason, ""))
+    except detached.NotStartedError as error:
+        if is_new:
+            _remove_unless_started(path)
+        print_error(error, options.form, HINTS.get(error.reason, ""))
         return error.exit_code
-    return _goes_on(batch, how, f"its log is {detached.log_file_of(path)}")
+    return _print_detached(batch, options, f"its log is {detached.log_file_of(path)}")
 
 
-def _goes_on(batch: BatchStatus, how: How, where: str) -> int:
+def _print_detached(batch: BatchStatus, options: BatchOptions, where: str) -> int:
     path = Path(batch.state_file)
     shown = {**batch_dict(batch), "log_file": str(detached.log_file_of(path))}
-    print_object("BatchBegun", shown, how.form, short_name(batch))
+    print_object("BatchBegun", shown, options.form, short_name(batch))
     say(f"finegrain: {command_for(path)} shows how it gets on; {where}")
     return ExitCode.OK
 
 
-def _forget_unless_begun(path: Path) -> None:
+def _remove_unless_started(path: Path) -> None:
     """Removes the state file of a batch that never had a job: nobody will want to go on with it."""
     with suppress(FinegrainError):
         batch = read_status(path)
         if not (batch.job_id or batch.is_worked_on):
-            for left in ("", *BESIDE):
+            for left in ("", *COMPANION_SUFFIXES):
                 path.with_name(path.name + left).unlink(missing_ok=True)
 
 
@@ -210,10 +210,10 @@ def _keep_results(batch: BatchStatus) -> None:
     try:
         write_results(batch)
     except OSError as error:
-        raise _cannot_be_written(error, Path(batch.state_file)) from None
+        raise _write_error(error, Path(batch.state_file)) from None
 
 
-def _cannot_be_written(error: OSError, path: Path) -> ConfigurationError:
+def _write_error(error: OSError, path: Path) -> ConfigurationError:
     where = error.filename or path
     return ConfigurationError(
         f"{where} cannot be written: {error.strerror or error}; see to that, then go on with"
@@ -222,10 +222,10 @@ def _cannot_be_written(error: OSError, path: Path) -> ConfigurationError:
     )
 
 
-def _told(batch: BatchStatus, how: How) -> int:
+def _report_outcome(batch: BatchStatus, options: BatchOptions) -> int:
     """Says how a batch came out; the exit code that says the same."""
     _keep_results(batch)
-    print_outcome(batch, how.form)
+    print_outcome(batch, options.form)
     progress = batch.progress
     if progress.done == progress.threads:
         return ExitCode.OK

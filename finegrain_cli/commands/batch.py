@@ -188,20 +188,20 @@ def batch(
     """
     form = OutputFormat.JSON if json_ else output
     enter_command(form, manager, token_file, config)
-    begins = bool(command) or threads is not None
-    if [begins, bool(attach), bool(stop), bool(runner)].count(True) != 1:
+    is_new = bool(command) or threads is not None
+    if [is_new, bool(attach), bool(stop), bool(runner)].count(True) != 1:
         raise InvalidArgument("batch", " ".join(command or ()), ONE_OF)
     if retry_failed and not attach:
         raise InvalidArgument("--retry-failed", "", "--attach NAME as well")
     from finegrain_cli.batch import running
 
-    how = running.How(form, quiet=quiet, detach=detach, retry_failed=retry_failed)
+    options = running.BatchOptions(form, quiet=quiet, detach=detach, retry_failed=retry_failed)
     if stop:
-        raise typer.Exit(running.stop(stop, how))
+        raise typer.Exit(running.stop(stop, options))
     if runner:
-        raise typer.Exit(running.work_on(Path(runner), how))
+        raise typer.Exit(running.work_on(Path(runner), options))
     if attach:
-        raise typer.Exit(running.attach(attach, how))
+        raise typer.Exit(running.attach(attach, options))
     if not command or threads is None:
         raise InvalidArgument("batch", " ".join(command or ()), ONE_OF)
     from finegrain_cli.run.options import environment_of
@@ -237,7 +237,7 @@ def batch(
         slots_max=slots_max,
         output_limit_bytes=parse_bytes("--output-limit", output_limit),
     )
-    raise typer.Exit(running.begin(spec, state, results, how))
+    raise typer.Exit(running.start(spec, state, results, options))
 
 
 def batches(

@@ -88,7 +88,7 @@ def resize(
         if withdraw:
             done = cluster.withdraw_resize(allocation_id)
         else:
-            with _saying_why_it_waits(cluster, allocation_id):
+            with _explaining_wait(cluster, allocation_id):
                 done = cluster.resize(
                     allocation_id,
                     cpu_milli=cpu_milli,
@@ -103,16 +103,16 @@ def resize(
 
 
 @contextmanager
-def _saying_why_it_waits(cluster: Cluster, allocation_id: str) -> Iterator[None]:
+def _explaining_wait(cluster: Cluster, allocation_id: str) -> Iterator[None]:
     """Says once, when it takes a while, what a change of size waits for."""
 
-    def look() -> None:
+    def explain() -> None:
         with suppress(FinegrainError):
             waiting = cluster.explain(allocation_id, max_executors=1).resizes
             why = waiting[-1].summary if waiting else "its executor has not answered yet"
             say(f"finegrain: the change waits: {why}; finegrain explain {allocation_id}")
 
-    timer = Timer(QUIET_S, look)
+    timer = Timer(QUIET_S, explain)
     timer.daemon = True
     timer.start()
     try:

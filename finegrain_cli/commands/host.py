@@ -135,7 +135,7 @@ def doctor(
 
 
 def _examinations() -> Sequence[tuple[str, Examination]]:
-    from finegrain_cli.doctor import cgroups, kubelet, network, places, software
+    from finegrain_cli.doctor import cgroups, kubelet, network, software, storage
 
     settings = current().configuration().settings
     named = bool(current().manager or settings.client.manager)
@@ -145,9 +145,9 @@ def _examinations() -> Sequence[tuple[str, Examination]]:
         ("nvml", software.examine_gpus),
         ("kubelet", partial(kubelet.examine_kubelet, settings)),
         ("clock", software.examine_clock),
-        ("directories", partial(places.examine_directories, settings)),
-        ("tokens", partial(places.examine_tokens, settings)),
-        ("database", partial(places.examine_database, settings)),
+        ("directories", partial(storage.examine_directories, settings)),
+        ("tokens", partial(storage.examine_tokens, settings)),
+        ("database", partial(storage.examine_database, settings)),
         ("ports", partial(network.examine_ports, settings)),
         ("resource manager", partial(network.examine_manager, named=named)),
     )

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from resource_manager.simulator.replay import Outcome, Progress
 
 POLICIES = ("fair", "arrival")
-FOR_EVER = "never"
-ALSO_FOR_EVER = "none"
+NO_HALF_LIFE = "never"
+NO_HALF_LIFE_ALIAS = "none"
 
 
 def register(app: typer.Typer) -> None:
@@ -75,7 +75,8 @@ def trace(
         str, typer.Option("--service", help="What time counts: dominant, slots or cpu.")
     ] = "dominant",
     half_life: Annotated[
-        str, typer.Option("--half-life", help=f"Of received service, such as 15m, or {FOR_EVER}.")
+        str,
+        typer.Option("--half-life", help=f"Of received service, such as 15m, or {NO_HALF_LIFE}."),
     ] = "15m",
     lookahead: Annotated[
         str, typer.Option("--lookahead", help="What runs counts as if it had run so much longer.")
@@ -122,7 +123,7 @@ def trace(
     )
     orders = _policies(policy)
     _check_plots(plot)
-    _check_places([*plot, *filter(None, [json_file])])
+    _check_output_files([*plot, *filter(None, [json_file])])
     if not 0 < speedup < float("inf"):
         raise InvalidArgument("--speedup", speedup, "a number above 0, such as 1.5")
     workload = read_workload(Path(file), format_name).picked(
@@ -139,8 +140,8 @@ def trace(
     outcomes = []
     for order in orders:
         ordered = replace(plan, settings=_ordered(plan.settings, order))
-        outcomes.append(replay(workload, cluster, ordered, _told(order)))
-        _erase_told()
+        outcomes.append(replay(workload, cluster, ordered, _progress(order)))
+        _clear_progress()
     data = trace_data(workload, cluster, plan, outcomes)
     if json_file:
         _write(json_file, json.dumps(data, indent=2) + "\n")
@@ -152,10 +153,10 @@ def trace(
 def _fairness(service: str, half_life: str, lookahead: str, starvation_timeout: str) -> Fairness:
     from resource_manager.engine.model.settings import Fairness
 
-    never = half_life in (FOR_EVER, ALSO_FOR_EVER)
+    never = half_life in (NO_HALF_LIFE, NO_HALF_LIFE_ALIAS)
     half_life_ms = None if never else parse_duration_ms("--half-life", half_life)
     if half_life_ms == 0:
-        raise InvalidArgument("--half-life", half_life, f"more than 0, or {FOR_EVER}")
+        raise InvalidArgument("--half-life", half_life, f"more than 0, or {NO_HALF_LIFE}")
     timeout_ms = parse_duration_ms("--starvation-timeout", starvation_timeout)
     measures: dict[str, Literal["dominant", "slots", "cpu"]] = {
         "dominant": "dominant",
@@ -199,18 +200,18 @@ def _weights(text: str) -> dict[str, float]:
     return weights
 
 
-def _told(order: str) -> Progress | None:
+def _progress(order: str) -> Progress | None:
     """Tells how far it is, where somebody looks."""
     if not sys.stderr.isatty():
         return None
 
-    def tell(over: int, jobs: int) -> None:
+    def show(over: int, jobs: int) -> None:
         print(f"\r{order}: {over} of {jobs} jobs are over", end="", file=sys.stderr, flush=True)
 
-    return tell
+    return show
 
 
-def _erase_told() -> None:
+def _clear_progress() -> None:
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
@@ -226,7 +227,7 @@ def _check_plots(names: list[str]) -> None:
             require_matplotlib()
 
 
-def _check_places(names: list[str]) -> None:
+def _check_output_files(names: list[str]) -> None:
     """Before a replay that may take minutes, not after it."""
     for name in names:
         path = Path(name)

@@ -28,27 +28,27 @@ class Record:
 
 
 @dataclass(slots=True)
-class Story:
+class DemoLog:
     """Progress on standard error, facts for the report, and what turned out wrong."""
 
     started_at: float = field(default_factory=time.monotonic)
     records: list[Record] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
 
-    def tell(self, text: str) -> None:
+    def progress(self, text: str) -> None:
         """One line of progress, with the seconds since the start."""
         say(f"[{time.monotonic() - self.started_at:5.1f} s] {text}")
 
-    def ran(self, what: str, slot: Slot, result: TaskResult) -> TaskResult:
+    def record(self, what: str, slot: Slot, result: TaskResult) -> TaskResult:
         """Notes a task that ended."""
         self.records.append(Record.of(what, slot, result))
         return result
 
-    def expect(self, holds: bool, what: str) -> None:
-        """Notes a mismatch unless `holds`."""
-        if not holds:
+    def expect(self, condition: bool, what: str) -> None:
+        """Notes a mismatch unless `condition`."""
+        if not condition:
             self.mismatches.append(what)
-            self.tell(f"MISMATCH: {what}")
+            self.progress(f"MISMATCH: {what}")
 
 
 def report(records: Sequence[Record]) -> str:

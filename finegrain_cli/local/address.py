@@ -17,13 +17,13 @@ ADDRESS_FILE = "up.address"
 """In the state directory; unlike the manager's own note it stays when `finegrain up` ends."""
 
 
-def note_where_it_is(state_dir: Path, address: str) -> None:
+def write_address(state_dir: Path, address: str) -> None:
     """For the next one that uses the directory."""
     with suppress(OSError):  # it is found where it is all the same
         (state_dir / ADDRESS_FILE).write_text(f"{address}\n", encoding="utf-8")
 
 
-def where_it_was(state_dir: Path, wanted: ListenOptions) -> ListenOptions:
+def previous_address(state_dir: Path, wanted: ListenOptions) -> ListenOptions:
     """What is wanted, with the former port in place of any port if nobody else has it now."""
     host, _, port = wanted.address.rpartition(":")
     if port != "0":

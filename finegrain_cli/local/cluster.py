@@ -26,7 +26,7 @@ from typing import Self, TypedDict
 from finegrain.errors import ConfigurationError, FinegrainError, InvalidArgument
 from finegrain.ids import check_id
 from finegrain.options import ListenOptions, LogOptions
-from finegrain_cli.local.address import note_where_it_is, where_it_was
+from finegrain_cli.local.address import previous_address, write_address
 from finegrain_cli.local.daemon_process import DaemonProcess
 from finegrain_cli.local.leftovers import find_leftovers
 from finegrain_cli.local.lock import take_lock
@@ -34,10 +34,10 @@ from finegrain_cli.local.scale import Scale, ScaledExecutors, check_unscaled
 from finegrain_cli.local.shares import ExecutorShare, divide_host
 from finegrain_cli.local.stop import (
     KILL_GRACE_MS,
-    LOOK_INTERVAL_S,
+    POLL_INTERVAL_S,
     STOP_TIMEOUT_S,
-    end_of,
-    signals_put_off,
+    describe_exit,
+    signals_deferred,
     sweep,
 )
 from resource_manager.engine.model.settings import Fairness
@@ -167,7 +167,7 @@ class LocalCluster:
         """Which part has ended by itself and what it said last; empty while all of them run."""
         for daemon in self._daemons():
             if not daemon.runs():
-                return end_of(daemon)
+                return describe_exit(daemon)
         return self.scaled.ended() if self.scaled else ""
 
     def wait(self) -> None:
@@ -177,7 +177,7 @@ class LocalCluster:
             FinegrainError: one of them ended.
         """
         while not (what := self.ended()):
-            time.sleep(4 * LOOK_INTERVAL_S)
+            time.sleep(4 * POLL_INTERVAL_S)
         raise FinegrainError(f"{what}; everything else is stopped now")
 
     def stop(self) -> list[str]:
@@ -187,13 +187,13 @@ class LocalCluster:
         """
         if self._base is None:
             return []
-        with signals_put_off():
+        with signals_deferred():
             for executor in self._executors:
                 executor.terminate()
             for executor in self._executors:
                 self._end(executor)
             if self.scaled is not None:
-                self.scaled.leave()
+                self.scaled.stop_executors()
             if self._manager is not None:
                 self._manager.terminate()
                 self._end(self._manager)
@@ -243,7 +243,7 @@ class LocalCluster:
     def _start_manager(self) -> None:
         options = ResourceManagerOptions(
             state_dir=self.state_dir / "rm",
-            listen=where_it_was(self.state_dir, self._listen),
+            listen=previous_address(self.state_dir, self._listen),
             log=self._log,
             report_interval_ms=REPORT_INTERVAL_MS,
             lost_timeout_ms=LOST_TIMEOUT_MS,
@@ -252,13 +252,13 @@ class LocalCluster:
         )
         if self.scaled is not None:
             assert self._lock is not None  # noqa: S101 - _prepare has run
-            self.scaled.watch_over(self._lock)
+            self.scaled.start_sweeper(self._lock)
         self._manager = manager = self._daemon("resource manager", "rm", options)
         manager.start()
         self._await(manager, lambda: manager.endpoint() is not None)
         note = manager.endpoint() or {}
         self.address = str(note["address"])
-        note_where_it_is(self.state_dir, self.address)
+        write_address(self.state_dir, self.address)
         self.metrics_address = str(note.get("metrics_address") or "")
 
     def _start_executors(self) -> None:
@@ -323,7 +323,7 @@ class LocalCluster:
                     f"the {daemon.name} was not ready after {START_TIMEOUT_S:.0f} s; it said last: "
                     f"{daemon.last_words() or 'nothing'}"
                 )
-            time.sleep(LOOK_INTERVAL_S)
+            time.sleep(POLL_INTERVAL_S)
 
     # -- stop ----------------------------------------------------------------------------------
 

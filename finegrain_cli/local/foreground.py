@@ -47,18 +47,18 @@ def run_in_foreground(cluster: LocalCluster, output: OutputFormat) -> None:
                 _announce(cluster, output)
                 cluster.wait()
         except _Stopped:
-            _tell("stopping: slots are freed, tasks ended")
+            _say("stopping: slots are freed, tasks ended")
         except FinegrainError as error:
             failure = error
         finally:
             left = cluster.stop()
     for each in left:
-        _tell(f"left behind: {each}")
+        _say(f"left behind: {each}")
     if failure:
         raise failure
     if left:
         raise FinegrainError(f"{len(left)} things were left behind, see above")
-    _tell("stopped; nothing is left behind")
+    _say("stopped; nothing is left behind")
 
 
 def _note(cluster: LocalCluster) -> dict[str, Any]:
@@ -89,8 +89,8 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
             for each in executors
         ]
         line = {"api_version": API_VERSION, "kind": "LocalCluster"}
-        told = {**line, **_note(cluster), "executors": rows, "scale": _scale(cluster)}
-        print_json_line(told)
+        document = {**line, **_note(cluster), "executors": rows, "scale": _scale(cluster)}
+        print_json_line(document)
         return
     say(f"resource manager  {cluster.address}  metrics http://{cluster.metrics_address}/metrics")
     for each in executors:
@@ -107,7 +107,7 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
         say(text)
     say("")
     say("try, in another terminal of the same user:")
-    say(f"  finegrain run {_small_size(cluster)} -- python3 -c 'print(42)'")
+    say(f"  finegrain run {_example_size(cluster)} -- python3 -c 'print(42)'")
     say("  finegrain providers" if cluster.scaled else "  finegrain executors -o wide")
     say("  finegrain status")
     say(f"from elsewhere on this host: export FINEGRAIN_MANAGER={cluster.address}")
@@ -115,7 +115,7 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
     say("Ctrl-C stops everything.")
 
 
-def _small_size(cluster: LocalCluster) -> str:
+def _example_size(cluster: LocalCluster) -> str:
     """What a first command may ask for: no more than an executor has that is still to come."""
     total = cluster.scaled.total if cluster.scaled else {}
     cpu_milli = min(500, total.get(CPU_MILLI, 500))
@@ -161,7 +161,7 @@ def _user() -> str:
     return f"{name}, who started this" + ("; so they may do anything" if os.geteuid() == 0 else "")
 
 
-def _tell(message: str) -> None:
+def _say(message: str) -> None:
     """The terminal may be gone."""
     try:
         say(message)

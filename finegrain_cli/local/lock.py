@@ -19,7 +19,7 @@ from resource_manager.providers.process_tree import this_process
 
 LOCK_FILE = "up.lock"
 SWEEP_WAIT_S = 120.0
-LOOK_INTERVAL_S = 0.1
+POLL_INTERVAL_S = 0.1
 
 
 def take_lock(state_dir: Path, *, wait_s: float = SWEEP_WAIT_S) -> int:
@@ -57,24 +57,24 @@ def _lock(descriptor: int, state_dir: Path, deadline: float) -> None:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except OSError:
-            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-        if _lives(holder) or time.monotonic() > deadline:
-            _refuse(state_dir, holder)
-        time.sleep(LOOK_INTERVAL_S)
+            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        if _is_running(owner) or time.monotonic() > deadline:
+            _refuse(state_dir, owner)
+        time.sleep(POLL_INTERVAL_S)
 
 
-def _lives(pid: str) -> bool:
+def _is_running(pid: str) -> bool:
     process = this_process(int(pid)) if pid.isdecimal() else None
     return process is not None and process.lives()
 
 
-def _refuse(state_dir: Path, holder: str) -> NoReturn:
+def _refuse(state_dir: Path, owner: str) -> NoReturn:
     who = (
-        f"`finegrain up`, process {holder}; end it"
-        if _lives(holder)
+        f"`finegrain up`, process {owner}; end it"
+        if _is_running(owner)
         else "what ends the executors of one that was killed; wait for it"
     )
     raise ConfigurationError(
         f"the state directory {state_dir} is in use by {who}, or name another one with --state-dir",
-        details={"state_dir": state_dir, "pid": holder},
+        details={"state_dir": state_dir, "pid": owner},
     )

@@ -72,13 +72,13 @@ def _of_up() -> Iterator[LocalManager]:
     if not (is_private(directory) and is_private(directory.parent)):
         return
     for path in sorted(directory.glob("*.json")):
-        note = _held_note(path)
+        note = _locked_note(path)
         if note is not None:
             with suppress(KeyError):
                 yield LocalManager(str(note["address"]), Path(note["rm_state_dir"]))
 
 
-def _held_note(path: Path) -> dict[str, Any] | None:
+def _locked_note(path: Path) -> dict[str, Any] | None:
     """The note, if whoever wrote it lives; else it is removed."""
     if not is_private(path):
         return None
@@ -109,7 +109,7 @@ def endpoint_in(state_dir: Path) -> LocalManager | None:
         if not is_private(path):
             return None
         note = json.loads(path.read_text(encoding="utf-8"))
-        lives = Path(f"/proc/{int(note['pid'])}").exists()
-        return LocalManager(str(note["address"]), state_dir) if lives else None
+        is_running = Path(f"/proc/{int(note['pid'])}").exists()
+        return LocalManager(str(note["address"]), state_dir) if is_running else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

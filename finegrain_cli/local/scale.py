@@ -113,7 +113,7 @@ class ScaledExecutors:
         self.directory.mkdir(mode=0o700, exist_ok=True)
         self.providers_file.write_text(self._providers(), encoding="utf-8")
 
-    def watch_over(self, lock: int) -> None:
+    def start_sweeper(self, lock: int) -> None:
         """Starts the sweeper: when this process is gone, and after it the resource manager, it ends
         what is left of the executors, and holds the lock of the state directory until then.
         """
@@ -137,7 +137,7 @@ class ScaledExecutors:
             return ""
         return f"the sweeper of executors ended with exit code {self._sweeper.returncode}"
 
-    def leave(self) -> None:
+    def stop_executors(self) -> None:
         """Has all executors end in order: while the resource manager lives, it hears of it."""
         fronts = [
             front

@@ -19,7 +19,7 @@ from finegrain_cli.local.daemon_process import DaemonProcess
 KILL_GRACE_MS = 5_000  # of tasks
 STOP_TIMEOUT_S = 30.0  # beyond the tasks' grace
 SWEEP_TIMEOUT_S = 30.0
-LOOK_INTERVAL_S = 0.05
+POLL_INTERVAL_S = 0.05
 
 
 def sweep(executor: DaemonProcess) -> None:
@@ -28,34 +28,35 @@ def sweep(executor: DaemonProcess) -> None:
     executor.start()
     deadline = time.monotonic() + SWEEP_TIMEOUT_S
     while executor.runs() and executor.endpoint() is None and time.monotonic() < deadline:
-        time.sleep(LOOK_INTERVAL_S)
+        time.sleep(POLL_INTERVAL_S)
     executor.terminate()
     if not executor.wait(KILL_GRACE_MS / 1000 + STOP_TIMEOUT_S):
         executor.kill()
         executor.wait(STOP_TIMEOUT_S)
 
 
-def end_of(daemon: DaemonProcess) -> str:
+def describe_exit(daemon: DaemonProcess) -> str:
     """How a daemon ended, and what it said last."""
     code = daemon.exit_code() or 0
     if code < 0:
         return f"the {daemon.name} was killed by signal {-code}"
-    said = daemon.last_words()
-    return f"the {daemon.name} ended with exit code {code}" + (f": {said}" if said else "")
+    last_words = daemon.last_words()
+    ending = f"the {daemon.name} ended with exit code {code}"
+    return f"{ending}: {last_words}" if last_words else ending
 
 
 @contextmanager
-def signals_put_off() -> Iterator[None]:
+def signals_deferred() -> Iterator[None]:
     """While everything is being stopped, a second Ctrl-C must not leave half of it behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def say_so(_number: int, _frame: FrameType | None) -> None:
+    def notice(_number: int, _frame: FrameType | None) -> None:
         os.write(2, b"finegrain: stopping already, please wait\n")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, say_so) for number in numbers}
+    before = {number: signal.signal(number, notice) for number in numbers}
     try:
         yield
     finally:

@@ -22,8 +22,8 @@ from resource_manager.providers.process_sweep import stop_everything
 from resource_manager.providers.process_tree import this_process
 from resource_manager.service.state_dir import locked_state_dir
 
-MANAGER_PATIENCE_S = 60.0
-LOOK_INTERVAL_S = 0.1
+MANAGER_EXIT_TIMEOUT_S = 60.0
+POLL_INTERVAL_S = 0.1
 
 
 def main() -> int:
@@ -35,28 +35,28 @@ def main() -> int:
         return 0
     note = json.loads(line)
     sys.stdin.read()
-    with _manager_gone(Path(note["rm_state_dir"])):
+    with _after_manager(Path(note["rm_state_dir"])):
         return 1 if stop_everything(Path(note["directory"])) else 0
 
 
 @contextmanager
-def _manager_gone(state_dir: Path) -> Iterator[None]:
+def _after_manager(state_dir: Path) -> Iterator[None]:
     """Waits for the end of the resource manager of a state directory, and makes it end if that
     takes too long.
     """
-    patience = time.monotonic() + MANAGER_PATIENCE_S
+    deadline = time.monotonic() + MANAGER_EXIT_TIMEOUT_S
     with ExitStack() as stack:
         while True:
             try:
                 stack.enter_context(locked_state_dir(state_dir))
                 break
             except ConfigurationError as error:
-                holder = error.details.get("pid", "")
-            if time.monotonic() > patience:
-                if not holder.isdecimal() or (manager := this_process(int(holder))) is None:
+                owner = error.details.get("pid", "")
+            if time.monotonic() > deadline:
+                if not owner.isdecimal() or (manager := this_process(int(owner))) is None:
                     break  # the directory itself cannot be used any more
                 manager.signal(signal.SIGKILL)
-            time.sleep(LOOK_INTERVAL_S)
+            time.sleep(POLL_INTERVAL_S)
         yield
 
 

@@ -248,17 +248,19 @@ def _rows(cores: Sequence[_Core], by_cpu: Mapping[int, str]) -> list[str]:
 
 def _pinned(report: TopologyReport, marks: Marks) -> Iterator[str]:
     """A line per slot that has cpus of its own."""
-    short = Beginnings(text for each in report.slots for text in (each.allocation_id, each.job_id))
+    short = ShortIds(text for each in report.slots for text in (each.allocation_id, each.job_id))
     for mark, slot in marks.slots:
-        had = slot.assignment
+        assignment = slot.assignment
         parts = [f"cpus {slot.cpus}"]
         qos = "-"
-        if had is not None:
-            qos = str(had.qos)
-            chosen = [str(each) for each in (had.bind, had.exclusive) if each != "None"]
+        if assignment is not None:
+            qos = str(assignment.qos)
+            chosen = [
+                str(each) for each in (assignment.bind, assignment.exclusive) if each != "None"
+            ]
             parts[0] += f" ({', '.join(chosen)})" if chosen else ""
-            if had.numa:
-                parts.append("nodes " + ",".join(str(share.node) for share in had.numa))
+            if assignment.numa:
+                parts.append("nodes " + ",".join(str(share.node) for share in assignment.numa))
         parts.append(profile_text(slot.profile.to_dict()))
         if slot.state != "ALLOCATED":
             parts.append(str(slot.state or "state unknown"))
@@ -266,7 +268,7 @@ def _pinned(report: TopologyReport, marks: Marks) -> Iterator[str]:
         yield from _folded(f"  {mark}  {title}{', '.join(parts)}", indent=9)
 
 
-class Beginnings:
+class ShortIds:
     """Ids as short as they can be told apart among some of them, 8 characters at least."""
 
     def __init__(self, ids: Iterable[str]) -> None:

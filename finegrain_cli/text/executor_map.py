@@ -13,7 +13,7 @@ from finegrain.cpuset import EMPTY, CpuSet, union
 from finegrain.topology import Gpu, GpuHealth, HostTopology
 from finegrain.topology_text import device_lines
 from finegrain_cli.text.columns import amounts_text, profile_text
-from finegrain_cli.text.cpu_map import Beginnings, Marks, drawing, legend, remarks, settings_lines
+from finegrain_cli.text.cpu_map import Marks, ShortIds, drawing, legend, remarks, settings_lines
 
 if TYPE_CHECKING:
     from finegrain_client.types.status import SlotStatus
@@ -52,7 +52,7 @@ def executor_text(executor: Data, report: TopologyReport) -> str:
 def _pools(report: TopologyReport) -> list[str]:
     """Slots without cpus of their own, by the pools that they run in."""
     members: dict[_PoolKey, list[SlotStatus]] = {("LS", ()): [], ("BE", ()): []}
-    jobs = Beginnings(each.job_id for each in report.slots)
+    jobs = ShortIds(each.job_id for each in report.slots)
     for slot in report.slots:
         if not slot.cpus:
             members.setdefault(_key(slot), []).append(slot)

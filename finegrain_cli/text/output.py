@@ -142,10 +142,10 @@ def say(message: str) -> None:
     try:
         print(message, file=sys.stderr, flush=True)
     except OSError:
-        nobody_reads()
+        discard_standard_error()
 
 
-def nobody_reads() -> None:
+def discard_standard_error() -> None:
     """The reader of standard error is gone: a pipe, or a terminal that was closed."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

@@ -6,20 +6,20 @@ import socket
 from pathlib import Path
 
 from finegrain.options import ListenOptions
-from finegrain_cli.local.address import note_where_it_is, where_it_was
+from finegrain_cli.local.address import previous_address, write_address
 
 ANYWHERE = ListenOptions("127.0.0.1:0", "")
 
 
 def test_it_listens_where_it_did(tmp_path: Path) -> None:
-    assert where_it_was(tmp_path, ANYWHERE) == ANYWHERE  # it never did
+    assert previous_address(tmp_path, ANYWHERE) == ANYWHERE  # it never did
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         former = f"127.0.0.1:{taken.getsockname()[1]}"
-        note_where_it_is(tmp_path, former)
-        assert where_it_was(tmp_path, ANYWHERE) == ANYWHERE  # somebody else has that port now
-    assert where_it_was(tmp_path, ANYWHERE).address == former
+        write_address(tmp_path, former)
+        assert previous_address(tmp_path, ANYWHERE) == ANYWHERE  # somebody else has that port now
+    assert previous_address(tmp_path, ANYWHERE).address == former
     said = ListenOptions("127.0.0.1:7170", "")
-    assert where_it_was(tmp_path, said) == said
-    note_where_it_is(tmp_path, "127.0.0.1:99999")
-    assert where_it_was(tmp_path, ANYWHERE) == ANYWHERE
+    assert previous_address(tmp_path, said) == said
+    write_address(tmp_path, "127.0.0.1:99999")
+    assert previous_address(tmp_path, ANYWHERE) == ANYWHERE

@@ -79,7 +79,7 @@ class Executor(CommandedHost):
         )
         for ended in saved.ended:
             self.reports.ended(ended)
-        self._taking_down.clear()
+        self._tearing_down.clear()
         self._begin_commands()
         rebooted = saved.boot_id not in ("", f"boot-{self.boots}")
         why_missing = Reason.SLOT_MISSING if rebooted else Reason.SLOT_BROKEN
@@ -174,7 +174,7 @@ class Executor(CommandedHost):
                 self._sent_ms = sent_ms
                 done(result)
             except (FinegrainError, Unreached) as error:
-                self._hold_out(error)
+                self._handle_failure(error)
 
         sent_ms = self.loop.now_ms
         manager = self.managers[0]
@@ -244,7 +244,7 @@ class Executor(CommandedHost):
         try:
             self.fence.register(rm_epoch, answer.registration_number)
         except FinegrainError as error:
-            return self._hold_out(error)
+            return self._handle_failure(error)
         self.registered = True
         self._met(reported_ms=self._sent_ms)
         self.log(f"{self.name} has registration {answer.registration_number} of epoch {rm_epoch}")
@@ -284,7 +284,7 @@ class Executor(CommandedHost):
         self._contact_ms = self.loop.now_ms
         self.checks.contact(self, reported_ms=reported_ms)
 
-    def _hold_out(self, error: Exception) -> None:
+    def _handle_failure(self, error: Exception) -> None:
         pause_ms = self.rng.randint(50, 500)
         if isinstance(error, FinegrainError):
             if error.reason in (Reason.STALE_REGISTRATION, Reason.EXECUTOR_UNKNOWN):

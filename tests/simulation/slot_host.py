@@ -122,7 +122,7 @@ class SlotHost(Node):
         self.full_until_ms = 0  # the disk takes nothing
         self.helper_until_ms = 0  # the helper is away
         self.helper_lives = 0
-        self._taking_down: set[SlotKey] = set()
+        self._tearing_down: set[SlotKey] = set()
         self._begin_saving()
 
     def _change(self) -> None:
@@ -286,13 +286,13 @@ class SlotHost(Node):
             then()
 
     def _take_down(self, key: SlotKey) -> None:
-        if key not in self._taking_down:
-            self._taking_down.add(key)
+        if key not in self._tearing_down:
+            self._tearing_down.add(key)
             pause_ms = self.rng.choice((1, 20, 300, 2_500))
             self.after(pause_ms, lambda: self._by_helper(lambda: self._gone(key)))
 
     def _gone(self, key: SlotKey) -> None:
-        self._taking_down.discard(key)
+        self._tearing_down.discard(key)
         slot = self.table.get(key)
         if slot is None or slot.state is not CarveState.FREEING:
             return

@@ -61,7 +61,7 @@ def test_what_could_not_be_gone_on_with_stays(
     StateFile.create(path, fg.BatchSpec(3, ["true"]), None).close()
 
     def refused(state_file: Path) -> None:
-        raise detached.NotBegunError(8, state_file, "finegrain: no [TOKEN_INVALID]")
+        raise detached.NotStartedError(8, state_file, "finegrain: no [TOKEN_INVALID]")
 
     monkeypatch.setattr(detached, "start_detached", refused)
     assert finegrain("batch", "--attach", str(path), "--detach").exit_code == 8

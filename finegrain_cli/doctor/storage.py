@@ -100,10 +100,10 @@ def examine_database(settings: Settings) -> Iterator[Finding]:
     if not findings:
         yield ok("database", f"{location}: schema {version}, sound")
     if location.is_sqlite:
-        yield ok("database lock", _holder(location.path))
+        yield ok("database lock", _lock_owner(location.path))
 
 
-def _holder(database: Path) -> str:
+def _lock_owner(database: Path) -> str:
     path = database.with_name(database.name + ".lock")
     try:
         with path.open(encoding="utf-8", errors="replace") as file:

@@ -18,7 +18,7 @@ from pathlib import Path
 import finegrain_client as fg
 from finegrain.cpuset import CpuSet
 from finegrain_cli.demo import wordcount
-from finegrain_cli.demo.report import Story
+from finegrain_cli.demo.report import DemoLog
 from finegrain_cli.text.executor_map import executor_text
 from finegrain_cli.text.explanation import explanation_text
 
@@ -26,19 +26,19 @@ MAPS = 16
 REDUCES = 3
 GRANT_TIMEOUT_S = 20.0
 SCRIPT = wordcount.__file__
-SEEN = "import os; print(*sorted(os.sched_getaffinity(0)), sep=',')"
-HOG = "held = []\nwhile True: held.append(bytearray(1 << 20))"
+PRINT_AFFINITY = "import os; print(*sorted(os.sched_getaffinity(0)), sep=',')"
+EAT_MEMORY = "held = []\nwhile True: held.append(bytearray(1 << 20))"
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DemoPlan:
     """What the job works on: `share_milli` is the cpu of each of the two executors."""
 
     files: tuple[Path, ...]
     share_milli: int
     steady_executor: str
     drained_executor: str
-    own_cpus: bool = False  # each executor has cpus of its own, that it can give to single slots
+    dedicated_cpus: bool = False  # executors have whole cpus, which slots can be pinned to
 
     @property
     def map_specs(self) -> list[fg.SlotSpec]:
@@ -56,74 +56,74 @@ class Plan:
         return [[str(path) for path in self.files[index::MAPS]] for index in range(MAPS)]
 
 
-async def count_words(cluster: fg.Cluster, plan: Plan, story: Story) -> Counter[str]:
+async def count_words(cluster: fg.Cluster, plan: DemoPlan, log: DemoLog) -> Counter[str]:
     """Runs the whole story and returns the words counted."""
     async with cluster.job("wordcount") as job:
-        slots = await _carve(job, plan, story)
+        slots = await _carve(job, plan, log)
         tasks = [
             await slot.run([sys.executable, SCRIPT, "map", str(REDUCES), *chunk])
             for slot, chunk in zip(slots, plan.chunks(), strict=True)
         ]
-        big = await _one_that_waits(job, plan, story)
+        big = await _waiting_request(job, plan, log)
         await cluster.drain(plan.drained_executor, reason="demo")
-        story.tell(f"drained {plan.drained_executor}: what runs there goes on, nothing new comes")
-        lines = await _finish_maps(slots, tasks, story)
+        log.progress(f"drained {plan.drained_executor}: what runs there goes on, nothing new comes")
+        lines = await _finish_maps(slots, tasks, log)
         slot = await big.granted(GRANT_TIMEOUT_S)
-        story.tell(f"capacity came back, and the request that waited got {_where(slot)}")
-        story.expect(
+        log.progress(f"capacity came back, and the request that waited got {_where(slot)}")
+        log.expect(
             slot.executor_id == plan.steady_executor, "a new slot was placed on a drained executor"
         )
         await slot.release()
-        words = await _reduce(job, plan, lines, story)
-        await _eat_too_much(job, plan, story)
-        await _cpu_of_its_own(cluster, job, plan, story)
+        words = await _reduce(job, plan, lines, log)
+        await _exceed_memory_limit(job, plan, log)
+        await _dedicated_cpu(cluster, job, plan, log)
     await cluster.undrain(plan.drained_executor)
-    story.tell(f"undrained {plan.drained_executor}")
+    log.progress(f"undrained {plan.drained_executor}")
     return words
 
 
-async def _carve(job: fg.Job, plan: Plan, story: Story) -> list[fg.Slot]:
+async def _carve(job: fg.Job, plan: DemoPlan, log: DemoLog) -> list[fg.Slot]:
     requests = await job.request_slots(plan.map_specs)
     slots = [await request.granted(GRANT_TIMEOUT_S) for request in requests]
     homes = Counter(slot.executor_id for slot in slots)
     spread = ", ".join(f"{count} on {home}" for home, count in sorted(homes.items()))
-    story.tell(f"carved {len(slots)} slots of {len(slots)} sizes: {spread}")
+    log.progress(f"carved {len(slots)} slots of {len(slots)} sizes: {spread}")
     for slot, spec in zip(slots, plan.map_specs, strict=True):
-        story.expect(
+        log.expect(
             slot.profile.cpu_milli == spec.cpu_milli and slot.memory_bytes == spec.memory_bytes,
             f"slot {slot.allocation_id} is not what was asked for",
         )
     return slots
 
 
-async def _one_that_waits(job: fg.Job, plan: Plan, story: Story) -> fg.Request:
+async def _waiting_request(job: fg.Job, plan: DemoPlan, log: DemoLog) -> fg.Request:
     (request,) = await job.request_slots(
         fg.SlotSpec(cpu_milli=plan.share_milli * 8 // 10, memory_bytes=64 * fg.MIB)
     )
     try:
         await request.granted(0.3)
-        story.expect(False, "the request that should wait was granted at once")
+        log.expect(False, "the request that should wait was granted at once")
     except fg.StillWaiting:
         explanation = await request.explain()
-        story.tell("one more request has to wait; finegrain explain says:")
+        log.progress("one more request has to wait; finegrain explain says:")
         for line in explanation_text(explanation).splitlines():
-            story.tell("  " + line)
-        story.expect(explanation.executors_fitting == 0, "explain says that it fits")
-        story.expect(bool(explanation.would_fit_if), "explain names no change that would fit")
+            log.progress("  " + line)
+        log.expect(explanation.executors_fitting == 0, "explain says that it fits")
+        log.expect(bool(explanation.would_fit_if), "explain names no change that would fit")
     return request
 
 
 async def _finish_maps(
-    slots: Sequence[fg.Slot], tasks: Sequence[fg.Task], story: Story
+    slots: Sequence[fg.Slot], tasks: Sequence[fg.Task], log: DemoLog
 ) -> list[str]:
     """Waits for the maps, gives each slot back as its task ends; returns the lines they wrote."""
 
     async def finish(index: int) -> list[str]:
         result = (await tasks[index].wait()).check()
-        story.ran(f"map {index}", slots[index], result)
-        done = sum(each.what.startswith("map") for each in story.records)
+        log.record(f"map {index}", slots[index], result)
+        done = sum(each.what.startswith("map") for each in log.records)
         if done % 4 == 0:
-            story.tell(f"maps done: {done}/{len(tasks)}")
+            log.progress(f"maps done: {done}/{len(tasks)}")
         await slots[index].release()
         return result.stdout.decode().splitlines()
 
@@ -131,7 +131,7 @@ async def _finish_maps(
     return [line for output in outputs for line in output]
 
 
-async def _reduce(job: fg.Job, plan: Plan, lines: list[str], story: Story) -> Counter[str]:
+async def _reduce(job: fg.Job, plan: DemoPlan, lines: list[str], log: DemoLog) -> Counter[str]:
     requests = await job.request_slots(
         [
             fg.SlotSpec(
@@ -144,60 +144,60 @@ async def _reduce(job: fg.Job, plan: Plan, lines: list[str], story: Story) -> Co
 
     async def reduce(part: int) -> Counter[str]:
         slot = await requests[part].granted(GRANT_TIMEOUT_S)
-        story.expect(slot.executor_id == plan.steady_executor, "a reduce ran on a drained executor")
+        log.expect(slot.executor_id == plan.steady_executor, "a reduce ran on a drained executor")
         data = "\n".join(lines[part::REDUCES]).encode()
         task = await slot.run([sys.executable, SCRIPT, "reduce"], stdin=data)
-        result = story.ran(f"reduce {part}", slot, (await task.wait()).check())
+        result = log.record(f"reduce {part}", slot, (await task.wait()).check())
         await slot.release()
         return Counter(json.loads(result.stdout))
 
     words: Counter[str] = Counter()
     for part in await asyncio.gather(*(reduce(part) for part in range(REDUCES))):
         words.update(part)
-    story.tell(f"reduced: {words.total()} words, {len(words)} different ones")
+    log.progress(f"reduced: {words.total()} words, {len(words)} different ones")
     return words
 
 
-async def _eat_too_much(job: fg.Job, plan: Plan, story: Story) -> None:
+async def _exceed_memory_limit(job: fg.Job, plan: DemoPlan, log: DemoLog) -> None:
     """A task that wants more memory than its slot has dies alone, and is reported as such."""
     (request,) = await job.request_slots(
         fg.SlotSpec(cpu_milli=plan.share_milli // 2, memory_bytes=40 * fg.MIB)
     )
     slot = await request.granted(GRANT_TIMEOUT_S)
     if slot.isolation is None or slot.isolation.memory != "hard":
-        story.tell(
+        log.progress(
             "memory limits are not enforced on this host: left out the task that eats memory"
         )
         return
-    task = await slot.run([sys.executable, "-c", HOG])
-    result = story.ran("memory hog", slot, await task.wait())
-    story.tell("a task ate more memory than its slot has: it " + result.how)
-    story.expect(result.oom_killed, "the memory limit did not hold")
+    task = await slot.run([sys.executable, "-c", EAT_MEMORY])
+    result = log.record("memory hog", slot, await task.wait())
+    log.progress("a task ate more memory than its slot has: it " + result.how)
+    log.expect(result.oom_killed, "the memory limit did not hold")
     await slot.release()
 
 
-async def _cpu_of_its_own(cluster: fg.Cluster, job: fg.Job, plan: Plan, story: Story) -> None:
+async def _dedicated_cpu(cluster: fg.Cluster, job: fg.Job, plan: DemoPlan, log: DemoLog) -> None:
     """A pinned slot: nobody else's tasks run on its cpu, but for best-effort ones."""
-    if not plan.own_cpus:
-        story.tell("this host has too few cpus to give one away: left out the pinned slot")
+    if not plan.dedicated_cpus:
+        log.progress("this host has too few cpus to give one away: left out the pinned slot")
         return
     (request,) = await job.request_slots(
         fg.SlotSpec(cpu_milli=1000, memory_bytes=64 * fg.MIB, qos="LSR", cpu_bind="FullPCPUs")
     )
     slot = await request.granted(GRANT_TIMEOUT_S)
-    task = await slot.run([sys.executable, "-c", SEEN])
-    result = story.ran("pinned", slot, (await task.wait()).check())
+    task = await slot.run([sys.executable, "-c", PRINT_AFFINITY])
+    result = log.record("pinned", slot, (await task.wait()).check())
     seen = CpuSet.parse(result.stdout.decode())
-    story.tell(f"a slot has cpu {slot.cpus} to itself (LSR); its task sees cpu {seen}")
+    log.progress(f"a slot has cpu {slot.cpus} to itself (LSR); its task sees cpu {seen}")
     if slot.isolation is None or slot.isolation.cpuset == "none":
-        story.tell("  on this host that is booked, and not enforced")
+        log.progress("  on this host that is booked, and not enforced")
     else:
-        story.expect(seen == CpuSet.parse(slot.cpus), "a pinned task may run on other cpus")
+        log.expect(seen == CpuSet.parse(slot.cpus), "a pinned task may run on other cpus")
     executor = await cluster.executor(slot.executor_id)
-    story.tell("finegrain topo draws:")
+    log.progress("finegrain topo draws:")
     drawn = executor_text(executor.to_dict(), await cluster.topology(slot.executor_id))
     for line in drawn.splitlines():
-        story.tell("  " + line)
+        log.progress("  " + line)
     await slot.release()
 
 
