@@ -45,7 +45,7 @@ from resource_manager.engine.cpus.assign import assign
 from resource_manager.engine.cpus.layout import CpuLayout, Node, layout_of_rows
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.request import CpuRequest
-from resource_manager.engine.cpus.take import CpuDemand, Holders, take
+from resource_manager.engine.cpus.take import CpuDemand, ExclusiveClaims, take
 
 NEEDS = (2, 8, 20, 50, 100, 200)
 BINDS = (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
@@ -134,12 +134,12 @@ def show(what: str, samples: list[Sample], by_need: bool) -> None:
 
 def choices(books: CpuLedger, bind: BindPolicy, repeat: int) -> Iterator[Sample]:
     """`take` under one bind policy, by every exclusive policy and need."""
-    holders = Holders(books.claimed_cores, books.claimed_nodes)
+    claims = ExclusiveClaims(books.claimed_cores, books.claimed_nodes)
     for need, level in product(NEEDS, LEVELS):
         strategy = books.policy.numa_strategy
         wish = CpuDemand(need, bind, exclusive=level, strategy=strategy)
         for each in (wish, replace(wish, bind_required=True)):
-            call = partial(take, books.layout, books.free, holders, each)
+            call = partial(take, books.layout, books.free, claims, each)
             yield need, timed(call, repeat)
 
 

@@ -102,7 +102,7 @@ class CpuPolicy(Value):
         return self.qos is QosClass.BE
 
     @property
-    def is_exact(self) -> bool:
+    def topology_constrained(self) -> bool:
         """True if amounts alone never say whether a host can serve it."""
         constrained = self.bind is BindPolicy.CONSTRAINED_BURST
         return self.qos.is_pinned or self.numa.aligns or constrained

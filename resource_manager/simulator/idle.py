@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from finegrain.resources import Amounts, ResourceProfile, booking, total_of
 from resource_manager.engine.fairness.groups import above
-from resource_manager.engine.hosts.notes import Hold
+from resource_manager.engine.hosts.notes import ReservedCapacity
 from resource_manager.simulator.cluster import Cluster
 from resource_manager.simulator.nodes import Labels
 from resource_manager.simulator.plan import Kind
@@ -51,7 +51,7 @@ class IdleCheck:
         self.idle_moments = 0
         self.findings: list[str] = []
         self._rooms: dict[tuple[ResourceProfile, Labels], _Room] = {}
-        self._held: dict[str, Hold] = {}
+        self._held: dict[str, ReservedCapacity] = {}
         cluster.on_settled.append(self.look)
 
     def look(self, cluster: Cluster) -> None:
@@ -72,7 +72,7 @@ class IdleCheck:
         if not cluster.events["reservation_made"]:
             return set()
         hosts = cluster.state.hosts.items()
-        held = {name: host.held for name, host in hosts if host.held is not None}
+        held = {name: host.reserved for name, host in hosts if host.reserved is not None}
         changed = {
             name
             for name in held.keys() | self._held.keys()

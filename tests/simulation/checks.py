@@ -73,7 +73,7 @@ class Checks:
         self.did: Counter[str] = Counter()
         self._placed: dict[SlotKey, str] = {}  # where each generation was carved
         self._outlived: dict[str, set[SlotKey]] = {}  # slots that a restore has forgotten
-        self._promised: dict[str, str] = {}  # acknowledged request to job
+        self._promised_to_pools: dict[str, str] = {}  # acknowledged request to job
         self._in_use: dict[str, dict[str, int]] = {}
         self._events: dict[tuple[str, int], JobEvent] = {}
         self._epoch = 0
@@ -129,7 +129,7 @@ class Checks:
         self.require(check_invariants(state))
         self.require(
             f"acknowledged request {name} is forgotten"
-            for name, job_id in self._promised.items()
+            for name, job_id in self._promised_to_pools.items()
             if job_id in state.jobs and state.requests.named(name) is None
         )
         self.require(self.resizes.books(state))
@@ -238,7 +238,7 @@ class Checks:
         gone = self._forgotten(changes)
         self.fair.forgotten(gone)
         for name in gone:
-            self._promised.pop(name, None)
+            self._promised_to_pools.pop(name, None)
         for master in self.masters.values() if gone else ():
             master.acknowledged -= gone
         for job_id in changes.deleted_jobs:
@@ -253,7 +253,7 @@ class Checks:
         if ranges:
             names |= {
                 name
-                for name in self._promised
+                for name in self._promised_to_pools
                 if name.rpartition(".")[0] in ranges and not rows.has(name)
             }
         return names
@@ -274,7 +274,7 @@ class Checks:
     def restored(self) -> None:
         """The books were replaced by older ones: what came after them is forgotten, rightly."""
         rows = self.database.rows
-        self._promised = {k: v for k, v in self._promised.items() if rows.has(k)}
+        self._promised_to_pools = {k: v for k, v in self._promised_to_pools.items() if rows.has(k)}
         self._restored_at_ms = self.now_ms
         self._events.clear()
         self._placed.clear()
@@ -379,7 +379,7 @@ class Checks:
         restored_ms = self._restored_at_ms
         if restored_ms is not None and self.now_ms - restored_ms < RESTORE_SETTLES_MS:
             names = {name for name in names if self.database.rows.has(name)}
-        self._promised.update(dict.fromkeys(sorted(names), job_id))
+        self._promised_to_pools.update(dict.fromkeys(sorted(names), job_id))
         return names
 
     def told(self, event: JobEvent) -> None:

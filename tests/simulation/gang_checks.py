@@ -172,7 +172,7 @@ def _count(state: State, host: Host, members: list[Request]) -> int:
     if not host.eligible or not all(host.labels.get(k) == v for k, v in spec.required_labels):
         return 0
     shape = state.queue.class_of(spec)
-    if host.refuses(shape) or (host.held is not None and host.needs_topology(shape)):
+    if host.refuses(shape) or (host.reserved is not None and host.needs_topology(shape)):
         return 0
     names = {request.allocation_id for request in members}
     if any(name in names for name, _ in host.slots):

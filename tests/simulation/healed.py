@@ -107,15 +107,15 @@ def _must_wait(checks: Checks, state: State, request: Request) -> None:
         if host is None or not host.eligible or _is_double(checks, state, executor):
             continue
         shape = state.queue.class_of(spec)
-        if host.needs_topology(shape) and (host.held is not None or not host.suits(shape)):
+        if host.needs_topology(shape) and (host.reserved is not None or not host.suits(shape)):
             continue
         profile = spec.profile or executor.default_profile
         separate = has_separate_pools(executor.share.total)
         free, slots = _free(executor), (executor.share.slots_max or 1 << 30)
         left = slots - len(executor.table)
-        if host.held is not None:
-            free = host.held.spare(free, executor.share.total, host.slots)
-            left = host.held.spare_slots(left, slots, host.slots)
+        if host.reserved is not None:
+            free = host.reserved.spare(free, executor.share.total, host.slots)
+            left = host.reserved.spare_slots(left, slots, host.slots)
         if (
             fits(
                 booking(

@@ -38,7 +38,7 @@ def idle_capacity(state: State) -> Iterator[str]:
 def _has_room(host: Host, shape: SchedulingClass, free: dict[str, int], slots: int) -> bool:
     if slots < 1 or not all(host.labels.get(name) == value for name, value in shape.labels):
         return False
-    if host.needs_topology(shape) and (host.held is not None or not host.suits(shape)):
+    if host.needs_topology(shape) and (host.reserved is not None or not host.suits(shape)):
         return False
     need = host.booking_for(shape)
     if DEFAULT_SLOTS in need:

@@ -164,7 +164,7 @@ def waits_in_vain(state: State, spec: RequestSpec) -> Iterator[str]:
         each.state is not ProvidedExecutorState.REGISTERED for each in state.provisions.values()
     ):
         return
-    if spec.cpu_policy.is_exact:
+    if spec.cpu_policy.topology_constrained:
         return  # what the cpus of one more would be is known of those that came before, if at all
     for shape in provisioning.shapes:
         profile = spec.profile or shape.default_profile

@@ -89,7 +89,11 @@ def _wrong(state: State, spec: RequestSpec) -> Iterator[str]:
         return  # another member may be to blame
     if spec.allow_pending:
         yield f"{spec.allocation_id} is rejected, and allows to wait"
-    if spec.cpu_policy.is_exact or spec.cpu_policy.best_effort or state.hosts.indexes.aligning:
+    if (
+        spec.cpu_policy.topology_constrained
+        or spec.cpu_policy.best_effort
+        or state.hosts.indexes.aligning
+    ):
         return
     for host in state.hosts.values():
         if _could_host(host.total, host.labels, spec):

@@ -92,7 +92,7 @@ class ResizeChecks:
         """In the end: every change is done, refused, or replaced, or waits for room."""
         for key, slot in state.slots.items():
             host = state.hosts[slot.executor_id]
-            hold = host.resize_holds.get(key)
+            hold = host.resize_backoffs.get(key)
             if hold is not None and hold.active:
                 yield f"slot {key} is held back: {hold}"
             yield from self._comes_to_nothing(key, slot)
@@ -113,7 +113,7 @@ class ResizeChecks:
         overdue = {
             key
             for host in state.hosts.values()
-            for key, hold in host.resize_holds.items()
+            for key, hold in host.resize_backoffs.items()
             if hold.active and hold.until_ms < now_ms
         }
         for key in sorted(overdue & self._overdue):
@@ -162,7 +162,7 @@ def _numbered(slot: Slot) -> Iterator[str]:
 
 def _waits_for_room(state: State, host: Host, slot: Slot) -> bool:
     request = state.requests.served_by(slot)
-    hold = host.resize_holds.get((slot.allocation_id, slot.generation))
+    hold = host.resize_backoffs.get((slot.allocation_id, slot.generation))
     return (
         slot.wanted is not None
         and slot.ordered is None

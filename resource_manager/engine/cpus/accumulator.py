@@ -27,23 +27,24 @@ class _Pass(NamedTuple):
 
 
 class Accumulator:
-    """What is free and needed while cpus are taken. `core_held` and `node_held` are cpus of slots
-    that want their cores, or NUMA nodes, to themselves."""
+    """What is free and needed while cpus are taken. `core_claimed` and `node_claimed` are cpus of
+    slots that want their cores, or NUMA nodes, to themselves.
+    """
 
     def __init__(
         self,
         layout: CpuLayout,
         free: int,
         *,
-        core_held: int = 0,
-        node_held: int = 0,
+        core_claimed: int = 0,
+        node_claimed: int = 0,
         strategy: NumaStrategy = NumaStrategy.LEAST_ALLOCATED,
         exclusive: ExclusivePolicy = ExclusivePolicy.NONE,
     ) -> None:
         self._layout = layout
         self._free = free
-        self._core_held = core_held
-        self._node_held = node_held
+        self._core_claimed = core_claimed
+        self._node_claimed = node_claimed
         self._sign = 1 if strategy is NumaStrategy.MOST_ALLOCATED else -1
         self._exclusive = exclusive
         self._need = 0
@@ -63,7 +64,7 @@ class Accumulator:
                 break
         return self._taken
 
-    def take_whole_exactly(self, need: int) -> int | None:
+    def take_whole_cores_only(self, need: int) -> int | None:
         """Whole free cores with so many threads, wherever they are; None if there are none."""
         cores = [
             core for group in self._packages_of_whole_cores() for core in _largest_first(group)
@@ -80,7 +81,7 @@ class Accumulator:
         layout, need = self._layout, self._need
         if need <= layout.per_node:
             exclusive = self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
-            for barred in (self._held_nodes(), 0) if exclusive else (0,):
+            for barred in (self._claimed_nodes(), 0) if exclusive else (0,):
                 for group in self._nodes_of_whole_cores(barred):
                     if self._take_cores(group):
                         return True
@@ -148,11 +149,11 @@ class Accumulator:
     def _take_from_one_group(self) -> bool:
         layout, need = self._layout, self._need
         if need <= layout.per_node:
-            for each in self._passes((self._held_nodes(), self._held_cores())):
+            for each in self._passes((self._claimed_nodes(), self._claimed_cores())):
                 if self._take_from(self._nodes_of_cpus(each)):
                     return True
         if need <= layout.per_package:
-            for each in self._passes((self._held_cores(), 0)):
+            for each in self._passes((self._claimed_cores(), 0)):
                 if self._take_from(self._packages_of_cpus(each)):
                     return True
         return False
@@ -161,7 +162,7 @@ class Accumulator:
         if self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
             barred: tuple[int, ...] = at_node_level
         elif self._exclusive is ExclusivePolicy.PCPU_LEVEL:
-            barred = (self._held_cores(),)
+            barred = (self._claimed_cores(),)
         else:
             barred = (0,)
         return [*(_Pass(each, True) for each in barred), _Pass()]
@@ -208,9 +209,9 @@ class Accumulator:
 
     def _barred_anywhere(self) -> Iterator[int]:
         if self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
-            yield self._held_nodes()
+            yield self._claimed_nodes()
         if self._exclusive is not ExclusivePolicy.NONE:
-            yield self._held_cores()
+            yield self._claimed_cores()
         yield 0
 
     def _spread_anywhere(self, barred: int) -> Iterator[int]:
@@ -248,15 +249,15 @@ class Accumulator:
 
     # Who is held, and taking
 
-    def _held_cores(self) -> int:
+    def _claimed_cores(self) -> int:
         """All cpus of cores that a slot of this level holds; what was taken here is such a slot."""
-        held = self._core_held | self._taken
+        held = self._core_claimed | self._taken
         if self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
-            held |= self._node_held
+            held |= self._node_claimed
         return self._layout.cores_touched(held)
 
-    def _held_nodes(self) -> int:
-        return self._layout.nodes_touched(self._node_held | self._taken)
+    def _claimed_nodes(self) -> int:
+        return self._layout.nodes_touched(self._node_claimed | self._taken)
 
     def _take(self, cpus: int) -> None:
         self._taken |= cpus

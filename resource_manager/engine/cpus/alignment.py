@@ -39,34 +39,34 @@ class Case:
     """One wish on one host."""
 
     def __init__(
-        self, ledger: CpuLedger, request: CpuRequest, resolved: Resolved, own: int | None
+        self, ledger: CpuLedger, request: CpuRequest, resolved: Resolved, candidates: int | None
     ) -> None:
-        self._books = ledger
-        self._wish = request
+        self._ledger = ledger
+        self._request = request
         self._resolved = resolved
-        self._own = own  # the cpus that it can choose from; None: it runs in pools
+        self._candidates = candidates  # the cpus that it can choose from; None: it runs in pools
 
     def pinned(self, notes: tuple[str, ...]) -> CpuAssignment | CpuRefusal:
         """Cpus of its own, wherever they are."""
-        taken = pick(self._books, self._resolved, self._own or 0)
+        taken = pick(self._ledger, self._resolved, self._candidates or 0)
         if isinstance(taken, Short):
             return short(taken, self._resolved)
         return self._with_cpus(taken, notes)
 
     def bursting(self, notes: tuple[str, ...]) -> CpuAssignment | CpuRefusal:
         """Bound to the shared pool of the node whose size suits the slot's cpu limit best."""
-        ledger, resolved = self._books, self._resolved
+        ledger, resolved = self._ledger, self._resolved
         suited = self._burst_nodes()
         if suited:
             node = ledger.layout.nodes[suited[0]]
             return CpuAssignment(
                 resolved.qos,
                 bind=resolved.bind,
-                numa=(NodeShare(node.id, ((CPU_MILLI, self._wish.cpu_milli),)),),
+                numa=(NodeShare(node.id, ((CPU_MILLI, self._request.cpu_milli),)),),
                 pools=ledger.pools(suited[0]),
                 notes=(*resolved.notes, *notes),
             )
-        refusal = unsuited(self._books, self._wish, self._burst_limit())
+        refusal = unsuited(self._ledger, self._request, self._burst_limit())
         if resolved.bind_required:
             return refusal
         note = f"{resolved.bind} was preferred: {refusal.text}"
@@ -74,8 +74,8 @@ class Case:
 
     def _burst_nodes(self) -> list[int]:
         """Nodes whose shared pool suits the limit and can promise the booking, best fit first."""
-        ledger = self._books
-        limit, booked = self._burst_limit(), self._wish.cpu_milli
+        ledger = self._ledger
+        limit, booked = self._burst_limit(), self._request.cpu_milli
         found = []
         for at in ledger.layout.cpu_nodes:
             size = (ledger.shared_cpus & ledger.layout.nodes[at].mask).bit_count() * MILLI
@@ -85,7 +85,7 @@ class Case:
         return [at for _, _, at in sorted(found)]
 
     def _burst_limit(self) -> int:
-        return max(self._wish.cpu_limit_milli, self._wish.cpu_milli)
+        return max(self._request.cpu_limit_milli, self._request.cpu_milli)
 
     def aligned(self) -> CpuAssignment | CpuRefusal:
         """On NUMA nodes, as the policy in force will have it."""
@@ -100,7 +100,7 @@ class Case:
             instead = self._aligned_by(NumaPolicy.BEST_EFFORT)
             if not isinstance(instead, CpuRefusal):
                 return replace(instead, notes=(*instead.notes, note))
-        if self._own is not None:
+        if self._candidates is not None:
             return self.pinned((note,))
         if resolved.bind is BindPolicy.CONSTRAINED_BURST:
             return self.bursting((note,))
@@ -109,43 +109,47 @@ class Case:
     def _aligned_by(self, policy: NumaPolicy) -> CpuAssignment | CpuRefusal:
         resolved = self._resolved
         if resolved.bind is not BindPolicy.CONSTRAINED_BURST:
-            return self._on_nodes(policy, self.asked(), ())
+            return self._on_nodes(policy, self.needs(), ())
         suited = self._burst_nodes()
-        found: CpuAssignment | CpuRefusal = unsuited(self._books, self._wish, self._burst_limit())
+        found: CpuAssignment | CpuRefusal = unsuited(
+            self._ledger, self._request, self._burst_limit()
+        )
         if suited:
-            found = self._on_nodes(NumaPolicy.SINGLE_NUMA_NODE, self.asked(suited), ())
+            found = self._on_nodes(NumaPolicy.SINGLE_NUMA_NODE, self.needs(suited), ())
         if not isinstance(found, CpuRefusal) or resolved.bind_required:
             return found
         note = f"{resolved.bind} was preferred: {found.text}"
-        return self._on_nodes(policy, self.asked(), (note,))
+        return self._on_nodes(policy, self.needs(), (note,))
 
-    def asked(self, nodes: Sequence[int] | None = None) -> Quantities:
+    def needs(self, nodes: Sequence[int] | None = None) -> Quantities:
         """What the slot needs of NUMA nodes and what they have; of these nodes, or of all."""
-        ledger, resolved, own = self._books, self._resolved, self._own
-        liked = None if own is None else suiting(ledger, resolved, own)
-        amounts = dict(self._wish.amounts)
-        return quantities(ledger, amounts, resolved.strategy, own, nodes=nodes, suiting=liked)
+        ledger, resolved, candidates = self._ledger, self._resolved, self._candidates
+        liked = None if candidates is None else suiting(ledger, resolved, candidates)
+        amounts = dict(self._request.amounts)
+        return quantities(
+            ledger, amounts, resolved.strategy, candidates, nodes=nodes, suiting=liked
+        )
 
     def _on_nodes(
-        self, policy: NumaPolicy, asked: Quantities, notes: tuple[str, ...]
+        self, policy: NumaPolicy, needs: Quantities, notes: tuple[str, ...]
     ) -> CpuAssignment | CpuRefusal:
         """Looks at masks of more and more nodes, as far as the policy goes, and stops with the
         first size of which one will do: no larger mask could be preferred to it.
         """
-        lacking = asked.lacking(asked.nodes)
+        lacking = needs.lacking(needs.nodes)
         if lacking is not None:
-            return not_enough(asked, lacking)
-        smallest = fewest_nodes_when_empty(HostKind.of(self._books), self._wish)
+            return not_enough(needs, lacking)
+        smallest = fewest_nodes_when_empty(HostKind.of(self._ledger), self._request)
         found = None
-        for size, masks in masks_by_size(asked.layout, asked.nodes):
+        for size, masks in masks_by_size(needs.layout, needs.nodes):
             if _admits(policy, size, smallest):
-                found = self._on_one_of(policy, asked, masks, smallest or size, notes)
+                found = self._on_one_of(policy, needs, masks, smallest or size, notes)
             if found is not None:
                 break
         if found is None and policy is NumaPolicy.BEST_EFFORT:
-            found = self.assigned_on(asked, asked.nodes, notes)
+            found = self.assigned_on(needs, needs.nodes, notes)
         if found is None:
-            return unaligned(policy, asked, smallest)
+            return unaligned(policy, needs, smallest)
         return self._noted(found, smallest)
 
     def _noted(self, found: CpuAssignment, smallest: int | None) -> CpuAssignment:
@@ -159,20 +163,20 @@ class Case:
     def _on_one_of(
         self,
         policy: NumaPolicy,
-        asked: Quantities,
+        needs: Quantities,
         masks: Sequence[int],
         preferred_size: int,
         notes: tuple[str, ...],
     ) -> CpuAssignment | None:
         """On the best mask of one size."""
-        provider = hints(asked, masks, preferred_size)
+        provider = hints(needs, masks, preferred_size)
         for best in merge_ranked(
-            policy, [provider], remoteness=lambda mask: remoteness(asked.layout, mask)
+            policy, [provider], remoteness=lambda mask: remoteness(needs.layout, mask)
         ):
             if not best.admitted or best.mask is None:
                 return None
             nodes = positions(best.mask)
-            found = self.assigned_on(asked, nodes, notes) if self._can_add_up(nodes) else None
+            found = self.assigned_on(needs, nodes, notes) if self._can_add_up(nodes) else None
             if found is not None:
                 return found
         return None
@@ -182,32 +186,36 @@ class Case:
         quickly told, where choosing among cpus in vain is not.
         """
         resolved = self._resolved
-        if self._own is None or not resolved.needs_whole_cores or self._books.layout.uniform_cores:
+        if (
+            self._candidates is None
+            or not resolved.needs_whole_cores
+            or self._ledger.layout.uniform_cores
+        ):
             return True
         return sums_to(total_widths(self._whole_cores[at] for at in nodes), resolved.count)
 
     @cached_property
     def _whole_cores(self) -> list[Mapping[int, int]]:
         """Of the cpus that it can choose from, per node."""
-        layout, own = self._books.layout, self._own or 0
-        return [whole_widths(cores, own) for cores in layout.cores_of_node]
+        layout, candidates = self._ledger.layout, self._candidates or 0
+        return [whole_widths(cores, candidates) for cores in layout.cores_of_node]
 
     def assigned_on(
-        self, asked: Quantities, nodes: Sequence[int], notes: tuple[str, ...]
+        self, needs: Quantities, nodes: Sequence[int], notes: tuple[str, ...]
     ) -> CpuAssignment | None:
         """On all of these nodes; None if there it cannot be had."""
-        ledger, resolved = self._books, self._resolved
+        ledger, resolved = self._ledger, self._resolved
         parts: dict[int, dict[str, int]] = {}
         taken: Taken | None = None
-        if self._own is not None:
-            taken = pick_on(ledger, resolved, self._own, nodes)
+        if self._candidates is not None:
+            taken = pick_on(ledger, resolved, self._candidates, nodes)
             if taken is None:
                 return None
-        for name, need in asked.need.items():
+        for name, need in needs.need.items():
             if name == CPU_MILLI and taken is not None:
                 its = _cpus_by_node(ledger.layout, taken.cpus)
             else:
-                shared_out = split(need, asked.of(name, nodes))
+                shared_out = split(need, needs.of(name, nodes))
                 if shared_out is None:
                     return None
                 its = shared_out
@@ -217,7 +225,7 @@ class Case:
             NodeShare(ledger.layout.nodes[at].id, tuple(sorted(parts[at].items())))
             for at in sorted(parts)
         )
-        memory = CpuSet(ledger.layout.nodes[at].id for at in asked.places(MEMORY_BYTES, nodes))
+        memory = CpuSet(ledger.layout.nodes[at].id for at in needs.places(MEMORY_BYTES, nodes))
         if taken is not None:
             return self._with_cpus(taken, notes, bound, memory)
         pools = sorted({pool for at in nodes for pool in ledger.pools(at)})
@@ -245,7 +253,7 @@ class Case:
             exclusive=taken.exclusive,
             numa=numa,
             memory_nodes=memory_nodes,
-            notes=(*resolved.notes, *notes, *notes_on(self._books.layout, resolved, taken)),
+            notes=(*resolved.notes, *notes, *notes_on(self._ledger.layout, resolved, taken)),
         )
 
 

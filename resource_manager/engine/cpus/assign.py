@@ -16,11 +16,11 @@ from functools import lru_cache
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import BindPolicy
 from resource_manager.engine.cpus.alignment import Case
-from resource_manager.engine.cpus.empty_hosts import ANSWERS_KNOWN_MAX, HostKind, empty_books
+from resource_manager.engine.cpus.empty_hosts import ANSWERS_KNOWN_MAX, HostKind, empty_ledger
 from resource_manager.engine.cpus.hints import SCORE_MAX, quantities, share_score
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import MILLI
-from resource_manager.engine.cpus.pinning import cpus_for
+from resource_manager.engine.cpus.pinning import candidate_cpus
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import resolve
@@ -42,18 +42,18 @@ def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | Cpu
     resolved = resolve(request.policy, request.cpu_milli, ledger.policy, ledger.layout)
     if isinstance(resolved, CpuRefusal):
         return resolved
-    own: int | None = None
+    candidates: int | None = None
     if resolved.count:
-        cpus = cpus_for(ledger, resolved)
+        cpus = candidate_cpus(ledger, resolved)
         if isinstance(cpus, CpuRefusal):
             return cpus
-        own = cpus
+        candidates = cpus
     elif refusal := poolless(ledger, resolved):
         return refusal
-    case = Case(ledger, request, resolved, own)
+    case = Case(ledger, request, resolved, candidates)
     if resolved.numa.aligns:
         return case.aligned()
-    if own is not None:
+    if candidates is not None:
         return case.pinned(())
     if resolved.bind is BindPolicy.CONSTRAINED_BURST:
         return case.bursting(())
@@ -73,11 +73,11 @@ def assign_many(
         found.append(assignment)
         if isinstance(assignment, CpuRefusal):
             break
-        scratch.add(_nobody(number), assignment)
+        scratch.add(_scratch_key(number), assignment)
     return found
 
 
-def _nobody(number: int) -> SlotKey:
+def _scratch_key(number: int) -> SlotKey:
     return "", number
 
 
@@ -102,9 +102,9 @@ def score(ledger: CpuLedger | None, request: CpuRequest, assignment: CpuAssignme
     layout, strategy = ledger.layout, ledger.policy.numa_strategy
     nodes = [layout.position_of_node[node] for node in assignment.nodes]
     if nodes and layout.nodes:
-        own = ledger.free if assignment.cpus else None
-        asked = quantities(ledger, dict(request.amounts), strategy, own)
-        value = asked.score(nodes)
+        candidates = ledger.free if assignment.cpus else None
+        needs = quantities(ledger, dict(request.amounts), strategy, candidates)
+        value = needs.score(nodes)
     else:
         cpus = ledger.pinnable.bit_count()
         taken = (ledger.pinned & ledger.pinnable).bit_count()
@@ -115,4 +115,4 @@ def score(ledger: CpuLedger | None, request: CpuRequest, assignment: CpuAssignme
 
 @lru_cache(ANSWERS_KNOWN_MAX)
 def _assigned_empty(kind: HostKind, request: CpuRequest) -> CpuAssignment | CpuRefusal:
-    return assign(empty_books(kind), request)
+    return assign(empty_ledger(kind), request)

@@ -15,7 +15,7 @@ from finegrain.cpuset import CpuSet
 from resource_manager.engine.cpus.hints import fewest_nodes, quantities
 from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.ledger import CpuLedger
-from resource_manager.engine.cpus.pinning import cpus_for, pick_on
+from resource_manager.engine.cpus.pinning import candidate_cpus, pick_on
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import resolve
@@ -43,7 +43,7 @@ class HostKind(NamedTuple):
 
 
 @lru_cache(_HOSTS_KNOWN_MAX)
-def empty_books(kind: HostKind) -> CpuLedger:
+def empty_ledger(kind: HostKind) -> CpuLedger:
     """Books without slots. All hosts that are alike share them, so nobody may change them."""
     ledger = CpuLedger(kind.layout, kind.policy, best_effort_milli=kind.best_effort_milli)
     offline, kubelet, kubelet_memory = kind.unavailable
@@ -58,21 +58,23 @@ def empty_books(kind: HostKind) -> CpuLedger:
 @lru_cache(ANSWERS_KNOWN_MAX)
 def fewest_nodes_when_empty(kind: HostKind, request: CpuRequest) -> int | None:
     """How many NUMA nodes a slot would need; None: it could not be served on any."""
-    ledger = empty_books(kind)
+    ledger = empty_ledger(kind)
     resolved = resolve(request.policy, request.cpu_milli, kind.policy, ledger.layout)
     if isinstance(resolved, CpuRefusal):
         return None
-    own: int | None = None
+    candidates: int | None = None
     if resolved.count:
-        cpus = cpus_for(ledger, resolved)
+        cpus = candidate_cpus(ledger, resolved)
         if isinstance(cpus, CpuRefusal):
             return None
-        own = cpus
+        candidates = cpus
 
     def works(nodes: Sequence[int]) -> bool:
         # Where all cores are alike there are enough cpus as soon as they count enough.
-        if own is None or ledger.layout.uniform_cores:
+        if candidates is None or ledger.layout.uniform_cores:
             return True
-        return pick_on(ledger, resolved, own, nodes) is not None
+        return pick_on(ledger, resolved, candidates, nodes) is not None
 
-    return fewest_nodes(quantities(ledger, dict(request.amounts), resolved.strategy, own), works)
+    return fewest_nodes(
+        quantities(ledger, dict(request.amounts), resolved.strategy, candidates), works
+    )

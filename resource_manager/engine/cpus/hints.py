@@ -96,7 +96,7 @@ def quantities(
     ledger: CpuLedger,
     amounts: Mapping[str, int],
     strategy: NumaStrategy,
-    own_cpus: int | None = None,
+    candidate_cpus: int | None = None,
     *,
     nodes: Iterable[int] | None = None,
     suiting: int | None = None,
@@ -105,7 +105,7 @@ def quantities(
 
     Args:
         amounts: of the slot, as `aligned_amounts` returns them.
-        own_cpus: the cpus that a slot with cpus of its own can choose from; None: it has none.
+        candidate_cpus: the cpus that a slot with dedicated cpus can choose from; None: it has none.
         nodes: look at these only.
         suiting: which of its own cpus keep to what is only preferred; None: nothing is.
     """
@@ -113,9 +113,9 @@ def quantities(
     every = range(len(layout.nodes))
     need, available, capacity = {}, {}, {}
     for name, amount in amounts.items():
-        if name == CPU_MILLI and own_cpus is not None:
+        if name == CPU_MILLI and candidate_cpus is not None:
             need[name] = amount
-            available[name] = [_milli(node.mask & own_cpus) for node in layout.nodes]
+            available[name] = [_milli(node.mask & candidate_cpus) for node in layout.nodes]
             capacity[name] = [_milli(node.mask & ledger.pinnable) for node in layout.nodes]
         elif ledger.reports(name):
             need[name] = amount
@@ -132,7 +132,7 @@ def _milli(cpus: int) -> int:
     return cpus.bit_count() * MILLI
 
 
-def hints(asked: Quantities, masks: Iterable[int], preferred_size: int) -> dict[str, list[Hint]]:
+def hints(needs: Quantities, masks: Iterable[int], preferred_size: int) -> dict[str, list[Hint]]:
     """Of every dimension the masks that could give the slot everything, in the order given.
 
     Nodes that have nothing left of a dimension are no place for it, so a mask with such a node is
@@ -143,31 +143,31 @@ def hints(asked: Quantities, masks: Iterable[int], preferred_size: int) -> dict[
 
     Source: `generateResourceHints` of Koordinator's nodenumaresource; what is preferred is ours.
     """
-    found: dict[str, list[Hint]] = {dimension: [] for dimension in asked.need}
+    found: dict[str, list[Hint]] = {dimension: [] for dimension in needs.need}
     for mask in masks:
         nodes = positions(mask)
-        if asked.lacking(nodes) is not None:
+        if needs.lacking(nodes) is not None:
             continue
-        hint = Hint(mask, len(nodes) == preferred_size, asked.score(nodes))
+        hint = Hint(mask, len(nodes) == preferred_size, needs.score(nodes))
         for dimension, its in found.items():
-            if all(has for _, has in asked.of(dimension, nodes)):
+            if all(has for _, has in needs.of(dimension, nodes)):
                 its.append(hint)
     return found
 
 
-def fewest_nodes(asked: Quantities, works: Callable[[Sequence[int]], bool]) -> int | None:
+def fewest_nodes(needs: Quantities, works: Callable[[Sequence[int]], bool]) -> int | None:
     """The size of the smallest masks that are a hint for every dimension; None: there are none.
 
     Args:
         works: whether nodes that have enough can really give it.
     """
-    for _, masks in masks_by_size(asked.layout, asked.nodes):
+    for _, masks in masks_by_size(needs.layout, needs.nodes):
         for mask in masks:
             nodes = positions(mask)
             if (
-                asked.lacking(nodes) is None
+                needs.lacking(nodes) is None
                 and works(nodes)
-                and all(has for dimension in asked.need for _, has in asked.of(dimension, nodes))
+                and all(has for dimension in needs.need for _, has in needs.of(dimension, nodes))
             ):
                 return len(nodes)
     return None

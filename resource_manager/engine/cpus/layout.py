@@ -200,8 +200,8 @@ class CpuLayout:
 
         Returns the layout itself if it has none of them. The last cpu cannot go.
         """
-        gone = offline & self.cpus
-        return _without(self, gone) if gone and gone != self.cpus else self
+        lost = offline & self.cpus
+        return _without(self, lost) if lost and lost != self.cpus else self
 
     def _grouped(self, group_of: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
         groups: list[list[int]] = [[] for _ in range(count)]
@@ -223,9 +223,9 @@ def layout_of(topology: str, host_cpus: str = "{}") -> CpuLayout | None:
         InvalidArgument: a cpu list is none.
         ValueError: a text is not JSON.
     """
-    told: dict[str, Any] = json.loads(topology or "{}")
+    report: dict[str, Any] = json.loads(topology or "{}")
     offered: dict[str, Any] = json.loads(host_cpus or "{}")
-    allowed = _bits(told, "allowed_cpus")
+    allowed = _bits(report, "allowed_cpus")
     pinnable = _bits(offered, "slot_cpus") if offered else allowed
     parts = [
         (
@@ -235,12 +235,12 @@ def layout_of(topology: str, host_cpus: str = "{}") -> CpuLayout | None:
             str(core.get("kind", "")),
             int(core.get("l3_index", 0)),
         )
-        for core in told.get("cores", ())
+        for core in report.get("cores", ())
     ]
     parts = sorted((part for part in parts if part[0]), key=lambda part: part[0] & -part[0])
     if not parts or not pinnable:
         return None
-    nodes = _nodes(told.get("numa_nodes", ()), offered)
+    nodes = _nodes(report.get("numa_nodes", ()), offered)
     return _assembled(parts, nodes, pinnable, _bits(offered, "isolated_cpus"), _kept_back(offered))
 
 
@@ -266,11 +266,11 @@ def layout_of_rows(rows: Iterable[Row], memory_bytes: int = 0) -> CpuLayout:
 
 
 @lru_cache(LAYOUTS_KNOWN_MAX)
-def _without(layout: CpuLayout, gone: int) -> CpuLayout:
+def _without(layout: CpuLayout, lost: int) -> CpuLayout:
     parts = [
-        (core.mask & ~gone, core.place.package, core.place.node, str(core.kind), core.cache)
+        (core.mask & ~lost, core.place.package, core.place.node, str(core.kind), core.cache)
         for core in layout.cores
-        if core.mask & ~gone
+        if core.mask & ~lost
     ]
     return _assembled(parts, layout.nodes, layout.pinnable, layout.isolated, layout.kept_back)
 
@@ -346,23 +346,27 @@ def _without_distances(node: Node) -> Node:
 
 def _memory_node(at: int, nodes: Sequence[Node], with_cpus: set[int]) -> int:
     """The node itself if it has memory, else the nearest that does, those with cpus first."""
-    own = nodes[at]
-    if own.memory_bytes or not any(node.memory_bytes for node in nodes):
+    home = nodes[at]
+    if home.memory_bytes or not any(node.memory_bytes for node in nodes):
         return at
-    told = len(own.distances) == len(nodes)
+    distances_known = len(home.distances) == len(nodes)
     return min(
         (
-            (own.distances[other] if told else abs(other - at), other not in with_cpus, other)
+            (
+                home.distances[other] if distances_known else abs(other - at),
+                other not in with_cpus,
+                other,
+            )
             for other, node in enumerate(nodes)
             if node.memory_bytes
         ),
     )[2]
 
 
-def _nodes(told: Iterable[Mapping[str, Any]], offered: Mapping[str, Any]) -> list[Node]:
+def _nodes(reported: Iterable[Mapping[str, Any]], offered: Mapping[str, Any]) -> list[Node]:
     by_id = {int(each.get("numa_node_id", 0)): each for each in offered.get("numa", ())}
     nodes = []
-    for node in told:
+    for node in reported:
         node_id = int(node.get("numa_node_id", 0))
         if offered:
             mine = by_id.get(node_id, {})

@@ -34,13 +34,13 @@ class CpuLedger:
     """The cpus and NUMA nodes of one host and what slots hold of them."""
 
     __slots__ = (
+        "_announced_best_effort",
         "_capacities",
         "_clashing",
         "_kubelet",
         "_kubelet_memory",
         "_offline",
         "_overdrawn",
-        "_own_best_effort",
         "_pin_room",
         "_used",
         "best_effort_count",
@@ -76,14 +76,14 @@ class CpuLedger:
         """
         self.layout = self.reported_layout = layout
         self.policy = policy or EffectivePolicy()
-        self._own_best_effort = best_effort_milli
+        self._announced_best_effort = best_effort_milli
         self._offline = self._kubelet = 0
         self._kubelet_memory: tuple[tuple[int, int], ...] = ()
         self._overdrawn: frozenset[tuple[int, str]] = frozenset()
         self.version = 0
         self.holdings: dict[SlotKey, CpuAssignment | None] = {}
         self._derive()
-        self._count_anew()
+        self._recount()
 
     _pin_room: PinRoom | None  # derived, unless a change has come since
 
@@ -92,14 +92,16 @@ class CpuLedger:
         base = self.reported_layout
         self.layout = base.without(self._offline)
         policy = self.policy
-        gone = self._offline | self._kubelet
-        self.pinnable = base.pinnable & ~gone & ~policy.reserved_cpus.bits
+        unavailable = self._offline | self._kubelet
+        self.pinnable = base.pinnable & ~unavailable & ~policy.reserved_cpus.bits
         offered = base.pinnable | base.kept_back
-        self.pool_cpus = offered & ~gone & ~policy.strictly_reserved_cpus.bits & ~base.isolated
-        count, own = self.pool_cpus.bit_count(), self._own_best_effort
+        self.pool_cpus = (
+            offered & ~unavailable & ~policy.strictly_reserved_cpus.bits & ~base.isolated
+        )
+        count, announced = self.pool_cpus.bit_count(), self._announced_best_effort
         best_effort = count * MILLI
-        if own is not None:
-            best_effort = own * count // max(offered.bit_count(), 1)
+        if announced is not None:
+            best_effort = announced * count // max(offered.bit_count(), 1)
         position = self.layout.position_of_node
         self._capacities = node_capacities(
             self.layout,
@@ -112,7 +114,7 @@ class CpuLedger:
         """Other settings hold; nobody loses what he has."""
         if policy != self.policy:
             self.policy = policy
-            self._changed_around()
+            self._settings_changed()
         self.policy = policy  # it may say by whom, which is not compared
 
     def set_unavailable(
@@ -129,12 +131,12 @@ class CpuLedger:
             kubelet: cpus that a kubelet of the same host gave to containers of its own.
             kubelet_memory: bytes that it did, by the node's id.
         """
-        told = (offline.bits, kubelet.bits, tuple(sorted(kubelet_memory)))
-        if told != (self._offline, self._kubelet, self._kubelet_memory):
-            self._offline, self._kubelet, self._kubelet_memory = told
-            self._changed_around()
+        circumstances = (offline.bits, kubelet.bits, tuple(sorted(kubelet_memory)))
+        if circumstances != (self._offline, self._kubelet, self._kubelet_memory):
+            self._offline, self._kubelet, self._kubelet_memory = circumstances
+            self._settings_changed()
 
-    def _changed_around(self) -> None:
+    def _settings_changed(self) -> None:
         self._derive()
         self._changed()
         self.tolerate()
@@ -162,7 +164,7 @@ class CpuLedger:
     @property
     def best_effort_milli(self) -> int | None:
         """As given."""
-        return self._own_best_effort
+        return self._announced_best_effort
 
     def capacity(self, node: int, dimension: str) -> int:
         """What a node (a position) has for slots, taken or not; of cpu what pools could have."""
@@ -181,8 +183,8 @@ class CpuLedger:
         if dimension == CPU_MILLI:
             shared = self.shared_cpus & self.pinnable & self.layout.nodes[node].mask
             return max(shared.bit_count() * MILLI - self.used(node, dimension), 0)
-        no_pool = not self.best_effort_cpus & self.layout.nodes[node].mask
-        if dimension == BEST_EFFORT_CPU_MILLI and no_pool:
+        pool_is_empty = not self.best_effort_cpus & self.layout.nodes[node].mask
+        if dimension == BEST_EFFORT_CPU_MILLI and pool_is_empty:
             return 0
         return max(self.capacity(node, dimension) - self.used(node, dimension), 0)
 
@@ -233,7 +235,7 @@ class CpuLedger:
         """
         assignment = self.holdings.pop(key)
         if self._clashing:  # what this slot had may be another's as well
-            self._count_anew()
+            self._recount()
         else:
             self._uncount(assignment)
         self._changed()
@@ -271,7 +273,7 @@ class CpuLedger:
         copy = self.scratch()
         copy.holdings = {}
         copy._overdrawn = frozenset()
-        copy._count_anew()
+        copy._recount()
         copy._changed()
         return copy
 
@@ -279,7 +281,7 @@ class CpuLedger:
         self.version += 1
         self._pin_room = None
 
-    def _count_anew(self) -> None:
+    def _recount(self) -> None:
         self.pinned = self.exclusive = self.claimed_cores = self.claimed_nodes = 0
         self.shared_count = self.best_effort_count = 0
         self._clashing = False
@@ -345,22 +347,22 @@ class CpuLedger:
         """
         found = [
             f"cpus {CpuSet.from_bits(twice)} belong to slot {key} and to another one"
-            for key, twice in self._held_twice()
+            for key, twice in self._assigned_twice()
         ]
         for node, name in sorted(self.beyond() - self._overdrawn):
             numa_node = self.layout.nodes[node].id
             used, has = self.used(node, name), self._present(node, name)
             found.append(f"NUMA node {numa_node} has given {used} {name} and has {has}")
-        anew = self.scratch()
-        anew._count_anew()
+        recounted = self.scratch()
+        recounted._recount()
         found += [
             f"the tally {name} of the cpus is not that of their holders"
-            for name in _TALLIES
-            if getattr(anew, name) != getattr(self, name)
+            for name in _COUNTERS
+            if getattr(recounted, name) != getattr(self, name)
         ]
         return found
 
-    def _held_twice(self) -> Iterator[tuple[SlotKey, int]]:
+    def _assigned_twice(self) -> Iterator[tuple[SlotKey, int]]:
         seen = 0
         for key, assignment in self.holdings.items():
             if assignment is not None:
@@ -385,7 +387,7 @@ class CpuLedger:
         )
 
 
-_TALLIES = (
+_COUNTERS = (
     "pinned",
     "exclusive",
     "claimed_cores",

@@ -55,7 +55,7 @@ class _Resource(NamedTuple):
     masks: dict[int, _Choice]
     anywhere: _Choice | None  # what it says of any nodes
 
-    def says_of(self, mask: int | None) -> _Choice | None:
+    def choice_for(self, mask: int | None) -> _Choice | None:
         """The better of what is said of the mask and of any nodes; None: it will not do."""
         found = None if mask is None else self.masks.get(mask)
         if found is None or self.anywhere is None:
@@ -119,8 +119,8 @@ def _ranked(resources: list[_Resource], remoteness: Callable[[int], int]) -> lis
     """
     found: list[tuple[tuple[bool, int, int, int, int], Merged]] = []
     for mask in _candidates(resources):
-        said = [resource.says_of(mask) for resource in resources]
-        choices = [choice for choice in said if choice is not None]
+        options = [resource.choice_for(mask) for resource in resources]
+        choices = [choice for choice in options if choice is not None]
         if len(choices) < len(resources):
             continue
         liked = [each.preferred_score for each in choices if each.preferred_score is not None]
@@ -138,8 +138,8 @@ def _is_preferred(resources: list[_Resource], mask: int | None) -> bool:
     """Whether any resource prefers just this mask, not only any nodes."""
     if mask is None:
         return True
-    said = (resource.masks.get(mask) for resource in resources)
-    return any(choice is not None and choice.preferred_score is not None for choice in said)
+    options = (resource.masks.get(mask) for resource in resources)
+    return any(choice is not None and choice.preferred_score is not None for choice in options)
 
 
 _WIDEST = 1 << 30  # more nodes than there are

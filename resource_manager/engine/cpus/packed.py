@@ -74,7 +74,7 @@ class _Packing:
         if self._need:
             groups = self._package_order() if spread else self._cores()
             for group in groups:
-                self._take_singles(group & self._free)
+                self._take_single_cpus(group & self._free)
         return self._taken
 
     def outer(self) -> list[int]:
@@ -116,7 +116,7 @@ class _Packing:
             if not group & ~self._free and group.bit_count() <= self._need:
                 self._take(group)
 
-    def _take_singles(self, cpus: int) -> None:
+    def _take_single_cpus(self, cpus: int) -> None:
         for cpu in bits_of(cpus):
             if not self._need:
                 return

@@ -18,7 +18,7 @@ from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from resource_manager.engine.cpus.resolve import Resolved
 from resource_manager.engine.cpus.take import (
     CpuDemand,
-    Holders,
+    ExclusiveClaims,
     Short,
     ShortOf,
     Taken,
@@ -39,17 +39,19 @@ _BLOCKERS: Final = {
 }
 
 
-def cpus_for(ledger: CpuLedger, resolved: Resolved) -> int | CpuRefusal:
+def candidate_cpus(ledger: CpuLedger, resolved: Resolved) -> int | CpuRefusal:
     """The cpus that a slot can choose from: enough of them, and such that whatever it chooses, what
     is required holds and nobody in a pool loses what he was promised.
     """
-    found = suitable(ledger.layout, ledger.free, holders(ledger), wish_of(resolved, resolved.count))
+    found = suitable(
+        ledger.layout, ledger.free, exclusive_claims(ledger), demand_of(resolved, resolved.count)
+    )
     if isinstance(found, Short):
         return short(found, resolved)
-    left = _beside_promises(ledger, resolved, found)
+    left = _without_promised_cpus(ledger, resolved, found)
     if left.bit_count() < resolved.count:
-        return _promised(resolved, left)
-    return _beside_last_cpus(ledger, resolved, left)
+        return _promised_to_pools(resolved, left)
+    return _without_last_pool_cpus(ledger, resolved, left)
 
 
 def suiting(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int:
@@ -70,7 +72,10 @@ def pick(ledger: CpuLedger, resolved: Resolved, cpus: int) -> Taken | Short:
     """As many of these cpus as the slot needs."""
     isolated = cpus & ~ledger.pool_cpus  # nobody else can use them
     return take(
-        ledger.layout, cpus, holders(ledger), wish_of(resolved, resolved.count, preferred=isolated)
+        ledger.layout,
+        cpus,
+        exclusive_claims(ledger),
+        demand_of(resolved, resolved.count, preferred=isolated),
     )
 
 
@@ -94,21 +99,21 @@ def pick_on(ledger: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[in
 def _pick_split(
     ledger: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[int]
 ) -> Taken | None:
-    layout, all_holders = ledger.layout, holders(ledger)
+    layout, claims = ledger.layout, exclusive_claims(ledger)
     isolated = cpus & ~ledger.pool_cpus
     taken = 0
-    for at, part in (_parts(layout, resolved, cpus, nodes) or {}).items():
-        request = wish_of(resolved, part, preferred=isolated)
-        found = take(layout, cpus & layout.nodes[at].mask, all_holders, request)
+    for at, part in (_cpus_per_node(layout, resolved, cpus, nodes) or {}).items():
+        request = demand_of(resolved, part, preferred=isolated)
+        found = take(layout, cpus & layout.nodes[at].mask, claims, request)
         if isinstance(found, Short):
             return None
         taken |= found.cpus
     if taken.bit_count() != resolved.count:
         return None
-    return Taken(taken, reached(layout, taken, all_holders, resolved.exclusive))
+    return Taken(taken, reached(layout, taken, claims, resolved.exclusive))
 
 
-def _parts(
+def _cpus_per_node(
     layout: CpuLayout, resolved: Resolved, cpus: int, nodes: Sequence[int]
 ) -> dict[int, int] | None:
     """How many cpus each node gives: whole cores if they are wanted and there are enough."""
@@ -122,12 +127,12 @@ def _parts(
     return split(resolved.count, [(at, mask.bit_count()) for at, mask in masks])
 
 
-def holders(ledger: CpuLedger) -> Holders:
+def exclusive_claims(ledger: CpuLedger) -> ExclusiveClaims:
     """Whom exclusive policies have to avoid."""
-    return Holders(ledger.claimed_cores, ledger.claimed_nodes)
+    return ExclusiveClaims(ledger.claimed_cores, ledger.claimed_nodes)
 
 
-def wish_of(resolved: Resolved, need: int, *, preferred: int = 0) -> CpuDemand:
+def demand_of(resolved: Resolved, need: int, *, preferred: int = 0) -> CpuDemand:
     """The wish for so many cpus."""
     return CpuDemand(
         need,
@@ -144,7 +149,7 @@ def notes_on(layout: CpuLayout, resolved: Resolved, taken: Taken) -> tuple[str, 
     """What was preferred and could not be had, a sentence each."""
     notes = []
     count = resolved.count
-    if resolved.bind_asked and not holds(layout, taken.cpus, resolved.bind):
+    if resolved.bind_requested and not holds(layout, taken.cpus, resolved.bind):
         if resolved.bind is BindPolicy.FULL_PCPUS:
             single = count - layout.whole(taken.cpus).bit_count()
             notes.append(f"FullPCPUs was preferred: {single} of {count} cpus share a core")
@@ -174,17 +179,17 @@ def short(lack: Short, resolved: Resolved) -> CpuRefusal:
     )
 
 
-def _beside_promises(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int:
+def _without_promised_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int:
     """Those of the cpus that slots bound to the pools of single nodes can do without."""
     for at in ledger.layout.cpu_nodes:
         spare = ledger.pool_spare(at, resolved.qos)
         here = cpus & ledger.pool_cpus & ledger.layout.nodes[at].mask
         if spare < min(resolved.count, here.bit_count()):
-            cpus &= ~_given_back(ledger.layout, resolved, here, here.bit_count() - spare)
+            cpus &= ~_least_needed(ledger.layout, resolved, here, here.bit_count() - spare)
     return cpus
 
 
-def _given_back(layout: CpuLayout, resolved: Resolved, cpus: int, count: int) -> int:
+def _least_needed(layout: CpuLayout, resolved: Resolved, cpus: int, count: int) -> int:
     """So many of the cpus that the slot needs least: single threads first, so that cores stay
     whole, then the highest ones; rather whole cores if it takes nothing else.
     """
@@ -196,7 +201,7 @@ def _given_back(layout: CpuLayout, resolved: Resolved, cpus: int, count: int) ->
     return back
 
 
-def _promised(resolved: Resolved, left: int) -> CpuRefusal:
+def _promised_to_pools(resolved: Resolved, left: int) -> CpuRefusal:
     free = left.bit_count()
     return CpuRefusal(
         CpuBlocker.CPU_NOT_ENOUGH,
@@ -206,7 +211,7 @@ def _promised(resolved: Resolved, left: int) -> CpuRefusal:
     )
 
 
-def _beside_last_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int | CpuRefusal:
+def _without_last_pool_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int | CpuRefusal:
     """No pool that slots live in is emptied."""
     pools = [(ledger.shared_count, ledger.shared_cpus, CpuBlocker.SHARED_POOL_EMPTY, QosClass.LS)]
     if resolved.qos is QosClass.LSE:
@@ -221,7 +226,7 @@ def _beside_last_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int |
     for slots, pool, blocker, qos in pools:
         if not slots or pool & ~cpus or resolved.count < pool.bit_count():
             continue
-        cpus &= ~_given_back(ledger.layout, resolved, pool, 1)
+        cpus &= ~_least_needed(ledger.layout, resolved, pool, 1)
         if cpus.bit_count() < resolved.count:
             return CpuRefusal(
                 blocker,

@@ -16,7 +16,7 @@ from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.packed import bits_of
 from resource_manager.engine.cpus.take import (
     CpuDemand,
-    Holders,
+    ExclusiveClaims,
     Short,
     ShortOf,
     Taken,
@@ -29,39 +29,39 @@ from resource_manager.engine.cpus.take import (
 
 def grow(
     layout: CpuLayout,
-    held: int,
+    current: int,
     available: int,
-    holders: Holders,
+    claims: ExclusiveClaims,
     request: CpuDemand,
     *,
     same_nodes: bool = False,
 ) -> Taken | Short:
-    """All of `held` and as many more of the available cpus as make `wish.need` together.
+    """All of `current` and as many more of the available cpus as make `request.need` together.
 
     Args:
         layout: the host.
-        held: what the slot has now.
+        current: what the slot has now.
         available: the cpus to choose from; those held need not be among them.
-        holders: whom exclusive policies have to avoid, without the slot itself.
-        wish: what is wanted of all cpus together.
+        claims: whom exclusive policies have to avoid, without the slot itself.
+        request: what is wanted of all cpus together.
         same_nodes: whether the slot is bound to the NUMA nodes that it is on.
 
     Raises:
         ValueError: the slot has more than it wants.
     """
-    more = request.need - held.bit_count()
+    more = request.need - current.bit_count()
     if more < 0:
-        raise ValueError(f"a slot with {held.bit_count()} cpus cannot grow to {request.need}")
-    free = available & layout.pinnable & ~held
+        raise ValueError(f"a slot with {current.bit_count()} cpus cannot grow to {request.need}")
+    free = available & layout.pinnable & ~current
     if same_nodes:
-        free &= layout.nodes_touched(held)
+        free &= layout.nodes_touched(current)
     if more > free.bit_count():
         return Short(ShortOf.CPUS, more, free.bit_count())
     added = 0
     if request.whole_cores:
-        added = _rest_of_held_cores(layout, held, free, more)
+        added = _rest_of_current_cores(layout, current, free, more)
     elif request.bind is BindPolicy.SPREAD_BY_PCPUS:
-        apart = free & ~layout.cores_touched(held)
+        apart = free & ~layout.cores_touched(current)
         cores = layout.first_threads(apart)
         if cores.bit_count() >= more:
             free = apart
@@ -69,18 +69,20 @@ def grow(
             return Short(ShortOf.CORES, more, cores.bit_count())
         else:
             added = cores
-    wish_more = replace(request, need=more - added.bit_count())
-    others = _near(layout, held | added, free & ~added, holders, wish_more)
+    rest_demand = replace(request, need=more - added.bit_count())
+    others = _near(layout, current | added, free & ~added, claims, rest_demand)
     if isinstance(others, Short):
         return others
-    cpus = held | added | others
+    cpus = current | added | others
     if request.bind_required and not holds(layout, cpus, request.bind):
         return Short(ShortOf.WHOLE_CORES, more, layout.whole(free).bit_count())
-    return Taken(cpus, reached(layout, cpus, holders, request.exclusive))
+    return Taken(cpus, reached(layout, cpus, claims, request.exclusive))
 
 
-def shrink(layout: CpuLayout, held: int, holders: Holders, request: CpuDemand) -> Taken | Short:
-    """`wish.need` of the cpus held: whole cores are given back first, then single threads.
+def shrink(
+    layout: CpuLayout, current: int, claims: ExclusiveClaims, request: CpuDemand
+) -> Taken | Short:
+    """`request.need` of the cpus held: whole cores are given back first, then single threads.
 
     Under SpreadByPCPUs second threads of a core go first. A slot leaves the NUMA node where it has
     least, so that it lies on fewer of them; with `DistributeEvenly` it gives where it has most.
@@ -88,30 +90,30 @@ def shrink(layout: CpuLayout, held: int, holders: Holders, request: CpuDemand) -
     Raises:
         ValueError: the slot has less than it wants.
     """
-    surplus = held.bit_count() - request.need
+    surplus = current.bit_count() - request.need
     if surplus < 0:
-        raise ValueError(f"a slot with {held.bit_count()} cpus cannot shrink to {request.need}")
-    kept = held
+        raise ValueError(f"a slot with {current.bit_count()} cpus cannot shrink to {request.need}")
+    kept = current
     if request.bind is BindPolicy.SPREAD_BY_PCPUS:
-        kept = _without_second_threads(layout, held, surplus)
+        kept = _without_second_threads(layout, current, surplus)
     elif request.whole_cores and request.bind_required:
-        whole = [core for core in _order_of_return(layout, held, request) if not core & ~held]
+        whole = [core for core in _order_of_return(layout, current, request) if not core & ~current]
         given = whole_cores_of(whole, surplus)
         if given is None:
-            return Short(ShortOf.ALIGNMENT, request.need, held.bit_count())
-        kept = held & ~given
+            return Short(ShortOf.ALIGNMENT, request.need, current.bit_count())
+        kept = current & ~given
     else:
-        kept = _without_whole_cores(layout, held, surplus, request)
+        kept = _without_whole_cores(layout, current, surplus, request)
     kept = _without_threads(layout, kept, kept.bit_count() - request.need, request)
-    return Taken(kept, reached(layout, kept, holders, request.exclusive))
+    return Taken(kept, reached(layout, kept, claims, request.exclusive))
 
 
-def _rest_of_held_cores(layout: CpuLayout, held: int, free: int, more: int) -> int:
+def _rest_of_current_cores(layout: CpuLayout, current: int, free: int, more: int) -> int:
     """Free threads of cores that the slot has in part, of cores that get complete first."""
     rests = [
-        core & ~held
+        core & ~current
         for core in layout.core_masks
-        if core & held and core & ~held and core & free & ~held
+        if core & current and core & ~current and core & free & ~current
     ]
     added = 0
     for rest in sorted(rests, key=lambda rest: bool(rest & ~free)):
@@ -122,48 +124,48 @@ def _rest_of_held_cores(layout: CpuLayout, held: int, free: int, more: int) -> i
 
 
 def _near(
-    layout: CpuLayout, held: int, free: int, holders: Holders, request: CpuDemand
+    layout: CpuLayout, current: int, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | Short:
     """So many more cpus: of the slot's nodes, else of its packages, else of any."""
     if not request.need:
         return 0
     if request.strategy is NumaStrategy.DISTRIBUTE_EVENLY:
-        balanced = _where_least_is_held(layout, held, free, holders, request)
+        balanced = _balanced_over_nodes(layout, current, free, claims, request)
         if balanced is not None:
             return balanced
     around = 0
     for package in layout.packages:
-        if package.mask & held:
+        if package.mask & current:
             around |= package.mask
-    scopes = dict.fromkeys((layout.nodes_touched(held), around, layout.cpus))
-    for offered in offers(layout, free, holders, request):
+    scopes = dict.fromkeys((layout.nodes_touched(current), around, layout.cpus))
+    for offered in offers(layout, free, claims, request):
         for scope in scopes:
             if (offered & scope).bit_count() >= request.need:
-                taken = take(layout, offered & scope, holders, request)
+                taken = take(layout, offered & scope, claims, request)
                 if isinstance(taken, Taken):
                     return taken.cpus
-    taken = take(layout, free, holders, request)
+    taken = take(layout, free, claims, request)
     return taken.cpus if isinstance(taken, Taken) else taken
 
 
-def _where_least_is_held(
-    layout: CpuLayout, held: int, free: int, holders: Holders, request: CpuDemand
+def _balanced_over_nodes(
+    layout: CpuLayout, current: int, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
     """Group by group from the slot's node that gave least; None if its nodes have too few."""
     group = layout.per_core if request.whole_cores else 1
     if request.need % group:
         return None
-    nodes = [node.mask for node in layout.nodes if node.mask & held]
+    nodes = [node.mask for node in layout.nodes if node.mask & current]
     one = replace(request, need=group, strategy=NumaStrategy.LEAST_ALLOCATED)
-    for offered in offers(layout, free, holders, request):
+    for offered in offers(layout, free, claims, request):
         added = 0
         while added.bit_count() < request.need:
             left = offered & ~added
             open_nodes = [node for node in nodes if (node & left).bit_count() >= group]
             if not open_nodes:
                 break
-            least = min(open_nodes, key=lambda node: (node & (held | added)).bit_count())
-            taken = take(layout, left & least, holders, one)
+            least = min(open_nodes, key=lambda node: (node & (current | added)).bit_count())
+            taken = take(layout, left & least, claims, one)
             if isinstance(taken, Short):
                 break
             added |= taken.cpus
@@ -172,30 +174,30 @@ def _where_least_is_held(
     return None
 
 
-def _order_of_return(layout: CpuLayout, held: int, request: CpuDemand) -> Iterator[int]:
+def _order_of_return(layout: CpuLayout, current: int, request: CpuDemand) -> Iterator[int]:
     """Cores with cpus of the slot, those to be given back first at the front, last core first."""
     cores_of = {
-        at: [core for core in layout.cores_of_node[at] if core & held]
+        at: [core for core in layout.cores_of_node[at] if core & current]
         for at, node in enumerate(layout.nodes)
-        if node.mask & held
+        if node.mask & current
     }
-    left = {at: (layout.nodes[at].mask & held).bit_count() for at in cores_of}
+    left = {at: (layout.nodes[at].mask & current).bit_count() for at in cores_of}
     evenly = request.strategy is NumaStrategy.DISTRIBUTE_EVENLY
     choose: Callable[..., int] = max if evenly else min
     while cores_of:
         at = choose(reversed(cores_of), key=left.__getitem__)
         core = cores_of[at].pop()
-        left[at] -= (core & held).bit_count()
+        left[at] -= (core & current).bit_count()
         if not cores_of[at]:
             del cores_of[at]
         yield core
 
 
-def _without_second_threads(layout: CpuLayout, held: int, surplus: int) -> int:
+def _without_second_threads(layout: CpuLayout, current: int, surplus: int) -> int:
     doubled: Sequence[int] = [
-        core & held for core in reversed(layout.core_masks) if (core & held).bit_count() > 1
+        core & current for core in reversed(layout.core_masks) if (core & current).bit_count() > 1
     ]
-    kept = held
+    kept = current
     while surplus and doubled:
         for core in doubled[:surplus]:
             kept &= ~_highest(core & kept)
@@ -204,22 +206,22 @@ def _without_second_threads(layout: CpuLayout, held: int, surplus: int) -> int:
     return kept
 
 
-def _without_whole_cores(layout: CpuLayout, held: int, surplus: int, request: CpuDemand) -> int:
-    for core in list(_order_of_return(layout, held, request)):
-        if not core & ~held and core.bit_count() <= surplus:
-            held &= ~core
+def _without_whole_cores(layout: CpuLayout, current: int, surplus: int, request: CpuDemand) -> int:
+    for core in list(_order_of_return(layout, current, request)):
+        if not core & ~current and core.bit_count() <= surplus:
+            current &= ~core
             surplus -= core.bit_count()
-    return held
+    return current
 
 
-def _without_threads(layout: CpuLayout, held: int, surplus: int, request: CpuDemand) -> int:
+def _without_threads(layout: CpuLayout, current: int, surplus: int, request: CpuDemand) -> int:
     """Single threads, of cores first that the slot has only in part."""
-    cores = list(_order_of_return(layout, held, request))
-    for core in sorted(cores, key=lambda core: not core & ~held):
-        while surplus and core & held:
-            held &= ~_highest(core & held)
+    cores = list(_order_of_return(layout, current, request))
+    for core in sorted(cores, key=lambda core: not core & ~current):
+        while surplus and core & current:
+            current &= ~_highest(core & current)
             surplus -= 1
-    return held
+    return current
 
 
 def _highest(cpus: int) -> int:

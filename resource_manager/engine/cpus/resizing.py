@@ -23,12 +23,18 @@ from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES
 from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import MILLI, memory_positions, positions, split
-from resource_manager.engine.cpus.pinning import cpus_for, holders, notes_on, short, wish_of
+from resource_manager.engine.cpus.pinning import (
+    candidate_cpus,
+    demand_of,
+    exclusive_claims,
+    notes_on,
+    short,
+)
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resize_cpus import grow, shrink
 from resource_manager.engine.cpus.resolve import Resolved, resolve
-from resource_manager.engine.cpus.shortages import told
+from resource_manager.engine.cpus.shortages import amount_text
 from resource_manager.engine.cpus.take import Short, Taken
 from resource_manager.engine.model.entities import SlotKey
 
@@ -36,31 +42,31 @@ _CPU = (CPU_MILLI, BEST_EFFORT_CPU_MILLI)
 
 
 def resized(
-    ledger: CpuLedger, key: SlotKey, held: CpuAssignment, request: CpuRequest
+    ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest
 ) -> CpuAssignment | CpuRefusal:
     """What a slot of the books has when it has the size of the wish. Changes nothing.
 
     Args:
         books: of its host.
         key: the slot, which holds this assignment there.
-        held: what it has now.
-        wish: the whole of what it is to have.
+        current: what it has now.
+        request: the whole of what it is to have.
     """
-    case = _Case(ledger, key, held, request)
-    if held.cpus:
+    case = _Case(ledger, key, current, request)
+    if current.cpus:
         return case.pinned()
-    return case.pooled() if held.numa else held
+    return case.pooled() if current.numa else current
 
 
 def fits_alone(
-    ledger: CpuLedger, key: SlotKey, held: CpuAssignment, request: CpuRequest
+    ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest
 ) -> CpuRefusal | None:
     """Why a slot could not have the size of the wish even if it were the only one; None: it
     could.
     """
     alone = ledger.empty()
-    alone.add(key, held)
-    found = resized(alone, key, held, request)
+    alone.add(key, current)
+    found = resized(alone, key, current, request)
     return found if isinstance(found, CpuRefusal) else None
 
 
@@ -86,93 +92,97 @@ class _Case:
     """One slot and the size that it is to have."""
 
     def __init__(
-        self, ledger: CpuLedger, key: SlotKey, held: CpuAssignment, request: CpuRequest
+        self, ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest
     ) -> None:
-        self._books = ledger
+        self._ledger = ledger
         self._key = key
-        self._held = held
-        self._wish = request
+        self._current = current
+        self._request = request
 
     def pinned(self) -> CpuAssignment | CpuRefusal:
         """With cpus of its own."""
         resolved = self._resolved()
         if isinstance(resolved, CpuRefusal):
             return resolved
-        held = self._held
+        current = self._current
         taken = self._cpus(resolved)
         if isinstance(taken, CpuRefusal):
             return taken
         shares = self._shares_of_nodes(taken.cpus)
         if isinstance(shares, CpuRefusal):
             return shares
-        cpus, notes = CpuSet.from_bits(taken.cpus), held.notes
-        if cpus != held.cpus:
-            notes = (*resolved.notes, *notes_on(self._books.layout, resolved, taken))
-            if resolved.numa.aligns and not held.numa:
+        cpus, notes = CpuSet.from_bits(taken.cpus), current.notes
+        if cpus != current.cpus:
+            notes = (*resolved.notes, *notes_on(self._ledger.layout, resolved, taken))
+            if resolved.numa.aligns and not current.numa:
                 notes = (*notes, f"NUMA policy {resolved.numa}: the slot stays where it was placed")
-        return replace(held, cpus=cpus, exclusive=taken.exclusive, numa=shares, notes=notes)
+        return replace(current, cpus=cpus, exclusive=taken.exclusive, numa=shares, notes=notes)
 
     def pooled(self) -> CpuAssignment | CpuRefusal:
         """In the shared pools of NUMA nodes."""
         shares = self._shares_of_nodes(0)
         if isinstance(shares, CpuRefusal):
             return shares
-        held = self._held
-        if held.bind is BindPolicy.CONSTRAINED_BURST and (refusal := self._pool_too_small()):
-            if self._wish.policy.bind_required:
+        current = self._current
+        if current.bind is BindPolicy.CONSTRAINED_BURST and (refusal := self._pool_too_small()):
+            if self._request.policy.bind_required:
                 return refusal
-            note = f"{held.bind} was preferred: {refusal.text}"
-            return replace(held, numa=shares, notes=tuple(dict.fromkeys((*held.notes, note))))
-        return replace(held, numa=shares)
+            note = f"{current.bind} was preferred: {refusal.text}"
+            return replace(current, numa=shares, notes=tuple(dict.fromkeys((*current.notes, note))))
+        return replace(current, numa=shares)
 
     def _resolved(self) -> Resolved | CpuRefusal:
         """What holds for the slot: what held when it was placed, where the host's settings have
         come to contradict that since.
         """
-        ledger, held, request = self._books, self._held, self._wish
+        ledger, current, request = self._ledger, self._current, self._request
         host, layout = ledger.policy, ledger.layout
         found = resolve(request.policy, request.cpu_milli, host, layout)
-        if isinstance(found, Resolved) and found.bind is held.bind:
+        if isinstance(found, Resolved) and found.bind is current.bind:
             return found
-        if isinstance(found, CpuRefusal) and found.blocker not in _OF_NEW_SLOTS:
+        if isinstance(found, CpuRefusal) and found.blocker not in _ONLY_FOR_NEW_SLOTS:
             return found
         lenient = replace(host, bind=HostBindPolicy.NONE, alignment=NumaPolicy.NONE)
         found = resolve(request.policy, request.cpu_milli, lenient, layout)
         if isinstance(found, CpuRefusal):
             return found
-        return replace(found, bind=held.bind, bind_required=found.bind_required)
+        return replace(found, bind=current.bind, bind_required=found.bind_required)
 
     def _cpus(self, resolved: Resolved) -> Taken | CpuRefusal:
-        ledger, held, count = self._books, self._held.cpus.bits, resolved.count
-        more = count - held.bit_count()
+        ledger, current, count = self._ledger, self._current.cpus.bits, resolved.count
+        more = count - current.bit_count()
         scratch = ledger.scratch()
         if more > 0:
             # Its own claims are in nobody's way but others'.
-            unclaimed = replace(self._held, exclusive=ExclusivePolicy.NONE)
+            unclaimed = replace(self._current, exclusive=ExclusivePolicy.NONE)
             scratch.replace(self._key, unclaimed)
-            free = cpus_for(scratch, replace(resolved, count=more))
+            free = candidate_cpus(scratch, replace(resolved, count=more))
             if isinstance(free, CpuRefusal):
                 return free
-            bound = bool(self._held.numa)
-            whole = wish_of(resolved, count)
-            found = grow(ledger.layout, held, free, holders(scratch), whole, same_nodes=bound)
+            bound = bool(self._current.numa)
+            whole = demand_of(resolved, count)
+            found = grow(
+                ledger.layout, current, free, exclusive_claims(scratch), whole, same_nodes=bound
+            )
         else:
             scratch.remove(self._key)
-            held = _without_lost(ledger, held, -more)
-            found = shrink(ledger.layout, held, holders(scratch), wish_of(resolved, count))
+            current = _without_lost(ledger, current, -more)
+            found = shrink(
+                ledger.layout, current, exclusive_claims(scratch), demand_of(resolved, count)
+            )
         return short(found, resolved) if isinstance(found, Short) else found
 
     def _shares_of_nodes(self, cpus: int) -> tuple[NodeShare, ...] | CpuRefusal:
         """What it takes of each NUMA node that it is bound to. Every amount stays where it lies;
         what comes or goes is spread as evenly as can be.
         """
-        held, ledger = self._held, self._books
-        if not held.numa:
+        current, ledger = self._current, self._ledger
+        if not current.numa:
             return ()
         position = ledger.layout.position_of_node
-        parts = {position[s.node]: dict(s.amounts) for s in held.numa if s.node in position}
+        parts = {position[s.node]: dict(s.amounts) for s in current.numa if s.node in position}
         needs = dict.fromkeys((name for each in parts.values() for name in each), 0)
-        needs.update((name, need) for name, need in self._wish.amounts if self._is_bound(name))
+        needs.update((name, need) for name, need in self._request.amounts if self._is_bound(name))
         for name, need in needs.items():
             found: dict[int, int] | CpuRefusal
             if cpus and name in _CPU:
@@ -192,10 +202,10 @@ class _Case:
         """True if an amount of the slot lies on its nodes. A slot of which only cpu does is bound
         to a pool, and to no memory.
         """
-        names = {each for share in self._held.numa for each, _ in share.amounts}
+        names = {each for share in self._current.numa for each, _ in share.amounts}
         if name in names or name in _CPU:
             return name in names
-        return not names <= set(_CPU) and self._books.reports(name)
+        return not names <= set(_CPU) and self._ledger.reports(name)
 
     def _spread(
         self, name: str, need: int, parts: dict[int, dict[str, int]]
@@ -207,16 +217,18 @@ class _Case:
         nodes: Iterable[int] = parts
         if name == MEMORY_BYTES:
             bound = positions(sum(1 << at for at in parts))
-            nodes = memory_positions(self._books.layout, bound)
-        free = [(at, self._books.available(at, name)) for at in sorted(nodes)]
+            nodes = memory_positions(self._ledger.layout, bound)
+        free = [(at, self._ledger.available(at, name)) for at in sorted(nodes)]
         added = split(more, free)
         if added is None:
-            return self._too_little(name, more, free)
+            return self._node_shortage(name, more, free)
         return {at: has.get(at, 0) + added.get(at, 0) for at in has.keys() | added.keys()}
 
-    def _too_little(self, name: str, more: int, free: list[tuple[int, int]]) -> CpuRefusal:
-        layout = self._books.layout
-        left = ", ".join(f"{layout.nodes[at].id}: {told(name, amount)}" for at, amount in free)
+    def _node_shortage(self, name: str, more: int, free: list[tuple[int, int]]) -> CpuRefusal:
+        layout = self._ledger.layout
+        left = ", ".join(
+            f"{layout.nodes[at].id}: {amount_text(name, amount)}" for at, amount in free
+        )
         blocker = CpuBlocker.NUMA_NOT_ENOUGH_RESOURCE
         if name in _CPU:
             blocker = CpuBlocker.NUMA_NOT_ENOUGH_CPU
@@ -224,45 +236,46 @@ class _Case:
             blocker = CpuBlocker.NUMA_NOT_ENOUGH_MEMORY
         return CpuRefusal(
             blocker,
-            f"the slot grows by {told(name, more)} on the NUMA nodes that it is bound to; free by"
-            f" node: {left}",
+            f"the slot grows by {amount_text(name, more)} on the NUMA nodes that it is bound to;"
+            f" free by node: {left}",
             (("asked", more), *((f"node {layout.nodes[at].id}", amount) for at, amount in free)),
         )
 
     def _pool_too_small(self) -> CpuRefusal | None:
-        ledger, request = self._books, self._wish
+        ledger, request = self._ledger, self._request
         limit = max(request.cpu_limit_milli, request.cpu_milli)
         position = ledger.layout.position_of_node
-        nodes = [position[share.node] for share in self._held.numa if share.node in position]
+        nodes = [position[share.node] for share in self._current.numa if share.node in position]
         size = sum((ledger.shared_cpus & ledger.layout.nodes[at].mask).bit_count() for at in nodes)
         if size * MILLI >= limit:
             return None
         return CpuRefusal(
             CpuBlocker.BURST_POOL_TOO_SMALL,
-            f"the shared pool that the slot is bound to has {told(CPU_MILLI, size * MILLI)}, and"
-            f" its cpu limit is to be {told(CPU_MILLI, limit)}",
+            "the shared pool that the slot is bound to has"
+            f" {amount_text(CPU_MILLI, size * MILLI)}, and its cpu limit is to be"
+            f" {amount_text(CPU_MILLI, limit)}",
             (("asked", limit), ("cpus", size)),
         )
 
 
-_OF_NEW_SLOTS = (CpuBlocker.BIND_POLICY_CONFLICT, CpuBlocker.NUMA_POLICY_MISMATCH)
+_ONLY_FOR_NEW_SLOTS = (CpuBlocker.BIND_POLICY_CONFLICT, CpuBlocker.NUMA_POLICY_MISMATCH)
 """Refusals by what a host demands, which does not hold for slots that were there before."""
 
 
-def _without_lost(ledger: CpuLedger, held: int, surplus: int) -> int:
+def _without_lost(ledger: CpuLedger, current: int, surplus: int) -> int:
     """Cpus that do not run any more are the first that are given back, then those that have become
     a kubelet's or reserved since, then the rest of their cores.
     """
     there = ledger.layout.cpus
-    lost = held & ~ledger.pinnable
+    lost = current & ~ledger.pinnable
     cores = sum(core for core in ledger.reported_layout.core_masks if core & lost)
-    for part in (lost & ~there, lost & there, cores & held & ~lost):
+    for part in (lost & ~there, lost & there, cores & current & ~lost):
         left = part
         while left and surplus:
-            held &= ~(left & -left)
+            current &= ~(left & -left)
             left &= left - 1
             surplus -= 1
-    return held
+    return current
 
 
 def _cpus_by_node(layout: CpuLayout, cpus: int) -> dict[int, int]:

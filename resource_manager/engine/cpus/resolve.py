@@ -44,7 +44,7 @@ class Resolved:
     numa: NumaPolicy
     numa_required: bool
     strategy: NumaStrategy
-    bind_asked: bool = False  # by the request itself, not as a default
+    bind_requested: bool = False  # by the request itself, not as a default
     notes: tuple[str, ...] = ()  # what was preferred and gave way to the host
 
     @property
@@ -84,7 +84,7 @@ def resolve(
         *exclusive[:2],
         *numa[:2],
         strategy=host.numa_strategy,
-        bind_asked=policy.bind is not BindPolicy.DEFAULT,
+        bind_requested=policy.bind is not BindPolicy.DEFAULT,
         notes=(*bind[2], *exclusive[2], *numa[2]),
     )
     return _misaligned(resolved, policy, layout) or resolved
@@ -102,8 +102,8 @@ _DEMANDED = {
 
 def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind | CpuRefusal:
     """Of a slot with cpus of its own: what the host demands, else the request, else the default."""
-    asked = policy.bind
-    wanted = host.default_bind if asked is BindPolicy.DEFAULT else asked
+    requested = policy.bind
+    wanted = host.default_bind if requested is BindPolicy.DEFAULT else requested
     required = policy.bind_required and wanted is not BindPolicy.NONE
     notes: tuple[str, ...] = ()
     if wanted is BindPolicy.CONSTRAINED_BURST:
@@ -116,14 +116,14 @@ def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind 
                 CpuBlocker.BIND_POLICY_CONFLICT,
                 f"the request requires {wanted}, and the host demands {host.bind}",
             )
-        if asked not in (BindPolicy.DEFAULT, BindPolicy.NONE) and not notes:
+        if requested not in (BindPolicy.DEFAULT, BindPolicy.NONE) and not notes:
             notes = (f"{wanted} was preferred: the host demands {host.bind}",)
     if demanded is not None and (layout.smt or demanded is wanted):
         return demanded, True, notes
     if wanted is BindPolicy.SPREAD_BY_PCPUS and not layout.smt:
         if required:
             return _without_threads(wanted)
-        if asked is wanted:
+        if requested is wanted:
             notes = (*notes, f"{wanted} was preferred: each core of the host is one cpu")
         wanted = BindPolicy.NONE
     return wanted, required, notes
@@ -131,12 +131,12 @@ def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind 
 
 def _pool_bind(policy: CpuPolicy) -> _Bind:
     """Of a slot in a shared pool."""
-    asked = policy.bind
-    if asked is BindPolicy.CONSTRAINED_BURST and policy.qos is QosClass.LS:
-        return asked, policy.bind_required, ()
-    if asked in (BindPolicy.DEFAULT, BindPolicy.NONE):
+    requested = policy.bind
+    if requested is BindPolicy.CONSTRAINED_BURST and policy.qos is QosClass.LS:
+        return requested, policy.bind_required, ()
+    if requested in (BindPolicy.DEFAULT, BindPolicy.NONE):
         return BindPolicy.NONE, False, ()
-    return BindPolicy.NONE, False, (_without_own(asked, policy.qos),)
+    return BindPolicy.NONE, False, (_no_dedicated_cpus(requested, policy.qos),)
 
 
 def ignored_in_pools(policy: CpuPolicy) -> tuple[str, ...]:
@@ -147,8 +147,8 @@ def ignored_in_pools(policy: CpuPolicy) -> tuple[str, ...]:
 def _exclusive(
     policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout
 ) -> _Exclusive | CpuRefusal:
-    asked = policy.exclusive
-    wanted = host.default_exclusive if asked is ExclusivePolicy.DEFAULT else asked
+    requested = policy.exclusive
+    wanted = host.default_exclusive if requested is ExclusivePolicy.DEFAULT else requested
     if wanted is ExclusivePolicy.DEFAULT:
         wanted = ExclusivePolicy.NONE
     required = policy.exclusive_required and wanted is not ExclusivePolicy.NONE
@@ -156,35 +156,35 @@ def _exclusive(
         return wanted, required, ()
     if required:
         return _without_threads(wanted)
-    noted = asked is wanted
+    noted = requested is wanted
     note = f"{wanted} was preferred: each core of the host is one cpu"
     return ExclusivePolicy.NONE, False, (note,) if noted else ()
 
 
 def _pool_exclusive(policy: CpuPolicy) -> _Exclusive:
-    asked = policy.exclusive
-    if asked in (ExclusivePolicy.DEFAULT, ExclusivePolicy.NONE):
+    requested = policy.exclusive
+    if requested in (ExclusivePolicy.DEFAULT, ExclusivePolicy.NONE):
         return ExclusivePolicy.NONE, False, ()
-    return ExclusivePolicy.NONE, False, (_without_own(asked, policy.qos),)
+    return ExclusivePolicy.NONE, False, (_no_dedicated_cpus(requested, policy.qos),)
 
 
 def _numa(policy: CpuPolicy, host: EffectivePolicy) -> _Numa | CpuRefusal:
     """The host's alignment holds for every slot there, whatever its class. BestEffort demands
     nothing of anybody, so it gives way to what a request requires.
     """
-    asked, aligned = policy.numa, host.alignment
+    requested, aligned = policy.numa, host.alignment
     demanded = aligned.aligns and aligned is not NumaPolicy.BEST_EFFORT
     if not aligned.aligns or (policy.numa_required and not demanded):
-        wanted = aligned if asked is NumaPolicy.DEFAULT else asked
+        wanted = aligned if requested is NumaPolicy.DEFAULT else requested
         return wanted, policy.numa_required, ()
-    if asked in (NumaPolicy.DEFAULT, aligned):
+    if requested in (NumaPolicy.DEFAULT, aligned):
         return aligned, True, ()
     if policy.numa_required:
         return CpuRefusal(
             CpuBlocker.NUMA_POLICY_MISMATCH,
-            f"the request requires NUMA policy {asked}, and the host aligns by {aligned}",
+            f"the request requires NUMA policy {requested}, and the host aligns by {aligned}",
         )
-    return aligned, True, (f"NUMA policy {asked} was preferred: the host aligns by {aligned}",)
+    return aligned, True, (f"NUMA policy {requested} was preferred: the host aligns by {aligned}",)
 
 
 def _misaligned(resolved: Resolved, policy: CpuPolicy, layout: CpuLayout) -> CpuRefusal | None:
@@ -194,11 +194,11 @@ def _misaligned(resolved: Resolved, policy: CpuPolicy, layout: CpuLayout) -> Cpu
     by_request = policy.bind_required and policy.bind is not BindPolicy.DEFAULT
     by = "the request requires" if by_request else "the host demands"
     width = layout.per_core if layout.uniform_cores else f"up to {layout.per_core}"
-    way_out = f": ask for a multiple of {layout.per_core * MILLI} cpu_milli"
+    hint = f": ask for a multiple of {layout.per_core * MILLI} cpu_milli"
     return CpuRefusal(
         CpuBlocker.SMT_ALIGNMENT,
         f"{by} whole cores, which have {width} threads each on this host, and {resolved.count} cpus"
-        f" are not the threads of any number of them{way_out if layout.uniform_cores else ''}",
+        f" are not the threads of any number of them{hint if layout.uniform_cores else ''}",
         (("asked", resolved.count), ("threads per core", layout.per_core)),
     )
 
@@ -210,5 +210,5 @@ def _without_threads(policy: BindPolicy | ExclusivePolicy) -> CpuRefusal:
     )
 
 
-def _without_own(policy: BindPolicy | ExclusivePolicy, qos: QosClass) -> str:
+def _no_dedicated_cpus(policy: BindPolicy | ExclusivePolicy, qos: QosClass) -> str:
     return f"{policy} was preferred: {qos} slots have no cpus of their own"

@@ -24,7 +24,7 @@ from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import Resolved, ignored_in_pools
 
 
-def told(dimension: str, amount: int) -> str:
+def amount_text(dimension: str, amount: int) -> str:
     """An amount for people, such as "2.5 cpus" or "12Gi memory": as exact as comparing needs."""
     if dimension in (CPU_MILLI, BEST_EFFORT_CPU_MILLI):
         kind = "best-effort cpu" if dimension == BEST_EFFORT_CPU_MILLI else "cpu"
@@ -35,13 +35,13 @@ def told(dimension: str, amount: int) -> str:
     return f"{amount} {dimension.removeprefix(EXTENDED_PREFIX)}"
 
 
-def unaligned(policy: NumaPolicy, asked: Quantities, smallest: int | None) -> CpuRefusal:
+def unaligned(policy: NumaPolicy, needs: Quantities, smallest: int | None) -> CpuRefusal:
     """On no nodes that the policy admits there is enough of everything."""
-    layout = asked.layout
+    layout = needs.layout
     free = "; ".join(
         f"{layout.nodes[at].id}: "
-        + ", ".join(f"{told(name, asked.of(name, (at,))[0][1])}" for name in asked.need)
-        for at in asked.nodes
+        + ", ".join(f"{amount_text(name, needs.of(name, (at,))[0][1])}" for name in needs.need)
+        for at in needs.nodes
     )
     on = "one NUMA node"
     if smallest is None:
@@ -51,30 +51,30 @@ def unaligned(policy: NumaPolicy, asked: Quantities, smallest: int | None) -> Cp
         on = f"one NUMA node, and the empty host would need {smallest}"
     elif smallest > 1:
         on = f"{smallest} NUMA nodes, which the empty host would need"
-    needs = ", ".join(told(name, amount) for name, amount in asked.need.items())
+    needed_text = ", ".join(amount_text(name, amount) for name, amount in needs.need.items())
     return CpuRefusal(
         CpuBlocker.NUMA_UNALIGNED,
-        f"{policy} does not put {needs} on {on}; free by node: {free}",
-        tuple((f"asked {name}", amount) for name, amount in asked.need.items()),
+        f"{policy} does not put {needed_text} on {on}; free by node: {free}",
+        tuple((f"asked {name}", amount) for name, amount in needs.need.items()),
     )
 
 
-def not_enough(asked: Quantities, lacking: str) -> CpuRefusal:
+def not_enough(needs: Quantities, lacking: str) -> CpuRefusal:
     """All nodes together have too little of a dimension."""
     blocker = {
         CPU_MILLI: CpuBlocker.NUMA_NOT_ENOUGH_CPU,
         BEST_EFFORT_CPU_MILLI: CpuBlocker.NUMA_NOT_ENOUGH_CPU,
         MEMORY_BYTES: CpuBlocker.NUMA_NOT_ENOUGH_MEMORY,
     }.get(lacking, CpuBlocker.NUMA_NOT_ENOUGH_RESOURCE)
-    by_node = {asked.layout.nodes[at].id: has for at, has in asked.of(lacking, asked.nodes)}
-    left = ", ".join(f"{node}: {told(lacking, has)}" for node, has in by_node.items())
+    by_node = {needs.layout.nodes[at].id: has for at, has in needs.of(lacking, needs.nodes)}
+    left = ", ".join(f"{node}: {amount_text(lacking, has)}" for node, has in by_node.items())
     free = sum(by_node.values())
     return CpuRefusal(
         blocker,
-        f"the slot needs {told(lacking, asked.need[lacking])}, and the NUMA nodes have"
-        f" {told(lacking, free)} left; by node: {left}",
+        f"the slot needs {amount_text(lacking, needs.need[lacking])}, and the NUMA nodes have"
+        f" {amount_text(lacking, free)} left; by node: {left}",
         (
-            ("asked", asked.need[lacking]),
+            ("asked", needs.need[lacking]),
             ("free", free),
             *((f"node {node}", has) for node, has in by_node.items()),
         ),
@@ -90,8 +90,9 @@ def unsuited(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -> CpuRef
     pools = ", ".join(f"{node}: {size} cpus" for node, size in sizes.items())
     return CpuRefusal(
         CpuBlocker.BURST_POOL_TOO_SMALL,
-        f"no NUMA node's shared pool suits a cpu limit of {told(CPU_MILLI, limit_milli)} and has"
-        f" {told(CPU_MILLI, request.cpu_milli)} left to promise; pools by node: {pools}",
+        f"no NUMA node's shared pool suits a cpu limit of {amount_text(CPU_MILLI, limit_milli)}"
+        f" and has {amount_text(CPU_MILLI, request.cpu_milli)} left to promise; pools by node:"
+        f" {pools}",
         (("asked", limit_milli), *((f"node {node}", size) for node, size in sizes.items())),
     )
 

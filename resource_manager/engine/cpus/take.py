@@ -30,14 +30,14 @@ from resource_manager.engine.cpus.packed import take_packed
 
 
 @dataclass(frozen=True, slots=True)
-class Holders:
+class ExclusiveClaims:
     """Cpus of slots that want to be apart from others like them, by the level they really hold."""
 
     core_level: int = 0
     node_level: int = 0
 
 
-NOBODY = Holders()
+NO_CLAIMS = ExclusiveClaims()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,31 +86,33 @@ class Short:
     suitable: int
 
 
-def take(layout: CpuLayout, available: int, holders: Holders, request: CpuDemand) -> Taken | Short:
+def take(
+    layout: CpuLayout, available: int, claims: ExclusiveClaims, request: CpuDemand
+) -> Taken | Short:
     """Cpus of `available` that serve the wish.
 
     Args:
         layout: the host.
         available: the cpus to choose from, by their bits.
-        holders: whom exclusive policies have to avoid.
-        wish: what is wanted.
+        claims: whom exclusive policies have to avoid.
+        request: what is wanted.
 
     Returns:
-        Exactly `wish.need` cpus, or what there was too little of. The same for the same input.
+        Exactly `request.need` cpus, or what there was too little of. The same for the same input.
     """
     if request.need < 1:
-        return Taken(0, reached(layout, 0, holders, request.exclusive))
-    free = suitable(layout, available, holders, request)
+        return Taken(0, reached(layout, 0, claims, request.exclusive))
+    free = suitable(layout, available, claims, request)
     if isinstance(free, Short):
         return free
-    cpus = _preferred_first(layout, free, holders, request)
+    cpus = _preferred_first(layout, free, claims, request)
     if cpus is None:
         return Short(ShortOf.ALIGNMENT, request.need, free.bit_count())
-    return Taken(cpus, reached(layout, cpus, holders, request.exclusive))
+    return Taken(cpus, reached(layout, cpus, claims, request.exclusive))
 
 
 def suitable(
-    layout: CpuLayout, available: int, holders: Holders, request: CpuDemand
+    layout: CpuLayout, available: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | Short:
     """Those of the available cpus that what is required leaves, if they are enough."""
     need = request.need
@@ -120,10 +122,10 @@ def suitable(
     if request.exclusive_required:
         short_of = ShortOf.CPUS
         if request.exclusive is ExclusivePolicy.PCPU_LEVEL:
-            free &= ~layout.cores_touched(holders.core_level)
+            free &= ~layout.cores_touched(claims.core_level)
             short_of = ShortOf.UNSHARED_CORES
         elif request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
-            free &= ~layout.nodes_touched(holders.node_level)
+            free &= ~layout.nodes_touched(claims.node_level)
             short_of = ShortOf.UNSHARED_NODES
         if need > free.bit_count():
             return Short(short_of, need, free.bit_count())
@@ -192,10 +194,10 @@ def holds(layout: CpuLayout, cpus: int, bind: BindPolicy) -> bool:
 
 
 def reached(
-    layout: CpuLayout, cpus: int, holders: Holders, wanted: ExclusivePolicy
+    layout: CpuLayout, cpus: int, claims: ExclusiveClaims, wanted: ExclusivePolicy
 ) -> ExclusivePolicy:
     """The exclusive level that a set of cpus has beside the holders, at most the one wanted."""
-    nodes, cores = holders.node_level, holders.core_level
+    nodes, cores = claims.node_level, claims.core_level
     if wanted is ExclusivePolicy.NUMA_NODE_LEVEL:
         if not layout.nodes_touched(cpus) & nodes:
             return wanted
@@ -214,7 +216,7 @@ def spread_order(layout: CpuLayout, available: int, strategy: NumaStrategy) -> l
 
 
 def _preferred_first(
-    layout: CpuLayout, free: int, holders: Holders, request: CpuDemand
+    layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
     """As many as possible out of the preferred cpus, then the rest; all at once if that breaks
     what is required. None: not even then."""
@@ -223,23 +225,25 @@ def _preferred_first(
         preferred = layout.whole(preferred)
     count = min(request.need, preferred.bit_count())
     if preferred:
-        first = _of_one_kind(layout, preferred, holders, replace(request, need=count))
+        first = _of_one_kind(layout, preferred, claims, replace(request, need=count))
         rest = replace(request, need=request.need - count)
-        others = _of_one_kind(layout, free & ~preferred, holders, rest)
+        others = _of_one_kind(layout, free & ~preferred, claims, rest)
         if first is not None and others is not None:
             return first | others
-    return _of_one_kind(layout, free, holders, request)
+    return _of_one_kind(layout, free, claims, request)
 
 
-def _of_one_kind(layout: CpuLayout, free: int, holders: Holders, request: CpuDemand) -> int | None:
+def _of_one_kind(
+    layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
+) -> int | None:
     """Cpus of cores of one kind, unless a mixture does better by what is preferred."""
     if layout.kinds == 1:
-        return _by_strategy(layout, free, holders, request)
+        return _by_strategy(layout, free, claims, request)
     best: tuple[tuple[int, bool], int] | None = None
     for kind in (*layout.cores_of_kind, layout.cpus):
-        cpus = _by_strategy(layout, free & kind, holders, request)
+        cpus = _by_strategy(layout, free & kind, claims, request)
         if cpus is not None:
-            level = reached(layout, cpus, holders, request.exclusive)
+            level = reached(layout, cpus, claims, request.exclusive)
             merit = (_LEVELS.index(level), holds(layout, cpus, request.bind))
             if best is None or merit > best[0]:
                 best = merit, cpus
@@ -249,7 +253,9 @@ def _of_one_kind(layout: CpuLayout, free: int, holders: Holders, request: CpuDem
 _LEVELS = (ExclusivePolicy.NONE, ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUMA_NODE_LEVEL)
 
 
-def _by_strategy(layout: CpuLayout, free: int, holders: Holders, request: CpuDemand) -> int | None:
+def _by_strategy(
+    layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
+) -> int | None:
     """None only if there are too few cpus, or required whole cores do not add up."""
     if request.need < 1:
         return 0
@@ -257,20 +263,22 @@ def _by_strategy(layout: CpuLayout, free: int, holders: Holders, request: CpuDem
         return None
     cpus: int | None = None
     if request.strategy is NumaStrategy.DISTRIBUTE_EVENLY:
-        cpus = _evenly(layout, free, holders, request)
+        cpus = _evenly(layout, free, claims, request)
     if cpus is None or not _keeps_required(layout, cpus, request):
-        cpus = _accumulator(layout, free, holders, request).take(request.need, request.whole_cores)
+        cpus = _accumulator(layout, free, claims, request).take(request.need, request.whole_cores)
     if not _keeps_required(layout, cpus, request):
-        return _accumulator(layout, free, holders, request).take_whole_exactly(request.need)
+        return _accumulator(layout, free, claims, request).take_whole_cores_only(request.need)
     return cpus
 
 
-def _accumulator(layout: CpuLayout, free: int, holders: Holders, request: CpuDemand) -> Accumulator:
+def _accumulator(
+    layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
+) -> Accumulator:
     return Accumulator(
         layout,
         free,
-        core_held=holders.core_level,
-        node_held=holders.node_level,
+        core_claimed=claims.core_level,
+        node_claimed=claims.node_level,
         strategy=request.strategy,
         exclusive=request.exclusive,
     )
@@ -280,18 +288,20 @@ def _keeps_required(layout: CpuLayout, cpus: int, request: CpuDemand) -> bool:
     return not request.bind_required or holds(layout, cpus, request.bind)
 
 
-def _evenly(layout: CpuLayout, free: int, holders: Holders, request: CpuDemand) -> int | None:
+def _evenly(
+    layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
+) -> int | None:
     """Even shares of as few nodes as can give them, else packed; first of what the policies
     prefer. None: spread without even shares."""
     group = layout.per_core if request.whole_cores else 1
-    offered_sets = list(offers(layout, free, holders, request))
+    offered_sets = list(offers(layout, free, claims, request))
     for offered in offered_sets:
         even = _widest(layout, offered) if request.whole_cores else offered
         shares = even_shares(layout, even, request.need, group)
         if shares is not None:
             taken = 0
             for share in shares:
-                taken |= _within_node(layout, even, holders, request, share)
+                taken |= _within_node(layout, even, claims, request, share)
             return taken
     if request.bind is BindPolicy.SPREAD_BY_PCPUS:
         return None
@@ -302,14 +312,16 @@ def _evenly(layout: CpuLayout, free: int, holders: Holders, request: CpuDemand) 
     )
 
 
-def offers(layout: CpuLayout, free: int, holders: Holders, request: CpuDemand) -> Iterator[int]:
+def offers(
+    layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
+) -> Iterator[int]:
     """The free cpus, cut down to what is preferred, then less and less so."""
     levels = [0]
     if request.exclusive is ExclusivePolicy.PCPU_LEVEL:
-        levels = [layout.cores_touched(holders.core_level), 0]
+        levels = [layout.cores_touched(claims.core_level), 0]
     elif request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
-        on_cores = layout.cores_touched(holders.core_level | holders.node_level)
-        levels = [layout.nodes_touched(holders.node_level), on_cores, 0]
+        on_cores = layout.cores_touched(claims.core_level | claims.node_level)
+        levels = [layout.nodes_touched(claims.node_level), on_cores, 0]
     for barred in dict.fromkeys(levels):
         left = free & ~barred
         if request.bind is BindPolicy.FULL_PCPUS:
@@ -331,9 +343,9 @@ def _widest(layout: CpuLayout, cpus: int) -> int:
 
 
 def _within_node(
-    layout: CpuLayout, free: int, holders: Holders, request: CpuDemand, share: NodeShare
+    layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand, share: NodeShare
 ) -> int:
     if request.bind is BindPolicy.SPREAD_BY_PCPUS:
-        accumulator = _accumulator(layout, free & share.node, holders, request)
+        accumulator = _accumulator(layout, free & share.node, claims, request)
         return accumulator.take(share.even + share.more, whole_cores=False)
     return take_share(layout, free, share)

@@ -82,7 +82,7 @@ def name_lost(journal: Journal, host: Host) -> None:
 
 def lost_cpus(host: Host) -> dict[SlotKey, CpuSet]:
     """Own cpus of slots that are not there for them, by slot; of those that are not being freed."""
-    there = announced_by(host.executor.registration).slot_cpus - host.present.gone
+    there = announced_by(host.executor.registration).slot_cpus - host.present.unavailable
     found: dict[SlotKey, CpuSet] = {}
     for key, slot in host.slots.items():
         if slot.assignment is None or slot.state is SlotState.FREEING:

@@ -132,7 +132,7 @@ def take_in(
     context.state.hosts.touch(host)
     if host.refusals and host.end_refusals(context.now_ms):
         context.state.hosts.indexes.log_growth(host, context.state.queue)
-    if host.resize_holds:
+    if host.resize_backoffs:
         context.state.resizes.end_holds(host)
     for slot in broken:
         remember_refusal(context, host, slot)

@@ -152,12 +152,14 @@ def _shared(policy: CpuPolicy) -> CpuPolicy:
 def _less(books: CpuLedger, wish: CpuRequest) -> Iterator[Relaxation]:
     """The most that it could have of one dimension, of the amounts that are tried."""
     for name, asked in wish.amounts:
-        own_cpus = name == CPU_MILLI and wish.policy.qos.is_pinned
-        for amount in _fewer_cpus(books, asked) if own_cpus else _on_one_node(books, name, asked):
+        candidate_cpus = name == CPU_MILLI and wish.policy.qos.is_pinned
+        for amount in (
+            _fewer_cpus(books, asked) if candidate_cpus else _on_one_node(books, name, asked)
+        ):
             smaller = replace(wish, amounts=_with(wish.amounts, name, amount))
             if not _refused(books, smaller):
                 fewer = (asked - amount) // MILLI_PER_CPU
-                title = f"{fewer} cpu{'s' if fewer > 1 else ''} fewer: " if own_cpus else ""
+                title = f"{fewer} cpu{'s' if fewer > 1 else ''} fewer: " if candidate_cpus else ""
                 yield Relaxation(
                     at_most=((name, asked, amount),), text=f"{title}{name} <= {amount}"
                 )

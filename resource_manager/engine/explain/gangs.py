@@ -79,15 +79,15 @@ def _given(all_hosts: Hosts, held: Reservation | None) -> Iterator[None]:
     """
     names = held.place.held if held is not None else ()
     hosts = [all_hosts[name] for name in names if name not in all_hosts.touched]
-    holds = [host.held for host in hosts]
+    holds = [host.reserved for host in hosts]
     try:
         for host in hosts:
-            host.held = None
+            host.reserved = None
             all_hosts.indexes.follow(host)
         yield
     finally:
         for host, hold in zip(hosts, holds, strict=True):
-            host.held = hold
+            host.reserved = hold
             all_hosts.indexes.follow(host)
 
 

@@ -15,7 +15,7 @@ from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.hosts.notes import ResizeHold
+from resource_manager.engine.hosts.notes import ResizeBackoff
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.lifecycle.resizes import ResizeMoves, growth, is_kept_from
 from resource_manager.engine.model.entities import Resize, Slot
@@ -73,7 +73,7 @@ def _waiting(
         return "the slot is being taken down, or its executor is out of sight"
     if slot.ordered is not None:
         return f"waits for change {slot.ordered.number}, which is ordered"
-    hold = host.resize_holds.get((slot.allocation_id, slot.generation))
+    hold = host.resize_backoffs.get((slot.allocation_id, slot.generation))
     if hold is not None and hold.active:
         return _held(hold)
     total, need = host.total, add(slot.booked, asked)
@@ -101,7 +101,7 @@ def _waiting(
     return "has not been considered yet"
 
 
-def _held(hold: ResizeHold) -> str:
+def _held(hold: ResizeBackoff) -> str:
     if hold.reason == Reason.BELOW_USE:
         return f"{hold.message}; it is tried again as soon as a short pause is over"
     return f"the executor refused it ({hold.message}), and is asked again later"

@@ -56,13 +56,13 @@ class HostCpus:
 
     Attributes:
         policy: its settings, by all layers.
-        gone: cpus of its slots' that do not run any more, or that a kubelet has given away.
+        unavailable: cpus of its slots' that do not run any more, or that a kubelet has given away.
         taken: cpus of its slots' that none may have to itself: these, and reserved ones.
         total: what can be booked there.
     """
 
     policy: EffectivePolicy
-    gone: CpuSet
+    unavailable: CpuSet
     taken: CpuSet
     total: dict[str, int]
 
@@ -75,8 +75,8 @@ def host_cpus(
     """
     announced = announced_by(registration)
     policy = _settled(operator, announced.policy, state.kubelet_policy, cluster)
-    gone = (state.offline_cpus | state.kubelet_cpus) & announced.slot_cpus
-    taken = gone | (policy.reserved_cpus & announced.slot_cpus)
+    unavailable = (state.offline_cpus | state.kubelet_cpus) & announced.slot_cpus
+    taken = unavailable | (policy.reserved_cpus & announced.slot_cpus)
     uncounted = taken | (announced.isolated_cpus & announced.slot_cpus)
     in_no_pool = union(
         (
@@ -89,15 +89,17 @@ def host_cpus(
     total = dict(registration.total)
     if uncounted:
         total = _total(total, announced.slot_cpus, uncounted)
-    return HostCpus(policy, gone, taken, _with_best_effort(total, announced, in_no_pool))
+    return HostCpus(policy, unavailable, taken, _with_best_effort(total, announced, in_no_pool))
 
 
 def announced_by(registration: Registration) -> Announced:
     """What an executor announced; one that says nothing of cpus has those of its shared pool."""
-    told = _announced(registration.host_cpus)
-    if told.slot_cpus or not registration.shared_cpus:
-        return told
-    return Announced(CpuSet.parse(registration.shared_cpus), told.reserved_cpus, policy=told.policy)
+    announced = _announced(registration.host_cpus)
+    if announced.slot_cpus or not registration.shared_cpus:
+        return announced
+    return Announced(
+        CpuSet.parse(registration.shared_cpus), announced.reserved_cpus, policy=announced.policy
+    )
 
 
 def unannounced(operator: HostPolicy, cluster: HostPolicy) -> EffectivePolicy:
@@ -107,12 +109,12 @@ def unannounced(operator: HostPolicy, cluster: HostPolicy) -> EffectivePolicy:
 
 @lru_cache(_KNOWN_MAX)
 def _announced(text: str) -> Announced:
-    told: dict[str, Any] = json.loads(text)
+    announced: dict[str, Any] = json.loads(text)
     return Announced(
-        CpuSet.parse(told.get("slot_cpus", ""), "slot_cpus"),
-        CpuSet.parse(told.get("reserved_cpus", ""), "reserved_cpus"),
-        CpuSet.parse(told.get("isolated_cpus", ""), "isolated_cpus"),
-        STORED.from_json(HostPolicy, told.get("policy", {})),
+        CpuSet.parse(announced.get("slot_cpus", ""), "slot_cpus"),
+        CpuSet.parse(announced.get("reserved_cpus", ""), "reserved_cpus"),
+        CpuSet.parse(announced.get("isolated_cpus", ""), "isolated_cpus"),
+        STORED.from_json(HostPolicy, announced.get("policy", {})),
     )
 
 

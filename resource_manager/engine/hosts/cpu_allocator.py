@@ -121,7 +121,7 @@ class CpuAllocator:
 
     if TYPE_CHECKING:
 
-        def booking_for(self, asked: ResourceRequest) -> dict[str, int]: ...
+        def booking_for(self, request: ResourceRequest) -> dict[str, int]: ...
 
     # What there is.
 
@@ -167,101 +167,101 @@ class CpuAllocator:
         """True if best-effort slots would have no cpu to run on, whatever is left to book."""
         return self.cpus is not None and not self.cpus.best_effort_cpus
 
-    def needs_topology(self, asked: ResourceRequest) -> bool:
+    def needs_topology(self, request: ResourceRequest) -> bool:
         """True if amounts do not say whether one of these fits here; ask `suits` then."""
-        return self.aligning or asked.topology_constrained
+        return self.aligning or request.topology_constrained
 
-    def assign(self, asked: ResourceRequest) -> CpuAssignment | CpuRefusal:
+    def assign(self, request: ResourceRequest) -> CpuAssignment | CpuRefusal:
         """The cpus and NUMA nodes that one of these would get here now, or why there are none.
 
         Whether the host has the amounts and slots, and may be used at all, is for the caller to
         know.
         """
         if self.cpus is None:
-            return assign(None, self._wish(asked))
-        answer = self._ask(self.cpus, asked, 1)
+            return assign(None, self._cpu_request(request))
+        answer = self._cached_answer(self.cpus, request, 1)
         if answer.given:
             return answer.given[0]
         return answer.refusal or NO_TOPOLOGY
 
-    def assign_many(self, asked: ResourceRequest, count: int) -> list[CpuAssignment]:
+    def assign_many(self, request: ResourceRequest, count: int) -> list[CpuAssignment]:
         """What up to `count` of these would get if they came one after the other; fewer, if cpus or
         NUMA nodes do not suit more. Likewise.
         """
         if self.cpus is None:
-            found = assign(None, self._wish(asked))
+            found = assign(None, self._cpu_request(request))
             return [] if isinstance(found, CpuRefusal) else [found] * count
-        return self._ask(self.cpus, asked, count).given[:count]
+        return self._cached_answer(self.cpus, request, count).given[:count]
 
-    def suits(self, asked: ResourceRequest, count: int = 1) -> bool:
+    def suits(self, request: ResourceRequest, count: int = 1) -> bool:
         """True if the host's cpus and NUMA nodes suit so many of these; always, where amounts
         decide.
         """
-        if not self.needs_topology(asked):
+        if not self.needs_topology(request):
             return True
-        return len(self.assign_many(asked, count)) == count
+        return len(self.assign_many(request, count)) == count
 
-    def could_suit(self, asked: ResourceRequest) -> bool:
+    def could_suit(self, request: ResourceRequest) -> bool:
         """True if they would if the host were empty, under the settings that hold now."""
-        return self.never_suits(asked) is None
+        return self.never_suits(request) is None
 
-    def never_suits(self, asked: ResourceRequest) -> CpuRefusal | None:
+    def never_suits(self, request: ResourceRequest) -> CpuRefusal | None:
         """Why they would not even then; None: they would."""
-        if not self.needs_topology(asked):
+        if not self.needs_topology(request):
             return None
-        return fits_empty(self.cpus, self._wish(asked))
+        return fits_empty(self.cpus, self._cpu_request(request))
 
-    def suits_without(self, asked: ResourceRequest, gone: SlotKey) -> bool:
+    def suits_without(self, request: ResourceRequest, unavailable_slot: SlotKey) -> bool:
         """True if they would suit one of these if a slot were gone."""
-        if not self.needs_topology(asked):
+        if not self.needs_topology(request):
             return True
         ledger = self.cpus.scratch() if self.cpus is not None else None
         if ledger is not None:
-            ledger.remove(gone)
-        return isinstance(assign(ledger, self._wish(asked)), CpuAssignment)
+            ledger.remove(unavailable_slot)
+        return isinstance(assign(ledger, self._cpu_request(request)), CpuAssignment)
 
-    def score(self, asked: ResourceRequest) -> int:
+    def score(self, request: ResourceRequest) -> int:
         """How well this host suits one of these that fits here; the best has the most."""
-        found = self.assign(asked)
+        found = self.assign(request)
         if self.cpus is None or isinstance(found, CpuRefusal):
             return 0
-        return score(self.cpus, self._wish(asked), found)
+        return score(self.cpus, self._cpu_request(request), found)
 
-    def assignments(self, asked: ResourceRequest, count: int) -> list[CpuAssignment | None]:
+    def assignments(self, request: ResourceRequest, count: int) -> list[CpuAssignment | None]:
         """What so many slots get that are placed here now.
 
         Raises:
             InvariantBroken: there is not enough for them; whoever places looks first.
         """
-        if self.needs_topology(asked):
-            found = self.assign_many(asked, count)
+        if self.needs_topology(request):
+            found = self.assign_many(request, count)
             if len(found) < count:
                 raise InvariantBroken(
-                    f"{count} slots of {asked.profile} were placed on"
+                    f"{count} slots of {request.profile} were placed on"
                     f" {self.executor.executor_id}, whose cpus suit {len(found)} of them"
                 )
             return list(found)
-        if asked.cpus is None:
+        if request.cpus is None:
             return [None] * count
-        one = self.assign(asked)
-        return [_in_pools(asked) if isinstance(one, CpuRefusal) else one] * count
+        one = self.assign(request)
+        return [_in_pools(request) if isinstance(one, CpuRefusal) else one] * count
 
-    def _ask(self, ledger: CpuLedger, asked: ResourceRequest, count: int) -> Answer:
+    def _cached_answer(self, ledger: CpuLedger, request: ResourceRequest, count: int) -> Answer:
         version, known = self.answers
         if version != ledger.version:
             known = {}
             self.answers = ledger.version, known
-        request = self._wish(asked)
-        answer = known.get(request)
+        cpu_request = self._cpu_request(request)
+        answer = known.get(cpu_request)
         if answer is None or (len(answer.given) < count and answer.refusal is None):
             if answer is None and len(known) >= ANSWERS_MAX:
                 known.clear()
-            answer = known[request] = _answer(ledger, request, count)
+            answer = known[cpu_request] = _answer(ledger, cpu_request, count)
         return answer
 
-    def _wish(self, asked: ResourceRequest) -> CpuRequest:
-        policy, limit_milli = asked.cpus or (PLAIN, 0)
-        return CpuRequest.of(policy, self.booking_for(asked), limit_milli)
+    def _cpu_request(self, request: ResourceRequest) -> CpuRequest:
+        policy, limit_milli = request.cpus or (PLAIN, 0)
+        return CpuRequest.of(policy, self.booking_for(request), limit_milli)
 
 
 def cpus_booked(slot: Slot) -> CpuAssignment | None:
@@ -285,8 +285,12 @@ def cpu_offer(ledger: CpuLedger) -> dict[str, int]:
     }
 
 
-def _answer(ledger: CpuLedger, request: CpuRequest, count: int) -> Answer:
-    found = [assign(ledger, request)] if count == 1 else assign_many(ledger, repeat(request, count))
+def _answer(ledger: CpuLedger, cpu_request: CpuRequest, count: int) -> Answer:
+    found = (
+        [assign(ledger, cpu_request)]
+        if count == 1
+        else assign_many(ledger, repeat(cpu_request, count))
+    )
     given = [each for each in found if isinstance(each, CpuAssignment)]
     last = found[-1] if found else None
     return Answer(given, last if isinstance(last, CpuRefusal) else None)
@@ -307,9 +311,9 @@ def _shared(kind: CpuKind) -> CpuKind:
     return kind
 
 
-def _in_pools(asked: ResourceRequest) -> CpuAssignment:
+def _in_pools(request: ResourceRequest) -> CpuAssignment:
     """Where nothing is known of cpus: in whatever pool its class has."""
-    return _of_class((asked.cpus or (PLAIN, 0))[0].qos)
+    return _of_class((request.cpus or (PLAIN, 0))[0].qos)
 
 
 @lru_cache

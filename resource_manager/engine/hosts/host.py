@@ -32,7 +32,14 @@ from resource_manager.engine.hosts.cpu_allocator import (
     cpu_offer,
     cpus_booked,
 )
-from resource_manager.engine.hosts.notes import Command, Hold, Reach, Refusal, ResizeHold, StateSeen
+from resource_manager.engine.hosts.notes import (
+    Command,
+    Reach,
+    Refusal,
+    ReservedCapacity,
+    ResizeBackoff,
+    StateSeen,
+)
 from resource_manager.engine.model.entities import (
     NOTHING_SET,
     Executor,
@@ -88,14 +95,14 @@ class Host(CpuAllocator):
     to_allocate: dict[SlotKey, None] = field(default_factory=dict)
     to_free: dict[SlotKey, None] = field(default_factory=dict)
     to_resize: dict[SlotKey, None] = field(default_factory=dict)
-    resize_holds: dict[SlotKey, ResizeHold] = field(default_factory=dict)
+    resize_backoffs: dict[SlotKey, ResizeBackoff] = field(default_factory=dict)
     resized_last: bool = False  # by the last command that did not free
     frees_failed: int = 0
-    hold_frees_until_ms: int = 0
+    frees_paused_until_ms: int = 0
     refusals: dict[SchedulingKey, Refusal] = field(default_factory=dict)
     reach: Reach = field(default_factory=Reach)
     shrunk: bool = False  # registered with less than its slots have booked
-    held: Hold | None = None
+    reserved: ReservedCapacity | None = None
     described: Registration | None = None  # these columns of the index are of it
     columns_known: dict[str, int] = field(default_factory=dict)
     columns_online: dict[str, int] = field(default_factory=dict)
@@ -186,7 +193,7 @@ class Host(CpuAllocator):
         self.to_free.clear()
         self.to_resize.clear()
         self.frees_failed = 0
-        self.hold_frees_until_ms = 0
+        self.frees_paused_until_ms = 0
         self.refusals.clear()
         for slot in self.slots.values():
             slot.placed_with_command = 0
@@ -196,12 +203,16 @@ class Host(CpuAllocator):
         """What a slot of this profile books here."""
         return shared_booking(profile, self.separate_pools, best_effort)
 
-    def booking_for(self, asked: ResourceRequest) -> dict[str, int]:
+    def booking_for(self, request: ResourceRequest) -> dict[str, int]:
         """What a slot books here of which this is asked."""
-        if asked.cpus is None:
-            return self.default_booking if asked.profile is None else self.booking_of(asked.profile)
-        profile = asked.profile or self.executor.registration.default_profile
-        return self.booking_of(profile, best_effort=asked.best_effort)
+        if request.cpus is None:
+            return (
+                self.default_booking
+                if request.profile is None
+                else self.booking_of(request.profile)
+            )
+        profile = request.profile or self.executor.registration.default_profile
+        return self.booking_of(profile, best_effort=request.best_effort)
 
     def book(self, booked: Amounts, count: int) -> None:
         """Counts so many new slots, which no report contains yet."""
@@ -220,7 +231,7 @@ class Host(CpuAllocator):
         self.to_allocate.pop(key, None)
         self.to_free.pop(key, None)
         self.to_resize.pop(key, None)
-        self.resize_holds.pop(key, None)
+        self.resize_backoffs.pop(key, None)
         self.lost_cpus.pop(key, None)
 
     def set_size(self, slot: Slot, profile: ResourceProfile, ordered: Resize | None) -> None:
@@ -297,16 +308,16 @@ class Host(CpuAllocator):
 
     def spare(self) -> dict[str, int]:
         """What is free and not held: what anybody may have whom nothing is held for."""
-        if self.held is None:
+        if self.reserved is None:
             return self.free()
-        return self.held.spare(self.free(), self.total, self.slots)
+        return self.reserved.spare(self.free(), self.total, self.slots)
 
     def spare_slots(self) -> int:
         """Slots that the host may still take, beyond those that are held."""
         left = self.slots_left()
-        if self.held is None or left == UNLIMITED:
+        if self.reserved is None or left == UNLIMITED:
             return left
-        return self.held.spare_slots(left, self.executor.registration.slots_max, self.slots)
+        return self.reserved.spare_slots(left, self.executor.registration.slots_max, self.slots)
 
     def empty(self) -> dict[str, int]:
         """What the host could give if it had no slots, in columns of the index."""
@@ -363,11 +374,11 @@ class Host(CpuAllocator):
         available = self.executor.reported_available or {}
         return frozenset(self.reported), tuple(sorted(available.items()))
 
-    def refuses(self, asked: ResourceRequest) -> bool:
+    def refuses(self, request: ResourceRequest) -> bool:
         """True if the host refused such requests lately."""
         if not self.refusals:
             return False
-        refusal = self.refusals.get(asked.key)
+        refusal = self.refusals.get(request.key)
         return refusal is not None and refusal.active
 
     def end_refusals(self, now_ms: int) -> bool:

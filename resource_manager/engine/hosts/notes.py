@@ -63,7 +63,7 @@ class Refusal:
 
 
 @dataclass(slots=True)
-class ResizeHold:
+class ResizeBackoff:
     """A change of a slot's size that the executor did not carry out, and that is tried again.
 
     While it is active the change does not stand in line. It ends with the time, or when the host's
@@ -80,7 +80,7 @@ class ResizeHold:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class ReservedCapacity:
     """What a host keeps for somebody who was passed over for too long: amounts as they are booked
     there, and so many slots.
 

@@ -34,7 +34,7 @@ def reservations(state: State) -> Iterator[str]:
         yield f"{sorted(held)} hold for somebody, {sorted(books.on_host)} are counted"
     for name, host in state.hosts.items():
         wanted = held.get(name)
-        holds = None if host.held is None else Held(host.held.amounts, host.held.slots)
+        holds = None if host.reserved is None else Held(host.reserved.amounts, host.reserved.slots)
         if holds != wanted:
             yield f"executor {name} holds {holds}, not {wanted}"
 

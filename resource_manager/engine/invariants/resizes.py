@@ -21,7 +21,7 @@ def sizes(host: Host) -> Iterator[str]:
         yield from _numbers(key, slot)
         if host.executor.state is ExecutorState.ACTIVE:
             yield from _order(host, key, slot)
-    for key in (*host.to_resize, *host.resize_holds):
+    for key in (*host.to_resize, *host.resize_backoffs):
         if key not in host.slots:
             yield f"executor {host.host_id} is to resize slot {key}, which is not there"
 
@@ -34,7 +34,7 @@ def line(state: State) -> Iterator[str]:
         wanted = slot.wanted
         if wanted is None:
             continue
-        hold = state.hosts[slot.executor_id].resize_holds.get(key)
+        hold = state.hosts[slot.executor_id].resize_backoffs.get(key)
         pauses = hold is not None and hold.active
         waits = slot.state is SlotState.ALLOCATED and slot.ordered is None and not pauses
         stands = wanted.arrival_number in standing

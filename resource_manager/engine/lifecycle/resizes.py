@@ -35,7 +35,7 @@ from resource_manager.engine.cpus.resizing import fits_alone, resized
 from resource_manager.engine.fairness.starvation import Starving
 from resource_manager.engine.hosts.cpu_allocator import NO_TOPOLOGY
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.hosts.notes import ResizeHold
+from resource_manager.engine.hosts.notes import ResizeBackoff
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.usage import UsageAccounting
@@ -132,7 +132,7 @@ class ResizeMoves:
         if wanted is None or slot.ordered is not None or slot.state is not SlotState.ALLOCATED:
             return
         host = self.hosts.of(slot)
-        hold = host.resize_holds.get((slot.allocation_id, slot.generation))
+        hold = host.resize_backoffs.get((slot.allocation_id, slot.generation))
         if hold is not None and hold.active:
             return
         if has_size(slot, wanted):  # since what was ordered before it was refused
@@ -160,7 +160,7 @@ class ResizeMoves:
         host = self.hosts.of(slot)
         key = (slot.allocation_id, slot.generation)
         host.to_resize.pop(key, None)
-        host.resize_holds.pop(key, None)
+        host.resize_backoffs.pop(key, None)
         if slot.wanted is not None:
             self.queue.non_batchables.remove(slot.wanted.arrival_number)
 
@@ -210,7 +210,7 @@ class ResizeMoves:
         if ordered is not None and ordered.number <= number:
             ordered = None
             host.to_resize.pop(key, None)
-        host.resize_holds.pop(key, None)
+        host.resize_backoffs.pop(key, None)
         slot.assignment = _assignment_seen(slot, seen)
         confirmed = slot.ordered is not None and ordered is None
         with (
@@ -265,19 +265,19 @@ class ResizeMoves:
             return
         text = f"change {number} to {size_text(ordered)}: {message}"
         self.journal.slot_event("slot_resize_refused", slot, reason=reason, message=text)
-        host.resize_holds.pop(key, None)
+        host.resize_backoffs.pop(key, None)
         self.journal.job_event(request, reason=Reason.RESIZE_REFUSED, message=text, slot=slot)
         self.go_on(slot)
 
     def _hold(self, host: Host, slot: Slot, outcome: ItemOutcome, message: str) -> None:
         """Lets a change that could not be carried out pause; it keeps its place in the queue."""
         settings, key = self.settings, (slot.allocation_id, slot.generation)
-        before = host.resize_holds.get(key)
+        before = host.resize_backoffs.get(key)
         failures = before.failures if before is not None else 0
         delay = backoff_ms(failures, settings.resize_retry_min_ms, settings.resize_retry_max_ms)
         until_ms = self.journal.now_ms + delay
         below_use = outcome.reason == Reason.BELOW_USE  # which the state does not tell
-        host.resize_holds[key] = ResizeHold(
+        host.resize_backoffs[key] = ResizeBackoff(
             number=slot.wanted.number if slot.wanted is not None else 0,
             failures=failures + 1,
             until_ms=until_ms,
@@ -293,7 +293,7 @@ class ResizeMoves:
         slot = self.slots.of(request) if request is not None else None
         if slot is None:
             return
-        hold = self.hosts.of(slot).resize_holds.get((allocation_id, slot.generation))
+        hold = self.hosts.of(slot).resize_backoffs.get((allocation_id, slot.generation))
         if hold is None or not hold.active:
             return
         if self.journal.now_ms < hold.until_ms:
@@ -305,7 +305,7 @@ class ResizeMoves:
     def end_holds(self, host: Host) -> None:
         """A new state of the host was taken in: who was refused on another one may try again."""
         present = host.state_seen()
-        for key, hold in list(host.resize_holds.items()):
+        for key, hold in list(host.resize_backoffs.items()):
             if hold.active and hold.state_seen is not None and hold.state_seen != present:
                 hold.active = False
                 self.go_on(host.slots[key])
@@ -347,7 +347,7 @@ class ResizeMoves:
         """Strikes the change that a slot waits with, if any."""
         if slot.wanted is not None:
             self.queue.non_batchables.remove(slot.wanted.arrival_number)
-            host.resize_holds.pop((slot.allocation_id, slot.generation), None)
+            host.resize_backoffs.pop((slot.allocation_id, slot.generation), None)
             with self.transitions.moving_resize(slot, ResizeInput.WITHDRAW):
                 slot.wanted = None
 
@@ -370,7 +370,7 @@ def is_kept_from(host: Host, slot: Slot) -> bool:
     which of them he needs, amounts do not say. (Whom it is held for does not ask.)
     """
     held = slot.assignment
-    return host.held is not None and held is not None and bool(held.cpus or held.numa)
+    return host.reserved is not None and held is not None and bool(held.cpus or held.numa)
 
 
 def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:

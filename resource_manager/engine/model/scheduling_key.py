@@ -71,13 +71,13 @@ def scheduling_key(spec: RequestSpec) -> SchedulingKey:
     return spec.profile, spec.required_labels, cpus
 
 
-def is_exact(profile: ResourceProfile | None, cpus: CpuKey | None) -> bool:
+def is_topology_constrained(profile: ResourceProfile | None, cpus: CpuKey | None) -> bool:
     """True if amounts alone never say whether a host can serve who asks for this. (Nor do they of a
     default slot of best-effort cpu: the index counts those of the other kind.)
     """
     if cpus is None:
         return False
-    return cpus[0].is_exact or (cpus[0].best_effort and profile is None)
+    return cpus[0].topology_constrained or (cpus[0].best_effort and profile is None)
 
 
 def need_of(

@@ -160,7 +160,7 @@ def _some_host_could(
     wanted = labels if index is indexes.main else ()
     suiting: Iterable[str] = hosts
     if (
-        scheduling_class.policy.is_exact and scheduling_class.profile is not None
+        scheduling_class.policy.topology_constrained and scheduling_class.profile is not None
     ):  # default slots differ within a kind
         kinds = [names for names in indexes.kinds.values() if could(hosts[next(iter(names))])]
         suiting = chain.from_iterable(kinds)

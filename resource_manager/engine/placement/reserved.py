@@ -140,7 +140,7 @@ class Reservations:
 
 def is_held_from(host: Host, scheduling_class: SchedulingClass) -> bool:
     """True if one of a shape would fit on a host but for what is held there."""
-    if host.held is None:
+    if host.reserved is None:
         return False
     need = host.booking_for(scheduling_class)
     if not need or host.slots_left() < 1 or not fits(need, host.free()):

@@ -156,7 +156,7 @@ class Survey:
 
     def is_for_others(self, host: Host) -> bool:
         """True if something is held there for somebody else."""
-        return host.held is not None and host.host_id not in self.own
+        return host.reserved is not None and host.host_id not in self.own
 
     def _asked_of(self, host: Host) -> list[Dimension]:
         """What a slot books here; hosts where it books the same share the list."""

@@ -28,7 +28,7 @@ from resource_manager.engine.model.scheduling_key import (
     CpuKey,
     Labels,
     SchedulingKey,
-    is_exact,
+    is_topology_constrained,
     scheduling_key,
 )
 from resource_manager.engine.model.transitions import Transitions
@@ -72,8 +72,8 @@ class MemberRequest:
 
     @property
     def topology_constrained(self) -> bool:
-        """True if amounts alone never say whether a host can serve one; see `shapes.is_exact`."""
-        return is_exact(self.profile, self.cpus)
+        """True if amounts alone never say whether a host can serve one."""
+        return is_topology_constrained(self.profile, self.cpus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from resource_manager.engine.model.scheduling_key import (
     Labels,
     SchedulingKey,
     amounts_only,
-    is_exact,
+    is_topology_constrained,
     need_of,
 )
 
@@ -110,7 +110,7 @@ class SchedulingClass:
     @property
     def topology_constrained(self) -> bool:
         """True if amounts alone never say whether a host can serve one."""
-        return self.cpus is not None and is_exact(self.profile, self.cpus)
+        return self.cpus is not None and is_topology_constrained(self.profile, self.cpus)
 
     def head(self) -> int | None:
         """Returns the arrival number of the oldest request; None: there is none."""

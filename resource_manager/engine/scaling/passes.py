@@ -241,7 +241,7 @@ def _give_back_idle(context: EventContext) -> None:
         host = state.hosts.get(provision.executor_id)
         if provision.state is not ProvidedExecutorState.REGISTERED or host is None:
             continue
-        busy = host.slots or host.held is not None
+        busy = host.slots or host.reserved is not None
         if busy or host.executor.state is not ExecutorState.ACTIVE:
             provision.idle_since_ms = None
             continue

@@ -60,7 +60,7 @@ def dispatch(context: EventContext) -> None:
 def _send_next(context: EventContext, host: Host) -> None:
     most = context.state.settings.command_items_max
     executor = host.executor
-    if host.to_free and host.hold_frees_until_ms <= context.now_ms:
+    if host.to_free and host.frees_paused_until_ms <= context.now_ms:
         keys = tuple(islice(host.to_free, most))
         executor.command_number += 1
         free = SendFree(
@@ -274,9 +274,9 @@ def _free_failed(
         host.frees_failed, settings.command_retry_min_ms, settings.command_retry_max_ms
     )
     host.frees_failed += 1
-    host.hold_frees_until_ms = journal.now_ms + delay
+    host.frees_paused_until_ms = journal.now_ms + delay
     host.to_free[slot.allocation_id, slot.generation] = None
-    timers.arm(Timer.COMMAND, host.host_id, host.hold_frees_until_ms)
+    timers.arm(Timer.COMMAND, host.host_id, host.frees_paused_until_ms)
 
 
 def _refused(context: EventContext, slot: Slot, outcome: ItemOutcome) -> None:

@@ -146,11 +146,11 @@ class _There:
         self._gone = slot.allocation_id, slot.generation
         self.amounts: dict[str, int] = add(host.free(), slot.booked)
         self.slots = host.slots_left() + (host.slots_left() != UNLIMITED)
-        if host.held is not None:
+        if host.reserved is not None:
             others = {key: each for key, each in host.slots.items() if each is not slot}
-            self.amounts = host.held.spare(self.amounts, host.total, others)
+            self.amounts = host.reserved.spare(self.amounts, host.total, others)
             if self.slots != UNLIMITED:
-                self.slots = host.held.spare_slots(
+                self.slots = host.reserved.spare_slots(
                     self.slots, host.executor.registration.slots_max, others
                 )
         # False: it is held for somebody.

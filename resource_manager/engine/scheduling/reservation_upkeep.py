@@ -54,8 +54,8 @@ def outlasted(context: EventContext, each: Reservation) -> str:
         (host.host_id, key)
         for host in hosts
         for key, slot in host.slots.items()
-        if host.held is not None
-        and key in host.held.before
+        if host.reserved is not None
+        and key in host.reserved.before
         and slot.state is not SlotState.FREEING
         and key[0] != each.holder.allocation_id  # it grows
     ]

@@ -41,7 +41,7 @@ from finegrain.resources import BEST_EFFORT_CPU_MILLI, add, total_of
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.starvation import Blocked, Mark, PassedOver
 from resource_manager.engine.hosts.host import ONLINE
-from resource_manager.engine.hosts.notes import Hold
+from resource_manager.engine.hosts.notes import ReservedCapacity
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.model.scheduling_key import in_grains
 from resource_manager.engine.model.settings import SECOND_MS
@@ -268,7 +268,7 @@ def _hold(
     for name, held in place.held.items():
         host = state.hosts[name]
         before = {key: slot.booked for key, slot in host.slots.items()}
-        host.held = Hold(held.amounts, held.slots, before, barred)
+        host.reserved = ReservedCapacity(held.amounts, held.slots, before, barred)
         state.hosts.indexes.follow(host)
     _tell(context, "reservation_made", made, _what_is_held(made))
 
@@ -324,7 +324,7 @@ def _end(context: EventContext, ended: Reservation, why: str) -> None:
     for name in ended.place.held:
         host = state.hosts.get(name)
         if host is not None:
-            host.held = None
+            host.reserved = None
             state.hosts.touch(host)
             # Whom it has to be asked about had no room there, whatever amounts were left over.
             state.hosts.indexes.log_growth(host, state.queue)

@@ -14,7 +14,7 @@ from resource_manager.engine.cpus.layout import CpuLayout, layout_of
 from resource_manager.engine.cpus.resize_cpus import grow, shrink
 from resource_manager.engine.cpus.take import (
     CpuDemand,
-    Holders,
+    ExclusiveClaims,
     Short,
     ShortOf,
     Taken,
@@ -69,7 +69,7 @@ def some_of(draw: st.DrawFn, cpus: int) -> int:
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[CpuLayout, int, Holders, CpuDemand]:
+def situations(draw: st.DrawFn) -> tuple[CpuLayout, int, ExclusiveClaims, CpuDemand]:
     """A host, its free cpus, who else is there, and a wish for no more cpus than are free."""
     layout = draw(layouts())
     free = some_of(draw, layout.cpus)
@@ -87,18 +87,18 @@ def situations(draw: st.DrawFn) -> tuple[CpuLayout, int, Holders, CpuDemand]:
         strategy=draw(st.sampled_from(list(NumaStrategy))),
         preferred=draw(st.sampled_from([0, 0, free & 0x55555555, free & ~0xFF])),
     )
-    return layout, free, Holders(held & 0x33333333, held & 0xCCCCCCCC), wish
+    return layout, free, ExclusiveClaims(held & 0x33333333, held & 0xCCCCCCCC), wish
 
 
-def unsuitable(layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand) -> bool:
+def unsuitable(layout: CpuLayout, free: int, claims: ExclusiveClaims, wish: CpuDemand) -> bool:
     """Whether what is required rules the wish out, said in another way than the code does."""
     if wish.exclusive_required:
         cores = [core.mask for core in layout.cores]
         nodes = [node.mask for node in layout.nodes]
         if wish.exclusive is ExclusivePolicy.PCPU_LEVEL:
-            free = sum(core & free for core in cores if not core & holders.core_level)
+            free = sum(core & free for core in cores if not core & claims.core_level)
         if wish.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
-            free = sum(node & free for node in nodes if not node & holders.node_level)
+            free = sum(node & free for node in nodes if not node & claims.node_level)
     if wish.bind_required and wish.bind is FULL:
         sums = {0}
         for core in layout.cores:
@@ -113,16 +113,16 @@ def unsuitable(layout: CpuLayout, free: int, holders: Holders, wish: CpuDemand) 
 @settings(max_examples=EXAMPLES)
 @given(situations())
 def test_a_wish_is_met_exactly_unless_what_is_required_rules_it_out(
-    situation: tuple[CpuLayout, int, Holders, CpuDemand],
+    situation: tuple[CpuLayout, int, ExclusiveClaims, CpuDemand],
 ) -> None:
-    layout, free, holders, wish = situation
-    taken = take(layout, free, holders, wish)
-    assert taken == take(layout, free, holders, wish)
+    layout, free, claims, wish = situation
+    taken = take(layout, free, claims, wish)
+    assert taken == take(layout, free, claims, wish)
     assert isinstance(taken, Short) == (wish.need > 0 and unsuitable(*situation))
     if isinstance(taken, Taken):
         assert taken.cpus.bit_count() == wish.need
         assert not taken.cpus & ~free
-        assert taken.exclusive is reached(layout, taken.cpus, holders, wish.exclusive)
+        assert taken.exclusive is reached(layout, taken.cpus, claims, wish.exclusive)
         assert not wish.bind_required or holds(layout, taken.cpus, wish.bind)
         assert not wish.exclusive_required or taken.exclusive is wish.exclusive
 
@@ -130,23 +130,23 @@ def test_a_wish_is_met_exactly_unless_what_is_required_rules_it_out(
 @settings(max_examples=EXAMPLES)
 @given(situations(), st.integers(0, 2**96))
 def test_what_fits_fits_with_more_free_cpus_too(
-    situation: tuple[CpuLayout, int, Holders, CpuDemand], more: int
+    situation: tuple[CpuLayout, int, ExclusiveClaims, CpuDemand], more: int
 ) -> None:
-    layout, free, holders, wish = situation
-    if isinstance(take(layout, free, holders, wish), Taken):
-        held = holders.core_level | holders.node_level
+    layout, free, claims, wish = situation
+    if isinstance(take(layout, free, claims, wish), Taken):
+        held = claims.core_level | claims.node_level
         wider = free | (layout.cpus & more & ~held)
-        assert isinstance(take(layout, wider, holders, wish), Taken)
+        assert isinstance(take(layout, wider, claims, wish), Taken)
 
 
 @settings(max_examples=EXAMPLES)
 @given(situations())
 def test_a_preference_never_refuses(
-    situation: tuple[CpuLayout, int, Holders, CpuDemand],
+    situation: tuple[CpuLayout, int, ExclusiveClaims, CpuDemand],
 ) -> None:
-    layout, free, holders, wish = situation
+    layout, free, claims, wish = situation
     soft = replace(wish, bind_required=False, exclusive_required=False)
-    assert isinstance(take(layout, free, holders, soft), Taken)
+    assert isinstance(take(layout, free, claims, soft), Taken)
 
 
 @settings(max_examples=EXAMPLES)
@@ -156,7 +156,9 @@ def test_an_empty_regular_host_is_shared_evenly_by_as_few_nodes_as_can_hold_it(
 ) -> None:
     layout = machine(packages, nodes, cores, threads)
     need = data.draw(st.integers(1, len(layout.cores))) * threads
-    taken = take(layout, layout.cpus, Holders(), CpuDemand(need, FULL, True, strategy=EVENLY))
+    taken = take(
+        layout, layout.cpus, ExclusiveClaims(), CpuDemand(need, FULL, True, strategy=EVENLY)
+    )
     assert isinstance(taken, Taken)
     counts = [count for node in layout.nodes if (count := (taken.cpus & node.mask).bit_count())]
     assert max(counts) - min(counts) <= threads
@@ -166,7 +168,7 @@ def test_an_empty_regular_host_is_shared_evenly_by_as_few_nodes_as_can_hold_it(
 @settings(max_examples=EXAMPLES)
 @given(situations(), st.sampled_from([1, 2, 4]))
 def test_even_shares_differ_by_at_most_one_group(
-    situation: tuple[CpuLayout, int, Holders, CpuDemand], group: int
+    situation: tuple[CpuLayout, int, ExclusiveClaims, CpuDemand], group: int
 ) -> None:
     layout, free, _holders, wish = situation
     shares = even_shares(layout, free, wish.need, group)
@@ -201,18 +203,18 @@ def has_even_shares(layout: CpuLayout, free: int, need: int, group: int) -> bool
 @settings(max_examples=EXAMPLES)
 @given(situations(), st.data())
 def test_a_slot_that_grows_keeps_its_cpus_and_what_is_required(
-    situation: tuple[CpuLayout, int, Holders, CpuDemand], data: st.DataObject
+    situation: tuple[CpuLayout, int, ExclusiveClaims, CpuDemand], data: st.DataObject
 ) -> None:
-    layout, free, holders, wish = situation
-    taken = take(layout, free, holders, wish)
+    layout, free, claims, wish = situation
+    taken = take(layout, free, claims, wish)
     if isinstance(taken, Short):
         return
     left = free & ~taken.cpus
     more = data.draw(st.integers(0, left.bit_count()))
     larger = replace(wish, need=wish.need + more)
     same_nodes = data.draw(st.booleans())
-    grown = grow(layout, taken.cpus, left, holders, larger, same_nodes=same_nodes)
-    assert grown == grow(layout, taken.cpus, left, holders, larger, same_nodes=same_nodes)
+    grown = grow(layout, taken.cpus, left, claims, larger, same_nodes=same_nodes)
+    assert grown == grow(layout, taken.cpus, left, claims, larger, same_nodes=same_nodes)
     if isinstance(grown, Taken):
         assert grown.cpus.bit_count() == larger.need
         assert grown.cpus & taken.cpus == taken.cpus
@@ -225,26 +227,26 @@ def test_a_slot_that_grows_keeps_its_cpus_and_what_is_required(
         # What is held stands in the way of nothing else: the rest alone does not fit either.
         assert wish.bind_required or wish.exclusive_required
         if wish.bind is not SPREAD:
-            assert isinstance(take(layout, left, holders, replace(wish, need=more)), Short)
+            assert isinstance(take(layout, left, claims, replace(wish, need=more)), Short)
 
 
 @settings(max_examples=EXAMPLES)
 @given(situations(), st.data())
 def test_a_slot_that_shrinks_keeps_some_of_its_cpus_and_what_is_required(
-    situation: tuple[CpuLayout, int, Holders, CpuDemand], data: st.DataObject
+    situation: tuple[CpuLayout, int, ExclusiveClaims, CpuDemand], data: st.DataObject
 ) -> None:
-    layout, free, holders, wish = situation
-    taken = take(layout, free, holders, wish)
+    layout, free, claims, wish = situation
+    taken = take(layout, free, claims, wish)
     if isinstance(taken, Short):
         return
     smaller = replace(wish, need=data.draw(st.integers(0, wish.need)))
-    shrunk = shrink(layout, taken.cpus, holders, smaller)
-    assert shrunk == shrink(layout, taken.cpus, holders, smaller)
+    shrunk = shrink(layout, taken.cpus, claims, smaller)
+    assert shrunk == shrink(layout, taken.cpus, claims, smaller)
     if isinstance(shrunk, Short):
         assert shrunk.of is ShortOf.ALIGNMENT
         assert wish.bind_required
         assert wish.bind is FULL
-        assert unsuitable(layout, taken.cpus, Holders(), smaller)
+        assert unsuitable(layout, taken.cpus, ExclusiveClaims(), smaller)
     else:
         assert shrunk.cpus.bit_count() == smaller.need
         assert not shrunk.cpus & ~taken.cpus

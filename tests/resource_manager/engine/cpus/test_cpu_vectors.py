@@ -10,7 +10,7 @@ from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaStrategy
 from resource_manager.engine.cpus.distributed import take_distributed
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of_rows
 from resource_manager.engine.cpus.packed import take_packed
-from resource_manager.engine.cpus.take import CpuDemand, Holders, Taken, spread_order, take
+from resource_manager.engine.cpus.take import CpuDemand, ExclusiveClaims, Taken, spread_order, take
 from tests.support.cpu_layouts import cpus, listed, machine
 
 VECTORS = Path(__file__).parents[3] / "data" / "vectors"
@@ -53,7 +53,7 @@ def test_cpus_are_chosen_like_koordinator_does(case: dict[str, Any]) -> None:
     taken = take(
         layout,
         cpus(case["available"]),
-        Holders(held(case, "PCPULevel"), held(case, "NUMANodeLevel")),
+        ExclusiveClaims(held(case, "PCPULevel"), held(case, "NUMANodeLevel")),
         CpuDemand(
             case["num_cpus"],
             BindPolicy(case["bind_policy"]),
@@ -87,7 +87,7 @@ def test_a_node_of_its_own_falls_back_to_cores_of_its_own() -> None:
     taken = take(
         layout,
         cpus("1-7"),
-        Holders(node_level=cpus("0")),
+        ExclusiveClaims(node_level=cpus("0")),
         CpuDemand(3, BindPolicy.SPREAD_BY_PCPUS, exclusive=ExclusivePolicy.NUMA_NODE_LEVEL),
     )
     assert taken == Taken(cpus("2,4,6"), ExclusivePolicy.PCPU_LEVEL)
@@ -146,7 +146,7 @@ def test_no_node_gives_two_cpus_of_the_remainder_where_the_kubelet_lets_it() -> 
 def test_distributing_is_what_the_strategy_does(case: dict[str, Any]) -> None:
     layout, free, need = layout_of(DISTRIBUTED, case), cpus(case["available"]), case["num_cpus"]
     wish = CpuDemand(need, BindPolicy.NONE, strategy=NumaStrategy.DISTRIBUTE_EVENLY)
-    taken = take(layout, free, Holders(), wish)
+    taken = take(layout, free, ExclusiveClaims(), wish)
     distributed = take_distributed(layout, free, need, 1)
     assert distributed == (taken.cpus if isinstance(taken, Taken) else None)
 

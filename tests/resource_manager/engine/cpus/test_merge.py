@@ -58,16 +58,17 @@ def mask(nodes: list[int] | None) -> int | None:
 
 
 def providers(case: dict[str, Any]) -> list[Provider | None]:
-    def hints(told: list[dict[str, Any]] | None) -> list[Hint] | None:
-        if told is None:
+    def hints(amount_text: list[dict[str, Any]] | None) -> list[Hint] | None:
+        if amount_text is None:
             return None
         return [
-            Hint(mask(each["affinity"]), each["preferred"], each.get("score", 0)) for each in told
+            Hint(mask(each["affinity"]), each["preferred"], each.get("score", 0))
+            for each in amount_text
         ]
 
     return [
-        None if told is None else {name: hints(its) for name, its in told.items()}
-        for told in case["providers"]
+        None if amount_text is None else {name: hints(its) for name, its in amount_text.items()}
+        for amount_text in case["providers"]
     ]
 
 
@@ -146,14 +147,14 @@ def test_which_groups_of_the_kubelets_vectors_are_looked_at() -> None:
 
 @cases(KUBELET["closest"])
 def test_of_as_many_nodes_the_closer_ones_are_taken(case: dict[str, Any]) -> None:
-    told = [mask(case["current"]), mask(case["candidate"])]
-    assert None not in told
+    amount_text = [mask(case["current"]), mask(case["candidate"])]
+    assert None not in amount_text
 
     def remoteness(bits: int) -> int:
         nodes = [node for node in range(len(case["distances"])) if bits >> node & 1]
         return sum(case["distances"][one][other] for one in nodes for other in nodes)
 
-    hints = [Hint(each, preferred=True) for each in told]
+    hints = [Hint(each, preferred=True) for each in amount_text]
     for order in (hints, hints[::-1]):
         found = merge(BEST_EFFORT, [{"cpu": order}], remoteness=remoteness)
         assert found.mask == mask(case[case["expect"]])
@@ -196,12 +197,12 @@ def test_without_hints_any_nodes_will_do() -> None:
 
 
 def test_a_resource_that_fits_nowhere_is_named() -> None:
-    told = [{"cpu": [hint(1)], "memory_bytes": []}]
+    amount_text = [{"cpu": [hint(1)], "memory_bytes": []}]
     for policy in (RESTRICTED, SINGLE):
-        refused = merge(policy, told)
+        refused = merge(policy, amount_text)
         assert not refused.admitted
         assert refused.unserved == ("memory_bytes",)
-    anywhere = merge(BEST_EFFORT, told)
+    anywhere = merge(BEST_EFFORT, amount_text)
     assert anywhere == Merged(True, None, False, ("memory_bytes",))
 
 
@@ -221,8 +222,8 @@ def test_it_is_what_looking_at_every_combination_finds(
     lists: list[list[Hint] | None], policy: str
 ) -> None:
     its = POLICIES[policy]
-    told: list[Provider | None] = [{str(at): hints} for at, hints in enumerate(lists)]
-    found = merge(its, told, remoteness=_remoteness)
+    amount_text: list[Provider | None] = [{str(at): hints} for at, hints in enumerate(lists)]
+    found = merge(its, amount_text, remoteness=_remoteness)
     assert (found.admitted, found.mask, found.preferred) == _by_every_combination(its, lists)
 
 

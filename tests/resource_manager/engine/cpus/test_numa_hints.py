@@ -65,15 +65,19 @@ def test_of_more_nodes_only_those_that_lie_together_are() -> None:
 def test_closer_nodes_are_less_remote() -> None:
     layout = machine(1, 3, 1, 1)
     rows = ((10, 12, 20), (12, 10, 11), (20, 11, 10))
-    told = replace(
+    amount_text = replace(
         layout,
         nodes=tuple(
             replace(node, distances=row) for node, row in zip(layout.nodes, rows, strict=True)
         ),
     )
-    assert remoteness(told, 0b110) < remoteness(told, 0b011) < remoteness(told, 0b101)
+    assert (
+        remoteness(amount_text, 0b110)
+        < remoteness(amount_text, 0b011)
+        < remoteness(amount_text, 0b101)
+    )
     assert remoteness(layout, 0b101) == 0
-    books = CpuLedger(told)
+    books = CpuLedger(amount_text)
     wish = CpuRequest.of(
         CpuPolicy(numa=NumaPolicy.RESTRICTED, numa_required=True), {CPU_MILLI: 2000}
     )

@@ -31,7 +31,7 @@ from resource_manager.engine.cpus.hints import hints, masks_by_size, quantities
 from resource_manager.engine.cpus.layout import layout_of_rows
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import positions
-from resource_manager.engine.cpus.pinning import cpus_for
+from resource_manager.engine.cpus.pinning import candidate_cpus
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import Resolved, resolve
@@ -60,8 +60,8 @@ def dimension(name: str) -> str:
     return {"cpu_milli": name, "memory": "memory_bytes"}.get(name, f"extended.{name}")
 
 
-def amounts(told: dict[str, int]) -> dict[str, int]:
-    return {dimension(name): amount for name, amount in told.items() if name != "node"}
+def amounts(amount_text: dict[str, int]) -> dict[str, int]:
+    return {dimension(name): amount for name, amount in amount_text.items() if name != "node"}
 
 
 def books_of(
@@ -75,8 +75,8 @@ def books_of(
     rows = vectors["topologies"][node["topology"]]["cpus"]
     layout = layout_of_rows([tuple(row) for row in rows])
     nodes = []
-    for made, told in zip(layout.nodes, node["numa"], strict=True):
-        its = amounts(told)
+    for made, amount_text in zip(layout.nodes, node["numa"], strict=True):
+        its = amounts(amount_text)
         prefix = "extended."
         nodes.append(
             replace(
@@ -129,7 +129,7 @@ def opened(
     wish = CpuRequest.of(policy_of(request), amounts(request["original_requests"]))
     resolved = resolve(wish.policy, wish.cpu_milli, books.policy, books.layout)
     assert isinstance(resolved, Resolved)
-    own = cpus_for(books, resolved) if resolved.count else None
+    own = candidate_cpus(books, resolved) if resolved.count else None
     return own if isinstance(own, CpuRefusal) else (wish, resolved, own)
 
 
@@ -146,7 +146,7 @@ def test_cpus_and_amounts_are_split_over_nodes_as_koordinator_does(case: dict[st
         wish, resolved, own = its
         its_case = Case(books, wish, resolved, own)
         nodes = [books.layout.position_of_node[node] for node in case["request"]["affinity"]]
-        found = its_case.assigned_on(its_case.asked(), nodes, ())
+        found = its_case.assigned_on(its_case.needs(), nodes, ())
     if "error" in case["expect"]:
         assert found is None
         return
@@ -167,8 +167,10 @@ def test_the_same_masks_are_hints(case: dict[str, Any]) -> None:
     books = books_of(HINTS, case)
     its = opened(books, case["request"])
     expected = {
-        "cpu_milli" if name == "cpu" else dimension(name): [hint["affinity"] for hint in told]
-        for name, told in case["expect"]["hints"].items()
+        "cpu_milli" if name == "cpu" else dimension(name): [
+            hint["affinity"] for hint in amount_text
+        ]
+        for name, amount_text in case["expect"]["hints"].items()
     }
     if isinstance(its, CpuRefusal):
         assert not any(expected.values())
@@ -178,7 +180,8 @@ def test_the_same_masks_are_hints(case: dict[str, Any]) -> None:
     masks = [mask for _, masks in masks_by_size(books.layout, asked.nodes) for mask in masks]
     found = hints(asked, masks, preferred_size=1)
     assert {
-        name: [list(positions(hint.mask or 0)) for hint in told] for name, told in found.items()
+        name: [list(positions(hint.mask or 0)) for hint in amount_text]
+        for name, amount_text in found.items()
     } == expected
 
 
@@ -186,9 +189,9 @@ def word(text: str, kind: Any, default: Any) -> Any:
     return kind(text) if text else default
 
 
-def kubelet_layer(told: dict[str, Any] | None) -> HostPolicy:
-    full = told is not None and told["policy"] == "static"
-    full = full and (told or {})["options"].get("full-pcpus-only") == "true"
+def kubelet_layer(amount_text: dict[str, Any] | None) -> HostPolicy:
+    full = amount_text is not None and amount_text["policy"] == "static"
+    full = full and (amount_text or {})["options"].get("full-pcpus-only") == "true"
     return HostPolicy(bind=HostBindPolicy.FULL_PCPUS_ONLY if full else None)
 
 

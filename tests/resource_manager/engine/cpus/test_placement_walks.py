@@ -59,7 +59,7 @@ POLICIES = [
 def serves(one: Host, shape: SchedulingClass) -> bool:
     """Looked at without any index: as if it were the only host."""
     need = one.booking_for(shape)
-    if one.held is not None and one.needs_topology(shape):
+    if one.reserved is not None and one.needs_topology(shape):
         return False  # it gives cpus and nodes to him alone for whom something is held there
     return (
         one.eligible

@@ -5,7 +5,7 @@ import pytest
 from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaStrategy
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of_rows
 from resource_manager.engine.cpus.resize_cpus import grow, shrink
-from resource_manager.engine.cpus.take import CpuDemand, Holders, ShortOf, Taken
+from resource_manager.engine.cpus.take import CpuDemand, ExclusiveClaims, ShortOf, Taken
 from tests.support.cpu_layouts import cpus, listed, machine
 
 FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
@@ -21,15 +21,15 @@ def grown(
     wish: CpuDemand,
     *,
     layout: CpuLayout = HOST,
-    holders: Holders = Holders(),  # noqa: B008 - a value
+    claims: ExclusiveClaims = ExclusiveClaims(),  # noqa: B008 - a value
     same_nodes: bool = False,
 ) -> str:
-    taken = grow(layout, cpus(held), cpus(free), holders, wish, same_nodes=same_nodes)
+    taken = grow(layout, cpus(held), cpus(free), claims, wish, same_nodes=same_nodes)
     return listed(taken.cpus) if isinstance(taken, Taken) else str(taken.of)
 
 
 def shrunk(held: str, wish: CpuDemand, layout: CpuLayout = HOST) -> str:
-    taken = shrink(layout, cpus(held), Holders(), wish)
+    taken = shrink(layout, cpus(held), ExclusiveClaims(), wish)
     return listed(taken.cpus) if isinstance(taken, Taken) else str(taken.of)
 
 
@@ -85,8 +85,8 @@ class TestGrowing:
     def test_others_are_avoided_and_the_level_is_told(self) -> None:
         level = ExclusivePolicy.PCPU_LEVEL
         wish = CpuDemand(2, SPREAD, exclusive=level)
-        assert grown("0", "1,3,5", wish, holders=Holders(core_level=cpus("9"))) == "0,3"
-        shared = grow(HOST, 1, cpus("1"), Holders(core_level=cpus("9")), wish)
+        assert grown("0", "1,3,5", wish, claims=ExclusiveClaims(core_level=cpus("9"))) == "0,3"
+        shared = grow(HOST, 1, cpus("1"), ExclusiveClaims(core_level=cpus("9")), wish)
         assert shared == Taken(cpus("0-1"), ExclusivePolicy.NONE)
 
     def test_what_is_held_already_is_enough(self) -> None:

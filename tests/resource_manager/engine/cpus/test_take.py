@@ -6,7 +6,7 @@ from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaStrategy
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of, layout_of_rows
 from resource_manager.engine.cpus.take import (
     CpuDemand,
-    Holders,
+    ExclusiveClaims,
     Short,
     ShortOf,
     Taken,
@@ -18,15 +18,17 @@ from tests.support.cpu_layouts import RECORDED, as_reported, cpus, listed, machi
 
 FULL, SPREAD = BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS
 EVENLY = NumaStrategy.DISTRIBUTE_EVENLY
-NOBODY = Holders()
+NO_CLAIMS = ExclusiveClaims()
 
 # Two packages of four cores with two threads each: 0,8 1,9 2,10 3,11 and 4,12 5,13 6,14 7,15.
 TWO_PACKAGES = machine(packages=2, nodes=1, cores=4, threads=2)
 
 
-def given(layout: CpuLayout, free: str, wish: CpuDemand, holders: Holders = NOBODY) -> str:
+def given(
+    layout: CpuLayout, free: str, wish: CpuDemand, claims: ExclusiveClaims = NO_CLAIMS
+) -> str:
     """The cpus that are taken, or what there is too little of."""
-    taken = take(layout, cpus(free), holders, wish)
+    taken = take(layout, cpus(free), claims, wish)
     return listed(taken.cpus) if isinstance(taken, Taken) else str(taken.of)
 
 
@@ -57,7 +59,7 @@ class TestPreferredBinding:
         assert given(TWO_PACKAGES, "0-1,4-6,8", CpuDemand(3)) == "0-1,8"
 
     def test_nothing_is_given_for_nothing(self) -> None:
-        assert take(TWO_PACKAGES, cpus("0-15"), NOBODY, CpuDemand(0)) == Taken(0)
+        assert take(TWO_PACKAGES, cpus("0-15"), NO_CLAIMS, CpuDemand(0)) == Taken(0)
 
     def test_cpus_that_slots_may_not_have_are_never_given(self) -> None:
         layout = layout_of(
@@ -77,7 +79,7 @@ class TestRequiredBinding:
 
     def test_the_numbers_of_a_shortage_count_what_is_suitable(self) -> None:
         wish = CpuDemand(4, FULL, bind_required=True)
-        assert take(TWO_PACKAGES, cpus("0-3,8,12"), NOBODY, wish) == Short(
+        assert take(TWO_PACKAGES, cpus("0-3,8,12"), NO_CLAIMS, wish) == Short(
             ShortOf.WHOLE_CORES, 4, 2
         )
 
@@ -100,17 +102,19 @@ class TestExclusive:
         self, level: ExclusivePolicy, need: int, bind: BindPolicy, required: bool = False
     ) -> tuple[str, ExclusivePolicy] | ShortOf:
         wish = CpuDemand(need, bind, exclusive=level, exclusive_required=required)
-        holders = (
-            Holders(core_level=1) if level is ExclusivePolicy.PCPU_LEVEL else Holders(node_level=1)
+        claims = (
+            ExclusiveClaims(core_level=1)
+            if level is ExclusivePolicy.PCPU_LEVEL
+            else ExclusiveClaims(node_level=1)
         )
-        taken = take(TWO_PACKAGES, cpus("1-15"), holders, wish)
+        taken = take(TWO_PACKAGES, cpus("1-15"), claims, wish)
         return (listed(taken.cpus), taken.exclusive) if isinstance(taken, Taken) else taken.of
 
     def test_another_core_is_taken(self) -> None:
         level = ExclusivePolicy.PCPU_LEVEL
-        holders = Holders(core_level=cpus("8"))
-        assert given(TWO_PACKAGES, "0-7", CpuDemand(3, SPREAD), holders) == "0-2"
-        taken = take(TWO_PACKAGES, cpus("0-3"), holders, CpuDemand(3, SPREAD, exclusive=level))
+        claims = ExclusiveClaims(core_level=cpus("8"))
+        assert given(TWO_PACKAGES, "0-7", CpuDemand(3, SPREAD), claims) == "0-2"
+        taken = take(TWO_PACKAGES, cpus("0-3"), claims, CpuDemand(3, SPREAD, exclusive=level))
         assert taken == Taken(cpus("1-3"), level)
 
     def test_the_same_core_is_shared_if_there_is_no_other_way(self) -> None:
@@ -132,12 +136,12 @@ class TestExclusive:
     def test_where_no_node_is_left_cores_are_kept_apart(self) -> None:
         level = ExclusivePolicy.NUMA_NODE_LEVEL
         wish = CpuDemand(3, SPREAD, exclusive=level)
-        taken = take(TWO_PACKAGES, cpus("1-3,8-11"), Holders(node_level=1), wish)
+        taken = take(TWO_PACKAGES, cpus("1-3,8-11"), ExclusiveClaims(node_level=1), wish)
         assert taken == Taken(cpus("1-3"), ExclusivePolicy.PCPU_LEVEL)
 
     def test_where_no_core_is_left_either_one_is_shared(self) -> None:
         wish = CpuDemand(2, SPREAD, exclusive=ExclusivePolicy.NUMA_NODE_LEVEL)
-        taken = take(TWO_PACKAGES, cpus("1,8"), Holders(node_level=1), wish)
+        taken = take(TWO_PACKAGES, cpus("1,8"), ExclusiveClaims(node_level=1), wish)
         assert taken == Taken(cpus("1,8"), ExclusivePolicy.NONE)
 
     def test_the_node_of_what_was_taken_counts_too_for_the_rest(self) -> None:
@@ -154,16 +158,20 @@ class TestExclusive:
     def test_even_shares_avoid_cores_of_others_where_no_node_is_left(self) -> None:
         level = ExclusivePolicy.NUMA_NODE_LEVEL
         wish = CpuDemand(4, SPREAD, exclusive=level, strategy=EVENLY)
-        taken = take(TWO_PACKAGES, cpus("0-1,4-5,10,14"), Holders(node_level=cpus("8,12")), wish)
+        taken = take(
+            TWO_PACKAGES, cpus("0-1,4-5,10,14"), ExclusiveClaims(node_level=cpus("8,12")), wish
+        )
         assert taken == Taken(cpus("1,5,10,14"), ExclusivePolicy.PCPU_LEVEL)
         few = CpuDemand(2, SPREAD, exclusive=level, strategy=EVENLY)
-        taken = take(TWO_PACKAGES, cpus("0-2,5-6"), Holders(node_level=cpus("8-10,12")), few)
+        taken = take(
+            TWO_PACKAGES, cpus("0-2,5-6"), ExclusiveClaims(node_level=cpus("8-10,12")), few
+        )
         assert taken == Taken(cpus("5-6"), ExclusivePolicy.PCPU_LEVEL)
 
     def test_even_shares_avoid_others_too(self) -> None:
         layout = machine(packages=2, nodes=2, cores=4, threads=2)
         wish = CpuDemand(16, FULL, exclusive=ExclusivePolicy.NUMA_NODE_LEVEL, strategy=EVENLY)
-        taken = take(layout, layout.cpus & ~1, Holders(node_level=1), wish)
+        taken = take(layout, layout.cpus & ~1, ExclusiveClaims(node_level=1), wish)
         assert isinstance(taken, Taken)
         assert taken.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
         assert not taken.cpus & layout.nodes[0].mask
@@ -289,7 +297,7 @@ def test_every_recorded_machine_gives_its_cpus_soundly(name: str) -> None:
             for strategy in NumaStrategy:
                 for required in (False, True):
                     wish = CpuDemand(need, bind, required, strategy=strategy)
-                    taken = take(layout, layout.cpus, NOBODY, wish)
+                    taken = take(layout, layout.cpus, NO_CLAIMS, wish)
                     if isinstance(taken, Short):
                         assert required
                         most = total if bind is FULL else len(layout.cores)

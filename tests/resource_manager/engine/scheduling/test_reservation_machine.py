@@ -70,11 +70,11 @@ class NothingIsHeldForNobody(GangsStayWhole):
     def what_came_since_takes_nothing_of_what_is_held(self) -> None:
         """Once all has ended that was there when it began, all that is held is free."""
         for host in self.state.hosts.values():
-            if host.held is None or host.shrunk:
+            if host.reserved is None or host.shrunk:
                 continue
-            came = [s.booked for key, s in host.slots.items() if key not in host.held.before]
+            came = [s.booked for key, s in host.slots.items() if key not in host.reserved.before]
             total = host.executor.registration.total
-            assert fits(total_of((host.held.amounts, *came)), total)
+            assert fits(total_of((host.reserved.amounts, *came)), total)
 
 
 class NothingIsHeldForNobodySpread(NothingIsHeldForNobody):

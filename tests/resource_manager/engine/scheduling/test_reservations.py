@@ -329,7 +329,7 @@ def test_a_host_that_drains_holds_nothing_and_the_reservation_moves() -> None:
     flood.go_on(lambda: reserved(cluster))
     ((first, _),) = reserved(cluster)["big"].items()
     cluster.drain(first)
-    assert not cluster.state.hosts[first].held
+    assert not cluster.state.hosts[first].reserved
     ((second, _),) = reserved(cluster)["big"].items()
     assert second != first
     cluster.drain(second)
@@ -411,7 +411,7 @@ def test_placed_elsewhere_first_it_holds_nothing_any_more() -> None:
     assert cluster.where("big") == "host-9" or not cluster.where("big")
     flood.go_on(lambda: cluster.where("big"))
     assert not cluster.state.reservations
-    assert not any(host.held for host in cluster.state.hosts.values())
+    assert not any(host.reserved for host in cluster.state.hosts.values())
 
 
 @pytest.mark.parametrize(
