@@ -33,7 +33,7 @@ from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.placement.elastic import NUMBER
-from resource_manager.engine.queue.ranges import Part, line_up_members
+from resource_manager.engine.queue.ranges import Part, enqueue_members
 from resource_manager.engine.state import State
 
 
@@ -61,7 +61,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
         _restore_request(state, request)
     for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
         _restore_slot(state, slot)
-    threads.restore(state.jobs, state.slots.values(), snapshot.tallies, at)
+    threads.restore(state.jobs, state.slots.values(), snapshot.usage_records, at)
     state.groups.update(
         adopt_groups(
             snapshot.groups,
@@ -76,8 +76,8 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
         host.adopt_registration()
         state.hosts.in_use += bool(host.slots)
     state.usage.adopt()
-    _line_up(state, at)
-    state.usage_checkpoints.restore(snapshot.tallies, at)
+    _enqueue(state, at)
+    state.usage_checkpoints.restore(snapshot.usage_records, at)
     if state.settings.provisioning or state.provisions:
         state.timers.arm(Timer.PLAN, "", at.monotonic_ms)
     state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)
@@ -105,7 +105,7 @@ def _read_counters(state: State, snapshot: Snapshot) -> None:
     state.history.restore(snapshot.counters)
 
 
-def _line_up(state: State, at: Instant) -> None:
+def _enqueue(state: State, at: Instant) -> None:
     """Lets those wait who wait; whoever was here before has tried them all."""
     for slot in state.slots.values():
         if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
@@ -120,7 +120,7 @@ def _line_up(state: State, at: Instant) -> None:
     for part in state.ranges.parts():
         if part.row.job_id not in state.endings:
             for run in part.waiting.runs():
-                line_up_members(state.queue, part, *run)
+                enqueue_members(state.queue, part, *run)
     for scheduling_class in state.queue.classes():
         scheduling_class.tried = True
 
@@ -170,7 +170,7 @@ def _restore_request(state: State, request: Request) -> None:
     request.job_id = job.job_id  # one text for all of them
     state.requests[request.allocation_id] = request
     if (part := state.ranges.at(request.arrival_number)) is not None:
-        state.ranges.single_out(part, request)
+        state.ranges.materialize(part, request)
         part.stored.add(part.index_of(request.arrival_number))
         return  # counted with its part
     state.ranges.reserve(request.allocation_id)
@@ -207,7 +207,7 @@ def _member_of(state: State, slot: Slot) -> Request | None:
     request = found[0].member(found[1])
     if slot.state is SlotState.FREEING:
         request.generation = slot.generation
-    state.ranges.single_out(found[0], request)
+    state.ranges.materialize(found[0], request)
     state.requests[request.allocation_id] = request
     return request
 
@@ -224,7 +224,7 @@ def _restore_slot(state: State, slot: Slot) -> None:
         slot.allocation_id = request.spec.allocation_id
     _match(state.transitions, request, slot)
     if slot.state is SlotState.FREEING:
-        state.moves.leave_behind(slot)
+        state.moves.mark_superseded(slot)
     slot.executor_id = host.host_id
     key = slot.allocation_id, slot.generation
     state.slots[key] = slot

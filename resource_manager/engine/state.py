@@ -9,7 +9,7 @@ from __future__ import annotations
 from resource_manager.engine.fairness.checkpoints import Checkpoints
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import FlowTree
-from resource_manager.engine.fairness.starvation import Starving
+from resource_manager.engine.fairness.starvation import StarvationClocks
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.departures import Departures
 from resource_manager.engine.lifecycle.gangs import GangMoves
@@ -83,7 +83,7 @@ class State:
         self.newcomers: list[Request] = []  # accepted since the last decision
         self.new_parts: list[Part] = []  # of ranges; likewise
         self.elastic = Elastic(settings.provisioning)
-        self.starving = Starving(settings.fairness)
+        self.starvation = StarvationClocks(settings.fairness)
         self.reservations = Reservations()
         self.restored_arrival = 0  # last place in line that was given out before this incarnation
         self.considered_arrival = 0  # last place in line that a decision has looked at
@@ -127,7 +127,7 @@ class State:
             requests=self.requests,
             settings=self.settings,
             slots=self.slots,
-            starving=self.starving,
+            starvation=self.starvation,
             timers=self.timers,
             transitions=self.transitions,
             usage=self.usage,
@@ -166,7 +166,7 @@ class State:
             rejection_clock=self.rejection_clock,
             requests=self.requests,
             slots=self.slots,
-            starving=self.starving,
+            starvation=self.starvation,
             transitions=self.transitions,
             members=self.members,
             resizes=self.resizes,
@@ -224,4 +224,4 @@ class State:
     @property
     def unfinished(self) -> bool:
         """True if the next decision has something to do that this one left over."""
-        return bool(self.endings or self.flows.loosened) or self.queue.in_pass
+        return bool(self.endings or self.flows.freed_groups) or self.queue.in_pass

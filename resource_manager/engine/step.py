@@ -16,15 +16,15 @@ from typing import assert_never
 from finegrain.values.states import RequestState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.host_settings import set_host_policy
-from resource_manager.engine.executors.reachability import executor_probed, probe_rang
-from resource_manager.engine.executors.refusals import refusal_rang
+from resource_manager.engine.executors.reachability import executor_probed, probe_timer_fired
+from resource_manager.engine.executors.refusals import refusal_timer_fired
 from resource_manager.engine.executors.registration import (
-    drain_rang,
+    drain_timer_fired,
     forget_executor,
     register_executor,
     request_drain,
     request_undrain,
-    silence_rang,
+    silence_timer_fired,
 )
 from resource_manager.engine.executors.reports import slots_reported
 from resource_manager.engine.jobs.groups import delete_group, set_group
@@ -32,10 +32,10 @@ from resource_manager.engine.jobs.lifecycle import (
     ENDED_AT_ONCE,
     go_on_ending,
     keep_alive,
-    lease_rang,
+    lease_timer_fired,
     register_job,
     request_job_end,
-    retention_rang,
+    retention_timer_fired,
 )
 from resource_manager.engine.model.effects import StepResult
 from resource_manager.engine.model.entities import Request
@@ -86,13 +86,13 @@ from resource_manager.engine.scaling.provider_answers import (
 )
 from resource_manager.engine.scheduling.commands import (
     command_answered,
-    command_rang,
     command_refused,
+    command_timer_fired,
     command_undelivered,
     dispatch,
 )
 from resource_manager.engine.scheduling.cycle import place_waiting
-from resource_manager.engine.scheduling.rejecting import infeasible_rang
+from resource_manager.engine.scheduling.rejecting import infeasible_timer_fired
 from resource_manager.engine.scheduling.reservations import (
     end_served,
     hold_for_starving,
@@ -216,40 +216,40 @@ def _tick(context: EventContext, event: Ticked) -> None:  # noqa: C901, PLR0912 
     for timer, entity_id in context.state.timers.pop_due(context.now_ms):
         match timer:
             case Timer.LEASE:
-                lease_rang(context, entity_id)
+                lease_timer_fired(context, entity_id)
             case Timer.RETENTION:
-                retention_rang(context, entity_id)
+                retention_timer_fired(context, entity_id)
             case Timer.SILENCE:
-                silence_rang(context, entity_id)
+                silence_timer_fired(context, entity_id)
             case Timer.DRAIN:
-                drain_rang(context, entity_id)
+                drain_timer_fired(context, entity_id)
             case Timer.COMMAND:
-                command_rang(context, entity_id)
+                command_timer_fired(context, entity_id)
             case Timer.PROBE:
-                probe_rang(context, entity_id)
+                probe_timer_fired(context, entity_id)
             case Timer.REFUSAL:
-                refusal_rang(context, entity_id)
+                refusal_timer_fired(context, entity_id)
             case Timer.GANG if timed_out >= ENDED_AT_ONCE:
                 context.state.timers.arm(timer, entity_id, context.now_ms)  # with the next tick
             case Timer.GANG:
-                timed_out += context.state.gang_moves.gang_rang(entity_id)
+                timed_out += context.state.gang_moves.gang_timer_fired(entity_id)
             case Timer.INFEASIBLE:
-                infeasible_rang(context)
+                infeasible_timer_fired(context)
             case Timer.RESIZE:
-                context.state.resizes.resize_rang(entity_id)
-            case Timer.PLAN | Timer.STARVING:
+                context.state.resizes.resize_timer_fired(entity_id)
+            case Timer.PLAN | Timer.STARVATION:
                 pass  # the decision that follows looks
             case Timer.PROVISION:
-                context.state.provision_moves.provision_rang(entity_id)
-            case Timer.TALLY:
-                context.state.usage_checkpoints.tally_rang()
+                context.state.provision_moves.provision_timer_fired(entity_id)
+            case Timer.USAGE:
+                context.state.usage_checkpoints.usage_timer_fired()
             case Timer.HISTORY:
-                _history_rang(context)
+                _history_timer_fired(context)
             case _:
                 assert_never(timer)
 
 
-def _history_rang(context: EventContext) -> None:
+def _history_timer_fired(context: EventContext) -> None:
     history = context.state.history
     history.mark(context.at.time_ms, context.state.changes)
     context.state.timers.arm(Timer.HISTORY, "", context.now_ms + history.mark_interval_ms)

@@ -146,9 +146,9 @@ class EngineDriver:
             self._state = restore(snapshot, self._settings, self._clock())
             self._state.hosts.remember(self._heard)
             del snapshot
-        if others := self._state.usage_checkpoints.begun_anew:
+        if others := self._state.usage_checkpoints.restarted:
             _log.warning(
-                "tallies_begun_anew", tallies=others, service=self._settings.fairness.usage_measure
+                "usage_measure_changed", flows=others, service=self._settings.fairness.usage_measure
             )
         self.check()
 

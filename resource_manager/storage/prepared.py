@@ -41,7 +41,7 @@ class PreparedChanges:
                 _encoded(rows.RANGES, [r for r in changes.ranges if r.job_id not in gone]),
             ),
             (tables.groups, _encoded(rows.GROUPS, changes.groups)),
-            (tables.tallies, _encoded(rows.TALLIES, changes.tallies)),
+            (tables.tallies, _encoded(rows.TALLIES, changes.usage_records)),
             (tables.host_settings, _encoded(rows.HOST_SETTINGS, changes.host_settings)),
             (
                 tables.job_events,
@@ -84,7 +84,7 @@ class PreparedChanges:
         statements.delete(connection, tables.request_ranges, ("range_id", "first_index"), ranges)
         groups = [(name,) for name in changes.deleted_groups]
         statements.delete(connection, tables.groups, ("name",), groups)
-        tallies = [(flow_id,) for flow_id in changes.deleted_tallies]
+        tallies = [(flow_id,) for flow_id in changes.deleted_usage_records]
         statements.delete(connection, tables.tallies, ("flow_id",), tallies)
         settings = [(executor_id,) for executor_id in changes.deleted_host_settings]
         statements.delete(connection, tables.host_settings, ("executor_id",), settings)

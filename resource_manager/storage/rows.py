@@ -20,7 +20,7 @@ from resource_manager.engine.model.entities import (
     Request,
     RequestRange,
     Slot,
-    Tally,
+    UsageRecord,
 )
 from resource_manager.storage import tables
 from resource_manager.storage.codecs import codec, move_codec
@@ -70,7 +70,7 @@ PROVISIONS = codec(
 )
 
 GROUPS = codec(tables.groups, Group)
-TALLIES = codec(tables.tallies, Tally)
+TALLIES = codec(tables.tallies, UsageRecord)
 HOST_SETTINGS = codec(tables.host_settings, HostSetting)
 
 JOB_EVENTS = codec(

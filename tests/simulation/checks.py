@@ -35,7 +35,7 @@ from tests.simulation.idle_checks import idle_capacity
 from tests.simulation.provision_checks import ProvisionChecks
 from tests.simulation.rejection_checks import RejectionChecks
 from tests.simulation.resize_checks import ResizeChecks, enforced_beyond_books, in_use
-from tests.simulation.tally_checks import TallyChecks
+from tests.simulation.usage_checks import UsageChecks
 
 if TYPE_CHECKING:
     from tests.simulation.database import Database
@@ -64,7 +64,7 @@ class Checks:
         self.destroyed_executors: dict[str, Executor] = {}
         self.gangs, self.resizes = GangChecks(), ResizeChecks()
         self.provisions = ProvisionChecks()
-        self.tallies = TallyChecks()
+        self.usage = UsageChecks()
         self.fair = FairChecks()
         self.cpus = CpuChecks()
         self.rejections = RejectionChecks()
@@ -233,7 +233,7 @@ class Checks:
         """A transaction is durable. Jobs that are forgotten may come back under their names."""
         self.require(self.resizes.stored(changes))
         self.require(self.provisions.stored(changes))
-        self.tallies.stored(changes)
+        self.usage.stored(changes)
         self.require(self.fair.stored(changes))
         gone = self._forgotten(changes)
         self.fair.forgotten(gone)
@@ -281,7 +281,7 @@ class Checks:
         self._lapsed_ms.clear()
         self._kept_alive.clear()
         self.resizes.restored(self.database.rows.keyed(tables.slots))
-        self.tallies.forget()
+        self.usage.forget()
         self.fair.older_books()
         self._outlived = {name: set(each.on_host) for name, each in self.executors.items()}
         for master in self.masters.values():

@@ -187,7 +187,7 @@ class Limits:
         if not self._any:
             return False
         shape = self._state.queue.class_of(spec)
-        return self.stop(job_id, [self._state.quotas.booked_at_most(shape)])
+        return self.stop(job_id, [self._state.quotas.largest_booking(shape)])
 
 
 def _path(state: State, job_id: str) -> list[Group]:
@@ -262,7 +262,7 @@ def _minimum_passed_over(
         for line in state.queue.job_queues()
         if line.numbers
         and _may_go(state, line)
-        and not limits.stop(line.job_id, [state.quotas.booked_at_most(line.scheduling_class)])
+        and not limits.stop(line.job_id, [state.quotas.largest_booking(line.scheduling_class)])
     ]
     for slot in placed:
         request = state.requests.get(slot.allocation_id)
@@ -276,7 +276,7 @@ def _minimum_passed_over(
 
 def _may_go(state: State, line: JobQueue) -> bool:
     head = state.requests.at(line.numbers.first).allocation_id
-    return line.job_id not in state.endings and head not in state.slots.left_behind
+    return line.job_id not in state.endings and head not in state.slots.superseded
 
 
 def _is_passed_over(

@@ -189,7 +189,7 @@ class Manager(Client):
         self.state.hosts.remember(self._heard)
         self.log(f"{self.name} leads at epoch {self.epoch}")
         self.checks.books(self.state)
-        self.checks.require(self.checks.tallies.restored(self))
+        self.checks.require(self.checks.usage.restored(self))
         self.checks.require(self.checks.fair.restored(self.state, self.database))
 
     def _renew(self) -> None:
@@ -250,7 +250,7 @@ class Manager(Client):
         self.checks.decided(self, batch.effects, changes, idle=idle)
         self.checks.require(served_first(self.state, planned))
         if changes:
-            self.checks.tallies.decided(self, changes)
+            self.checks.usage.decided(self, changes)
             return self.database.commit(self, changes, lambda r: self._committed(batch, r))
         return self._speak(batch)
 

@@ -169,7 +169,7 @@ def unowned_slots_are_never_told(patch: Patch) -> None:
 
 def nobody_dials_an_unreachable_executor_again(patch: Patch) -> None:
     """What could not be reached once is never used again."""
-    patch.setattr(step, "probe_rang", lambda _turn, _executor_id: None)
+    patch.setattr(step, "probe_timer_fired", lambda _turn, _executor_id: None)
 
 
 RULES: tuple[Callable[[Patch], None], ...] = (

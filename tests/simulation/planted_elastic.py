@@ -59,9 +59,9 @@ def what_shrinks_is_free_when_it_is_ordered(patch: Patch) -> None:
 
 def any_report_confirms_a_change(patch: Patch) -> None:
     """Also one that left before the executor had heard of it."""
-    real = ResizeMoves.take_in_size
+    real = ResizeMoves.adopt_reported_size
 
-    def take_in_size(moves: ResizeMoves, slot: Slot, seen: ReportedSlot) -> None:
+    def adopt_reported_size(moves: ResizeMoves, slot: Slot, seen: ReportedSlot) -> None:
         if (ordered := slot.ordered) is not None:
             seen = replace(
                 seen,
@@ -71,19 +71,19 @@ def any_report_confirms_a_change(patch: Patch) -> None:
             )
         real(moves, slot, seen)
 
-    patch.setattr(ResizeMoves, "take_in_size", take_in_size)
+    patch.setattr(ResizeMoves, "adopt_reported_size", adopt_reported_size)
 
 
 def next_change_replaces_one_whose_outcome_is_unknown(patch: Patch) -> None:
     """Two changes of a slot are under way, and the first one's growth is booked no longer."""
-    real = ResizeMoves.go_on
+    real = ResizeMoves.advance
 
     def go_on(moves: ResizeMoves, slot: Slot) -> None:
         if slot.wanted is not None and slot.ordered is not None:
             moves.hosts.of(slot).set_size(slot, slot.profile, None)
         real(moves, slot)
 
-    patch.setattr(ResizeMoves, "go_on", go_on)
+    patch.setattr(ResizeMoves, "advance", go_on)
 
 
 def change_that_waits_is_forgotten_at_a_restart(patch: Patch) -> None:
@@ -99,12 +99,12 @@ def change_that_waits_is_forgotten_at_a_restart(patch: Patch) -> None:
 
 def change_that_waits_for_use_is_never_tried_again(patch: Patch) -> None:
     """It waits for ever, whatever is in use."""
-    patch.setattr(ResizeMoves, "resize_rang", lambda _moves, _name: None)
+    patch.setattr(ResizeMoves, "resize_timer_fired", lambda _moves, _name: None)
 
 
 def job_master_is_not_told_of_its_new_size(patch: Patch) -> None:
     """It goes on with the old one."""
-    patch.setattr(ResizeMoves, "_tell", lambda _moves, _slot, _number: None)
+    patch.setattr(ResizeMoves, "_report", lambda _moves, _slot, _number: None)
 
 
 def intent_is_not_rolled_forward(patch: Patch) -> None:
@@ -171,7 +171,7 @@ def gang_in_vain_is_never_tried_again(patch: Patch) -> None:
 
 def gang_never_times_out(patch: Patch) -> None:
     """Whatever its job master said."""
-    patch.setattr(GangMoves, "gang_rang", lambda _moves, _gang_id: 0)
+    patch.setattr(GangMoves, "gang_timer_fired", lambda _moves, _gang_id: 0)
 
 
 # -- executors that come and go ----------------------------------------------------------------
@@ -253,12 +253,12 @@ def who_was_planned_waits_like_everybody(patch: Patch) -> None:
 
 def shape_is_asked_for_beyond_its_count(patch: Patch) -> None:
     """As often as somebody waits."""
-    real = ProvisionMoves.may_ask
+    real = ProvisionMoves.requestable_shapes
 
-    def may_ask(moves: ProvisionMoves) -> list[ExecutorShape]:
+    def requestable_shapes(moves: ProvisionMoves) -> list[ExecutorShape]:
         return [replace(shape, count_max=0) for shape in real(moves)]
 
-    patch.setattr(ProvisionMoves, "may_ask", may_ask)
+    patch.setattr(ProvisionMoves, "requestable_shapes", requestable_shapes)
 
 
 ELASTIC: tuple[Callable[[Patch], None], ...] = (

@@ -116,7 +116,7 @@ def maximum_that_is_raised_wakes_nobody(patch: Patch) -> None:
 
     def put_group(tree: FlowTree, name: str, *args: Any, **limits: Any) -> Flow:
         flow = real(tree, name, *args, **limits)
-        tree.loosened.pop(flow.id, None)
+        tree.freed_groups.pop(flow.id, None)
         return flow
 
     patch.setattr(FlowTree, "put_group", put_group)
@@ -151,10 +151,10 @@ def slots_go_on_above_a_lowered_maximum(patch: Patch) -> None:
 def work_that_was_handed_on_still_waits(patch: Patch) -> None:
     """It is done twice."""
 
-    def hand_on(context: EventContext, request: Request, waiting: Request) -> None:
-        context.state.flows.hand_on(request.job_id)
+    def note_reuse(context: EventContext, request: Request, waiting: Request) -> None:
+        context.state.flows.note_reuse(request.job_id)
 
-    patch.setattr(slot_reuse, "_hand_on", hand_on)
+    patch.setattr(slot_reuse, "_hand_on", note_reuse)
 
 
 def member_is_placed_again_after_a_start(patch: Patch) -> None:

@@ -237,7 +237,7 @@ def request_that_lost_its_slot_goes_to_the_end_of_the_line(patch: Patch) -> None
 
 def what_flows_have_received_is_forgotten_at_a_start(patch: Patch) -> None:
     """Everybody begins at 0."""
-    patch.setattr(usage_checkpoints, "restore_tallies", lambda *_: 0)
+    patch.setattr(usage_checkpoints, "restore_usage", lambda *_: 0)
 
 
 FAULTS_MISHANDLED: tuple[Callable[[Patch], None], ...] = (

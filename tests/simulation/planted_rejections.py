@@ -15,7 +15,7 @@ Patch = pytest.MonkeyPatch
 
 def infeasible_requests_wait_for_ever(patch: Patch) -> None:
     """Nobody looks when the clock is over."""
-    patch.setattr(step, "infeasible_rang", lambda _context: None)
+    patch.setattr(step, "infeasible_timer_fired", lambda _context: None)
 
 
 def executors_count_as_known_at_once(patch: Patch) -> None:

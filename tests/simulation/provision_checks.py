@@ -215,7 +215,7 @@ def served_first(state: State, planned: Planned) -> Iterator[str]:
 
 def _somebody_may(state: State, wish: SchedulingClass) -> bool:
     """True if anybody waits with this whom no maximum stops."""
-    limits, need = Limits(state), [state.quotas.booked_at_most(wish)]
+    limits, need = Limits(state), [state.quotas.largest_booking(wish)]
     return any(
         line.numbers and not limits.stop(job_id, need) for job_id, line in wish.job_queues.items()
     )

@@ -40,7 +40,7 @@ from resource_manager.engine.model.entities import (
     RequestSpec,
     Resize,
     Slot,
-    Tally,
+    UsageRecord,
 )
 
 PROFILE = ResourceProfile(
@@ -260,7 +260,7 @@ def everything() -> Changes:
             Group("default", create_time_ms=4),
             Group("deep", "default", 2.5, {"cpu_milli": 1}, {"cpu_milli": 9}, "for people", 5),
         ],
-        tallies=[Tally("group/default", "slots", 0.1, 1 / 3, 6, '{"count":1}')],
+        usage_records=[UsageRecord("group/default", "slots", 0.1, 1 / 3, 6, '{"count":1}')],
         host_settings=[
             HostSetting(
                 "host-a",
@@ -311,7 +311,7 @@ def _rows(books: Snapshot) -> tuple[Any, ...]:
         sorted(books.provisions, key=lambda each: each.executor_id),
         sorted(books.ranges, key=lambda each: (each.spec.range_id, each.spec.first_index)),
         sorted(books.groups, key=lambda each: each.name),
-        sorted(books.tallies, key=lambda each: each.flow_id),
+        sorted(books.usage_records, key=lambda each: each.flow_id),
         sorted(books.host_settings, key=lambda each: each.executor_id),
         books.counters,
     )
@@ -329,7 +329,7 @@ def books_of(changes: Changes) -> Snapshot:
         changes.provisions,
         changes.ranges,
         changes.groups,
-        changes.tallies,
+        changes.usage_records,
         changes.host_settings,
         changes.counters,
     )

@@ -71,7 +71,7 @@ def unreachable_registered(
     )
 
 
-def probe_rang(context: EventContext, executor_id: str) -> None:
+def probe_timer_fired(context: EventContext, executor_id: str) -> None:
     """Has an unreachable executor dialled, and plans the next time in case that fails."""
     host = context.state.hosts.get(executor_id)
     if host is None or not host.reach.unreachable:

@@ -36,7 +36,7 @@ def remember_refusal(context: EventContext, host: Host, slot: Slot) -> None:
     context.state.timers.arm(Timer.REFUSAL, host.host_id, until_ms)
 
 
-def refusal_rang(context: EventContext, executor_id: str) -> None:
+def refusal_timer_fired(context: EventContext, executor_id: str) -> None:
     """The executor may be asked again for what it refused long enough ago."""
     host = context.state.hosts.get(executor_id)
     if host is None:

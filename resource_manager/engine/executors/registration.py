@@ -162,7 +162,7 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
     return host
 
 
-def silence_rang(context: EventContext, executor_id: str) -> None:
+def silence_timer_fired(context: EventContext, executor_id: str) -> None:
     """An executor that has been silent for too long is lost, and so are its slots, as far as
     anybody knows.
 
@@ -233,7 +233,7 @@ def request_undrain(context: EventContext, event: UndrainRequested) -> Executor:
     return executor
 
 
-def drain_rang(context: EventContext, executor_id: str) -> None:
+def drain_timer_fired(context: EventContext, executor_id: str) -> None:
     """Takes away what is left on an executor whose drain deadline has passed."""
     host = context.state.hosts.get(executor_id)
     if host is None or host.executor.drain_deadline_at_ms is None:

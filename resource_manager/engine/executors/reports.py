@@ -133,7 +133,7 @@ def take_in(
     if host.refusals and host.end_refusals(context.now_ms):
         context.state.hosts.indexes.log_growth(host, context.state.queue)
     if host.resize_backoffs:
-        context.state.resizes.end_holds(host)
+        context.state.resizes.end_backoffs(host)
     for slot in broken:
         remember_refusal(context, host, slot)
     host.unowned = tuple(
@@ -165,7 +165,7 @@ def _seen(
     if slot.state is SlotState.PENDING and not ends:
         context.state.gang_moves.confirm(slot, isolation=seen.isolation, cpus=seen.cpus)
     if seen.resize_number:
-        context.state.resizes.take_in_size(slot, seen)
+        context.state.resizes.adopt_reported_size(slot, seen)
     if ends:
         return  # a later state, or its list of ended slots, will say so
     if slot.state is SlotState.FREEING:

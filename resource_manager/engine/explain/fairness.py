@@ -39,7 +39,7 @@ _SMALL = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class ComparedFlow:
     """A flow as the choice sees it; mirrors FlowTally of the protocol.
 
     Attributes:
@@ -87,10 +87,10 @@ class Step:
     """
 
     group: str
-    flow: Tally
+    flow: ComparedFlow
     position: int
     backlogged: int
-    ahead: tuple[Tally, ...]
+    ahead: tuple[ComparedFlow, ...]
     summary: str
 
 
@@ -106,9 +106,9 @@ def steps(
 
 
 def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], unit: str) -> Step:
-    own = tree.standing(flow)
+    own = tree.sort_key(flow)
     children = parent.children.by_id.values() if parent.children is not None else ()
-    others = [(tree.standing(each), each) for each in children if each.waiting and each is not flow]
+    others = [(tree.sort_key(each), each) for each in children if each.waiting and each is not flow]
     before = [each for each in others if each[0] < own]
     first = heapq.nsmallest(AHEAD_MAX, before, key=lambda each: each[0])
     behind = min(
@@ -133,12 +133,12 @@ def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], uni
     )
 
 
-def _tally(tree: FlowTree, flow: Flow, jobs: Mapping[str, Job]) -> Tally:
-    parts = tree.tally(flow)
+def _tally(tree: FlowTree, flow: Flow, jobs: Mapping[str, Job]) -> ComparedFlow:
+    parts = tree.usage(flow)
     is_job = flow.children is None
     job = jobs.get(flow.name) if is_job else None
     reached = fulfilment(flow.used, flow.minimum)
-    return Tally(
+    return ComparedFlow(
         name=flow.name,
         is_job=is_job,
         job_name=job.name if job is not None else "",
@@ -154,10 +154,10 @@ def _tally(tree: FlowTree, flow: Flow, jobs: Mapping[str, Job]) -> Tally:
 
 
 def _sentence(
-    flow: Tally,
+    flow: ComparedFlow,
     place: tuple[str, int, int],
-    first: Tally | None,
-    behind: Tally | None,
+    first: ComparedFlow | None,
+    behind: ComparedFlow | None,
     unit: str,
 ) -> str:
     """Where a flow stands, in one sentence: `place` is the group (empty: the top), how many come
@@ -179,7 +179,7 @@ def _sentence(
     return f"{order}: {_own(flow, other, unit)}{against}{where}"
 
 
-def _own(flow: Tally, other: Tally | None, unit: str) -> str:
+def _own(flow: ComparedFlow, other: ComparedFlow | None, unit: str) -> str:
     """What a flow is compared by, and where that comes from."""
     if flow.minimum_reached is not None:
         return f"it has {_percent(flow.minimum_reached)} of its guaranteed minimum"
@@ -195,7 +195,7 @@ def _own(flow: Tally, other: Tally | None, unit: str) -> str:
     return f"its tally {total:.{digits}f} {unit}{whence} / weight {weight:.10g}{result}"
 
 
-def _versus(flow: Tally, other: Tally) -> str:
+def _versus(flow: ComparedFlow, other: ComparedFlow) -> str:
     """What another flow is compared by."""
     if other.minimum_reached is not None:
         return f"{_percent(other.minimum_reached)} of the guaranteed minimum of {other.title}"

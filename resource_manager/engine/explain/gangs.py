@@ -92,7 +92,7 @@ def _given(all_hosts: Hosts, held: Reservation | None) -> Iterator[None]:
 
 
 def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
-    gang, wishes = waiting.gang, state.gang_moves.wishes_now(waiting)
+    gang, wishes = waiting.gang, state.gang_moves.current_requests(waiting)
     room = Room(state.hosts)
     room.partly = True
     asks = [room.ask(number, wish) for number, wish in enumerate(wishes)]
@@ -183,7 +183,7 @@ def _standing(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) -> 
     if verdict is Feasibility.OFFLINE:
         return "only with executors that are lost, draining or unreachable could it be placed"
     members = len(waiting.members)
-    if spots and spots[0].placeable == members and state.quotas.gang_stop(waiting) is not None:
+    if spots and spots[0].placeable == members and state.quotas.gang_block(waiting) is not None:
         where = _where(waiting.kind.where, spots)
         return f"all {members} members fit now{where}; the maximum of a resource group stops them"
     return ""

@@ -122,10 +122,10 @@ def _has_work(flow: Flow) -> bool:
 
 
 def _view(tree: FlowTree, flow: Flow, oldest_ms: int | None) -> FlowView:
-    tally, whole = tree.tally(flow), tree.root.rate
+    usage, whole = tree.usage(flow), tree.root.rate
     return FlowView(
         share_now=flow.rate / whole if whole else 0.0,
-        service=tally.service,
-        tally=tally.key,
+        service=usage.service,
+        tally=usage.key,
         oldest_wait_time_ms=oldest_ms,
     )

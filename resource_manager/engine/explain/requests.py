@@ -23,10 +23,10 @@ from resource_manager.engine.explain.resizes import ResizeExplanation, explain_r
 from resource_manager.engine.explain.waiting_reasons import (
     pending_reason,
     rejection_notice,
-    waiting_stop,
+    waiting_block,
 )
 from resource_manager.engine.fairness.flows import GROUP
-from resource_manager.engine.fairness.quotas import Stop
+from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host, known_request
 from resource_manager.engine.model.entities import Request, Slot
@@ -70,7 +70,7 @@ class Explanation:
     planned_on: str = ""  # an executor that was asked for and has not come
     gang: GangExplanation | None = None  # of a member of a gang that waits
     steps: tuple[Step, ...] = ()  # of the choice who is served next, from the top
-    limits: list[Stop] = field(default_factory=list)  # maxima that stop it
+    limits: list[QuotaBlock] = field(default_factory=list)  # maxima that stop it
     reservation: ReservationView | None = None  # what is held for it
     held_for_others: list[ReservationView] = field(default_factory=list)
 
@@ -107,7 +107,7 @@ def explain(
     ahead = _requests_ahead(state.gangs, state.queue, request)
     planned = planned_on(state.queue, state.elastic, request)
     stop, others = (
-        waiting_stop(state.queue, state.gangs, state.quotas, request),
+        waiting_block(state.queue, state.gangs, state.quotas, request),
         held_for_others(state, scheduling_class),
     )
     known = {
@@ -218,7 +218,7 @@ def _settled(view: RequestView, unconfirmed: int) -> str:
             return f"ended as {request.state}{why}"
 
 
-def _stopped(stop: Stop) -> str:
+def _stopped(stop: QuotaBlock) -> str:
     group, dimension = stop.group_id.removeprefix(GROUP), stop.dimension
     has = f"group {group} has {dimension} {stop.used} of at most {stop.maximum}"
     return f"{has}, and it needs {stop.need}"

@@ -17,7 +17,7 @@ from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import ResizeBackoff
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
-from resource_manager.engine.lifecycle.resizes import ResizeMoves, growth, is_kept_from
+from resource_manager.engine.lifecycle.resizes import ResizeMoves, growth, is_blocked_by_reservation
 from resource_manager.engine.model.entities import Resize, Slot
 from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.state import State
@@ -85,7 +85,7 @@ def _waiting(
     missing = shortfall(asked, host.free())
     if missing:
         return _lacking(host, slot, asked, missing)
-    stop = quotas.growth_stop(slot.job_id, asked)
+    stop = quotas.growth_block(slot.job_id, asked)
     if stop is not None:
         group, name = stop.group_id.removeprefix(GROUP), stop.dimension
         return (
@@ -95,7 +95,7 @@ def _waiting(
     found = resizes.assignment_for(host, slot)
     if isinstance(found, CpuRefusal):
         return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
-    if not fits(asked, host.spare()) or (asked and is_kept_from(host, slot)):
+    if not fits(asked, host.spare()) or (asked and is_blocked_by_reservation(host, slot)):
         whose = reservations.on_host[host.host_id].holder.title
         return f"there is room on {host.host_id}, which is held for {whose}"
     return "has not been considered yet"

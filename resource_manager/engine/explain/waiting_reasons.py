@@ -8,7 +8,7 @@ from finegrain.errors import Reason
 from finegrain.values.states import ExecutorState, RequestState
 from resource_manager.engine.explain.provisions import clock_at, planned_count, planned_on
 from resource_manager.engine.fairness.flows import Flow
-from resource_manager.engine.fairness.quotas import Stop
+from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.model.entities import Request
 from resource_manager.engine.queue.gangs import GangLedger, WaitingGang
@@ -30,7 +30,7 @@ def pending_by_reason(state: State) -> dict[str, int]:
         if new:
             reason = str(Reason.NOT_YET_CONSIDERED)
             counts[reason] = counts.get(reason, 0) + new
-        stopped = _stopped_by_limits(state, scheduling_class)
+        stopped = _blocked_by_quota(state, scheduling_class)
         if stopped:
             reason = str(Reason.WAITING_GROUP_LIMIT)
             counts[reason] = counts.get(reason, 0) + stopped
@@ -54,7 +54,7 @@ def pending_reason(state: State, request: Request) -> str:
         return ""
     if request.arrival_number > state.considered_arrival:
         return Reason.NOT_YET_CONSIDERED
-    if waiting_stop(state.queue, state.gangs, state.quotas, request) is not None:
+    if waiting_block(state.queue, state.gangs, state.quotas, request) is not None:
         return Reason.WAITING_GROUP_LIMIT
     if planned_on(state.queue, state.elastic, request):
         return Reason.WAITING_EXECUTOR
@@ -63,17 +63,17 @@ def pending_reason(state: State, request: Request) -> str:
     return state.waiting_reasons.waiting_reason(state.queue.class_of(request.spec))
 
 
-def waiting_stop(
+def waiting_block(
     queue: WaitingQueue, gangs: GangLedger, quotas: QuotaChecks, request: Request
-) -> Stop | None:
+) -> QuotaBlock | None:
     """The maximum that stops a request that waits, or its gang; None: none does."""
     waiting = gangs.waiting.get(request.spec.gang_id)
     if waiting is not None:
-        return quotas.gang_stop(waiting)
-    return quotas.request_stop(queue.class_of(request.spec), request.job_id)
+        return quotas.gang_block(waiting)
+    return quotas.request_block(queue.class_of(request.spec), request.job_id)
 
 
-def _stopped_by_limits(state: State, scheduling_class: SchedulingClass) -> int:
+def _blocked_by_quota(state: State, scheduling_class: SchedulingClass) -> int:
     """How many wait with a shape whom the maximum of a group stops."""
     if not any(flow.maximum for flow in state.flows.groups.values()):
         return 0
@@ -83,7 +83,7 @@ def _stopped_by_limits(state: State, scheduling_class: SchedulingClass) -> int:
         group = state.flows.jobs[job_queue.job_id].parent
         if group not in stopped:
             stopped[group] = (
-                state.quotas.request_stop(scheduling_class, job_queue.job_id) is not None
+                state.quotas.request_block(scheduling_class, job_queue.job_id) is not None
             )
         if stopped[group]:
             count += job_queue.numbers.count_within(0, state.considered_arrival + 1)
@@ -93,7 +93,7 @@ def _stopped_by_limits(state: State, scheduling_class: SchedulingClass) -> int:
 def _gang_reasons(state: State, waiting: WaitingGang) -> Iterable[tuple[str, int]]:
     if waiting.gang.arrival_number > state.considered_arrival:
         return [(Reason.NOT_YET_CONSIDERED, len(waiting.members))]
-    if state.quotas.gang_stop(waiting) is not None:
+    if state.quotas.gang_block(waiting) is not None:
         return [(Reason.WAITING_GROUP_LIMIT, len(waiting.members))]
     if planned_on(state.queue, state.elastic, waiting.members[0]):
         return [(Reason.WAITING_EXECUTOR, len(waiting.members))]

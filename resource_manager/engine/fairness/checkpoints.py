@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import log
 
 from resource_manager.engine.fairness.flows import Flow, FlowTree
-from resource_manager.engine.model.entities import Tally
+from resource_manager.engine.model.entities import UsageRecord
 from resource_manager.engine.model.settings import Fairness
 
 STORED_AT_ONCE = 1_000
@@ -39,7 +39,7 @@ class Checkpoints:
         self._round: deque[Flow] = deque()
         self._next_round_ms = 0
 
-    def due(self, now_ms: int, time_ms: int) -> tuple[list[Tally], int]:
+    def due(self, now_ms: int, time_ms: int) -> tuple[list[UsageRecord], int]:
         """The tallies to be written now, and when (monotonic) to ask again.
 
         Args:
@@ -49,7 +49,7 @@ class Checkpoints:
         if not self._round and now_ms >= self._next_round_ms:
             self._next_round_ms = now_ms + self._interval_ms
             self._round.extend(self._tree.changed.values())
-        found: list[Tally] = []
+        found: list[UsageRecord] = []
         while self._round and len(found) < STORED_AT_ONCE:
             flow = self._round.popleft()
             if flow.changed and self._tree.changed.get(flow.id) is flow:
@@ -58,15 +58,15 @@ class Checkpoints:
             return found, now_ms + PAUSE_MS
         return found, max(now_ms + 1, self._next_round_ms)
 
-    def written(self, flow: Flow, time_ms: int) -> Tally:
+    def written(self, flow: Flow, time_ms: int) -> UsageRecord:
         """The tally of a flow as a row that is written now. What still grows is written again."""
         self._tree.changed.pop(flow.id, None)
-        self._tree.behind.pop(flow.id, None)
+        self._tree.accrued_while_down.pop(flow.id, None)
         flow.changed = bool(flow.rate)
         if flow.changed:
             self._tree.changed[flow.id] = flow
-        tally = self._tree.tally(flow)
-        return Tally(flow.id, self._measure, tally.service, tally.raised, time_ms)
+        record = self._tree.usage(flow)
+        return UsageRecord(flow.id, self._measure, record.service, record.raised, time_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +77,9 @@ class Running:
     cost: float
 
 
-def restore_tallies(
+def restore_usage(
     tree: FlowTree,
-    tallies: Iterable[Tally],
+    usage_records: Iterable[UsageRecord],
     running: Iterable[Running],
     fairness: Fairness,
     time_ms: int,
@@ -89,7 +89,7 @@ def restore_tallies(
 
     Args:
         tree: with all flows, and what runs.
-        tallies: as stored. Those of flows that are no more are passed over.
+        usage_records: as stored. Those of flows that are no more are passed over.
         running: all slots that accrue.
         fairness: the measure that service is counted in now, and its half-life.
         time_ms: now, by the wall clock.
@@ -97,15 +97,15 @@ def restore_tallies(
     flows = {flow.id: flow for flow in (*tree.groups.values(), *tree.jobs.values(), tree.root)}
     known, begins_ms = {}, {}
     others = 0
-    for tally in tallies:
-        if tally.flow_id not in flows:
+    for record in usage_records:
+        if record.flow_id not in flows:
             continue
-        if tally.measure == fairness.usage_measure:
-            known[tally.flow_id] = tally
-            begins_ms[tally.flow_id] = tally.time_ms
+        if record.measure == fairness.usage_measure:
+            known[record.flow_id] = record
+            begins_ms[record.flow_id] = record.time_ms
         else:
             others += 1
-            begins_ms[tally.flow_id] = time_ms
+            begins_ms[record.flow_id] = time_ms
     since = _since_rows(tree, begins_ms, running, fairness, time_ms)
     for flow_id, flow in flows.items():
         row = known.get(flow_id)
@@ -113,7 +113,7 @@ def restore_tallies(
         if row is not None:
             left = _left_of(time_ms - row.time_ms, fairness)
             service, raised = service + row.service * left, row.raised * left
-        tree.set_tally(flow, service, raised)
+        tree.set_usage(flow, service, raised)
         if row is not None and not flow.rate and row.time_ms <= time_ms:  # stored as it is
             flow.changed = False
             tree.changed.pop(flow_id, None)

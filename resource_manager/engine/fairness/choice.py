@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from math import ceil, inf
 
-from resource_manager.engine.fairness.flows import Flow, FlowTree, Standing
+from resource_manager.engine.fairness.flows import Flow, FlowTree, SortKey
 
 RUN_PART = 64
 """A run takes at least one part in so many of what a flow has running."""
@@ -26,7 +26,7 @@ def first_job(tree: FlowTree) -> Flow | None:
     """The job that is to be served next; None: none has a turn."""
     flow = tree.root
     while flow.children is not None:
-        below = tree.first_below(flow)
+        below = tree.first_child(flow)
         if below is None:
             return None
         flow = below
@@ -40,24 +40,24 @@ def run_length(tree: FlowTree, job: Flow, cost: float) -> float:
     length = inf
     flow = job
     while flow.parent is not None and length > 1:
-        second = tree.second_below(flow.parent)
+        second = tree.second_child(flow.parent)
         if second is not None:
             length = min(length, max(1, flow.running // RUN_PART, _lead(tree, flow, second, cost)))
         flow = flow.parent
     return length
 
 
-def order_key_of(tree: FlowTree, job: Flow) -> tuple[Standing, ...]:
+def order_key_of(tree: FlowTree, job: Flow) -> tuple[SortKey, ...]:
     """By what a job is compared with others, the lesser first: how it and its ancestors stand
     among their siblings, from the root down.
     """
     path = [job, *job.ancestors()]
-    return tuple(tree.standing(flow) for flow in reversed(path[:-1]))
+    return tuple(tree.sort_key(flow) for flow in reversed(path[:-1]))
 
 
 def _lead(tree: FlowTree, flow: Flow, second: Flow, cost: float) -> float:
     """How many slots it takes until a flow comes behind one that is behind it now."""
-    if flow.needy:
+    if flow.below_minimum:
         return 0  # what it lacks is not counted in costs
     step = tree.lookahead_s * cost * tree.clock.scale / flow.weight
     if not step:

@@ -21,7 +21,7 @@ HALF_LIVES_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class Rescaling:
     """The landmark was moved: scaled amounts are to be multiplied by `factor`, a power of two (so
     nothing is rounded), and warped times to be mapped by `tau`.
     """
@@ -54,7 +54,7 @@ class Clock:
         self.tau = 0.0
         self.scale = 1.0
 
-    def advance(self, now_ms: int) -> Moved | None:
+    def advance(self, now_ms: int) -> Rescaling | None:
         """It is `now_ms` now. What is kept by this clock is to be moved as the answer says."""
         if now_ms <= self.now_ms:
             return None
@@ -67,7 +67,7 @@ class Clock:
         halvings = (now_ms - self._landmark_ms) // half_life_ms
         if halvings >= HALF_LIVES_MAX:
             self._landmark_ms += halvings * half_life_ms
-            moved = Moved(2.0**-halvings, 1 / self.bend)
+            moved = Rescaling(2.0**-halvings, 1 / self.bend)
         self.scale = 2.0 ** ((now_ms - self._landmark_ms) / half_life_ms)
         self.tau = (self.scale - 1.0) / self.bend
         return moved

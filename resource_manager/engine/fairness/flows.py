@@ -24,12 +24,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from finegrain.resources import Amounts
-from resource_manager.engine.fairness.clock import Clock, Moved
+from resource_manager.engine.fairness.clock import Clock, Rescaling
 from resource_manager.engine.fairness.quotas import counted, fulfilment
-from resource_manager.engine.fairness.siblings import Flow, FlowTally, Siblings, Standing
+from resource_manager.engine.fairness.siblings import Flow, FlowUsage, Siblings, SortKey
 from resource_manager.engine.model.settings import Fairness
 
-__all__ = ["GROUP", "JOB", "ROOT", "Flow", "FlowTally", "FlowTree", "Standing"]
+__all__ = ["GROUP", "JOB", "ROOT", "Flow", "FlowTree", "FlowUsage", "SortKey"]
 
 ROOT = "root"
 GROUP = "group/"
@@ -50,10 +50,10 @@ class FlowTree:
             them out and sets their `changed` back.
         urgent: those that were raised, began to accrue, or have another weight, since they were
             stored: nobody could tell later that they were, or when. Whoever stores them clears it.
-        behind: those that accrued while nobody led, and were not stored since: a change of their
-            rate makes them urgent.
-        loosened: ids of groups that have less than they had, or other limits; whoever lets those be
-            tried again whom their maxima have stopped clears it.
+        accrued_while_down: those that accrued while nobody led, and were not stored since: a change
+            of their rate makes them urgent.
+        freed_groups: ids of groups that have less than they had, or other limits: what their
+            quotas blocked may be tried again. `QuotaChecks.unblock` clears it.
     """
 
     def __init__(self, fairness: Fairness, now_ms: int) -> None:
@@ -66,14 +66,14 @@ class FlowTree:
         # By identity of the amounts, which are kept so that it stays theirs.
         self._known: dict[int, tuple[Amounts, dict[str, int]]] = {}
         self.urgent: dict[str, Flow] = {}
-        self.behind: dict[str, Flow] = {}
-        self.loosened: dict[str, None] = {}
+        self.accrued_while_down: dict[str, Flow] = {}
+        self.freed_groups: dict[str, None] = {}
 
     def advance(self, now_ms: int) -> None:
         """It is so late now; earlier times are taken for the latest one known."""
-        moved = self.clock.advance(now_ms)
-        if moved is not None:
-            self._rescale(moved)
+        rescaling = self.clock.advance(now_ms)
+        if rescaling is not None:
+            self._rescale(rescaling)
 
     # Who there is.
 
@@ -110,7 +110,7 @@ class FlowTree:
             flow.weight = weight
             self.urgent[flow.id] = flow
         flow.maximum, flow.minimum = limits
-        self.loosened[flow.id] = None
+        self.freed_groups[flow.id] = None
         self._mark(flow)
         return flow
 
@@ -138,7 +138,7 @@ class FlowTree:
             parent = flow.parent
             if flow.rate:
                 flow.service += flow.rate * (tau - flow.since)
-            if not flow.rate or (self.behind and flow.id in self.behind):
+            if not flow.rate or (self.accrued_while_down and flow.id in self.accrued_while_down):
                 self.urgent[flow.id] = flow
             flow.since = tau
             if parent is not None and parent.children is not None:
@@ -152,7 +152,7 @@ class FlowTree:
             self._mark(flow)
             flow = parent
 
-    def hand_on(self, job_id: str) -> None:
+    def note_reuse(self, job_id: str) -> None:
         """A slot of a job goes on with further work of it, which is being served, too."""
         for flow in self._path(job_id):
             flow.served_ms = self.clock.now_ms
@@ -166,27 +166,27 @@ class FlowTree:
             _add(flow.used, counted(booked))
             self._mark(flow)
 
-    def stop(self, job_id: str, cost: float) -> None:
+    def stop_accruing(self, job_id: str, cost: float) -> None:
         """A slot begins to be taken down, or is gone at once: it accrues no more."""
         for flow in self._path(job_id):
             flow.settle(self.clock.tau)
-            if not flow.rate or flow.id in self.behind:
+            if not flow.rate or flow.id in self.accrued_while_down:
                 self.urgent[flow.id] = flow
             flow.rate -= cost
             self._mark(flow)
 
-    def go_on(self, job_id: str, cost: float) -> None:
+    def resume_accruing(self, job_id: str, cost: float) -> None:
         """A slot that did not accrue does so again."""
-        self.stop(job_id, -cost)
+        self.stop_accruing(job_id, -cost)
 
-    def vanish(self, job_id: str, booked: Amounts) -> None:
+    def remove_slot(self, job_id: str, booked: Amounts) -> None:
         """Nothing is left of a slot (that had stopped)."""
         amounts = self._counted(booked)
         for flow in self._path(job_id):
             flow.running -= 1
             _subtract(flow.used, amounts)
             if flow.maximum:
-                self.loosened[flow.id] = None
+                self.freed_groups[flow.id] = None
             if flow.minimum:
                 self._mark(flow)
 
@@ -197,14 +197,14 @@ class FlowTree:
             _subtract(flow.used, less)
             _add(flow.used, more)
             if flow.maximum:
-                self.loosened[flow.id] = None
+                self.freed_groups[flow.id] = None
             if flow.minimum:
                 self._mark(flow)
 
     def recost(self, job_id: str, before: float, after: float) -> None:
         """A slot that accrues costs something else from now on."""
         if before != after:
-            self.stop(job_id, before - after)
+            self.stop_accruing(job_id, before - after)
 
     # Who waits.
 
@@ -221,7 +221,7 @@ class FlowTree:
             flow.waiting += count
             flow = flow.parent
 
-    def wait_no_more(self, job_id: str, count: int) -> None:
+    def remove_waiting(self, job_id: str, count: int) -> None:
         """So many fewer wait."""
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
@@ -233,7 +233,7 @@ class FlowTree:
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.active += 1
-            if flow.active > 1 or flow.halted:
+            if flow.active > 1 or flow.paused:
                 return
             self._mark(flow)
             flow = flow.parent
@@ -243,44 +243,44 @@ class FlowTree:
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.active -= 1
-            if flow.active or flow.halted:
+            if flow.active or flow.paused:
                 return
             self._mark(flow)
             flow = flow.parent
 
     def pause(self, group: Flow) -> None:
         """A group is to have no turn for a while, whatever is active in it."""
-        group.halted = True
+        group.paused = True
         self._mark(group)
         flow = group.parent if group.active else None
         while flow is not None:
             flow.active -= 1
             self._mark(flow)
-            flow = None if flow.active or flow.halted else flow.parent
+            flow = None if flow.active or flow.paused else flow.parent
 
-    def go_ahead(self, group: Flow) -> None:
+    def resume(self, group: Flow) -> None:
         """A group that was halted may have turns again."""
-        group.halted = False
+        group.paused = False
         self._mark(group)
         flow = group.parent if group.active else None
         while flow is not None:
             flow.active += 1
             self._mark(flow)
-            flow = None if flow.active > 1 or flow.halted else flow.parent
+            flow = None if flow.active > 1 or flow.paused else flow.parent
 
     # What that means.
 
-    def tally(self, flow: Flow) -> FlowTally:
+    def usage(self, flow: Flow) -> FlowUsage:
         """What a flow has received by now."""
         service, scale = flow.service_at(self.clock.tau), self.clock.scale
-        return FlowTally(
+        return FlowUsage(
             service=service / scale,
             raised=flow.raised / scale,
             lookahead=self.lookahead_s * flow.rate,
             weight=flow.weight,
         )
 
-    def set_tally(self, flow: Flow, service: float, raised: float) -> None:
+    def set_usage(self, flow: Flow, service: float, raised: float) -> None:
         """It has received so much by now."""
         scale = self.clock.scale
         flow.service, flow.raised, flow.since = service * scale, raised * scale, self.clock.tau
@@ -291,18 +291,18 @@ class FlowTree:
         ahead = self.lookahead_s * flow.rate * self.clock.scale
         return (flow.service_at(self.clock.tau) + flow.raised + ahead) / flow.weight
 
-    def standing(self, flow: Flow) -> Standing:
+    def sort_key(self, flow: Flow) -> SortKey:
         """By what a flow is compared with its siblings."""
         reached = fulfilment(flow.used, flow.minimum)
         if reached < 1:
             return False, reached, flow.tie
         return True, self.key(flow), flow.tie
 
-    def first_below(self, flow: Flow) -> Flow | None:
+    def first_child(self, flow: Flow) -> Flow | None:
         """The child of a group that is to be served next; None: none has a turn."""
         return flow.children.first() if flow.children is not None else None
 
-    def second_below(self, flow: Flow) -> Flow | None:
+    def second_child(self, flow: Flow) -> Flow | None:
         """The child of a group that would be next without the first."""
         return flow.children.second() if flow.children is not None else None
 
@@ -338,7 +338,7 @@ class FlowTree:
         self._leave(flow)
         self.changed.pop(flow.id, None)
         self.urgent.pop(flow.id, None)
-        self.behind.pop(flow.id, None)
+        self.accrued_while_down.pop(flow.id, None)
 
     def _leave(self, flow: Flow) -> None:
         if flow.parent is None or flow.parent.children is None:
@@ -373,14 +373,14 @@ class FlowTree:
         if flow.parent is not None and flow.parent.children is not None:
             flow.parent.children.changed(flow)
 
-    def _rescale(self, moved: Moved) -> None:
+    def _rescale(self, rescaling: Rescaling) -> None:
         for flow in (self.root, *self.groups.values(), *self.jobs.values()):
-            flow.service *= moved.factor
-            flow.raised *= moved.factor
-            flow.since = moved.tau(flow.since)
+            flow.service *= rescaling.factor
+            flow.raised *= rescaling.factor
+            flow.since = rescaling.tau(flow.since)
         for flow in (self.root, *self.groups.values()):
             if flow.children is not None:
-                flow.children.rescale(moved)
+                flow.children.rescale(rescaling)
 
 
 def _add(amounts: dict[str, int], more: Amounts) -> None:

@@ -52,7 +52,7 @@ class Bounded(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class QuotaBlock:
     """The limit that something does not get past."""
 
     group_id: str  # of the flow
@@ -98,16 +98,16 @@ def room(groups: Iterable[Bounded], need: Amounts, most: int) -> int:
     return most
 
 
-def stopped_by(groups: Iterable[Bounded], need: Amounts) -> Stop | None:
+def quota_block(groups: Iterable[Bounded], need: Amounts) -> QuotaBlock | None:
     """The limit that does not let `need` be added; None: it may be. Of several, one that would
     never let it, else the first.
     """
-    found: Stop | None = None
+    found: QuotaBlock | None = None
     for group in groups:
         for name, limit in group.maximum.items():
             amount, used = need.get(name, 0), group.used.get(name, 0)
             if amount and used + amount > limit:
-                here = Stop(group.id, name, amount, used, limit)
+                here = QuotaBlock(group.id, name, amount, used, limit)
                 if here.never:
                     return here
                 found = found or here
@@ -128,7 +128,7 @@ def fulfilment(used: Amounts, minimum: Amounts) -> float:
 GroupT = TypeVar("GroupT", bound=Bounded)
 
 
-class Ledger:
+class QuotaLedger:
     """What could be added to groups, one after another, if there were capacity for all of it.
 
     For plans: nobody asks for executors on behalf of what a maximum stops.
@@ -141,7 +141,7 @@ class Ledger:
         """So many of `count` may be added to what was admitted before; they are noted."""
         limited = [group for group in groups if group.maximum]
         admitted = room(
-            [_Ahead(group, self._added.get(group.id)) for group in limited], need, count
+            [_WithAdmitted(group, self._added.get(group.id)) for group in limited], need, count
         )
         self._note(limited, need, admitted)
         return admitted
@@ -149,8 +149,8 @@ class Ledger:
     def admit_all(self, groups: Iterable[Bounded], needs: Iterable[tuple[Amounts, int]]) -> bool:
         """Likewise what can only be added as a whole: (need of one, how many)."""
         limited = [group for group in groups if group.maximum]
-        together = whole(needs)
-        ahead = [_Ahead(group, self._added.get(group.id)) for group in limited]
+        together = total_need(needs)
+        ahead = [_WithAdmitted(group, self._added.get(group.id)) for group in limited]
         if not room(ahead, together, 1):
             return False
         self._note(limited, together, 1)
@@ -164,7 +164,7 @@ class Ledger:
                     added[name] = added.get(name, 0) + amount * count
 
 
-def whole(needs: Iterable[tuple[Amounts, int]]) -> dict[str, int]:
+def total_need(needs: Iterable[tuple[Amounts, int]]) -> dict[str, int]:
     """What is added by something that is placed as a whole, such as a gang."""
     found: dict[str, int] = {}
     for need, count in needs:
@@ -173,7 +173,7 @@ def whole(needs: Iterable[tuple[Amounts, int]]) -> dict[str, int]:
     return found
 
 
-class _Ahead:
+class _WithAdmitted:
     """A group with what was admitted."""
 
     __slots__ = ("id", "maximum", "used")

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from math import inf
 
 from finegrain.resources import Amounts
-from resource_manager.engine.fairness.clock import Clock, Moved
+from resource_manager.engine.fairness.clock import Clock, Rescaling
 from resource_manager.engine.fairness.quotas import fulfilment
 from resource_manager.engine.fairness.tournament import Entry, Tournament
 
-Standing = tuple[bool, float, tuple[int, str]]
+SortKey = tuple[bool, float, tuple[int, str]]
 """By what siblings are compared, the lesser first: whether the minimum is reached, how far it is or
 else the key, who has waited longer.
 """
@@ -28,7 +28,7 @@ else the key, who has waited longer.
 @dataclass(slots=True, eq=False)
 class Flow(Entry):
     """A group or a job. Amounts of service that are *scaled* are compared at one moment only; see
-    `FlowTree.tally` for what they are now.
+    `FlowTree.usage` for what they are now.
 
     Attributes:
         id: "group/NAME", "job/ID" or "root".
@@ -66,8 +66,8 @@ class Flow(Entry):
     served_ms: int | None = None
     # What its parent's tournaments know of it.
     stale: bool = False
-    needy: bool = False  # it is in that of those who lack their minimum
-    halted: bool = False  # it takes part in neither, whatever is active in it
+    below_minimum: bool = False  # it is in that of those who lack their minimum
+    paused: bool = False  # it takes part in neither, whatever is active in it
     changed: bool = False  # since its tally was stored last
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class Flow(Entry):
 
 
 @dataclass(frozen=True, slots=True)
-class FlowTally:
+class FlowUsage:
     """What a flow has received, as of one moment, in cost times seconds."""
 
     service: float  # received, decayed
@@ -115,16 +115,25 @@ class Siblings:
     Attributes:
         by_id: all of them.
         fair: those that may have a turn and have their minimum, by key.
-        needy: those that may have a turn and lack some of their minimum, by how far it is reached.
+        below_minimum: those that may have a turn and lack some of their minimum, by how far it is
+            reached.
         last_served: scaled: tally per weight of whom was served last, then.
     """
 
-    __slots__ = ("_clock", "_lookahead_s", "_stale", "by_id", "fair", "last_served", "needy")
+    __slots__ = (
+        "_clock",
+        "_lookahead_s",
+        "_stale",
+        "below_minimum",
+        "by_id",
+        "fair",
+        "last_served",
+    )
 
     def __init__(self, clock: Clock, lookahead_s: float) -> None:
         self.by_id: dict[str, Flow] = {}
         self.fair: Tournament[Flow] = Tournament()
-        self.needy: Tournament[Flow] = Tournament()
+        self.below_minimum: Tournament[Flow] = Tournament()
         self.last_served = 0.0
         self._clock = clock
         self._lookahead_s = lookahead_s
@@ -134,7 +143,7 @@ class Siblings:
         """Who is to be served next; None: nobody has a turn."""
         if self._stale:
             self.freshen()
-        tournament = self.needy if self.needy.count else self.fair
+        tournament = self.below_minimum if self.below_minimum.count else self.fair
         return tournament.least(self._clock.tau)
 
     def second(self) -> Flow | None:
@@ -142,9 +151,9 @@ class Siblings:
         if self._stale:
             self.freshen()
         tau = self._clock.tau
-        if not self.needy.count:
+        if not self.below_minimum.count:
             return self.fair.runner_up(tau)
-        return self.needy.runner_up(tau) or self.fair.least(tau)
+        return self.below_minimum.runner_up(tau) or self.fair.least(tau)
 
     def least(self) -> Flow | None:
         """Who has the least key of those who may have a turn and have their minimum."""
@@ -165,33 +174,33 @@ class Siblings:
             flow.stale = False
             seated = flow.seat >= 0
             reached = fulfilment(flow.used, flow.minimum) if flow.minimum else inf
-            needy = reached < 1
-            active = flow.active and not flow.halted
-            if seated and (not active or needy != flow.needy):
-                (self.needy if flow.needy else self.fair).unseat(flow, tau)
+            below_minimum = reached < 1
+            active = flow.active and not flow.paused
+            if seated and (not active or below_minimum != flow.below_minimum):
+                (self.below_minimum if flow.below_minimum else self.fair).unseat(flow, tau)
                 seated = False
             if not active:
                 continue
-            if needy:
+            if below_minimum:
                 flow.level, flow.slope = reached, 0.0
             else:
                 self._draw(flow)
-            flow.needy = needy
-            tournament = self.needy if needy else self.fair
+            flow.below_minimum = below_minimum
+            tournament = self.below_minimum if below_minimum else self.fair
             if seated:
                 tournament.moved(flow, tau)
             else:
                 tournament.seat(flow, tau)
         self._stale.clear()
 
-    def rescale(self, moved: Moved) -> None:
+    def rescale(self, rescaling: Rescaling) -> None:
         """The landmark was moved, and what the flows have received was scaled to it."""
         for flow in self.by_id.values():
-            if flow.seat >= 0 and not flow.needy:
+            if flow.seat >= 0 and not flow.below_minimum:
                 self._draw(flow)
-        self.last_served *= moved.factor
+        self.last_served *= rescaling.factor
         self.fair.rebuild(self._clock.tau)
-        self.needy.rebuild(self._clock.tau)
+        self.below_minimum.rebuild(self._clock.tau)
 
     def _draw(self, flow: Flow) -> None:
         """The key of a flow as a line."""

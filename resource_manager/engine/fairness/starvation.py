@@ -22,7 +22,7 @@ from resource_manager.engine.model.settings import Fairness
 Waiter = Hashable
 """A shape (by identity), or the arrival number of what waits by itself."""
 
-LOOK_INTERVAL_MS = 1_000
+CHECK_INTERVAL_MS = 1_000
 """Whoever starves and could not be helped is looked at again after this."""
 
 _DEAD_MAX = 1_024
@@ -60,11 +60,11 @@ class Blocked(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class PassedOver:
+class StarvationRecord:
     """Somebody who had a turn in vain: all who wait with one shape, or one by himself.
 
     Attributes:
-        who: it is.
+        waiter: it is.
         marks: that turn, and later moments until which it was in vain all along. Who came later
             than the first counts from a later one.
         hopeless: no hosts would do for it, as of this version of the cluster, and until then.
@@ -72,7 +72,7 @@ class PassedOver:
         outlasted: how many reservations of it were outlasted by what was to end.
     """
 
-    who: Waiter
+    waiter: Waiter
     marks: list[Mark]
     hopeless: tuple[int, int] = (-1, 0)
     blocked: Blocked | None = None
@@ -93,91 +93,93 @@ class PassedOver:
             del self.marks[1]
 
 
-class Starving:
+class StarvationClocks:
     """All who are passed over.
 
     Attributes:
         placements: of everybody, in this incarnation.
-        goes_on_at: with which of those who starve the next look begins, if the last one was not at
+        resume_at: with which of those who starve the next look begins, if the last one was not at
             all of them.
     """
 
     def __init__(self, settings: Fairness) -> None:
         self._settings = settings
         self.placements = 0
-        self.goes_on_at = 0
-        self._all: dict[Waiter, PassedOver] = {}
-        self._heap: list[tuple[int, int, PassedOver]] = []  # since, number; some are over
-        self._ripe: dict[Waiter, PassedOver] = {}  # for long enough, longest first
+        self.resume_at = 0
+        self._all: dict[Waiter, StarvationRecord] = {}
+        self._heap: list[tuple[int, int, StarvationRecord]] = []  # since, number; some are over
+        self._starved: dict[Waiter, StarvationRecord] = {}  # for long enough, longest first
         self._made = 0
-        self._look_ms: int | None = None  # at those who are ripe
+        self._next_check_ms: int | None = None  # at those who are ripe
         self._stuck = False  # somebody starves whom it may be right to help later
-        self._looked_placements = 0  # of everybody until the last look
+        self._checked_placements = 0  # of everybody until the last look
 
-    def __contains__(self, who: Waiter) -> bool:
-        return who in self._all
+    def __contains__(self, waiter: Waiter) -> bool:
+        return waiter in self._all
 
-    def of(self, who: Waiter) -> PassedOver | None:
+    def of(self, waiter: Waiter) -> StarvationRecord | None:
         """Since when somebody is passed over; None: he is not."""
-        return self._all.get(who)
+        return self._all.get(waiter)
 
-    def in_vain(self, who: Waiter, since_ms: int, last_arrival: int) -> None:
+    def start(self, waiter: Waiter, since_ms: int, last_arrival: int) -> None:
         """Somebody had a turn and did not fit; the first time counts."""
-        if who in self._all or not self._settings.reservations_max:
+        if waiter in self._all or not self._settings.reservations_max:
             return
-        noted = PassedOver(who, [Mark(since_ms, self.placements, last_arrival)])
-        self._all[who] = noted
+        record = StarvationRecord(waiter, [Mark(since_ms, self.placements, last_arrival)])
+        self._all[waiter] = record
         if len(self._heap) > 2 * len(self._all) + _DEAD_MAX:
-            self._heap = [entry for entry in self._heap if self._all.get(entry[2].who) is entry[2]]
+            self._heap = [
+                entry for entry in self._heap if self._all.get(entry[2].waiter) is entry[2]
+            ]
             heapq.heapify(self._heap)
         self._made += 1
-        heapq.heappush(self._heap, (since_ms, self._made, noted))
+        heapq.heappush(self._heap, (since_ms, self._made, record))
 
-    def over(self, who: Waiter) -> None:
+    def stop(self, waiter: Waiter) -> None:
         """Somebody was placed, or waits no more."""
-        if self._all.pop(who, None) is not None:
-            self._ripe.pop(who, None)
+        if self._all.pop(waiter, None) is not None:
+            self._starved.pop(waiter, None)
 
-    def is_long(self, mark: Mark, now_ms: int) -> bool:
+    def has_starved(self, mark: Mark, now_ms: int) -> bool:
         """True if that was so long ago that whoever was passed over since then starves."""
         return self.placements > mark.placements and self._is_over(mark, now_ms)
 
-    def starving(self, now_ms: int, last_arrival: int) -> list[PassedOver]:
+    def starved(self, now_ms: int, last_arrival: int) -> list[StarvationRecord]:
         """Those of whom some were passed over for long enough, longest first; and notes who has
         come until now.
         """
         heap = self._heap
         while heap and self._is_over(heap[0][2].marks[0], now_ms):
-            noted = heapq.heappop(heap)[2]
-            if self._all.get(noted.who) is noted:
-                self._ripe[noted.who] = noted
-        for each in self._ripe.values():
+            record = heapq.heappop(heap)[2]
+            if self._all.get(record.waiter) is record:
+                self._starved[record.waiter] = record
+        for each in self._starved.values():
             if self._is_old(each.marks[-1], now_ms):
                 each.add(Mark(now_ms, self.placements, last_arrival))
-        return [each for each in self._ripe.values() if self.is_long(each.marks[0], now_ms)]
+        return [each for each in self._starved.values() if self.has_starved(each.marks[0], now_ms)]
 
-    def put_last(self, those: Iterable[PassedOver]) -> None:
+    def move_last(self, those: Iterable[StarvationRecord]) -> None:
         """Nothing would help them: all others are looked at first."""
         for each in those:
-            if self._ripe.pop(each.who, None) is not None:
-                self._ripe[each.who] = each
+            if self._starved.pop(each.waiter, None) is not None:
+                self._starved[each.waiter] = each
 
     def is_due(self, now_ms: int) -> bool:
         """True if it is time to look at them."""
         if self._heap and self._is_over(self._heap[0][2].marks[0], now_ms):
             return True
-        return self._look_ms is not None and self._look_ms <= now_ms
+        return self._next_check_ms is not None and self._next_check_ms <= now_ms
 
-    def look_at_once(self) -> None:
+    def check_at_once(self) -> None:
         """Somebody who is ripe may be helped now who could not be before."""
-        self.goes_on_at = 0
-        if self._ripe:
-            self._look_ms = 0
+        self.resume_at = 0
+        if self._starved:
+            self._next_check_ms = 0
 
-    def looked(self, now_ms: int, *, stuck: bool) -> None:
+    def checked(self, now_ms: int, *, stuck: bool) -> None:
         """They were looked at; `stuck`: time alone may make it right to help somebody."""
-        self._look_ms = now_ms + LOOK_INTERVAL_MS if self._ripe else None
-        self._looked_placements = self.placements
+        self._next_check_ms = now_ms + CHECK_INTERVAL_MS if self._starved else None
+        self._checked_placements = self.placements
         self._stuck = stuck
 
     def next_due_ms(self) -> int | None:
@@ -185,9 +187,9 @@ class Starving:
         due.
         """
         due = []
-        news = self._stuck or self.placements > self._looked_placements
-        if news and self._look_ms is not None:
-            due.append(self._look_ms)
+        news = self._stuck or self.placements > self._checked_placements
+        if news and self._next_check_ms is not None:
+            due.append(self._next_check_ms)
         if self._heap:
             due.append(self._heap[0][0] + self._settings.starvation_timeout_ms)
         return min(due, default=None)

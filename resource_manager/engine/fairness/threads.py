@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from finegrain.values.states import SlotState
 from resource_manager.engine.fairness.advice import Observed
 from resource_manager.engine.model.durations import Durations
-from resource_manager.engine.model.entities import Instant, Job, Slot, Tally
+from resource_manager.engine.model.entities import Instant, Job, Slot, UsageRecord
 
 JOB_FLOW = "job/"
 """Prefix of the flow ids of jobs."""
@@ -35,7 +35,7 @@ def end(job: Job, slot: Slot, now_ms: int) -> None:
     slot.thread_since_ms = None
 
 
-def hand_on(job: Job, slot: Slot, now_ms: int) -> None:
+def note_reuse(job: Job, slot: Slot, now_ms: int) -> None:
     """The slot's thread is done, and it goes on with the next one."""
     end(job, slot, now_ms)
     if job.durations is None:
@@ -45,15 +45,18 @@ def hand_on(job: Job, slot: Slot, now_ms: int) -> None:
 
 
 def restore(
-    jobs: Mapping[str, Job], slots: Iterable[Slot], tallies: Iterable[Tally], at: Instant
+    jobs: Mapping[str, Job],
+    slots: Iterable[Slot],
+    usage_records: Iterable[UsageRecord],
+    at: Instant,
 ) -> None:
     """Takes up where the last incarnation stopped. What runs has run since its slot was carved, by
     wall time; a clock that was set back makes that 0.
     """
-    for tally in tallies:
-        job = jobs.get(tally.flow_id.removeprefix(JOB_FLOW))
-        if job is not None and tally.durations and tally.flow_id.startswith(JOB_FLOW):
-            job.durations = Durations.from_text(tally.durations)
+    for record in usage_records:
+        job = jobs.get(record.flow_id.removeprefix(JOB_FLOW))
+        if job is not None and record.durations and record.flow_id.startswith(JOB_FLOW):
+            job.durations = Durations.from_text(record.durations)
     for slot in slots:
         job = jobs.get(slot.job_id)
         if slot.state is not SlotState.ALLOCATED or slot.allocated_time_ms is None or job is None:

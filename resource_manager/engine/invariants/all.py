@@ -162,10 +162,10 @@ def _slots(requests: Requests, slots: Slots, hosts: Hosts) -> Iterator[str]:
             yield f"slot {key} is {slot.state} without a living request"
         request = requests.get(slot.allocation_id)
         lives = request is not None and request.state not in ENDED_REQUEST_STATES
-        behind = slots.left_behind.get(slot.allocation_id, [])
+        behind = slots.superseded.get(slot.allocation_id, [])
         if lives and (slot.state is SlotState.FREEING) != (slot in behind):
             yield f"slot {key} is {slot.state}, counted as left behind: {slot in behind}"
-    for slot in chain.from_iterable(slots.left_behind.values()):
+    for slot in chain.from_iterable(slots.superseded.values()):
         if (slot.allocation_id, slot.generation) not in slots:
             yield f"slot {slot.allocation_id}/{slot.generation} was left behind, and is gone"
     on_hosts = sum(len(host.slots) for host in hosts.values())

@@ -97,19 +97,19 @@ def _least(flows: FlowTree, flow: Flow) -> Iterator[str]:
     """Who comes first below a group really does, and who has no turn takes no part."""
     if flow.children is None:
         return
-    found = flows.first_below(flow)
+    found = flows.first_child(flow)
     active = [child for child in flow.children.by_id.values() if child.active]
     if (found is None) != (not active):
         yield f"{flow.id} has {found} first, of {len(active)} that are active"
     if found is None or not active:
         return
-    seated = flow.children.fair.entries() + flow.children.needy.entries()
+    seated = flow.children.fair.entries() + flow.children.below_minimum.entries()
     if len(seated) != len(active) or {each.id for each in seated} != {each.id for each in active}:
         yield f"{flow.id}: {seated} take part, {active} are active"
-    expected = min(active, key=flows.standing)
-    needy = fulfilment(expected.used, expected.minimum) < 1
-    if found.needy != needy:
-        yield f"{flow.id} has {found} first, and {expected} lacks its minimum: {needy}"
-    one, other = flows.standing(found)[1], flows.standing(expected)[1]
+    expected = min(active, key=flows.sort_key)
+    below_minimum = fulfilment(expected.used, expected.minimum) < 1
+    if found.below_minimum != below_minimum:
+        yield f"{flow.id} has {found} first, and {expected} lacks its minimum: {below_minimum}"
+    one, other = flows.sort_key(found)[1], flows.sort_key(expected)[1]
     if not isclose(one, other, rel_tol=CLOSE, abs_tol=CLOSE):
         yield f"{flow.id} has {found} first ({one}), least is {expected} ({other})"

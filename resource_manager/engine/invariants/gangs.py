@@ -9,7 +9,7 @@ from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import Gang, Request
-from resource_manager.engine.queue.gangs import GangLedger, living, wishes_of
+from resource_manager.engine.queue.gangs import GangLedger, living, member_requests_of
 from resource_manager.engine.queue.non_batchable import Kind
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
@@ -36,7 +36,7 @@ def gang_problems(state: State) -> Iterator[str]:
         yield f"gangs {in_order} stand in line, {waiting} wait"
     by_job: Counter[str] = Counter()
     for each in books.waiting.values():
-        by_job[each.gang.job_id] += len(each.kind.wishes)
+        by_job[each.gang.job_id] += len(each.kind.member_requests)
     if by_job != books.by_job:
         yield f"what gangs of a job wait with is counted as {books.by_job}, there is {by_job}"
 
@@ -61,7 +61,7 @@ def _gang(
     ):
         yield f"{title} is {sorted(states)}, waits: {waiting is not None}"
     if waiting is not None and (
-        waiting.members != members or waiting.kind.wishes != wishes_of(members)
+        waiting.members != members or waiting.kind.member_requests != member_requests_of(members)
     ):
         yield f"{title} waits with other members than it has"
     missing = sum(_is_unconfirmed(slots, each) for each in members)

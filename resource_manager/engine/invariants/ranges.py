@@ -17,16 +17,16 @@ from resource_manager.engine.state import State
 
 def range_problems(state: State) -> Iterator[str]:
     """Everything that is wrong with ranges."""
-    singled = 0
+    materialized = 0
     for part in state.ranges.parts():
-        singled += len(part.singled)
+        materialized += len(part.materialized)
         for problem in (
             *_members(state.requests, state.ranges, part),
             *_names(state.jobs, state.ranges, state.endings, part),
         ):
             yield f"part {part.id_of(part.first)} of a range {problem}"
-    if singled != len(state.ranges.members):
-        yield f"{len(state.ranges.members)} members are requests, {singled} are singled out"
+    if materialized != len(state.ranges.members):
+        yield f"{len(state.ranges.members)} members are requests, {materialized} are singled out"
 
 
 def in_order(ranges: RangeLedger, endings: dict[str, Ending]) -> Iterator[Part]:
@@ -39,13 +39,13 @@ def in_order(ranges: RangeLedger, endings: dict[str, Ending]) -> Iterator[Part]:
 
 
 def _members(requests: Requests, ranges: RangeLedger, part: Part) -> Iterator[str]:
-    places = [part.waiting, part.singled, *part.row.ended.values()]
+    places = [part.waiting, part.materialized, *part.row.ended.values()]
     everywhere = IntervalSet(run for place in places for run in place.runs())
     if everywhere != IntervalSet([(part.first, part.end)]):
         yield "has members who stand nowhere"
     if len(everywhere) != sum(map(len, places)):
         yield "has members who stand in several places"
-    for index in part.singled:
+    for index in part.materialized:
         request = ranges.members.get(part.arrival_of(index))
         if request is None or requests.get(part.id_of(index)) is not request:
             yield f"has singled {index} out, who is no request"
@@ -53,7 +53,7 @@ def _members(requests: Requests, ranges: RangeLedger, part: Part) -> Iterator[st
             yield f"has singled {index} out, who is {request.state}"
         elif request.state is RequestState.PENDING and index not in part.stored:
             yield f"has singled {index} out, who waits and has no row"
-    if any(part.singled.count_within(*run) != run[1] - run[0] for run in part.stored.runs()):
+    if any(part.materialized.count_within(*run) != run[1] - run[0] for run in part.stored.runs()):
         yield "has rows of members who are not singled out"
     if any(state_ not in ENDED_REQUEST_STATES for state_, _, _ in part.row.ended):
         yield "has members who ended alive"

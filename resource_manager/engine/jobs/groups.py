@@ -123,7 +123,7 @@ def delete_group(context: EventContext, event: GroupDeleted) -> None:
     del state.groups[group.name]
     state.flows.remove_group(group.name)
     state.changes.delete_group(group)
-    state.changes.delete_tally(GROUP + group.name)
+    state.changes.delete_usage(GROUP + group.name)
     context.journal.cluster_event("group_deleted", message=group.name)
 
 

@@ -129,7 +129,7 @@ def go_on_ending(context: EventContext) -> None:
     for job_id, ending in state.endings.items():
         if left <= 0:
             break
-        left -= _take_out(state, state.jobs[job_id], ending, left)
+        left -= _dequeue(state, state.jobs[job_id], ending, left)
     left = ENDED_AT_ONCE
     for job_id in list(state.endings):
         left -= _go_on_ending(context, state.jobs[job_id], left)
@@ -170,27 +170,27 @@ def _go_on_ending(context: EventContext, job: Job, most: int) -> int:
     return ended
 
 
-def _take_out(state: State, job: Job, ending: Ending, most: int) -> int:
+def _dequeue(state: State, job: Job, ending: Ending, most: int) -> int:
     """Lets requests of an ended job wait no more, long before they end: nobody is to be placed who
     is about to go. Answers with how many were looked at.
     """
-    first = max(ending.taken_out, ending.given_up)
-    ending.taken_out = min(len(job.arrivals), first + most)
-    for at in range(first, ending.taken_out):
+    first = max(ending.dequeued, ending.given_up)
+    ending.dequeued = min(len(job.arrivals), first + most)
+    for at in range(first, ending.dequeued):
         request = state.requests.by_arrival[job.arrivals[at]]
         if request.state is RequestState.PENDING:
-            state.gang_moves.take_out(request)
-    looked_at = ending.taken_out - first
+            state.gang_moves.dequeue(request)
+    looked_at = ending.dequeued - first
     parts = state.ranges.by_job.get(job.job_id, ())
-    while looked_at < most and ending.taken_out == len(job.arrivals) and ending.parts < len(parts):
+    while looked_at < most and ending.dequeued == len(job.arrivals) and ending.parts < len(parts):
         part = parts[ending.parts]
-        state.range_moves.take_out_part(part)
+        state.range_moves.dequeue_part(part)
         ending.parts += 1
-        looked_at += part.waiting.run_count + len(part.singled) + 1
+        looked_at += part.waiting.run_count + len(part.materialized) + 1
     return looked_at
 
 
-def lease_rang(context: EventContext, job_id: str) -> None:
+def lease_timer_fired(context: EventContext, job_id: str) -> None:
     """Ends a job whose lease has lapsed."""
     timers = context.state.timers
     job = context.state.jobs.get(job_id)
@@ -203,7 +203,7 @@ def lease_rang(context: EventContext, job_id: str) -> None:
     end_job(context, job, Reason.LEASE_EXPIRED)
 
 
-def retention_rang(context: EventContext, job_id: str) -> None:
+def retention_timer_fired(context: EventContext, job_id: str) -> None:
     """Forgets an ended job with its requests, once none of its slots exists (a lost executor may
     keep one for long): an id that comes back would be taken for that slot's.
     """
@@ -230,7 +230,7 @@ def retention_rang(context: EventContext, job_id: str) -> None:
         return
     del state.jobs[job_id]
     state.changes.delete_job(job)
-    state.changes.delete_tally(JOB + job_id)
+    state.changes.delete_usage(JOB + job_id)
 
 
 def _renew(timers: Timers, job: Job, now_ms: int) -> None:

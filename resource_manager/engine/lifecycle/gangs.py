@@ -68,11 +68,11 @@ class GangMoves:
     transitions: Transitions
     moves: RequestMoves
 
-    def wishes_now(self, waiting: WaitingGang) -> tuple[MemberRequest, ...]:
+    def current_requests(self, waiting: WaitingGang) -> tuple[MemberRequest, ...]:
         """What a gang that waits asks for, with the hosts that its members must not have now."""
-        if any(each.allocation_id in self.slots.left_behind for each in waiting.members):
-            return tuple(self._by_wish(waiting))
-        return waiting.kind.wishes
+        if any(each.allocation_id in self.slots.superseded for each in waiting.members):
+            return tuple(self._by_request(waiting))
+        return waiting.kind.member_requests
 
     def begin_to_wait(self, gang: Gang) -> None:
         """Puts a new gang into the line."""
@@ -93,11 +93,11 @@ class GangMoves:
         waiting.tried = True
         if passed_by(self.hosts, waiting.kind):
             return False
-        wishes = self.wishes_now(waiting)
-        found = find_together(self.hosts, waiting, wishes)
+        requests = self.current_requests(waiting)
+        found = find_together(self.hosts, waiting, requests)
         if found is None:
             return False
-        self.place_together(waiting, wishes, found)
+        self.place_together(waiting, requests, found)
         placing.follow(
             [self.hosts[name] for name in dict.fromkeys(share.host_id for share in found)]
         )
@@ -106,14 +106,14 @@ class GangMoves:
     def place_together(
         self,
         waiting: WaitingGang,
-        wishes: Sequence[MemberRequest],
+        requests: Sequence[MemberRequest],
         found: Iterable[Share],
     ) -> None:
         """Books slots for all members of a gang that waits, on hosts that have room for them;
-        `wishes` are `wishes_now`.
+        `requests` are `current_requests`.
         """
-        groups = self._by_wish(waiting)
-        members = [iter(groups[wish]) for wish in wishes]
+        groups = self._by_request(waiting)
+        members = [iter(groups[request_kind]) for request_kind in requests]
         for share in found:
             some = list(islice(members[share.wish], share.count))
             self.moves.place(some, self.hosts[share.host_id])
@@ -206,7 +206,7 @@ class GangMoves:
         for member in list(living(self.requests, gang)):
             self.moves.give_up(member, reason=reason, message=message, grace_ms=grace_ms)
 
-    def take_out(self, request: Request) -> None:
+    def dequeue(self, request: Request) -> None:
         """A request that waits shall not be placed any more: it is about to end."""
         gang = self.gangs.of(request)
         if gang is None:
@@ -214,7 +214,7 @@ class GangMoves:
         else:
             self.gangs.stop_waiting(gang, self.queue.non_batchables)
 
-    def gang_rang(self, gang_id: str) -> int:
+    def gang_timer_fired(self, gang_id: str) -> int:
         """Ends a gang that has waited for too long; answers with how many requests ended."""
         waiting = self.gangs.waiting.get(gang_id)
         if waiting is None or waiting.gang.waiting_until_ms is None:
@@ -245,12 +245,12 @@ class GangMoves:
         self.gangs.stop_waiting(gang, self.queue.non_batchables)
         self.gangs.unconfirmed.pop(gang.gang_id, None)
 
-    def _by_wish(self, waiting: WaitingGang) -> dict[MemberRequest, list[Request]]:
+    def _by_request(self, waiting: WaitingGang) -> dict[MemberRequest, list[Request]]:
         """The members, by what they ask for and which hosts they must not have."""
         alike: dict[tuple[SchedulingKey, frozenset[str]], list[Request]] = {}
         for request in waiting.members:
-            holders = self.slots.left_behind.get(request.allocation_id, ())
-            elsewhere = frozenset(slot.executor_id for slot in holders)
+            superseded = self.slots.superseded.get(request.allocation_id, ())
+            elsewhere = frozenset(slot.executor_id for slot in superseded)
             alike.setdefault((scheduling_key(request.spec), elsewhere), []).append(request)
         return {
             MemberRequest(profile, labels, len(some), elsewhere, cpus): some

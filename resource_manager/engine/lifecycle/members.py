@@ -27,11 +27,11 @@ class MemberRows:
     ranges: RangeLedger
     requests: Requests
 
-    def single_out(self, request: Request) -> None:
+    def materialize(self, request: Request) -> None:
         """A request is placed: a member of a range is one like any other from now on."""
         part = self.ranges.at(request.arrival_number)
         if part is not None and request.arrival_number not in self.ranges.members:
-            self.ranges.single_out(part, request)
+            self.ranges.materialize(part, request)
             self.requests[request.spec.allocation_id] = request
 
     def keep_move(self, request: Request) -> None:

@@ -20,7 +20,7 @@ from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import FlowTree
-from resource_manager.engine.fairness.starvation import Starving
+from resource_manager.engine.fairness.starvation import StarvationClocks
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
@@ -80,7 +80,7 @@ class RequestMoves:
     rejection_clock: RejectionClock
     requests: Requests
     slots: Slots
-    starving: Starving
+    starvation: StarvationClocks
     transitions: Transitions
     members: MemberRows
     resizes: ResizeMoves
@@ -118,7 +118,7 @@ class RequestMoves:
                 cost=cost,
             )
             if self.ranges:
-                self.members.single_out(request)
+                self.members.materialize(request)
             self.transitions.move_request(request, RequestInput.PLACE)
             request.reason = request.message = ""
             key = key_of(slot)
@@ -131,7 +131,7 @@ class RequestMoves:
             self.changes.slot(slot)  # a restart reads the request's state off its slot
         host.book(booked, len(requests))
         self.flows.place(requests[0].job_id, booked, len(requests), cost)
-        self.starving.placements += len(requests)
+        self.starvation.placements += len(requests)
         self.outbox[host.host_id] = None
 
     def confirm(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
@@ -165,9 +165,9 @@ class RequestMoves:
         """A lost executor came back with a slot that its request still waits for."""
         request = self.requests[slot.allocation_id]
         self.queue.remove(request)
-        self.no_longer_behind(slot)
+        self.unmark_superseded(slot)
         self.transitions.move_slot(slot, SlotInput.RECLAIM)
-        self.usage.taken_back(slot)
+        self.usage.resume_accruing(slot)
         self.transitions.move_request(request, RequestInput.RECLAIM)
         slot.allocated_time_ms = slot.allocated_time_ms or self.journal.at.time_ms
         slot.grace_ms = None
@@ -191,9 +191,9 @@ class RequestMoves:
             self.vanish(slot)
             return
         if slot.state is not SlotState.FREEING:
-            self.usage.stopped(slot)
+            self.usage.stop_accruing(slot)
         self.transitions.move_slot(slot, SlotInput.FREE)
-        self.leave_behind(slot)
+        self.mark_superseded(slot)
         self.resizes.stop(slot)
         slot.thread_since_ms = None
         slot.grace_ms = grace_ms
@@ -204,21 +204,21 @@ class RequestMoves:
         """The slot is known not to exist: its capacity is free again."""
         was_freeing = slot.state is SlotState.FREEING
         if not was_freeing:
-            self.usage.stopped(slot)
+            self.usage.stop_accruing(slot)
         self.transitions.move_slot(slot, SlotInput.VANISH)
         host = self.hosts.of(slot)
         key = key_of(slot)
         self.resizes.stop(slot)
         host.drop(key)
         self.hosts.in_use -= not host.slots
-        self.no_longer_behind(slot)
+        self.unmark_superseded(slot)
         if slot.assignment is not None and (slot.assignment.cpus or slot.assignment.numa):
             # Its cpus and nodes may be all that somebody waits for, whatever amounts have grown.
             self.hosts.indexes.log_growth(host, self.queue)
         del self.slots[key]
         if slot.job_id in self.jobs:
             self.jobs[slot.job_id].slot_keys.discard(key)
-        self.usage.gone(slot)
+        self.usage.remove_slot(slot)
         self.changes.delete_slot(slot)
         self.hosts.touch(host)
         if was_freeing:
@@ -328,15 +328,15 @@ class RequestMoves:
             self.journal.slot_event("slot_declined", slot, reason=reason, message=message)
         self.vanish(slot)
 
-    def leave_behind(self, slot: Slot) -> None:
+    def mark_superseded(self, slot: Slot) -> None:
         """A slot is being taken down; its request, if it lives on, is to have another one."""
         request = self.requests.get(slot.allocation_id)
         if request is not None and request.state not in ENDED_REQUEST_STATES:
-            self.slots.leave_behind(slot)
+            self.slots.mark_superseded(slot)
 
-    def no_longer_behind(self, slot: Slot) -> None:
+    def unmark_superseded(self, slot: Slot) -> None:
         """A slot that may have been left behind is gone, or its request's again."""
-        if not self.slots.no_longer_behind(slot):
+        if not self.slots.unmark_superseded(slot):
             return
         request = self.requests.get(slot.allocation_id)  # none: a member that has ended
         gang = self.gangs.of(request) if request is not None else None

@@ -96,7 +96,7 @@ class ProvisionMoves:
                 again = StartExecutor(provision.executor_id, provision.shape, again=True)
                 self.journal.effects.append(again)
             elif provision.state is ProvidedExecutorState.STOPPING:
-                self._tell_to_stop(provision)
+                self._send_stop(provision)
 
     def fail(self, provision: Provision, message: str) -> None:
         """One that was asked for does not come."""
@@ -118,11 +118,11 @@ class ProvisionMoves:
         backoff.until_ms = self.journal.now_ms + pause
         backoff.until_time_ms = self.journal.at.time_ms + pause
 
-    def provision_rang(self, executor_id: str) -> None:
+    def provision_timer_fired(self, executor_id: str) -> None:
         """Tells a provider once more to stop an executor."""
         provision = self.provisions.get(executor_id)
         if provision is not None and provision.state is ProvidedExecutorState.STOPPING:
-            self._tell_to_stop(provision)
+            self._send_stop(provision)
 
     def stop(self, provision: Provision, message: str) -> None:
         """Gives an executor back, whatever it has; nothing more is placed on it."""
@@ -133,7 +133,7 @@ class ProvisionMoves:
         if host is not None:
             self.drain(host, message)
         self.record("provision_stopping", provision, message)
-        self._tell_to_stop(provision)
+        self._send_stop(provision)
 
     def drain(self, host: Host, message: str) -> None:
         """Nothing more is placed on an executor that is given back."""
@@ -176,10 +176,10 @@ class ProvisionMoves:
         provision.message = message
         self.keep(provision)
 
-    def _tell_to_stop(self, provision: Provision) -> None:
+    def _send_stop(self, provision: Provision) -> None:
         """Tells its provider, and once more if no answer comes for long."""
-        told = StopExecutor(provision.executor_id, provision.shape, provision.handle)
-        self.journal.effects.append(told)
+        effect = StopExecutor(provision.executor_id, provision.shape, provision.handle)
+        self.journal.effects.append(effect)
         patience_ms = self.settings.provisioning.backoff_max_ms
         self.timers.arm(Timer.PROVISION, provision.executor_id, self.journal.now_ms + patience_ms)
 
@@ -218,10 +218,10 @@ class ProvisionMoves:
         """Together with all that was asked for and is not known to be gone."""
         return add(
             self.present(),
-            self._to_come((*PENDING, ProvidedExecutorState.STOPPING)),
+            self._pending_total((*PENDING, ProvidedExecutorState.STOPPING)),
         )
 
-    def staying(
+    def retained_total(
         self,
     ) -> dict[str, int]:
         """What there is and will be, without what is being given back."""
@@ -232,7 +232,7 @@ class ProvisionMoves:
             and (host := self.hosts.get(provision.executor_id)) is not None
             and host.executor.state is not ExecutorState.LOST
         )
-        there = add(self.present(), self._to_come(PENDING))
+        there = add(self.present(), self._pending_total(PENDING))
         return {name: amount - leaving.get(name, 0) for name, amount in there.items()}
 
     def room_below_maximum(
@@ -245,7 +245,7 @@ class ProvisionMoves:
             for name, most in self.settings.provisioning.total_max.items()
         }
 
-    def may_ask(
+    def requestable_shapes(
         self,
     ) -> list[ExecutorShape]:
         """Shapes that may be asked for now: not in back-off, nor above count or maximum."""
@@ -259,7 +259,7 @@ class ProvisionMoves:
             and all(shape.total.get(each, 0) <= left for each, left in room.items())
         ]
 
-    def _to_come(
+    def _pending_total(
         self,
         states: tuple[ProvidedExecutorState, ...],
     ) -> Amounts:

@@ -14,7 +14,13 @@ from functools import partial
 from finegrain.resources import Amounts
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import GROUP, Flow, FlowTree
-from resource_manager.engine.fairness.quotas import Stop, counted, room, stopped_by, whole
+from resource_manager.engine.fairness.quotas import (
+    QuotaBlock,
+    counted,
+    quota_block,
+    room,
+    total_need,
+)
 from resource_manager.engine.hosts.bookings import shared_booking
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.resizes import growth
@@ -24,7 +30,7 @@ from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 
-SHAPES_ASKED_MAX = 64
+CLASSES_CHECKED_MAX = 64
 """With more shapes that there is room for, lines are stopped one by one."""
 
 
@@ -51,101 +57,101 @@ class QuotaChecks:
         groups = self.limited(job_queue.job_id)
         if not groups:
             return most
-        need = self.booked_at_most(job_queue.scheduling_class)
+        need = self.largest_booking(job_queue.scheduling_class)
         found = room(groups, need, most)
-        stop = stopped_by(groups, need) if not found else None
-        if stop is not None and not (
-            self._is_full(groups, stop.group_id) and self.queue.order.pause(stop.group_id)
+        block = quota_block(groups, need) if not found else None
+        if block is not None and not (
+            self._is_full(groups, block.group_id) and self.queue.order.pause(block.group_id)
         ):
-            self.queue.block_by_quota(job_queue, stop.group_id)
+            self.queue.block_by_quota(job_queue, block.group_id)
         return found
 
     def _is_full(self, groups: list[Flow], group_id: str) -> bool:
         """True if a group admits none of the shapes that there is room for."""
         group = [each for each in groups if each.id == group_id]
         fitting = self.queue.fitting
-        return len(fitting) <= SHAPES_ASKED_MAX and not any(
-            room(group, self.booked_at_most(scheduling_class), 1) for scheduling_class in fitting
+        return len(fitting) <= CLASSES_CHECKED_MAX and not any(
+            room(group, self.largest_booking(scheduling_class), 1) for scheduling_class in fitting
         )
 
     def admitted_of(self, scheduling_class: SchedulingClass, job_id: str, most: int) -> int:
         """Likewise of a job's requests of a shape; nobody is stopped for it."""
         groups = self.limited(job_id)
-        return room(groups, self.booked_at_most(scheduling_class), most) if groups else most
+        return room(groups, self.largest_booking(scheduling_class), most) if groups else most
 
-    def request_stop(self, scheduling_class: SchedulingClass, job_id: str) -> Stop | None:
+    def request_block(self, scheduling_class: SchedulingClass, job_id: str) -> QuotaBlock | None:
         """The maximum that one request of a job does not get past."""
         groups = self.limited(job_id)
-        return stopped_by(groups, self.booked_at_most(scheduling_class)) if groups else None
+        return quota_block(groups, self.largest_booking(scheduling_class)) if groups else None
 
-    def gang_stop(self, waiting: WaitingGang) -> Stop | None:
+    def gang_block(self, waiting: WaitingGang) -> QuotaBlock | None:
         """The maximum that a gang does not get past as a whole."""
         groups = self.limited(waiting.gang.job_id)
-        return stopped_by(groups, self.gang_need(waiting)) if groups else None
+        return quota_block(groups, self.gang_need(waiting)) if groups else None
 
     def gang_need(self, waiting: WaitingGang) -> Amounts:
         """What the members of a gang book at most together."""
         scheduling_classes = [self.queue.class_of(member.spec) for member in waiting.members]
-        return whole(
-            (self.booked_at_most(scheduling_class), 1) for scheduling_class in scheduling_classes
+        return total_need(
+            (self.largest_booking(scheduling_class), 1) for scheduling_class in scheduling_classes
         )
 
-    def growth_stop(self, job_id: str, more: Amounts) -> Stop | None:
+    def growth_block(self, job_id: str, more: Amounts) -> QuotaBlock | None:
         """The maximum that a slot of a job does not get past that is to grow by so much."""
         groups = self.limited(job_id)
-        return stopped_by(groups, counted(more)) if groups else None
+        return quota_block(groups, counted(more)) if groups else None
 
-    def non_batchable_stop(self, item: NonBatchable) -> Stop | None:
+    def non_batchable_block(self, item: NonBatchable) -> QuotaBlock | None:
         """The maximum that stops what waits one by one."""
         if not self.limited(item.job_id):
             return None
         if item.kind is Kind.GANG:
             waiting = self.gangs.waiting.get(item.name)
-            return self.gang_stop(waiting) if waiting is not None else None
+            return self.gang_block(waiting) if waiting is not None else None
         slot = self.slots.get((item.name, item.generation))
         if slot is None or slot.wanted is None:
             return None
-        return self.growth_stop(slot.job_id, growth(self.hosts[slot.executor_id], slot))
+        return self.growth_block(slot.job_id, growth(self.hosts[slot.executor_id], slot))
 
-    def ease(self, most: int) -> int:
+    def unblock(self, most: int) -> int:
         """Lets those be tried again whom a maximum has stopped that may stop them no more, so many
-        lines at most; answers with how many. `flows.loosened` keeps groups of which some are left:
-        none of those who were eased is among them again before the group has more than now.
+        lines at most; answers with how many. `flows.freed_groups` keeps groups of which some are
+        left: none that was unblocked is among them again before the group has more than now.
         """
-        queue, loosened = self.queue, self.flows.loosened
+        queue, freed_groups = self.queue, self.flows.freed_groups
         if queue.quota_version != self.hosts.version:  # default slots may be others now
             queue.quota_version = self.hosts.version
-            loosened.update(
+            freed_groups.update(
                 dict.fromkeys([*queue.quota_blocked.groups, *queue.non_batchables.blocked_by])
             )
             queue.reconsider_fitting()
         left = most
-        while loosened and left > 0:
-            group_id = next(iter(loosened))
+        while freed_groups and left > 0:
+            group_id = next(iter(freed_groups))
             left -= queue.unblock_by_quota(group_id, partial(self._admits, group_id), left)
             if left:
-                del loosened[group_id]
+                del freed_groups[group_id]
         return most - left
 
     def _admits(self, group_id: str, scheduling_class: SchedulingClass) -> bool:
         """True if the maximum of a group lets one more of a shape be placed."""
         group = self.flows.groups.get(group_id.removeprefix(GROUP))
-        return group is None or bool(room([group], self.booked_at_most(scheduling_class), 1))
+        return group is None or bool(room([group], self.largest_booking(scheduling_class), 1))
 
-    def booked_at_most(self, scheduling_class: SchedulingClass) -> Amounts:
+    def largest_booking(self, scheduling_class: SchedulingClass) -> Amounts:
         """What one slot books, wherever it goes, as limits count it; of default slots, what the
         largest one books on any executor. Empty: no executor is known.
         """
         version = self.hosts.version
         if scheduling_class.need is None or scheduling_class.need[0] != version:
-            scheduling_class.need = version, self._booked_at_most(scheduling_class)
+            scheduling_class.need = version, self._largest_booking(scheduling_class)
         return scheduling_class.need[1]
 
     def cost_of(self, scheduling_class: SchedulingClass) -> float:
         """What one slot costs per second, at most."""
-        return self.costs.of(self.booked_at_most(scheduling_class))
+        return self.costs.of(self.largest_booking(scheduling_class))
 
-    def _booked_at_most(self, scheduling_class: SchedulingClass) -> dict[str, int]:
+    def _largest_booking(self, scheduling_class: SchedulingClass) -> dict[str, int]:
         if scheduling_class.profile is not None:
             return counted(
                 shared_booking(

@@ -21,7 +21,7 @@ from resource_manager.engine.model.events import Members, MembersOutcome
 from resource_manager.engine.model.state_tables import RequestInput
 from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.queue.queue import WaitingQueue
-from resource_manager.engine.queue.ranges import INDEX_END, Part, RangeLedger, leave_line
+from resource_manager.engine.queue.ranges import INDEX_END, Part, RangeLedger, dequeue_members
 
 ENTRIES_AT_ONCE = 1_000
 """Entries of a job's log that one step of taking members back may write."""
@@ -90,7 +90,9 @@ class RangeMoves:
         for part in parts:
             until = min(end, part.end)
             while (
-                left > 0 and (index := part.singled.next_from(first)) is not None and index < until
+                left > 0
+                and (index := part.materialized.next_from(first)) is not None
+                and index < until
             ):
                 request = self.ranges.members[part.arrival_of(index)]
                 self.moves.give_up(
@@ -120,11 +122,11 @@ class RangeMoves:
             ending.parts_ended += 1
         return most - left
 
-    def take_out_part(self, part: Part) -> None:
+    def dequeue_part(self, part: Part) -> None:
         """Lets no member of a part wait any more: its job has ended, and they are about to."""
         for start, end in part.waiting.runs():
-            leave_line(self.queue, part, start, end)
-        for index in part.singled:
+            dequeue_members(self.queue, part, start, end)
+        for index in part.materialized:
             request = self.ranges.members[part.arrival_of(index)]
             if request.state is RequestState.PENDING:
                 self.queue.remove(request)
@@ -145,7 +147,7 @@ class RangeMoves:
         """Ends members who follow one another and were never placed: one entry in either log."""
         count = end - start
         first = part.member(start)
-        leave_line(self.queue, part, start, end)
+        dequeue_members(self.queue, part, start, end)
         self.transitions.move_request(first, how)
         first.reason, first.message = why.reason, why.message
         self.members.keep_end_of_many(part, first, count)
@@ -167,5 +169,5 @@ def _any_live(parts: Iterable[Part], first: int, end: int) -> bool:
     return any(
         next(indexes.runs_within(first, end), None) is not None
         for part in parts
-        for indexes in (part.waiting, part.singled)
+        for indexes in (part.waiting, part.materialized)
     )

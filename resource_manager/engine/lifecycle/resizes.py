@@ -32,7 +32,7 @@ from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resizing import fits_alone, resized
-from resource_manager.engine.fairness.starvation import Starving
+from resource_manager.engine.fairness.starvation import StarvationClocks
 from resource_manager.engine.hosts.cpu_allocator import NO_TOPOLOGY
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import ResizeBackoff
@@ -67,7 +67,7 @@ class ResizeMoves:
     requests: Requests
     settings: EngineSettings
     slots: Slots
-    starving: Starving
+    starvation: StarvationClocks
     timers: Timers
     transitions: Transitions
     usage: UsageAccounting
@@ -76,16 +76,16 @@ class ResizeMoves:
         """Orders a change that waits in line if its growth fits now; False: it does not."""
         slot = self.slots[item.name, item.generation]
         host = self.hosts[slot.executor_id]
-        asked = growth(host, slot)
-        if asked and not (host.eligible and fits(asked, host.spare())):
+        needed = growth(host, slot)
+        if needed and not (host.eligible and fits(needed, host.spare())):
             return False
-        if asked and is_kept_from(host, slot):
+        if needed and is_blocked_by_reservation(host, slot):
             return False
         found = self.assignment_for(host, slot)
         if isinstance(found, CpuRefusal):
             return False
         self.order(slot, found)
-        if asked or found is not None:
+        if needed or found is not None:
             placing.follow([host])
         return True
 
@@ -93,38 +93,38 @@ class ResizeMoves:
         """The cpus and NUMA nodes that a slot has with the change that waits, or why there are none
         now; None: it runs in the whole shared pool, and goes on to.
         """
-        held, wanted = slot.assignment, slot.wanted
-        if held is None or wanted is None:
-            return held
+        current, wanted = slot.assignment, slot.wanted
+        if current is None or wanted is None:
+            return current
         if host.cpus is None:
-            return NO_TOPOLOGY if held.cpus or held.numa else held
+            return NO_TOPOLOGY if current.cpus or current.numa else current
         return resized(
             host.cpus,
             (slot.allocation_id, slot.generation),
-            held,
-            self.wish_of(host, slot, wanted),
+            current,
+            self.cpu_request_of(host, slot, wanted),
         )
 
     def unsuited(self, host: Host, slot: Slot, size: Resize) -> CpuRefusal | None:
         """Why a host's cpus and NUMA nodes could not suit a slot of this size, even if it were the
         only one there; None: they could.
         """
-        held = slot.assignment
+        current = slot.assignment
         if slot.ordered is not None:
-            held = slot.ordered.assignment or held
-        if held is None or host.cpus is None:
+            current = slot.ordered.assignment or current
+        if current is None or host.cpus is None:
             return None
         key = (slot.allocation_id, slot.generation)
-        return fits_alone(host.cpus, key, held, self.wish_of(host, slot, size))
+        return fits_alone(host.cpus, key, current, self.cpu_request_of(host, slot, size))
 
-    def wish_of(self, host: Host, slot: Slot, size: Resize) -> CpuRequest:
+    def cpu_request_of(self, host: Host, slot: Slot, size: Resize) -> CpuRequest:
         """What a slot of this size needs of its host's cpus and NUMA nodes."""
         request = self.requests.get(slot.allocation_id)
         policy = request.spec.cpu_policy if request is not None else PLAIN
         booked = host.booking_of(size.profile, best_effort=slot.best_effort)
         return CpuRequest.of(policy, booked, size.cpu_limit_milli)
 
-    def go_on(self, slot: Slot) -> None:
+    def advance(self, slot: Slot) -> None:
         """Lets the change that a slot waits with, if any, take its next step: it is ordered, or
         stands in line.
         """
@@ -132,13 +132,13 @@ class ResizeMoves:
         if wanted is None or slot.ordered is not None or slot.state is not SlotState.ALLOCATED:
             return
         host = self.hosts.of(slot)
-        hold = host.resize_backoffs.get((slot.allocation_id, slot.generation))
-        if hold is not None and hold.active:
+        backoff = host.resize_backoffs.get((slot.allocation_id, slot.generation))
+        if backoff is not None and backoff.active:
             return
         if has_size(slot, wanted):  # since what was ordered before it was refused
             self.withdraw(host, slot)
             self.changes.slot(slot)
-            self._tell(slot, wanted.number)
+            self._report(slot, wanted.number)
             return
         found = self.assignment_for(host, slot)
         if not (growth(host, slot) or isinstance(found, CpuRefusal)):
@@ -171,13 +171,13 @@ class ResizeMoves:
         if slot.state is not SlotState.ALLOCATED:
             return
         if slot.ordered is None:
-            self.go_on(slot)
+            self.advance(slot)
             return
         host = self.hosts.of(slot)
         host.to_resize[slot.allocation_id, slot.generation] = None
         self.outbox[host.host_id] = None
 
-    def take_in_size(self, slot: Slot, seen: ReportedSlot) -> None:
+    def adopt_reported_size(self, slot: Slot, seen: ReportedSlot) -> None:
         """Makes the books follow the size that an executor enforces, as a newer state shows it.
 
         If that is not what was ordered, it is the truth all the same. A number above the one that
@@ -227,10 +227,10 @@ class ResizeMoves:
         if slot.wanted is not None and ordered is None and has_size(slot, slot.wanted):
             number = slot.wanted.number
             self.withdraw(host, slot)
-        self._tell(slot, number)
-        self.go_on(slot)
+        self._report(slot, number)
+        self.advance(slot)
 
-    def _tell(self, slot: Slot, number: int) -> None:
+    def _report(self, slot: Slot, number: int) -> None:
         """The job master hears that a change is done, if it still has the slot."""
         request = self._granted(slot)
         if request is not None:
@@ -261,15 +261,15 @@ class ResizeMoves:
         if slot.wanted is None and not ends:
             with self.transitions.moving_resize(slot, ResizeInput.RETRY):
                 slot.wanted = replace(ordered, assignment=None)  # others may be there by then
-            self._hold(host, slot, outcome, message)
+            self._back_off(host, slot, outcome, message)
             return
         text = f"change {number} to {size_text(ordered)}: {message}"
         self.journal.slot_event("slot_resize_refused", slot, reason=reason, message=text)
         host.resize_backoffs.pop(key, None)
         self.journal.job_event(request, reason=Reason.RESIZE_REFUSED, message=text, slot=slot)
-        self.go_on(slot)
+        self.advance(slot)
 
-    def _hold(self, host: Host, slot: Slot, outcome: ItemOutcome, message: str) -> None:
+    def _back_off(self, host: Host, slot: Slot, outcome: ItemOutcome, message: str) -> None:
         """Lets a change that could not be carried out pause; it keeps its place in the queue."""
         settings, key = self.settings, (slot.allocation_id, slot.generation)
         before = host.resize_backoffs.get(key)
@@ -287,28 +287,28 @@ class ResizeMoves:
         )
         self.timers.arm(Timer.RESIZE, slot.allocation_id, until_ms)
 
-    def resize_rang(self, allocation_id: str) -> None:
+    def resize_timer_fired(self, allocation_id: str) -> None:
         """A change that could not be carried out may be tried again."""
         request = self.requests.get(allocation_id)
         slot = self.slots.of(request) if request is not None else None
         if slot is None:
             return
-        hold = self.hosts.of(slot).resize_backoffs.get((allocation_id, slot.generation))
-        if hold is None or not hold.active:
+        backoff = self.hosts.of(slot).resize_backoffs.get((allocation_id, slot.generation))
+        if backoff is None or not backoff.active:
             return
-        if self.journal.now_ms < hold.until_ms:
-            self.timers.arm(Timer.RESIZE, allocation_id, hold.until_ms)
+        if self.journal.now_ms < backoff.until_ms:
+            self.timers.arm(Timer.RESIZE, allocation_id, backoff.until_ms)
             return
-        hold.active = False
-        self.go_on(slot)
+        backoff.active = False
+        self.advance(slot)
 
-    def end_holds(self, host: Host) -> None:
+    def end_backoffs(self, host: Host) -> None:
         """A new state of the host was taken in: who was refused on another one may try again."""
         present = host.state_seen()
-        for key, hold in list(host.resize_backoffs.items()):
-            if hold.active and hold.state_seen is not None and hold.state_seen != present:
-                hold.active = False
-                self.go_on(host.slots[key])
+        for key, backoff in list(host.resize_backoffs.items()):
+            if backoff.active and backoff.state_seen is not None and backoff.state_seen != present:
+                backoff.active = False
+                self.advance(host.slots[key])
 
     def order(self, slot: Slot, assignment: CpuAssignment | None) -> None:
         """The change that waits is the executor's to carry out; its growth must fit there, and the
@@ -318,7 +318,7 @@ class ResizeMoves:
         if slot.wanted is None:
             raise InvariantBroken(f"slot {slot.allocation_id} waits for no other size")
         ordered = replace(slot.wanted, assignment=assignment)
-        self.starving.placements += 1
+        self.starvation.placements += 1
         with self.transitions.moving_resize(slot, ResizeInput.ORDER):
             slot.wanted = None
             self._set_size(
@@ -365,12 +365,12 @@ def growth(host: Host, slot: Slot) -> Amounts:
     return shortfall(need, slot.booked)
 
 
-def is_kept_from(host: Host, slot: Slot) -> bool:
+def is_blocked_by_reservation(host: Host, slot: Slot) -> bool:
     """True if a host is held for somebody, and the slot would grow by cpus or NUMA shares there:
     which of them he needs, amounts do not say. (Whom it is held for does not ask.)
     """
-    held = slot.assignment
-    return host.reserved is not None and held is not None and bool(held.cpus or held.numa)
+    current = slot.assignment
+    return host.reserved is not None and current is not None and bool(current.cpus or current.numa)
 
 
 def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:

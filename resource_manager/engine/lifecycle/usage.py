@@ -70,19 +70,19 @@ class UsageAccounting:
         self.count_total(host)
         self.hosts.touch(host)
 
-    def stopped(self, slot: Slot) -> None:
+    def stop_accruing(self, slot: Slot) -> None:
         """The slot begins to be taken down."""
         if slot.job_id in self.flows.jobs:
-            self.flows.stop(slot.job_id, slot.cost)
+            self.flows.stop_accruing(slot.job_id, slot.cost)
 
-    def taken_back(self, slot: Slot) -> None:
+    def resume_accruing(self, slot: Slot) -> None:
         """A slot that was to be taken down serves its request again."""
-        self.flows.go_on(slot.job_id, slot.cost)
+        self.flows.resume_accruing(slot.job_id, slot.cost)
 
-    def gone(self, slot: Slot) -> None:
+    def remove_slot(self, slot: Slot) -> None:
         """Nothing is left of the slot, which had been stopped; nor of its job, perhaps."""
         if slot.job_id in self.flows.jobs:
-            self.flows.vanish(slot.job_id, slot.booked)
+            self.flows.remove_slot(slot.job_id, slot.booked)
             self.retire(slot.job_id)
 
     def rebooked(self, slots: Iterable[tuple[Slot, Amounts]]) -> None:

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from finegrain.values.states import SlotState
-from resource_manager.engine.fairness.checkpoints import Checkpoints, Running, restore_tallies
+from resource_manager.engine.fairness.checkpoints import Checkpoints, Running, restore_usage
 from resource_manager.engine.fairness.flows import JOB, Flow, FlowTree
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.model.changes import ChangeTracker
-from resource_manager.engine.model.entities import Instant, Job, Tally
+from resource_manager.engine.model.entities import Instant, Job, UsageRecord
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.timers import Timer, Timers
 
@@ -34,27 +34,29 @@ class UsageCheckpoints:
     settings: EngineSettings
     slots: Slots
     timers: Timers
-    begun_anew: int = 0  # tallies that were counted in another measure
+    restarted: int = 0  # tallies that were counted in another measure
 
-    def restore(self, tallies: Iterable[Tally], at: Instant) -> None:
+    def restore(self, usage_records: Iterable[UsageRecord], at: Instant) -> None:
         """Gives flows what they had received. To be called when everybody stands in line, so that
         nobody is raised for it.
         """
-        self.begun_anew = restore_tallies(
-            self.flows, tallies, _running(self.slots), self.settings.fairness, at.time_ms
+        self.restarted = restore_usage(
+            self.flows, usage_records, _running(self.slots), self.settings.fairness, at.time_ms
         )
         self.flows.urgent.clear()
-        self.flows.behind = {flow.id: flow for flow in self.flows.changed.values() if flow.rate}
-        self.timers.arm(Timer.TALLY, "", at.monotonic_ms)  # what came to it while nobody led
+        self.flows.accrued_while_down = {
+            flow.id: flow for flow in self.flows.changed.values() if flow.rate
+        }
+        self.timers.arm(Timer.USAGE, "", at.monotonic_ms)  # what came to it while nobody led
 
-    def tally_rang(
+    def usage_timer_fired(
         self,
     ) -> None:
         """Keeps what has changed."""
         due, again_ms = self.checkpoints.due(self.journal.now_ms, self.journal.at.time_ms)
-        for tally in due:
-            self._keep(tally)
-        self.timers.arm(Timer.TALLY, "", again_ms)
+        for record in due:
+            self._keep(record)
+        self.timers.arm(Timer.USAGE, "", again_ms)
 
     def keep_urgent(
         self,
@@ -77,11 +79,11 @@ class UsageCheckpoints:
             self.checkpoints.written(flow, self.journal.at.time_ms),
         )
 
-    def _keep(self, tally: Tally) -> None:
-        job = self.jobs.get(tally.flow_id.removeprefix(JOB)) if tally.flow_id[:4] == JOB else None
+    def _keep(self, record: UsageRecord) -> None:
+        job = self.jobs.get(record.flow_id.removeprefix(JOB)) if record.flow_id[:4] == JOB else None
         if job is not None and job.durations is not None:
-            tally = replace(tally, durations=job.durations.to_text())
-        self.changes.tally(tally)
+            record = replace(record, durations=job.durations.to_text())
+        self.changes.usage(record)
 
 
 def _running(slots: Slots) -> Iterator[Running]:

@@ -40,7 +40,7 @@ from resource_manager.engine.queue.gangs import (
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
-_OF_THE_MEMBER = frozenset(
+_MEMBER_REASONS = frozenset(
     {
         Reason.INFEASIBLE_NEVER,
         Reason.INFEASIBLE_NOW_OFFLINE,
@@ -102,15 +102,17 @@ class WaitingReasons:
             return Reason.WAITING_TOPOLOGY
         return Reason.WAITING_FRAGMENTED
 
-    def gang_feasibility(self, where: Where, wishes: tuple[MemberRequest, ...]) -> Feasibility:
+    def gang_feasibility(
+        self, where: Where, member_requests: tuple[MemberRequest, ...]
+    ) -> Feasibility:
         """Whether a gang could be placed as a whole if all executors were empty."""
-        return gang_feasibility(self.hosts, self.elastic, self.provisions, where, wishes)
+        return gang_feasibility(self.hosts, self.elastic, self.provisions, where, member_requests)
 
     def kind_feasibility(self, kind: GangKind) -> Feasibility:
         """The same, remembered until some host's size, labels or availability changes."""
         version = self.hosts.version
         if kind.verdict is None or kind.verdict[0] != version:
-            kind.verdict = version, self.gang_feasibility(kind.where, kind.wishes)
+            kind.verdict = version, self.gang_feasibility(kind.where, kind.member_requests)
         return Feasibility(kind.verdict[1])
 
     def member_reason(self, request: Request) -> Reason:
@@ -123,8 +125,8 @@ class WaitingReasons:
 
     def reasons(self, waiting: WaitingGang) -> Iterator[tuple[Reason, int]]:
         """The same for all members of a gang, counted."""
-        for wish in waiting.kind.wishes:
-            yield self._member_reason(waiting, wish.key), wish.count
+        for member in waiting.kind.member_requests:
+            yield self._member_reason(waiting, member.key), member.count
 
     def _member_reason(self, waiting: WaitingGang, key: SchedulingKey) -> Reason:
         if not waiting.tried:
@@ -135,14 +137,14 @@ class WaitingReasons:
         if key not in known:
             scheduling_class = self.queue.class_for(key)
             reason = self.waiting_reason(scheduling_class)
-            if reason not in _OF_THE_MEMBER:
-                whole = self._of_the_gang(waiting.kind)
+            if reason not in _MEMBER_REASONS:
+                whole = self._gang_reason(waiting.kind)
                 if whole is not Reason.WAITING_GANG or has_room(self.hosts, scheduling_class):
                     reason = whole
             known[key] = reason
         return Reason(known[key])
 
-    def _of_the_gang(self, kind: GangKind) -> Reason:
+    def _gang_reason(self, kind: GangKind) -> Reason:
         match self.kind_feasibility(kind):
             case Feasibility.NEVER:
                 return Reason.INFEASIBLE_NEVER
@@ -153,7 +155,7 @@ class WaitingReasons:
 
     def refusal(self, spec: RequestSpec) -> ItemOutcome | None:
         """Why a new request cannot be taken in, be it sound or not; None if it can."""
-        return _unsound(self.settings, spec) or self.rejection(spec)
+        return _invalid(self.settings, spec) or self.rejection(spec)
 
     def rejection(self, spec: RequestSpec) -> ItemOutcome | None:
         """Why a request cannot be taken in; None if it can. The indexes must be fresh.
@@ -195,7 +197,7 @@ def _amounts_text(amounts: Amounts) -> str:
     return ", ".join(f"{name} {amount}" for name, amount in amounts.items())
 
 
-def _unsound(settings: EngineSettings, spec: RequestSpec) -> ItemOutcome | None:
+def _invalid(settings: EngineSettings, spec: RequestSpec) -> ItemOutcome | None:
     """Why nobody could serve it as it is; None: it is sound."""
     profile = spec.profile
     if profile is None:

@@ -15,7 +15,7 @@ from resource_manager.engine.model.entities import (
     Request,
     RequestRange,
     Slot,
-    Tally,
+    UsageRecord,
 )
 
 
@@ -38,7 +38,7 @@ class ChangeTracker:
         self._provisions: dict[str, Provision] = {}
         self._ranges: dict[tuple[str, int], RequestRange] = {}
         self._groups: dict[str, Group] = {}
-        self._tallies: dict[str, Tally] = {}
+        self._usage_records: dict[str, UsageRecord] = {}
         self._host_settings: dict[str, HostSetting] = {}
         self._deleted_jobs: dict[str, None] = {}
         self._deleted_requests: dict[str, None] = {}
@@ -48,7 +48,7 @@ class ChangeTracker:
         self._deleted_provisions: dict[str, None] = {}
         self._deleted_ranges: dict[tuple[str, int], None] = {}
         self._deleted_groups: dict[str, None] = {}
-        self._deleted_tallies: dict[str, None] = {}
+        self._deleted_usage_records: dict[str, None] = {}
         self._deleted_host_settings: dict[str, None] = {}
         self._job_events: list[JobEvent] = []
         self._cluster_events: list[ClusterEvent] = []
@@ -103,10 +103,10 @@ class ChangeTracker:
         self._groups[group.name] = group
         self._deleted_groups.pop(group.name, None)
 
-    def tally(self, tally: Tally) -> None:
+    def usage(self, record: UsageRecord) -> None:
         """What a flow has received is to be kept."""
-        self._tallies[tally.flow_id] = tally
-        self._deleted_tallies.pop(tally.flow_id, None)
+        self._usage_records[record.flow_id] = record
+        self._deleted_usage_records.pop(record.flow_id, None)
 
     def host_setting(self, setting: HostSetting) -> None:
         """What an operator has set for a host is new or changed."""
@@ -166,10 +166,10 @@ class ChangeTracker:
         self._groups.pop(group.name, None)
         self._deleted_groups[group.name] = None
 
-    def delete_tally(self, flow_id: str) -> None:
+    def delete_usage(self, flow_id: str) -> None:
         """The flow is gone."""
-        self._tallies.pop(flow_id, None)
-        self._deleted_tallies[flow_id] = None
+        self._usage_records.pop(flow_id, None)
+        self._deleted_usage_records[flow_id] = None
 
     def delete_host_setting(self, executor_id: str) -> None:
         """Nothing is set for the host any more."""
@@ -205,7 +205,7 @@ class ChangeTracker:
             provisions=list(self._provisions.values()),
             ranges=list(self._ranges.values()),
             groups=list(self._groups.values()),
-            tallies=list(self._tallies.values()),
+            usage_records=list(self._usage_records.values()),
             host_settings=list(self._host_settings.values()),
             deleted_jobs=list(self._deleted_jobs),
             deleted_requests=list(self._deleted_requests),
@@ -215,7 +215,7 @@ class ChangeTracker:
             deleted_provisions=list(self._deleted_provisions),
             deleted_ranges=list(self._deleted_ranges),
             deleted_groups=list(self._deleted_groups),
-            deleted_tallies=list(self._deleted_tallies),
+            deleted_usage_records=list(self._deleted_usage_records),
             deleted_host_settings=list(self._deleted_host_settings),
             job_events=self._job_events,
             cluster_events=self._cluster_events,

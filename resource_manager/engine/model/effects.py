@@ -22,7 +22,7 @@ from resource_manager.engine.model.entities import (
     RequestRange,
     Resize,
     Slot,
-    Tally,
+    UsageRecord,
 )
 
 
@@ -161,7 +161,7 @@ class Changes:
     provisions: list[Provision] = field(default_factory=list)
     ranges: list[RequestRange] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    tallies: list[Tally] = field(default_factory=list)
+    usage_records: list[UsageRecord] = field(default_factory=list)
     host_settings: list[HostSetting] = field(default_factory=list)
     moved_requests: list[Request] = field(default_factory=list)
     moved_slots: list[Slot] = field(default_factory=list)
@@ -175,7 +175,7 @@ class Changes:
         default_factory=list
     )  # (range_id, first_index); a job takes its own with it
     deleted_groups: list[str] = field(default_factory=list)
-    deleted_tallies: list[str] = field(default_factory=list)
+    deleted_usage_records: list[str] = field(default_factory=list)
     deleted_host_settings: list[str] = field(default_factory=list)
     job_events: list[JobEvent] = field(default_factory=list)
     cluster_events: list[ClusterEvent] = field(default_factory=list)
@@ -199,7 +199,7 @@ class Changes:
                 self.provisions,
                 self.ranges,
                 self.groups,
-                self.tallies,
+                self.usage_records,
                 self.host_settings,
                 self.moved_requests,
                 self.moved_slots,
@@ -211,7 +211,7 @@ class Changes:
                 self.deleted_provisions,
                 self.deleted_ranges,
                 self.deleted_groups,
-                self.deleted_tallies,
+                self.deleted_usage_records,
                 self.deleted_host_settings,
                 self.job_events,
                 self.cluster_events,
@@ -235,6 +235,6 @@ class Snapshot:
     provisions: list[Provision] = field(default_factory=list)
     ranges: list[RequestRange] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    tallies: list[Tally] = field(default_factory=list)
+    usage_records: list[UsageRecord] = field(default_factory=list)
     host_settings: list[HostSetting] = field(default_factory=list)
     counters: dict[str, int] = field(default_factory=dict)

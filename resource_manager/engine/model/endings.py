@@ -10,7 +10,7 @@ class Ending:
     """How far the end of a job has come; one with very many requests ends in several steps."""
 
     grace_ms: int | None = None
-    taken_out: int = 0  # of its arrivals: they do not wait any more
+    dequeued: int = 0  # of its arrivals: they do not wait any more
     parts: int = 0  # of its ranges: their members do not wait any more
     given_up: int = 0  # of its arrivals: they have ended
     parts_ended: int = 0  # of its ranges: their members have

@@ -134,7 +134,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class Tally:
+class UsageRecord:
     """What a flow had received at one moment, as it is kept over restarts."""
 
     flow_id: str  # "group/NAME" or "job/ID"

@@ -29,8 +29,8 @@ class Timer(StrEnum):
     RESIZE = "RESIZE"  # a slot may be asked again whether it can shrink
     PLAN = "PLAN"  # executors may have to be asked for
     PROVISION = "PROVISION"  # one that was asked for may be late, idle, or to be stopped again
-    STARVING = "STARVING"  # somebody may have been passed over for too long
-    TALLY = "TALLY"  # what flows have received is to be kept
+    STARVATION = "STARVATION"  # somebody may have been passed over for too long
+    USAGE = "USAGE"  # what flows have received is to be kept
     HISTORY = "HISTORY"  # old cluster events may be forgotten
 
 

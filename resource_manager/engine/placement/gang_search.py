@@ -25,7 +25,13 @@ from resource_manager.engine.placement.gang_matching import Candidates, Matching
 from resource_manager.engine.placement.gang_room import Ask, Room, Share
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.search import GROWN_CHECKED_ONE_BY_ONE
-from resource_manager.engine.queue.gangs import GangKind, InVain, MemberRequest, WaitingGang, Where
+from resource_manager.engine.queue.gangs import (
+    FailedSearch,
+    GangKind,
+    MemberRequest,
+    WaitingGang,
+    Where,
+)
 
 VALUES_LOOKED_FURTHER = 128
 """Hosts with room that are looked at for a better value of the label, once one is found."""
@@ -33,10 +39,10 @@ VALUES_LOOKED_FURTHER = 128
 
 def passed_by(hosts: Hosts, kind: GangKind) -> bool:
     """True if gangs of this kind were looked for in vain, and nothing grew since that helps."""
-    grown = _grown_since(hosts, kind.in_vain)
+    grown = _grown_since(hosts, kind.failed_search)
     if grown is None or _helps(hosts, kind, grown):
         return False
-    kind.in_vain = _now(hosts)
+    kind.failed_search = _now(hosts)
     return True
 
 
@@ -49,17 +55,17 @@ def find_together(
     Takes nothing. The indexes must be fresh but for what the pass has taken.
     """
     kind = waiting.kind
-    if wishes == kind.wishes:
-        grown = _grown_since(hosts, kind.in_vain)
+    if wishes == kind.member_requests:
+        grown = _grown_since(hosts, kind.failed_search)
         found = seek(hosts, kind.where, wishes, among=grown, may_build=True)
-        kind.in_vain = _now(hosts) if found is None else None
+        kind.failed_search = _now(hosts) if found is None else None
         return found
-    if waiting.in_vain is not None and waiting.in_vain[0] == wishes:
-        grown = _grown_since(hosts, waiting.in_vain[1])
+    if waiting.failed_search is not None and waiting.failed_search[0] == wishes:
+        grown = _grown_since(hosts, waiting.failed_search[1])
         if grown is not None and not _helps(hosts, kind, grown):
             return None
     found = seek(hosts, kind.where, wishes, may_build=True)
-    waiting.in_vain = (wishes, _now(hosts)) if found is None else None
+    waiting.failed_search = (wishes, _now(hosts)) if found is None else None
     return found
 
 
@@ -277,12 +283,12 @@ def _least(needs: Sequence[dict[str, int]]) -> dict[str, int]:
     return {name: min(need[name] for need in needs) for name in sorted(common)} or {SLOTS: 1}
 
 
-def _now(hosts: Hosts) -> InVain:
+def _now(hosts: Hosts) -> FailedSearch:
     main = hosts.indexes.main
-    return InVain(main.version, len(main.grown))
+    return FailedSearch(main.version, len(main.grown))
 
 
-def _grown_since(hosts: Hosts, in_vain: InVain | None) -> list[str] | None:
+def _grown_since(hosts: Hosts, in_vain: FailedSearch | None) -> list[str] | None:
     """Hosts that grew since a search in vain; None: it was never searched, or they are too many."""
     main = hosts.indexes.main
     if in_vain is None or in_vain.version != main.version:
@@ -298,7 +304,7 @@ def _helps(hosts: Hosts, kind: GangKind, grown: Sequence[str]) -> bool:
     if not grown:
         return False
     room = Room(hosts)
-    asks = [room.ask(number, wish) for number, wish in enumerate(kind.wishes)]
+    asks = [room.ask(number, wish) for number, wish in enumerate(kind.member_requests)]
     if kind.where.placement is GangPlacement.SAME_EXECUTOR:
         whole = sum_of(asks)
         return whole is not None and any(room.fit(whole, each) for each in grown)

@@ -116,7 +116,7 @@ class Indexes:
         if grew:
             self._wake_in_main(queue)
         if len(self.selected) >= self._settings.label_indexes_max:
-            for labels in [labels for labels in self.selected if not queue.is_asked_for(labels)]:
+            for labels in [labels for labels in self.selected if not queue.is_required(labels)]:
                 self._aligning_at.pop(self.selected.pop(labels), None)
         self._may_build = BUILT_AT_ONCE
 

@@ -67,8 +67,8 @@ def gang_could_be_provided(
     )
     if make_plan(backlog).gangs:  # most often, and the hosts may be many
         return True
-    staying = _staying(hosts, provisions, gang, wishes, exact)
-    return bool(staying) and bool(make_plan(replace(backlog, hosts=staying)).gangs)
+    retained_total = _staying(hosts, provisions, gang, wishes, exact)
+    return bool(retained_total) and bool(make_plan(replace(backlog, hosts=retained_total)).gangs)
 
 
 def wish_of(members: GangMembers) -> Wish:

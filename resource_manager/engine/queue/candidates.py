@@ -19,38 +19,38 @@ class ClassPass:
     def __init__(self) -> None:
         self._heap: list[int] = []  # arrival numbers
         self._at: dict[int, SchedulingClass] = {}
-        self._stands: dict[SchedulingClass, int] = {}  # the reverse
+        self._head_of: dict[SchedulingClass, int] = {}  # the reverse
 
     def __len__(self) -> int:
         return len(self._at)
 
     def __contains__(self, scheduling_class: SchedulingClass) -> bool:
-        return scheduling_class in self._stands
+        return scheduling_class in self._head_of
 
     def begin(self, scheduling_classes: Iterable[SchedulingClass]) -> None:
         """Begins a pass over these classes."""
-        self._stands, self._at = {}, {}
+        self._head_of, self._at = {}, {}
         for scheduling_class in scheduling_classes:
             if (head := scheduling_class.head()) is not None:
-                self._stands[scheduling_class] = head
+                self._head_of[scheduling_class] = head
                 self._at[head] = scheduling_class
         self._heap = sorted(self._at)
 
     def put(self, scheduling_class: SchedulingClass, number: int) -> None:
         """Puts a class at the place of this arrival number."""
         self.discard(scheduling_class)
-        self._stands[scheduling_class] = number
+        self._head_of[scheduling_class] = number
         self._at[number] = scheduling_class
         heapq.heappush(self._heap, number)
 
     def advance(self, scheduling_class: SchedulingClass, number: int) -> None:
         """Moves a class of this pass forward to this arrival number, if it is further behind."""
-        if self._stands.get(scheduling_class, -1) > number:
+        if self._head_of.get(scheduling_class, -1) > number:
             self.put(scheduling_class, number)
 
     def discard(self, scheduling_class: SchedulingClass) -> None:
         """Takes a class out."""
-        number = self._stands.pop(scheduling_class, None)
+        number = self._head_of.pop(scheduling_class, None)
         if number is not None:
             del self._at[number]
 

@@ -77,7 +77,7 @@ class MemberRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class InVain:
+class FailedSearch:
     """A search that found nothing: as of this version and length of the log of what grew in the
     index of all executors.
     """
@@ -91,9 +91,9 @@ class GangKind:
     """What equal gangs ask for, with what was learnt about it."""
 
     where: Where
-    wishes: tuple[MemberRequest, ...]
+    member_requests: tuple[MemberRequest, ...]
     users: int = 0  # gangs of this kind that wait
-    in_vain: InVain | None = None  # since the last search nothing grew that helps
+    failed_search: FailedSearch | None = None  # since the last search nothing grew that helps
     verdict: tuple[int, str] | None = None  # (version of the cluster, feasibility) as last judged
 
 
@@ -107,7 +107,7 @@ class WaitingGang:
     tried: bool = False
     may_reject: bool = False  # False: all members allow to wait for an executor that may come
     # How it fared when executors that still hold older slots were left out.
-    in_vain: tuple[tuple[MemberRequest, ...], InVain] | None = None
+    failed_search: tuple[tuple[MemberRequest, ...], FailedSearch] | None = None
     # Why members wait, by what they ask for, as of a state of the books.
     reasons: tuple[int, dict[SchedulingKey, str]] = (-1, {})
 
@@ -151,7 +151,7 @@ class GangLedger:
         kind.users += 1
         may_reject = not all(each.spec.allow_pending for each in members)
         self.waiting[gang.gang_id] = WaitingGang(gang, kind, members, tried, may_reject)
-        self.by_job[gang.job_id] += len(kind.wishes)
+        self.by_job[gang.job_id] += len(kind.member_requests)
         labels = set(members[0].spec.required_labels)
         labels.intersection_update(*(each.spec.required_labels for each in members))
         non_batchables.add(
@@ -161,7 +161,7 @@ class GangLedger:
                 gang.gang_id,
                 job_id=gang.job_id,
                 labels=tuple(sorted(labels)),
-                asked_for=frozenset(wish.labels for wish in kind.wishes),
+                required_labels=frozenset(member.labels for member in kind.member_requests),
                 count=len(members),
             )
         )
@@ -174,12 +174,12 @@ class GangLedger:
         self.moves += 1
         non_batchables.remove(gang.arrival_number)
         kind = waiting.kind
-        self.by_job[gang.job_id] -= len(kind.wishes)
+        self.by_job[gang.job_id] -= len(kind.member_requests)
         if not self.by_job[gang.job_id]:
             del self.by_job[gang.job_id]
         kind.users -= 1
         if not kind.users:
-            del self._kinds[kind.where, kind.wishes]
+            del self._kinds[kind.where, kind.member_requests]
 
     def forget(self, request: Request) -> Gang | None:
         """A request is struck from the books, the latest ones of a job first; the gang that goes
@@ -223,11 +223,11 @@ class GangLedger:
             missing = sum(each.state is RequestState.ALLOCATING for each in members)
             for request in members if missing else ():
                 transitions.restore_request(request, RequestState.ALLOCATING)
-            stands = _stands(members)
-            transitions.restore_gang(gang, stands)
-            if stands in (GangState.ENDED, GangState.GRANTED):
+            state = _state_of(members)
+            transitions.restore_gang(gang, state)
+            if state in (GangState.ENDED, GangState.GRANTED):
                 continue
-            if stands is GangState.ALLOCATING:
+            if state is GangState.ALLOCATING:
                 self.unconfirmed[gang.gang_id] = missing
             else:
                 waiting.append(gang)
@@ -238,14 +238,14 @@ class GangLedger:
         return waiting
 
     def _kind_of(self, spec: GangSpec, members: Iterable[Request]) -> GangKind:
-        key = (Where.of(spec), wishes_of(members))
+        key = (Where.of(spec), member_requests_of(members))
         kind = self._kinds.get(key)
         if kind is None:
             kind = self._kinds[key] = GangKind(*key)
         return kind
 
 
-def _stands(members: list[Request]) -> GangState:
+def _state_of(members: list[Request]) -> GangState:
     """Where a gang stands as a whole, by its living members, who stand alike."""
     if not members:
         return GangState.ENDED
@@ -266,17 +266,17 @@ def living(requests: dict[str, Request], gang: Gang) -> Iterator[Request]:
             yield request
 
 
-def wishes_of(members: Iterable[Request]) -> tuple[MemberRequest, ...]:
+def member_requests_of(members: Iterable[Request]) -> tuple[MemberRequest, ...]:
     """What these members ask for, equal ones counted."""
     return tuple(
         sorted(
-            wishes_for(each.spec for each in members),
-            key=lambda wish: (repr(wish.profile), wish.labels, repr(wish.cpus)),
+            member_requests_for(each.spec for each in members),
+            key=lambda member: (repr(member.profile), member.labels, repr(member.cpus)),
         )
     )
 
 
-def wishes_for(specs: Iterable[RequestSpec]) -> tuple[MemberRequest, ...]:
+def member_requests_for(specs: Iterable[RequestSpec]) -> tuple[MemberRequest, ...]:
     """The same of requests that are no members yet, in the order of the first of each."""
     asked = Counter(scheduling_key(spec) for spec in specs)
     return tuple(

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from resource_manager.engine.fairness.flows import FlowTree, Standing
+from resource_manager.engine.fairness.flows import FlowTree, SortKey
 from resource_manager.engine.model.scheduling_key import Labels
 
-OrderKey = tuple[Standing, ...]
+OrderKey = tuple[SortKey, ...]
 """By what jobs are compared, the lesser first; see `fair.choice.order_key_of`."""
 
 Rank = tuple[OrderKey, int]
@@ -43,7 +43,7 @@ class NonBatchable:
         generation: of the slot.
         host_id: the only executor it can go to; empty: any that has `labels`.
         labels: required of every executor it uses.
-        asked_for: each set of labels that its members require.
+        required_labels: each set of labels that its members require.
         count: number of requests that it stands for.
     """
 
@@ -54,7 +54,7 @@ class NonBatchable:
     generation: int = 0
     host_id: str = ""
     labels: Labels = ()
-    asked_for: frozenset[Labels] = frozenset()
+    required_labels: frozenset[Labels] = frozenset()
     count: int = 1
 
 
@@ -83,7 +83,7 @@ class NonBatchables:
         self._on_host: dict[str, dict[int, None]] = {}  # blocked, by the only executor
         # Blocked, by labels; these by the first of them, since there may be very many.
         self._anywhere: dict[Labels, dict[Labels, dict[int, None]]] = {}
-        self._asked_for: Counter[Labels] = Counter()
+        self._required: Counter[Labels] = Counter()
         self._quota_blocked: dict[str, dict[int, None]] = {}  # by group; blocked as well
         self._blocked_by: dict[int, str] = {}  # the reverse
 
@@ -111,13 +111,13 @@ class NonBatchables:
         """True if any has yet to be tried in this pass."""
         return bool(self._in_pass)
 
-    def is_asked_for(self, labels: Labels) -> bool:
+    def is_required(self, labels: Labels) -> bool:
         """True if an item requires executors with these labels."""
-        return labels in self._asked_for
+        return labels in self._required
 
     def add(self, item: NonBatchable) -> None:
         """Adds an item; it is tried in the next pass."""
-        self._asked_for.update(item.asked_for)
+        self._required.update(item.required_labels)
         self._all[item.arrival_number] = item
         self._for_next_pass[item.arrival_number] = None
         if self._flows is not None:
@@ -132,11 +132,11 @@ class NonBatchables:
             self._end_quota_block(number)
             self._take_from_blocked(item)
             if self._flows is not None:
-                self._flows.wait_no_more(item.job_id, item.count)
-            for labels in item.asked_for:
-                self._asked_for[labels] -= 1
-                if not self._asked_for[labels]:
-                    del self._asked_for[labels]
+                self._flows.remove_waiting(item.job_id, item.count)
+            for labels in item.required_labels:
+                self._required[labels] -= 1
+                if not self._required[labels]:
+                    del self._required[labels]
         return item
 
     def block(self, item: NonBatchable) -> None:

@@ -136,7 +136,7 @@ class ServiceOrder:
     def resume_paused(self) -> None:
         """Stops skipping groups."""
         while self._paused and self._tree is not None:
-            self._tree.go_ahead(self._tree.groups[self._paused.pop().removeprefix(GROUP)])
+            self._tree.resume(self._tree.groups[self._paused.pop().removeprefix(GROUP)])
 
     def _until(self, job_queue: JobQueue) -> int | None:
         """Returns the arrival number of the job's next pending item outside this queue."""

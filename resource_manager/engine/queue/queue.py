@@ -86,9 +86,9 @@ class WaitingQueue:
 
     # Who waits.
 
-    def is_asked_for(self, labels: Labels) -> bool:
+    def is_required(self, labels: Labels) -> bool:
         """True if a pending request requires hosts with these labels."""
-        return self._known.is_asked_for(labels) or self.non_batchables.is_asked_for(labels)
+        return self._known.is_required(labels) or self.non_batchables.is_required(labels)
 
     def classes(self) -> list[SchedulingClass]:
         """Returns the classes that have pending requests."""
@@ -375,7 +375,7 @@ class WaitingQueue:
             if not scheduling_class.job_queues:
                 self._close(scheduling_class)
         if counted and self._flows is not None:
-            self._flows.wait_no_more(job_queue.job_id, left)
+            self._flows.remove_waiting(job_queue.job_id, left)
 
     def _close_job_queue(self, job_queue: JobQueue) -> None:
         """Drops a job queue that is empty."""

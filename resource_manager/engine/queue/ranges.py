@@ -53,13 +53,13 @@ class Part:
     Attributes:
         row: what is durable.
         waiting: indexes of those who wait and were never placed.
-        singled: indexes of those who have a `Request`.
+        materialized: indexes of those who have a `Request`.
         stored: indexes of those of them who have a row of their own.
     """
 
     row: RequestRange
     waiting: IntervalSet
-    singled: IntervalSet = field(default_factory=IntervalSet)
+    materialized: IntervalSet = field(default_factory=IntervalSet)
     stored: IntervalSet = field(default_factory=IntervalSet)
 
     @classmethod
@@ -95,7 +95,7 @@ class Part:
     @property
     def live(self) -> int:
         """How many have not ended."""
-        return len(self.waiting) + len(self.singled)
+        return len(self.waiting) + len(self.materialized)
 
     def arrival_of(self, index: int) -> int:
         """The arrival number of a member."""
@@ -140,7 +140,7 @@ class Part:
         if how not in self.row.ended:
             self.row.ended[how] = IntervalSet()
         self.row.ended[how].add_run(start, end)
-        for indexes in (self.waiting, self.singled, self.stored):
+        for indexes in (self.waiting, self.materialized, self.stored):
             indexes.remove_run(start, end)
 
     def stretches(self, after_arrival: int = 0) -> Iterator[tuple[RequestState | None, Run]]:
@@ -150,7 +150,7 @@ class Part:
         """
         index = max(self.first, self.index_of(after_arrival + 1))
         while index < self.end:
-            if index in self.singled:
+            if index in self.materialized:
                 state, until = None, index + 1
             elif index in self.waiting:
                 state, until = (
@@ -295,21 +295,21 @@ class RangeLedger:
         part, index = found
         return self.members.get(part.arrival_of(index)) or part.member(index)
 
-    def single_out(self, part: Part, request: Request) -> None:
+    def materialize(self, part: Part, request: Request) -> None:
         """A member that waited is a request like any other from now on."""
         index = part.index_of(request.arrival_number)
         part.waiting.remove(index)
-        part.singled.add(index)
+        part.materialized.add(index)
         self.members[request.arrival_number] = request
 
 
-def line_up_members(queue: WaitingQueue, part: Part, start: int, end: int) -> None:
+def enqueue_members(queue: WaitingQueue, part: Part, start: int, end: int) -> None:
     """Lets members wait who were never placed."""
     first = part.arrival_of(start)
     queue.add_run(part.spec.request, part.row.job_id, first, end - start)
 
 
-def leave_line(queue: WaitingQueue, part: Part, start: int, end: int) -> None:
+def dequeue_members(queue: WaitingQueue, part: Part, start: int, end: int) -> None:
     """Lets members wait no more who were never placed."""
     first = part.arrival_of(start)
     queue.remove_run(part.spec.request, part.row.job_id, first, end - start)

@@ -312,12 +312,12 @@ class KnownClasses:
         self._idle: dict[
             SchedulingKey, SchedulingClass
         ] = {}  # nobody waits with them; longest unused first
-        self._asked_for: dict[Labels, int] = {}  # shapes that somebody waits with
+        self._required: dict[Labels, int] = {}  # shapes that somebody waits with
         self._made = 0
 
-    def is_asked_for(self, labels: Labels) -> bool:
+    def is_required(self, labels: Labels) -> bool:
         """True if a class with pending requests requires these labels."""
-        return labels in self._asked_for
+        return labels in self._required
 
     def of(self, key: SchedulingKey) -> SchedulingClass:
         """Returns the class with this key, whether or not it has pending requests."""
@@ -331,18 +331,16 @@ class KnownClasses:
         """Returns the class of a first pending request."""
         scheduling_class = self._idle.pop(key, None) or self._make(key)
         self.waited_with[key] = scheduling_class
-        self._asked_for[scheduling_class.labels] = (
-            self._asked_for.get(scheduling_class.labels, 0) + 1
-        )
+        self._required[scheduling_class.labels] = self._required.get(scheduling_class.labels, 0) + 1
         return scheduling_class
 
     def end(self, scheduling_class: SchedulingClass) -> None:
         """Notes that a class has no pending request any more."""
         key = scheduling_class.key
         del self.waited_with[key]
-        self._asked_for[scheduling_class.labels] -= 1
-        if not self._asked_for[scheduling_class.labels]:
-            del self._asked_for[scheduling_class.labels]
+        self._required[scheduling_class.labels] -= 1
+        if not self._required[scheduling_class.labels]:
+            del self._required[scheduling_class.labels]
         scheduling_class.heads.clear()
         self._retire(key, scheduling_class)
 

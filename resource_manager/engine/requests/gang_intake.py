@@ -17,7 +17,12 @@ from resource_manager.engine.lifecycle.known import taken
 from resource_manager.engine.lifecycle.waiting import WaitingReasons
 from resource_manager.engine.model.entities import Gang, GangSpec, Job, Request, RequestSpec
 from resource_manager.engine.placement.feasibility import Feasibility
-from resource_manager.engine.queue.gangs import GangLedger, MemberRequest, Where, wishes_for
+from resource_manager.engine.queue.gangs import (
+    GangLedger,
+    MemberRequest,
+    Where,
+    member_requests_for,
+)
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
@@ -201,7 +206,7 @@ def _others(
 def _impossible(
     waiting_reasons: WaitingReasons, gang: GangSpec, members: list[RequestSpec], verdicts: Verdicts
 ) -> list[ItemOutcome]:
-    key = Where.of(gang), wishes_for(members)
+    key = Where.of(gang), member_requests_for(members)
     if key not in verdicts:
         verdicts[key] = waiting_reasons.gang_feasibility(*key)
     if verdicts[key] is not Feasibility.NEVER:

@@ -12,7 +12,7 @@ from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.known import taken
 from resource_manager.engine.model.entities import Job, RangeSpec, RequestRange
-from resource_manager.engine.queue.ranges import Part, RangeLedger, line_up_members, parts_of
+from resource_manager.engine.queue.ranges import Part, RangeLedger, enqueue_members, parts_of
 from resource_manager.engine.queue.requests import Requests
 
 
@@ -51,7 +51,7 @@ def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcom
         state.ranges.add(part)
         state.new_parts.append(part)
         state.changes.request_range(row)
-        line_up_members(state.queue, part, part.first, part.end)
+        enqueue_members(state.queue, part, part.first, part.end)
     job.live_requests += spec.count
     state.requests.live += spec.count
     if job.specified is None:

@@ -67,7 +67,7 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
         message=f"change {number} by {who}, to {size_text(target)}{nothing}{instead}",
     )
     state.changes.slot(slot)
-    context.state.resizes.go_on(slot)
+    context.state.resizes.advance(slot)
     if replaced is not None:  # whoever waits for it may be somebody else
         what = (
             f"{who} asked for change {number} instead"

@@ -149,7 +149,7 @@ def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
     for (gang_id, number), count in content.members.items():
         if (waiting := gangs.waiting.get(gang_id)) is None:
             continue
-        wish = waiting.kind.wishes[number]
+        wish = waiting.kind.member_requests[number]
         if not carries(host, wish.labels):
             yield f"without the labels of members of {gang_text(gangs, gang_id)}"
         need = host.booking_for(wish)
@@ -173,7 +173,7 @@ def _place_gangs(context: EventContext, content: Content) -> None:
         waiting = state.gangs.waiting.get(gang_id)
         if waiting is None:
             continue
-        if state.quotas.gang_stop(waiting) is not None:
+        if state.quotas.gang_block(waiting) is not None:
             continue
         state.hosts.refresh(state.queue)
         placing = PlacementPass(state.hosts, state.reservations)
@@ -231,5 +231,5 @@ def _room_for(host: Host, shape: SchedulingClass) -> int:
 
 def _has_been_there(slots: Slots, request: Request, host: Host) -> bool:
     """True if the executor still holds an older slot of the request."""
-    behind = slots.left_behind.get(request.allocation_id, ())
+    behind = slots.superseded.get(request.allocation_id, ())
     return any(slot.executor_id == host.host_id for slot in behind)

@@ -15,7 +15,7 @@ from itertools import islice
 
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.fairness.quotas import Ledger
+from resource_manager.engine.fairness.quotas import QuotaLedger
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.quota_checks import (
@@ -55,7 +55,7 @@ PATIENCE = 3
 def plan_waiting(context: EventContext) -> None:
     """Plans for those who wait, if anything has changed, and asks for what is missing."""
     state, elastic = context.state, context.state.elastic
-    shapes = context.state.provision_moves.may_ask()
+    shapes = context.state.provision_moves.requestable_shapes()
     now = (
         state.queue.moves + state.gangs.moves,
         state.hosts.version,
@@ -105,7 +105,7 @@ class _Reading:
         ]
         self._hopeless: list[SchedulingClass] = []
         self._hopeless_gangs: list[str] = []
-        self._ledger = Ledger()
+        self._ledger = QuotaLedger()
         self._stopped: dict[SchedulingClass, int] = {}  # that a maximum of a group does not admit
         self._stopped_gangs: list[str] = []
         names = {shape.name for shape in shapes} | {each.shape for each in self.pending}
@@ -186,7 +186,7 @@ class _Reading:
         found: dict[SchedulingClass, dict[JobQueue, int]] = {}
         lines = [line for shape in shapes for line in shape.job_queues.values()]
         for line in sorted(lines, key=lambda line: line.numbers.first):
-            need, count = state.quotas.booked_at_most(line.scheduling_class), len(line.numbers)
+            need, count = state.quotas.largest_booking(line.scheduling_class), len(line.numbers)
             here = self._ledger.admit(state.quotas.limited(line.job_id), need, count)
             found.setdefault(line.scheduling_class, {})[line] = here
             if here < count:
@@ -243,7 +243,7 @@ class _Reading:
         gang_id = waiting.gang.gang_id
         members = {
             self._kind(wish_of(each), (gang_id, number), each): each.count
-            for number, each in enumerate(waiting.kind.wishes)
+            for number, each in enumerate(waiting.kind.member_requests)
         }
         where = waiting.kind.where
         return GangWish(members, where.placement, where.label, before)
@@ -268,7 +268,7 @@ class _Reading:
 
 
 def _shapes_of(queue: WaitingQueue, waiting: WaitingGang) -> Iterator[SchedulingClass]:
-    for wish in waiting.kind.wishes:
+    for wish in waiting.kind.member_requests:
         yield queue.class_for(wish.key)
 
 

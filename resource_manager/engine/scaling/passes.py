@@ -159,7 +159,7 @@ def _missing(settings: EngineSettings, provision_moves: ProvisionMoves) -> dict[
     least = settings.provisioning.total_min
     if not least:
         return {}
-    there = provision_moves.staying()
+    there = provision_moves.retained_total()
     return {
         name: amount - there.get(name, 0)
         for name, amount in least.items()
@@ -175,7 +175,7 @@ def _ask_for_minimum(
         lack = _missing(settings, provision_moves).get(name, 0)
         if lack <= 0:
             continue
-        shapes = [each for each in provision_moves.may_ask() if each.total.get(name, 0)]
+        shapes = [each for each in provision_moves.requestable_shapes() if each.total.get(name, 0)]
         room = provision_moves.room_below_maximum()
         for shape, count in _cheapest(provisions, shapes, name, lack):
             for _ in range(count):
@@ -275,7 +275,7 @@ class _Spare:
 
     def __init__(self, state: State) -> None:
         self._least = state.settings.provisioning.total_min
-        self._rest = state.provision_moves.staying() if self._least else {}
+        self._rest = state.provision_moves.retained_total() if self._least else {}
 
     def has(self, total: Amounts) -> bool:
         """True if the rest is not below the minimum without this, or not further than with it."""

@@ -247,7 +247,7 @@ def command_undelivered(context: EventContext, event: CommandUndelivered) -> Non
     context.state.timers.arm(Timer.COMMAND, host.host_id, command.retry_at_ms)
 
 
-def command_rang(context: EventContext, executor_id: str) -> None:
+def command_timer_fired(context: EventContext, executor_id: str) -> None:
     """A command may be sent (again)."""
     context.state.outbox[executor_id] = None
 

@@ -70,7 +70,7 @@ def place_waiting(context: EventContext) -> None:
     """
     state, queue = context.state, context.state.queue
     state.hosts.refresh(state.queue)
-    eased = state.quotas.ease(MOVES_MAX // 2)
+    eased = state.quotas.unblock(MOVES_MAX // 2)
     if not queue.awake:
         return
     placing = PlacementPass(state.hosts, state.reservations)
@@ -155,20 +155,20 @@ def _serve(
 def _weight(gangs: GangLedger, item: NonBatchable) -> int:
     """As how many shapes something counts that was tried in vain."""
     waiting = gangs.waiting.get(item.name) if item.kind is Kind.GANG else None
-    return len(waiting.kind.wishes) if waiting is not None else 1
+    return len(waiting.kind.member_requests) if waiting is not None else 1
 
 
 def _attempt(context: EventContext, placing: PlacementPass, item: NonBatchable) -> bool:
     """Tries what waits by itself; False: in vain."""
     state, non_batchables = context.state, context.state.queue.non_batchables
-    if (stop := state.quotas.non_batchable_stop(item)) is not None:
+    if (stop := state.quotas.non_batchable_block(item)) is not None:
         if item.kind is Kind.GANG:
             state.gangs.waiting[item.name].tried = True
         non_batchables.block_by_quota(item, stop.group_id)
         return False
     if ATTEMPTS[item.kind](context.state, placing, item):
         non_batchables.remove(item.arrival_number)
-        context.state.starving.over(item.arrival_number)
+        context.state.starvation.stop(item.arrival_number)
         return True
     non_batchables.block(item)
     tried_in_vain(context, item.arrival_number)
@@ -208,7 +208,7 @@ def _serve_queue(
             placing.follow([host])
     if placed:
         queue.taken(job_queue, placed)
-        job_queue.placed(context.now_ms, state.starving.placements)
+        job_queue.placed(context.now_ms, state.starvation.placements)
     elif elsewhere:  # only this one is held back; others of the shape may fit
         request = state.requests.at(numbers[0])
         queue.set_aside(job_queue, numbers[0])
@@ -218,7 +218,7 @@ def _serve_queue(
     if placed < count or not more:
         _look_again(context, placing, scheduling_class, budget, unknown)
     if placed and (scheduling_class in queue.fitting or not scheduling_class.waiting):
-        state.starving.over(scheduling_class)  # there is enough for all who ask for this
+        state.starvation.stop(scheduling_class)  # there is enough for all who ask for this
     return []
 
 
@@ -244,7 +244,7 @@ def _together(requests: Requests, slots: Slots, numbers: list[int]) -> tuple[int
     """How many of these are placed together, and the hosts that they must not have: one that still
     has an older slot somewhere comes alone.
     """
-    if not slots.left_behind:
+    if not slots.superseded:
         return len(numbers), []
     for at, number in enumerate(numbers):
         if elsewhere := _holders(slots, requests.at(number)):
@@ -254,4 +254,4 @@ def _together(requests: Requests, slots: Slots, numbers: list[int]) -> tuple[int
 
 def _holders(slots: Slots, request: Request) -> list[str]:
     """Hosts that hold an older slot of a request."""
-    return [slot.executor_id for slot in slots.left_behind.get(request.spec.allocation_id, ())]
+    return [slot.executor_id for slot in slots.superseded.get(request.spec.allocation_id, ())]

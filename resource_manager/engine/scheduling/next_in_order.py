@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from finegrain.resources import add, fits, subtract
-from resource_manager.engine.fairness.flows import Flow, Standing
+from resource_manager.engine.fairness.flows import Flow, SortKey
 from resource_manager.engine.fairness.quotas import counted, fulfilment, room
 from resource_manager.engine.hosts.host import UNLIMITED, Host
 from resource_manager.engine.lifecycle.resizes import growth
@@ -35,7 +35,7 @@ class NextTurn:
     def __init__(self, state: State) -> None:
         self._state = state
         self.tree = state.flows
-        self._standings: dict[Flow, Standing] = {}
+        self._standings: dict[Flow, SortKey] = {}
         self._left = LOOKED_AT_MAX
         self._work: dict[str, dict[str, str]] = {}  # by job
 
@@ -68,11 +68,11 @@ class NextTurn:
         after = _Without(self, slot, [job, *job.ancestors()])
         return any(after.is_behind(other, need) for other, need in self._could_use(slot, there))
 
-    def standing(self, flow: Flow) -> Standing:
+    def sort_key(self, flow: Flow) -> SortKey:
         """By what a flow is compared now."""
         known = self._standings.get(flow)
         if known is None:
-            known = self._standings[flow] = self.tree.standing(flow)
+            known = self._standings[flow] = self.tree.sort_key(flow)
         return known
 
     def _is_above_maximum(self, slot: Slot) -> bool:
@@ -116,7 +116,7 @@ class NextTurn:
         if item.kind is Kind.RESIZE:
             more = dict(growth(there.host, state.slots[item.name, item.generation]))
             return more if fits(more, there.amounts) else {}
-        for wish in state.gangs.waiting[item.name].kind.wishes:
+        for wish in state.gangs.waiting[item.name].kind.member_requests:
             scheduling_class = state.queue.class_for(wish.key)
             if there.fits(scheduling_class):
                 return there.host.booking_for(scheduling_class)
@@ -184,7 +184,7 @@ class _Without:
             return True
         # The step at which their ways part decides.
         mine, theirs = self._parting(other)
-        if self._turns.standing(theirs) >= self._standing(mine):
+        if self._turns.sort_key(theirs) >= self._standing(mine):
             return False
         return self._may_have(other, counted(need))
 
@@ -198,7 +198,7 @@ class _Without:
             theirs = flow
         raise AssertionError("all flows meet at the root")
 
-    def _standing(self, flow: Flow) -> Standing:
+    def _standing(self, flow: Flow) -> SortKey:
         tree = self._turns.tree
         reached = fulfilment(subtract(flow.used, self._booked), flow.minimum)
         if reached < 1:

@@ -49,8 +49,8 @@ class Turns:
 
     def __init__(self, state: State) -> None:
         self._tree = state.flows
-        self._starving = state.starving
-        self._placements = state.starving.placements
+        self._starvation = state.starvation
+        self._placements = state.starvation.placements
         self._in_turn = state.settings.fairness.order == "fair"
         self._served: dict[Flow, _Served] = {}
 
@@ -59,8 +59,8 @@ class Turns:
         who were served since then.
         """
         tree = self._tree
-        if self._placements != self._starving.placements:
-            self._placements = self._starving.placements
+        if self._placements != self._starvation.placements:
+            self._placements = self._starvation.placements
             self._served.clear()
         job = tree.jobs.get(job_id)
         if not self._in_turn or job is None:
@@ -105,7 +105,7 @@ def needs_help(context: EventContext, job_queue: JobQueue) -> bool:
     if job_queue.served_ms is None:
         return True
     served = Mark(job_queue.served_ms, job_queue.served_placements, 0)
-    return state.starving.is_long(served, context.now_ms) or _is_behind(
+    return state.starvation.has_starved(served, context.now_ms) or _is_behind(
         state.settings, state.queue, state.flows, job_queue
     )
 

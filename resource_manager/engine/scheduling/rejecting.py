@@ -18,7 +18,7 @@ from resource_manager.engine.model.entities import Request
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.feasibility import INFEASIBLE, feasibility
 from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.queue.gangs import WaitingGang, Where, wishes_for
+from resource_manager.engine.queue.gangs import WaitingGang, Where, member_requests_for
 from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
@@ -32,7 +32,7 @@ _Run = tuple[Part, int, int] | Request
 """Members of a range that wait and were never placed, from one index to another; or a request."""
 
 
-def infeasible_rang(context: EventContext) -> None:
+def infeasible_timer_fired(context: EventContext) -> None:
     """Rejects what is infeasible, if the clock is over and all executors are known."""
     state = context.state
     clock = state.rejection_clock
@@ -162,7 +162,7 @@ def _gang_fails(state: State, waiting: WaitingGang) -> bool:
     """
     if not waiting.may_reject:
         return False
-    scheduling_classes = (state.queue.class_for(wish.key) for wish in waiting.kind.wishes)
+    scheduling_classes = (state.queue.class_for(wish.key) for wish in waiting.kind.member_requests)
     if any(
         feasibility(state.hosts, state.elastic, scheduling_class) in INFEASIBLE
         for scheduling_class in scheduling_classes
@@ -174,7 +174,7 @@ def _gang_fails(state: State, waiting: WaitingGang) -> bool:
 def _gang_outcomes(state: State, waiting: WaitingGang, verdicts: Verdicts) -> list[ItemOutcome]:
     """Why the members of a gang are rejected, those that are to blame first; none: they are not."""
     spec, specs = waiting.gang.spec, [member.spec for member in waiting.members]
-    verdicts[Where.of(spec), wishes_for(specs)] = state.waiting_reasons.kind_feasibility(
+    verdicts[Where.of(spec), member_requests_for(specs)] = state.waiting_reasons.kind_feasibility(
         waiting.kind
     )
     return infeasible_members(state.waiting_reasons, spec, specs, verdicts)

@@ -106,15 +106,15 @@ class RequestOwner(ReservationOwner):
         state = context.state
         request = state.requests.at(self.number)
         context.state.moves.place([request], state.hosts[at.shares[0].host_id])
-        self.line.placed(context.now_ms, state.starving.placements)
+        self.line.placed(context.now_ms, state.starvation.placements)
         state.queue.served(self._shape, [request])
 
     def need_at_most(self, state: State) -> Amounts:
         """See `ReservationOwner`."""
-        return state.quotas.booked_at_most(self._shape)
+        return state.quotas.largest_booking(self._shape)
 
     def _wish(self, state: State) -> MemberRequest:
-        behind = state.slots.left_behind.get(self.allocation_id, ())
+        behind = state.slots.superseded.get(self.allocation_id, ())
         elsewhere = frozenset(slot.executor_id for slot in behind)
         return MemberRequest(
             self._shape.profile, self._shape.labels, 1, elsewhere, self._shape.cpus
@@ -137,7 +137,7 @@ class GangOwner(ReservationOwner):
     def choose(self, state: State, taken: Collection[str]) -> Place | None:
         """See `ReservationOwner`."""
         waiting = state.gangs.waiting[self.gang_id]
-        wishes = state.gang_moves.wishes_now(waiting)
+        wishes = state.gang_moves.current_requests(waiting)
         return _place_for(
             state.hosts, state.slots, state.reservations, waiting.kind.where, wishes, taken=taken
         )
@@ -148,7 +148,7 @@ class GangOwner(ReservationOwner):
             state.hosts,
             state.queue,
             at,
-            state.gang_moves.wishes_now(state.gangs.waiting[self.gang_id]),
+            state.gang_moves.current_requests(state.gangs.waiting[self.gang_id]),
         )
 
     def is_suited(self, state: State, at: Place) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from finegrain.values.states import SlotState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.flows import GROUP, FlowTree
-from resource_manager.engine.fairness.quotas import Stop, counted, stopped_by, whole
+from resource_manager.engine.fairness.quotas import QuotaBlock, counted, quota_block, total_need
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.reserved import Place, Reservation
@@ -64,7 +64,7 @@ def outlasted(context: EventContext, each: Reservation) -> str:
         return ""
     books.outlasted_by = {key for key in books.outlasted_by if key in state.slots}
     books.outlasted_by.update(key for _, key in lasting)
-    passed = state.starving.of(each.holder.who)
+    passed = state.starvation.of(each.holder.who)
     if passed is not None:
         passed.outlasted += 1
     where, (allocation_id, _) = lasting[0]
@@ -111,8 +111,10 @@ def _fits(hosts: Hosts, name: str, each: Reservation) -> bool:
     return not missing and not slots
 
 
-def stop_of(flows: FlowTree, holder: ReservationOwner, place: Place) -> Stop | None:
+def stop_of(flows: FlowTree, holder: ReservationOwner, place: Place) -> QuotaBlock | None:
     """The maximum that does not let a holder be placed."""
     job = flows.jobs.get(holder.job_id)
     groups = job.ancestors() if job is not None else ()
-    return stopped_by(groups, whole((counted(held.amounts), 1) for held in place.held.values()))
+    return quota_block(
+        groups, total_need((counted(held.amounts), 1) for held in place.held.values())
+    )

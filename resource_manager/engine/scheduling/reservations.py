@@ -39,7 +39,7 @@ from enum import Enum, auto
 from finegrain.cpu_policy import QosClass
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, add, total_of
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.fairness.starvation import Blocked, Mark, PassedOver
+from resource_manager.engine.fairness.starvation import Blocked, Mark, StarvationRecord
 from resource_manager.engine.hosts.host import ONLINE
 from resource_manager.engine.hosts.notes import ReservedCapacity
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
@@ -115,32 +115,32 @@ def end_served(context: EventContext) -> bool:
 
 def hold_for_starving(context: EventContext) -> None:
     """Makes reservations for those who starve. The indexes must be fresh."""
-    state, starving = context.state, context.state.starving
-    if starving.is_due(context.now_ms):
-        starving.looked(context.now_ms, stuck=_look(context))
+    state, starvation = context.state, context.state.starvation
+    if starvation.is_due(context.now_ms):
+        starvation.checked(context.now_ms, stuck=_look(context))
     due_ms = [each.until_ms for each in state.reservations.all()]
-    if (next_ms := starving.next_due_ms()) is not None:
+    if (next_ms := starvation.next_due_ms()) is not None:
         due_ms.append(next_ms)
     if due_ms:
-        state.timers.arm(Timer.STARVING, "", min(due_ms))
+        state.timers.arm(Timer.STARVATION, "", min(due_ms))
 
 
 def _look(context: EventContext) -> bool:
     """Helps those who starve, who were passed over longest first, as far as may be; True: for some
     that may be right later though nothing happens but that time passes.
     """
-    state, starving, books = context.state, context.state.starving, context.state.reservations
+    state, starvation, books = context.state, context.state.starvation, context.state.reservations
     turns = Turns(state)
-    hopeless: list[PassedOver] = []
+    hopeless: list[StarvationRecord] = []
     stuck, looked, blocked = False, 0, 0
     taken = set(books.on_host)  # and what those blocked come first at
-    those = starving.starving(context.now_ms, state.numbers.arrival)
-    first, starving.goes_on_at = starving.goes_on_at, 0
+    those = starvation.starved(context.now_ms, state.numbers.arrival)
+    first, starvation.resume_at = starvation.resume_at, 0
     for at, passed in enumerate(those[first:], first):
         if len(books) >= state.settings.fairness.reservations_max:
             break
         if looked >= LOOKED_AT_MAX or len(hopeless) == TRIED_MAX:
-            starving.goes_on_at, stuck = at - len(hopeless), True
+            starvation.resume_at, stuck = at - len(hopeless), True
             break
         if passed.is_hopeless(state.hosts.version, context.now_ms):
             continue
@@ -156,24 +156,26 @@ def _look(context: EventContext) -> bool:
             passed.hopeless = state.hosts.version, context.now_ms + HOPELESS_MS
             hopeless.append(passed)
         stuck = stuck or help_ is _Help.NOT_NOW
-    starving.put_last(hopeless)
+    starvation.move_last(hopeless)
     return stuck
 
 
-def _weight(passed: PassedOver) -> int:
+def _weight(passed: StarvationRecord) -> int:
     """As how many jobs somebody counts."""
-    who = passed.who
+    who = passed.waiter
     return min(len(who.job_queues), HEADS_LOOKED_AT_MAX) if isinstance(who, SchedulingClass) else 1
 
 
 def tried_in_vain(context: EventContext, who: SchedulingClass | int) -> None:
     """Somebody had a turn and did not fit."""
     state = context.state
-    if who not in state.starving:
-        state.starving.in_vain(who, _since_ms(context, who), state.numbers.arrival)
+    if who not in state.starvation:
+        state.starvation.start(who, _since_ms(context, who), state.numbers.arrival)
 
 
-def _help(context: EventContext, passed: PassedOver, turns: Turns, taken: Collection[str]) -> _Help:
+def _help(
+    context: EventContext, passed: StarvationRecord, turns: Turns, taken: Collection[str]
+) -> _Help:
     """Holds capacity for the first of those who starve together for whom that is right, on none of
     the hosts `taken`.
     """
@@ -184,7 +186,7 @@ def _help(context: EventContext, passed: PassedOver, turns: Turns, taken: Collec
             continue
         found = _Help.NOT_NOW
         mark = passed.of(holder.number)
-        if mark is None or not state.starving.is_long(mark, context.now_ms):
+        if mark is None or not state.starvation.has_starved(mark, context.now_ms):
             continue
         if not turns.is_passed_over(holder.job_id, mark.since_ms):
             continue
@@ -208,7 +210,7 @@ def _help(context: EventContext, passed: PassedOver, turns: Turns, taken: Collec
 
 
 def _blocked(
-    state: State, passed: PassedOver, holder: ReservationOwner, as_of: tuple[int, int, int]
+    state: State, passed: StarvationRecord, holder: ReservationOwner, as_of: tuple[int, int, int]
 ) -> _Help:
     """Notes which hosts would do for a holder that others have. They stay the same, so that there
     are fewer and fewer of them that others have.
@@ -273,21 +275,21 @@ def _hold(
     _tell(context, "reservation_made", made, _what_is_held(made))
 
 
-def _holders(state: State, passed: PassedOver) -> Iterator[ReservationOwner]:
+def _holders(state: State, passed: StarvationRecord) -> Iterator[ReservationOwner]:
     """Who they are that are passed over, the longest waiting first: of those who wait with the
     same, the first of each job.
     """
-    who = passed.who
+    who = passed.waiter
     if isinstance(who, int):
         item = state.queue.non_batchables.get(who)
         if item is None:
-            state.starving.over(who)
-        elif state.quotas.non_batchable_stop(item) is None:
+            state.starvation.stop(who)
+        elif state.quotas.non_batchable_block(item) is None:
             yield owner_waiting_as(state.slots, state.gangs, item)
     if not isinstance(who, SchedulingClass):
         return
     if not who.waiting:
-        state.starving.over(who)
+        state.starvation.stop(who)
         return
     # In order of arrival nobody is passed over by those who came earlier and ask for the same.
     most = HEADS_LOOKED_AT_MAX if state.settings.fairness.order == "fair" else 1
@@ -305,13 +307,13 @@ def _first_queues(
     found = [
         job_queue
         for job_queue in near
-        if quotas.request_stop(scheduling_class, job_queue.job_id) is None
+        if quotas.request_block(scheduling_class, job_queue.job_id) is None
     ]
     if len(found) < most and len(near) == 2 * most:
         every = (
             job_queue
             for job_queue in scheduling_class.job_queues.values()
-            if quotas.request_stop(scheduling_class, job_queue.job_id) is None
+            if quotas.request_block(scheduling_class, job_queue.job_id) is None
         )
         return heapq.nsmallest(most, every, key=lambda job_queue: job_queue.numbers.first)
     return found[:most]
@@ -320,7 +322,7 @@ def _first_queues(
 def _end(context: EventContext, ended: Reservation, why: str) -> None:
     state = context.state
     state.reservations.remove(ended)
-    state.starving.look_at_once()
+    state.starvation.check_at_once()
     for name in ended.place.held:
         host = state.hosts.get(name)
         if host is not None:

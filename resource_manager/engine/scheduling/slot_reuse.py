@@ -172,13 +172,13 @@ def _hand_on(context: EventContext, request: Request, waiting: Request) -> None:
     slot = state.slots.of(request)
     job_queue = state.queue.class_of(waiting.spec).job_queues.get(waiting.job_id)
     if job_queue is not None:
-        job_queue.placed(context.now_ms, state.starving.placements)
+        job_queue.placed(context.now_ms, state.starvation.placements)
     context.state.moves.end_request(
         waiting, RequestInput.REUSE, reason=Reason.REUSED, message=HANDED_ON
     )
     if slot is not None:
         slot.works_for = waiting.allocation_id
-        threads.hand_on(state.jobs[request.job_id], slot, context.now_ms)
+        threads.note_reuse(state.jobs[request.job_id], slot, context.now_ms)
         context.journal.slot_event("slot_reused", slot, message=f"by {waiting.allocation_id}")
-    state.starving.placements += 1
-    state.flows.hand_on(request.job_id)
+    state.starvation.placements += 1
+    state.flows.note_reuse(request.job_id)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from finegrain.rpc.mapping.writer import As, FromValue, Writing
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.cpus.refusals import CpuRefusal
-from resource_manager.engine.explain.fairness import Step, Tally
+from resource_manager.engine.explain.fairness import ComparedFlow, Step
 from resource_manager.engine.explain.requests import Explanation
 from resource_manager.engine.explain.reservations import HeldView
 from resource_manager.engine.fairness.flows import GROUP
-from resource_manager.engine.fairness.quotas import Stop
+from resource_manager.engine.fairness.quotas import QuotaBlock
 
 WRITINGS = (
     Writing(
@@ -21,7 +21,7 @@ WRITINGS = (
     ),
     Writing(CpuRefusal, rm_pb2.CpuVerdict, {"code": "blocker", "message": "text"}),
     Writing(
-        Stop,
+        QuotaBlock,
         rm_pb2.GroupLimit,
         {
             "group": As("group_id", lambda flow_id: flow_id.removeprefix(GROUP)),
@@ -29,7 +29,7 @@ WRITINGS = (
         },
     ),
     Writing(
-        Tally,
+        ComparedFlow,
         rm_pb2.FlowTally,
         {
             "below_minimum": FromValue(

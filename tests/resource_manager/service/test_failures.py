@@ -64,7 +64,7 @@ class FaultyStore:
         return getattr(self._store, name)
 
     def commit(self, changes: Changes) -> None:
-        if not replace(changes, tallies=[]):
+        if not replace(changes, usage_records=[]):
             self._store.commit(changes)
             return
         self.commits += 1

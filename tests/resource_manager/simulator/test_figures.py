@@ -139,7 +139,7 @@ def test_3_9_808_of_a_group_of_weight_4_count_202(results: dict[str, FigureResul
     assert choice.jobs == pytest.approx({"MED1": 808, "DEFAULT1": 100, "DEFAULT2": 101.5})
     assert choice.served == "DEFAULT1"
     flows = run_set_up(SET_UPS["3-9"], SET_UPS["3-9"].looked_at_ms).state.flows
-    counted = {name: flows.tally(flows.groups[name]).key for name in choice.groups}
+    counted = {name: flows.usage(flows.groups[name]).key for name in choice.groups}
     assert counted == pytest.approx(choice.groups)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import create_engine, insert
 
 from resource_manager.engine.model.effects import Changes
-from resource_manager.engine.model.entities import Group, Instant, Tally
+from resource_manager.engine.model.entities import Group, Instant, UsageRecord
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.restoring import restore
 from resource_manager.storage import creation, migrate, tables
@@ -20,19 +20,25 @@ from tests.support.books import job
 
 def test_groups_and_tallies_are_replaced_and_struck(store: Store) -> None:
     groups = [Group("a", weight=0.001), Group("b", "a", 1e6, {"cpu_milli": 1}, {"cpu_milli": 0})]
-    tallies = [Tally("group/a", "cpu", 1e-300, -1.5, 1), Tally("job/1", "cpu", 0.1 + 0.2, 1e300, 2)]
-    store.commit(Changes(groups=groups, tallies=tallies))
-    assert (store.load().groups, store.load().tallies) == (groups, tallies)
-    group, tally = Group("a", weight=2.0, description="now"), Tally("job/1", "cpu", 0.0, 0.0, 3)
+    tallies = [
+        UsageRecord("group/a", "cpu", 1e-300, -1.5, 1),
+        UsageRecord("job/1", "cpu", 0.1 + 0.2, 1e300, 2),
+    ]
+    store.commit(Changes(groups=groups, usage_records=tallies))
+    assert (store.load().groups, store.load().usage_records) == (groups, tallies)
+    group, tally = (
+        Group("a", weight=2.0, description="now"),
+        UsageRecord("job/1", "cpu", 0.0, 0.0, 3),
+    )
     store.commit(
         Changes(
             groups=[group],
-            tallies=[tally],
+            usage_records=[tally],
             deleted_groups=["b", "never was"],
-            deleted_tallies=["group/a", "never was"],
+            deleted_usage_records=["group/a", "never was"],
         )
     )
-    assert (store.load().groups, store.load().tallies) == ([group], [tally])
+    assert (store.load().groups, store.load().usage_records) == ([group], [tally])
 
 
 ODD = ["Team A/β", "default", "high", "x" * 128]
@@ -58,7 +64,7 @@ def test_jobs_of_version_3_keep_their_groups_whatever_these_are_called(url: str)
     with open_store(url) as store:
         epoch = store.lead("new software")
         before = store.load()
-        assert (before.groups, before.tallies, len(before.jobs)) == ([], [], 4)
+        assert (before.groups, before.usage_records, len(before.jobs)) == ([], [], 4)
         state = restore(before, EngineSettings(), Instant(1_000, 2_000))
         store.commit(state.changes.take())
         again = restore(store.load(), EngineSettings(), Instant(9_000, 9_000))

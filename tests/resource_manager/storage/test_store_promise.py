@@ -32,7 +32,7 @@ from resource_manager.engine.model.entities import (
     RequestRange,
     RequestSpec,
     Slot,
-    Tally,
+    UsageRecord,
 )
 from resource_manager.storage.store import NotLeader, Store
 from tests.resource_manager.storage.conftest import MEMORY, ON_BOTH
@@ -415,7 +415,7 @@ def test_ids_are_told_apart_by_case_and_accents(store: Store) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        *(Job, Request, Slot, Executor, Gang, Provision, RequestRange, Group, Tally),
+        *(Job, Request, Slot, Executor, Gang, Provision, RequestRange, Group, UsageRecord),
         *(JobEvent, ClusterEvent),
     ],
 )
@@ -425,7 +425,7 @@ def test_no_durable_field_is_left_out_of_the_round_trip(kind: type) -> None:
     changes = everything()
     stored = chain(
         *(changes.jobs, changes.requests, changes.slots, changes.executors),
-        *(changes.gangs, changes.provisions, changes.ranges, changes.groups, changes.tallies),
+        *(changes.gangs, changes.provisions, changes.ranges, changes.groups, changes.usage_records),
         *(changes.job_events, changes.cluster_events),
     )
     rows = [row for row in stored if isinstance(row, kind)]

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from resource_manager.engine.fairness import checkpoints
-from resource_manager.engine.fairness.checkpoints import Checkpoints, Running, restore_tallies
+from resource_manager.engine.fairness.checkpoints import Checkpoints, Running, restore_usage
 from resource_manager.engine.fairness.flows import Flow, FlowTree
-from resource_manager.engine.model.entities import Tally
+from resource_manager.engine.model.entities import UsageRecord
 from resource_manager.engine.model.settings import Fairness
 from tests.support.properties import examples
 
@@ -28,7 +28,7 @@ class Life:
         self.fairness = fairness
         self.now_ms = 5_000
         self.skew_ms = START_MS
-        self.rows: dict[str, Tally] = {}
+        self.rows: dict[str, UsageRecord] = {}
         self.slots: list[tuple[str, float]] = []  # job, cost
         self.tree = self.grown()
 
@@ -58,8 +58,8 @@ class Life:
 
     def end(self, at: int) -> None:
         job, cost = self.slots.pop(at)
-        self.tree.stop(job, cost)
-        self.tree.vanish(job, BOOKED)
+        self.tree.stop_accruing(job, cost)
+        self.tree.remove_slot(job, BOOKED)
 
     def wait(self, ms: int) -> None:
         self.now_ms += ms
@@ -78,10 +78,10 @@ class Life:
         running = [Running(job, cost) for job, cost in self.slots]
         for slot in running:
             self.tree.adopt(slot.job_id, BOOKED, slot.cost)
-        return restore_tallies(self.tree, self.rows.values(), running, self.fairness, self.time_ms)
+        return restore_usage(self.tree, self.rows.values(), running, self.fairness, self.time_ms)
 
     def received(self) -> dict[str, float]:
-        return {flow.id: self.tree.tally(flow).service for flow in flows_of(self)}
+        return {flow.id: self.tree.usage(flow).service for flow in flows_of(self)}
 
 
 def flows_of(life: Life) -> list[Flow]:
@@ -162,7 +162,9 @@ def test_tallies_of_another_measure_count_for_nothing() -> None:
     life.start("1")
     life.wait(60_000)
     life.write()
-    life.rows["job/over"] = Tally("job/over", "slots", 1.0, 0.0, START_MS)  # it would be told again
+    life.rows["job/over"] = UsageRecord(
+        "job/over", "slots", 1.0, 0.0, START_MS
+    )  # it would be told again
     life.fairness = Fairness(usage_measure="cpu")
     assert life.crash(skew_ms=START_MS + 60_000) == 4
     assert set(life.received().values()) == {0.0}
@@ -180,7 +182,7 @@ def test_who_comes_after_a_restart_starts_level_with_who_runs() -> None:
     life.write()
     life.crash(skew_ms=START_MS + 28_000)
     life.tree.wait("2", 9, 1)
-    assert life.tree.tally(life.tree.jobs["2"]).total == 100.0
+    assert life.tree.usage(life.tree.jobs["2"]).total == 100.0
 
 
 def test_rows_are_written_a_few_at_a_time_and_only_what_changed(
@@ -253,7 +255,7 @@ class Lives(RuleBasedStateMachine):
             lost = self.peaks.get(flow_id, 0.0) * (10 + back_s) + service * hidden
             assert abs(true[flow_id] - service) <= lost + 1e-6
         for flow in flows_of(self.true):  # from here on both are compared anew
-            self.true.tree.set_tally(flow, found[flow.id], 0.0)
+            self.true.tree.set_usage(flow, found[flow.id], 0.0)
         self.life.write()
         self.peaks = {}
 

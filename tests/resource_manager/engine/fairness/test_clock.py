@@ -40,13 +40,13 @@ def test_service_is_what_was_received_and_has_not_decayed(
             tree.place("j", {}, wanted - rate, 1.0)
         else:
             for _ in range(rate - wanted):
-                tree.stop("j", 1.0)
+                tree.stop_accruing("j", 1.0)
         rate = wanted
         now_ms += length_ms
         tree.advance(now_ms)
     expected = decayed([(ms, float(r)) for ms, r in runs], half_life_ms / 1_000)
     for flow in (tree.jobs["j"], tree.groups["g"], tree.root):
-        assert isclose(tree.tally(flow).service, expected, rel_tol=1e-6, abs_tol=1e-6)
+        assert isclose(tree.usage(flow).service, expected, rel_tol=1e-6, abs_tol=1e-6)
 
 
 def test_without_a_half_life_nothing_is_forgotten() -> None:
@@ -56,9 +56,9 @@ def test_without_a_half_life_nothing_is_forgotten() -> None:
     tree.place("j", {}, 5, 1.0)
     tree.advance(31_000)
     for _ in range(5):
-        tree.stop("j", 1.0)
+        tree.stop_accruing("j", 1.0)
     tree.advance(10**12)
-    assert tree.tally(tree.groups["g"]).service == 150.0
+    assert tree.usage(tree.groups["g"]).service == 150.0
 
 
 def test_the_past_changes_nothing() -> None:
@@ -73,7 +73,7 @@ def test_an_hour_counts_half_after_a_half_life() -> None:
     tree = FlowTree(Fairness(half_life_ms=900_000), 0)
     tree.put_group("g")
     tree.add_job("j", "g")
-    tree.set_tally(tree.jobs["j"], 808.0, 8.0)
+    tree.set_usage(tree.jobs["j"], 808.0, 8.0)
     tree.advance(900_000)
-    tally = tree.tally(tree.jobs["j"])
+    tally = tree.usage(tree.jobs["j"])
     assert (tally.service, tally.raised, tally.total) == (404.0, 4.0, 408.0)

@@ -29,8 +29,8 @@ def received(made: FlowTree, job: str, amount: float) -> None:
     """So much by now, by one slot that is gone."""
     made.place(job, CORE, 1, amount)
     made.advance(made.clock.now_ms + 1_000)
-    made.stop(job, amount)
-    made.vanish(job, CORE)
+    made.stop_accruing(job, amount)
+    made.remove_slot(job, CORE)
 
 
 def told(made: FlowTree, job: str) -> list[Step]:

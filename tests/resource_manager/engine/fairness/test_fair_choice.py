@@ -230,7 +230,7 @@ def test_a_job_that_ends_with_very_many_requests_leaves_nothing_in_the_tree() ->
     life.batch(JobEndRequested(life.cluster.at, name, "ENDED"))
     assert name not in flows.jobs
     assert (flows.root.waiting, flows.root.running, flows.root.rate) == (0, 0, 0.0)
-    assert flows.tally(flows.groups["one"]).raised >= 0
+    assert flows.usage(flows.groups["one"]).raised >= 0
     life.cluster.check()
 
 

@@ -49,7 +49,7 @@ def naive_first(tree: FlowTree) -> Flow | None:
         active = [child for child in flow.children.by_id.values() if child.active]
         if not active:
             return None
-        flow = min(active, key=tree.standing)
+        flow = min(active, key=tree.sort_key)
     return flow
 
 
@@ -70,11 +70,11 @@ def test_without_lookahead_only_what_was_received_counts() -> None:
 def test_808_at_weight_4_count_202() -> None:
     tree = tree_of(BARE, {"med": 4, "default": 1}, {"m": "med", "d": "default"})
     backlog(tree, "d", "m")
-    tree.set_tally(tree.groups["med"], 808, 0)
-    tree.set_tally(tree.groups["default"], 203, 0)
-    assert tree.tally(tree.groups["med"]).key == 202
+    tree.set_usage(tree.groups["med"], 808, 0)
+    tree.set_usage(tree.groups["default"], 203, 0)
+    assert tree.usage(tree.groups["med"]).key == 202
     assert first_job(tree) is tree.jobs["m"]
-    tree.set_tally(tree.groups["default"], 201, 0)
+    tree.set_usage(tree.groups["default"], 201, 0)
     assert first_job(tree) is tree.jobs["d"]
 
 
@@ -86,25 +86,25 @@ def test_idleness_earns_no_credit() -> None:
     tree.advance(3_600_000)
     tree.wait("jc", 99, 1_000)
     tree.activate("jc")
-    tally = tree.tally(tree.groups["c"])
+    tally = tree.usage(tree.groups["c"])
     assert (tally.service, tally.raised) == (0.0, 36_000.0)
     for _ in range(10):  # as slots end, everybody gets a third
-        tree.stop("ja", 1.0)
-        tree.stop("jb", 1.0)
+        tree.stop_accruing("ja", 1.0)
+        tree.stop_accruing("jb", 1.0)
     assert serve(tree, 30) == {"ja": 10, "jb": 10, "jc": 10}
 
 
 def test_who_comes_when_nobody_waits_starts_where_the_last_one_was_served() -> None:
     tree = tree_of(SLOTS, {"a": 1, "b": 1}, {"ja": "a", "jb": "b"})
     tree.wait("ja", 1, 10)
-    tree.set_tally(tree.groups["a"], 500, 0)
+    tree.set_usage(tree.groups["a"], 500, 0)
     tree.place("ja", {}, 10, 1.0)
-    tree.wait_no_more("ja", 10)
+    tree.remove_waiting("ja", 10)
     tree.advance(10_000)
     tree.wait("jb", 2, 1)
-    assert tree.tally(tree.groups["b"]).raised == 500
+    assert tree.usage(tree.groups["b"]).raised == 500
     tree.wait("ja", 3, 1)
-    assert tree.tally(tree.groups["a"]).raised == 0  # it has received more than that
+    assert tree.usage(tree.groups["a"]).raised == 0  # it has received more than that
 
 
 def test_ties_go_to_who_has_waited_longest_then_by_id() -> None:
@@ -129,8 +129,8 @@ def test_a_guaranteed_minimum_is_served_first_the_least_fulfilled_one_before_oth
     backlog(tree, "jx", "jy", "jz")
     assert serve(tree, 6) == {"jy": 2, "jz": 4}
     assert serve(tree, 1) == {"jx": 1}
-    tree.stop("jz", 1.0)
-    tree.vanish("jz", {"cpu_milli": 100})
+    tree.stop_accruing("jz", 1.0)
+    tree.remove_slot("jz", {"cpu_milli": 100})
     assert first_job(tree) is tree.jobs["jz"]
 
 
@@ -139,12 +139,12 @@ def test_another_weight_counts_from_now_on() -> None:
     backlog(tree, "ja", "jb")
     serve(tree, 20)
     tree.advance(600_000)
-    key = tree.tally(tree.groups["a"]).total
+    key = tree.usage(tree.groups["a"]).total
     tree.put_group("a", weight=4)
-    assert tree.tally(tree.groups["a"]).total / 4 == key
+    assert tree.usage(tree.groups["a"]).total / 4 == key
     for _ in range(10):
-        tree.stop("ja", 1.0)
-        tree.stop("jb", 1.0)
+        tree.stop_accruing("ja", 1.0)
+        tree.stop_accruing("jb", 1.0)
     assert serve(tree, 20) == {"ja": 16, "jb": 4}
 
 
@@ -222,11 +222,11 @@ def test_the_tree_agrees_with_a_look_at_everybody(
         elif what == "place" and (job := first_job(tree)) is not None:
             tree.place(job.name, {"cpu_milli": 10}, amount, 0.25)
             slots[job.name] += amount
-            tree.wait_no_more(job.name, job.waiting)
+            tree.remove_waiting(job.name, job.waiting)
             tree.deactivate(job.name)
         elif what == "stop" and slots[job_id]:
-            tree.stop(job_id, 0.25)
-            tree.vanish(job_id, {"cpu_milli": 10})
+            tree.stop_accruing(job_id, 0.25)
+            tree.remove_slot(job_id, {"cpu_milli": 10})
             slots[job_id] -= 1
         elif what == "time":
             now_ms += amount * 997

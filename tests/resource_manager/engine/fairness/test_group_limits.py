@@ -235,7 +235,7 @@ class LimitedInSmallSteps(Limited):
         self.patches = pytest.MonkeyPatch()
         self.patches.setattr(cycle, "MOVES_MAX", 2)
         self.patches.setattr(cycle, "LOOKED_AT_AGAIN_MAX", 0)
-        self.patches.setattr(quota_checks, "SHAPES_ASKED_MAX", 0)
+        self.patches.setattr(quota_checks, "CLASSES_CHECKED_MAX", 0)
         super().__init__()
 
     def teardown(self) -> None:

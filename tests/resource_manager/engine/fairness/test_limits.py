@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from resource_manager.engine.fairness.quotas import (
     UNBOUNDED,
-    Ledger,
+    QuotaLedger,
     counted,
     fulfilment,
+    quota_block,
     room,
-    stopped_by,
+    total_need,
     unlimited_dimension,
-    whole,
 )
 
 
@@ -49,7 +49,7 @@ def test_a_limit_of_zero_admits_nothing_and_an_absent_one_everything() -> None:
     paused = Group(maximum={"cpu_milli": 0})
     assert room([paused], {"cpu_milli": 10}, 9) == 0
     assert room([paused], {"memory_bytes": 10}, 9) == 9
-    found = stopped_by([paused], {"cpu_milli": 10})
+    found = quota_block([paused], {"cpu_milli": 10})
     assert found is not None
     assert found.never
 
@@ -58,16 +58,16 @@ def test_what_is_above_its_maximum_already_stops_only_what_adds_to_it() -> None:
     lowered = Group(maximum={"cpu_milli": 1_000}, used={"cpu_milli": 5_000})
     assert room([lowered], {"cpu_milli": 1}, 3) == 0
     assert room([lowered], {"extended.license": 1}, 3) == 3
-    assert stopped_by([lowered], {"extended.license": 1}) is None
+    assert quota_block([lowered], {"extended.license": 1}) is None
 
 
 def test_the_limit_that_would_never_let_it_is_named_first() -> None:
     full = Group("group/full", {"cpu_milli": 2_000}, {"cpu_milli": 1_500})
     small = Group("group/small", {"memory_bytes": 5})
-    found = stopped_by([full, small], {"cpu_milli": 1_000, "memory_bytes": 6})
+    found = quota_block([full, small], {"cpu_milli": 1_000, "memory_bytes": 6})
     assert found is not None
     assert (found.group_id, found.dimension, found.never) == ("group/small", "memory_bytes", True)
-    found = stopped_by([full, small], {"cpu_milli": 1_000})
+    found = quota_block([full, small], {"cpu_milli": 1_000})
     assert found is not None
     assert (found.need, found.used, found.maximum, found.never) == (1_000, 1_500, 2_000, False)
 
@@ -89,7 +89,7 @@ def test_a_minimum_is_reached_where_one_dimension_of_it_is(
 
 
 def test_a_plan_counts_on_no_more_than_the_limits_admit_together() -> None:
-    ledger = Ledger()
+    ledger = QuotaLedger()
     top = Group("group/top", {"cpu_milli": 10}, {"cpu_milli": 1})
     left, right = Group("group/left", {"cpu_milli": 6}), Group("group/right")
     assert ledger.admit([left, top], {"cpu_milli": 2}, 100) == 3
@@ -102,7 +102,7 @@ def test_a_plan_counts_on_no_more_than_the_limits_admit_together() -> None:
 
 def test_a_plan_that_adds_nothing_of_a_limited_dimension_uses_none_of_it() -> None:
     group = Group(maximum={"cpu_milli": 10, "memory_bytes": 1})
-    ledger = Ledger()
+    ledger = QuotaLedger()
     assert ledger.admit([group], {"cpu_milli": 2}, 1) == 1
     assert ledger.admit([group], {"memory_bytes": 1}, 100) == 1
 
@@ -127,7 +127,7 @@ def test_whatever_is_admitted_is_within_every_limit_and_one_more_is_not(
 ) -> None:
     for number, group in enumerate(chain):
         group.id = f"group/{number}"
-    ledger = Ledger()
+    ledger = QuotaLedger()
     for need, count in needs:
         planned = ledger.admit(chain, need, count)
         assert planned == room(chain, need, count) <= count
@@ -137,7 +137,7 @@ def test_whatever_is_admitted_is_within_every_limit_and_one_more_is_not(
                 group.used[name] = before + planned * amount
                 limit = group.maximum.get(name)
                 assert limit is None or group.used[name] <= max(limit, before)
-        ledger = Ledger()  # what was planned is booked by now
+        ledger = QuotaLedger()  # what was planned is booked by now
         if planned < count:
-            assert stopped_by(chain, need) is not None
-            assert not room(chain, whole([(need, 1)]), 1)
+            assert quota_block(chain, need) is not None
+            assert not room(chain, total_need([(need, 1)]), 1)

@@ -21,7 +21,7 @@ def test_what_was_received_while_nobody_led_is_kept_when_some_of_it_ends_right_a
     cluster.release("ends", job="one")
     cluster.restart_rm()
     flow = cluster.state.flows.jobs["one"]
-    assert cluster.state.flows.tally(flow).service == pytest.approx(2 * away_s, abs=20)
+    assert cluster.state.flows.usage(flow).service == pytest.approx(2 * away_s, abs=20)
 
 
 def end_job(cluster: EngineCluster) -> None:
@@ -51,7 +51,7 @@ def test_groups_keep_what_a_job_received_that_ended_right_before_a_restart(
     cluster.restart()
     assert cluster.running() == []
     received = {
-        name: cluster.state.flows.tally(cluster.state.flows.groups[name]).service
+        name: cluster.state.flows.usage(cluster.state.flows.groups[name]).service
         for name in ("outer", "inner", "default")
     }
     ran_s += 2 if lease_ms else 0

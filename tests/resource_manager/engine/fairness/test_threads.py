@@ -8,7 +8,7 @@ from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.explain.fairness import advise_threads
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.model.durations import Durations
-from resource_manager.engine.model.entities import Instant, Tally
+from resource_manager.engine.model.entities import Instant, UsageRecord
 from resource_manager.engine.model.events import (
     SlotsReuseAsked,
 )
@@ -98,8 +98,8 @@ def test_one_that_was_lost_counts_from_where_it_began_anew() -> None:
 def test_a_slot_that_is_handed_on_counts_once_for_every_thread() -> None:
     job, slot = books.job(), books.slot()
     threads.begin(slot, 1_000)
-    threads.hand_on(job, slot, 3_000)
-    threads.hand_on(job, slot, 4_000)
+    threads.note_reuse(job, slot, 3_000)
+    threads.note_reuse(job, slot, 4_000)
     threads.end(job, slot, 9_000)
     threads.end(job, slot, 9_000)
 
@@ -127,9 +127,9 @@ def test_a_restart_knows_what_finished_and_since_when_the_rest_runs() -> None:
     finished.add(7_000)
     job, slot = books.job(), books.slot(allocated_time_ms=50_000)
     tallies = [
-        Tally("job/job-1", "slots", 0.0, 0.0, 1, finished.to_text()),
-        Tally("job/forgotten", "slots", 0.0, 0.0, 1, finished.to_text()),
-        Tally("group/job-1", "slots", 0.0, 0.0, 1, ""),
+        UsageRecord("job/job-1", "slots", 0.0, 0.0, 1, finished.to_text()),
+        UsageRecord("job/forgotten", "slots", 0.0, 0.0, 1, finished.to_text()),
+        UsageRecord("group/job-1", "slots", 0.0, 0.0, 1, ""),
     ]
     threads.restore({"job-1": job}, [slot], tallies, Instant(500, 80_000))
     threads.end(job, slot, 1_500)
@@ -150,7 +150,7 @@ def test_after_a_restart_a_clock_that_was_set_back_makes_nothing_negative() -> N
 def test_after_a_restart_nobody_guesses_when_a_thread_of_a_slot_began_that_was_handed_on() -> None:
     job, slot = books.job(), books.slot(allocated_time_ms=1)
     handed_on = Durations(handed_on=1)
-    tallies = [Tally("job/job-1", "slots", 0.0, 0.0, 1, handed_on.to_text())]
+    tallies = [UsageRecord("job/job-1", "slots", 0.0, 0.0, 1, handed_on.to_text())]
     threads.restore({"job-1": job}, [slot], tallies, Instant(0, 9_000_000))
     threads.end(job, slot, 1_000)
 

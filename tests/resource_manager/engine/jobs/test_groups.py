@@ -258,9 +258,9 @@ def test_a_new_weight_pays_nothing_back_after_a_crash_either() -> None:
     cluster.settle()
     cluster.wait(300_000)
     state = cluster.state
-    before = state.flows.tally(state.flows.groups["low"])
+    before = state.flows.usage(state.flows.groups["low"])
     cluster.set_group("low", weight=1_000.0)
     cluster.restart_rm()
-    after = cluster.state.flows.tally(cluster.state.flows.groups["low"])
+    after = cluster.state.flows.usage(cluster.state.flows.groups["low"])
     assert before.total > 0
     assert after.total / after.weight == pytest.approx(before.total / before.weight)

@@ -292,7 +292,8 @@ def standing(state: State) -> dict[str, Any]:
     """Where everybody stands, as far as a restart must know."""
     return {
         "parts": [
-            (part.row, part.waiting, part.singled, part.stored) for part in state.ranges.parts()
+            (part.row, part.waiting, part.materialized, part.stored)
+            for part in state.ranges.parts()
         ],
         "members": {
             name: (r.state, r.generation, r.reason)

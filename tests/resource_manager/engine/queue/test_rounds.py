@@ -171,7 +171,7 @@ def test_one_that_is_only_held_back_by_its_older_slot_is_not_work_left_over() ->
     cluster.drain("host-a", deadline_ms=0, reason="kernel")
     cluster.wait(1)
     cluster.undrain("host-a")
-    assert cluster.state.slots.left_behind
+    assert cluster.state.slots.superseded
     assert cluster.waiting() == {"r"}
     assert not unfinished(cluster)
     cluster.submit(huge(0), huge(1), huge(2), job="flood")

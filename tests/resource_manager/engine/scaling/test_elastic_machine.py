@@ -219,7 +219,7 @@ class NothingStrays(GangsStayWhole):
         provisions = self.state.provisions
         assert {each.state for each in provisions.values()} <= {ProvidedExecutorState.REGISTERED}
         assert set(self.machines) == set(provisions)
-        there = self.state.provision_moves.staying()["cpu_milli"]
+        there = self.state.provision_moves.retained_total()["cpu_milli"]
         assert there >= 3_000
         for name in provisions:
             total = self.state.hosts[name].executor.registration.total["cpu_milli"]

@@ -17,7 +17,7 @@ from resource_manager.engine.lifecycle.gangs import waiting_gangs
 from resource_manager.engine.model.entities import GangSpec, Instant, RequestSpec
 from resource_manager.engine.model.events import RequestsSubmitted
 from resource_manager.engine.placement.gang_search import find_together, passed_by, seek
-from resource_manager.engine.queue.gangs import Where, living, wishes_of
+from resource_manager.engine.queue.gangs import Where, living, member_requests_of
 from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import State
 from tests.resource_manager.engine.test_machine import (
@@ -158,19 +158,19 @@ class GangsStayWhole(BooksStaySound):
         for gang, _ in waiting_gangs(self.state.gangs):
             waiting = self.state.gangs.waiting[gang.gang_id]
             kind = waiting.kind
-            room = seek(self.state.hosts, kind.where, kind.wishes)
-            if len({wish.profile for wish in kind.wishes}) > 1:
+            room = seek(self.state.hosts, kind.where, kind.member_requests)
+            if len({wish.profile for wish in kind.member_requests}) > 1:
                 continue  # first-fit decreasing may find another way with less room
             if passed_by(self.state.hosts, kind):
                 assert room is None
             else:
-                found = find_together(self.state.hosts, waiting, kind.wishes)
+                found = find_together(self.state.hosts, waiting, kind.member_requests)
                 assert (found is None) == (room is None)
 
     def _nothing_that_fits_waits(self) -> None:
         super()._nothing_that_fits_waits()
         for gang, members in waiting_gangs(self.state.gangs):
-            assert seek(self.state.hosts, Where.of(gang.spec), wishes_of(members)) is None
+            assert seek(self.state.hosts, Where.of(gang.spec), member_requests_of(members)) is None
 
     def _both_sides_agree(self) -> None:
         super()._both_sides_agree()

@@ -37,7 +37,7 @@ class _Books:
     window_ms: int
 
 
-class TallyChecks:
+class UsageChecks:
     """Holds the tallies of new books against those that were durable last."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class TallyChecks:
         tree = manager.state.flows
         # Every process has a monotonic clock of its own, and the tree that of its last event.
         at_ms = tree.clock.now_ms + manager.loop.now_ms - manager.at.monotonic_ms
-        flows = {flow.id: (tree.tally(flow).service, flow.rate) for flow in _flows(manager.state)}
+        flows = {flow.id: (tree.usage(flow).service, flow.rate) for flow in _flows(manager.state)}
         window_ms = manager.settings.fairness.usage_interval_ms + LATE_MS
         self._decided[id(changes)] = _Books(at_ms, manager.wall_ahead_ms, flows, window_ms)
 
@@ -85,7 +85,7 @@ class TallyChecks:
         for flow in _flows(state):
             # What slots cost is fixed anew at a restart.
             expected = self._known.get(flow.id, 0.0) * left + flow.rate * counted_s
-            found = state.flows.tally(flow).service
+            found = state.flows.usage(flow).service
             peak = max((each for _, each in self._peaks.get(flow.id, ())), default=0.0)
             if abs(found - expected) > max(peak, flow.rate) * window_s + ROUNDING * expected:
                 yield (
