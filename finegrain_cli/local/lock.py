@@ -65,7 +65,7 @@ def _lock(descriptor: int, state_dir: Path, deadline: float) -> None:
 
 def _is_running(pid: str) -> bool:
     process = this_process(int(pid)) if pid.isdecimal() else None
-    return process is not None and process.lives()
+    return process is not None and process.is_running()
 
 
 def _refuse(state_dir: Path, owner: str) -> NoReturn:

@@ -41,17 +41,17 @@ from resource_manager.providers.notes import keep_newest, read_json, write_durab
 from resource_manager.providers.process_tree import Process, boot_id
 from resource_manager.providers.provider import (
     ConfiguredShape,
+    Observation,
     Presence,
     ProviderFailed,
     ReadShape,
-    Sight,
     Started,
     Surroundings,
 )
 from resource_manager.providers.threads import Cancellation, in_thread
 
 FOLDER = "provided/command"
-LOOKS_AT_ONCE_MAX = 4
+CHECKS_AT_ONCE_MAX = 4
 OUTPUTS_KEPT_MAX = 300
 HANDLE_LENGTH_MAX = 256
 
@@ -111,7 +111,9 @@ class CommandProvider:
         self._hanging: dict[str, Process] = {}  # status commands that could not be ended
         # As many threads as commands may run at once: what else is wanted waits for one.
         self._runs = ThreadPoolExecutor(settings.run_at_once_max, thread_name_prefix="command")
-        self._looks = ThreadPoolExecutor(LOOKS_AT_ONCE_MAX, thread_name_prefix="command-look")
+        self._status_threads = ThreadPoolExecutor(
+            CHECKS_AT_ONCE_MAX, thread_name_prefix="command-status"
+        )
 
     async def start(self, executor_id: str, shape: str, *, again: bool) -> Started:
         """See `Provider`; with `again` the stop command comes first."""
@@ -125,13 +127,14 @@ class CommandProvider:
             self._runs, lambda cancellation: self._stop(executor_id, shape, handle, cancellation)
         )
 
-    async def look(self, executor_id: str, shape: str, handle: str) -> Sight:
+    async def status(self, executor_id: str, shape: str, handle: str) -> Observation:
         """See `Provider`; without a status command nothing is to be seen."""
         own = self._shapes.get(shape)
         if own is None or not own.settings.status:
-            return Sight(Presence.UNKNOWN)
+            return Observation(Presence.UNKNOWN)
         return await in_thread(
-            self._looks, lambda cancellation: self._look(executor_id, own, handle, cancellation)
+            self._status_threads,
+            lambda cancellation: self._status(executor_id, own, handle, cancellation),
         )
 
     def owns(self, executor_id: str) -> bool:
@@ -152,7 +155,7 @@ class CommandProvider:
     async def close(self) -> None:
         """See `Provider`."""
         self._runs.shutdown(wait=False)
-        self._looks.shutdown(wait=False)
+        self._status_threads.shutdown(wait=False)
 
     def _start(
         self, executor_id: str, shape: str, again: bool, cancellation: Cancellation
@@ -208,19 +211,19 @@ class CommandProvider:
         self._forget(executor_id)
         return last_lines(outcome.stdout)
 
-    def _look(
+    def _status(
         self, executor_id: str, own: ConfiguredShape, handle: str, cancellation: Cancellation
-    ) -> Sight:
+    ) -> Observation:
         settings: CommandShape = own.settings
         hanging = self._hanging.get(executor_id)
-        if hanging is not None and hanging.lives():
-            return Sight(Presence.UNKNOWN, f"status: process {hanging.pid} still runs")
+        if hanging is not None and hanging.is_running():
+            return Observation(Presence.UNKNOWN, f"status: process {hanging.pid} still runs")
         self._hanging.pop(executor_id, None)
         if uses_handle(settings.status) and not handle:
             # The books may not have heard what start said: it registered before that was told.
             note = self._note(executor_id) or self._fresh_note(executor_id, own)
             if not (handle := note.handle):
-                return Sight(Presence.UNKNOWN, "no handle is known")
+                return Observation(Presence.UNKNOWN, "no handle is known")
         values = {**values_of(executor_id, own, self._surroundings), HANDLE: handle}
         words = fill(settings.status, values)
         try:
@@ -232,19 +235,19 @@ class CommandProvider:
                 secret=self._surroundings.cluster_token,
             )
         except OSError as error:
-            return Sight(Presence.UNKNOWN, f"{words[0]} cannot be started: {error.strerror}")
+            return Observation(Presence.UNKNOWN, f"{words[0]} cannot be started: {error.strerror}")
         except StillRuns as error:
             self._hanging[executor_id] = error.process
-            return Sight(Presence.UNKNOWN, f"status: {error}")
+            return Observation(Presence.UNKNOWN, f"status: {error}")
         if outcome.ended_because:
-            return Sight(Presence.UNKNOWN, f"status: {outcome.summary}")
+            return Observation(Presence.UNKNOWN, f"status: {outcome.summary}")
         pattern = settings.status_running_pattern
         if outcome.exit_code == 0 and (not pattern or re.search(pattern, outcome.stdout)):
-            return Sight(Presence.RUNS)
+            return Observation(Presence.RUNS)
         self._keep_output(executor_id, "status", outcome)
         if outcome.exit_code == 0 or outcome.exit_code in settings.status_gone:
-            return Sight(Presence.ENDED, f"status: {outcome.summary}")
-        return Sight(Presence.UNKNOWN, f"status: {outcome.summary}")
+            return Observation(Presence.ENDED, f"status: {outcome.summary}")
+        return Observation(Presence.UNKNOWN, f"status: {outcome.summary}")
 
     def _run(
         self,
@@ -361,9 +364,9 @@ def _end_running(executor_id: str, note: _Note) -> None:
     running = note.running
     if running and running.get("boot_id") == boot_id():
         process = Process(int(running["pid"]), int(running["start_ticks"]))
-        if process.lives():
+        if process.is_running():
             end_group(process.pid)
-        if process.lives():
+        if process.is_running():
             raise ProviderFailed(
                 f"a command of {executor_id} that was begun earlier still runs: "
                 f"{StillRuns(process)}",

@@ -212,11 +212,11 @@ def end_group(group: int) -> None:
         with suppress(OSError):
             os.killpg(group, number)
         deadline = time.monotonic() + wait_s
-        while _group_lives(group) and time.monotonic() < deadline:
+        while _group_is_running(group) and time.monotonic() < deadline:
             time.sleep(0.02)
 
 
-def _group_lives(group: int) -> bool:
+def _group_is_running(group: int) -> bool:
     """Whether any process of it still runs; a leader that waits to be buried does not."""
     try:
         os.killpg(group, 0)
@@ -225,7 +225,7 @@ def _group_lives(group: int) -> bool:
     except OSError:
         return False
     leader = this_process(group)
-    if leader is not None and not leader.lives():
+    if leader is not None and not leader.is_running():
         return _others(group)
     return True
 
@@ -238,7 +238,7 @@ def _others(group: int) -> bool:
         with suppress(OSError):
             if os.getpgid(int(name)) == group:
                 other = this_process(int(name))
-                if other is not None and other.lives():
+                if other is not None and other.is_running():
                     return True
     return False
 

@@ -36,7 +36,7 @@ from resource_manager.providers.provider import (
     ReadShape,
     Surroundings,
 )
-from resource_manager.providers.registry import find_kind, installed_names, own_kinds
+from resource_manager.providers.registry import built_in_kinds, find_kind, installed_names
 
 SHAPE_NAME_LENGTH_MAX = 48
 LOOK_INTERVAL_MS = 5 * SECOND_MS
@@ -77,7 +77,7 @@ def read_providers(file: Path) -> ProvidersConfiguration:
         except InvalidArgument as error:
             top.wrong("manager", address, error.expected)
     look_interval_ms = top.duration_ms("look_interval", LOOK_INTERVAL_MS, least_ms=100)
-    kinds = own_kinds()
+    kinds = built_in_kinds()
     shapes = _shapes(top, kinds)
     common = {name: kind.read_common(top.table(name)) for name, kind in kinds.items()}
     provisioning = _limits(top.table("limits"), tuple(each.shape for each in shapes))
@@ -96,7 +96,9 @@ def read_providers(file: Path) -> ProvidersConfiguration:
 def no_providers() -> ProvidersConfiguration:
     """What holds without a file: nothing is asked for."""
     nothing = ConfigTable({}, Path())
-    common = {name: kind.read_common(nothing.table(name)) for name, kind in own_kinds().items()}
+    common = {
+        name: kind.read_common(nothing.table(name)) for name, kind in built_in_kinds().items()
+    }
     return ProvidersConfiguration(common=common)
 
 

@@ -43,10 +43,10 @@ from resource_manager.providers.process_tree import fronts_below
 from resource_manager.providers.provider import (
     PROVIDED_AS_VARIABLE,
     ConfiguredShape,
+    Observation,
     Presence,
     ProviderFailed,
     ReadShape,
-    Sight,
     Started,
     Surroundings,
 )
@@ -173,9 +173,9 @@ class ProcessProvider:
             self._threads, lambda cancellation: self._stop(executor_id, handle, cancellation)
         )
 
-    async def look(self, executor_id: str, shape: str, handle: str) -> Sight:
+    async def status(self, executor_id: str, shape: str, handle: str) -> Observation:
         """See `Provider`; a front that was killed is started again."""
-        return await in_thread(self._threads, lambda _: self._look(executor_id, shape, handle))
+        return await in_thread(self._threads, lambda _: self._status(executor_id, shape, handle))
 
     def owns(self, executor_id: str) -> bool:
         """See `Provider`."""
@@ -225,26 +225,26 @@ class ProcessProvider:
         executor = self._executor(executor_id, "")
         return executor.stop(self._settings.stop_timeout_ms / 1000, cancellation)
 
-    def _look(self, executor_id: str, shape: str, handle: str) -> Sight:
+    def _status(self, executor_id: str, shape: str, handle: str) -> Observation:
         executor = self._executor(executor_id, shape)
         if not executor.exists():
             if self._elsewhere(handle):
-                return Sight(Presence.UNKNOWN, f"it was started on another host: {handle}")
+                return Observation(Presence.UNKNOWN, f"it was started on another host: {handle}")
             if executor.front() is not None:
-                return Sight(Presence.RUNS, f"its directory {executor.path} is gone")
-            return Sight(Presence.ENDED, "there is nothing of it")
+                return Observation(Presence.RUNS, f"its directory {executor.path} is gone")
+            return Observation(Presence.ENDED, "there is nothing of it")
         executor.bound_output()
         if executor.front() is not None:
-            return Sight(Presence.RUNS)
+            return Observation(Presence.RUNS)
         said = executor.last_words() or "nothing"
         if not executor.may_restart():
-            return Sight(Presence.ENDED, f"the executor ended; it said last: {said}")
+            return Observation(Presence.ENDED, f"the executor ended; it said last: {said}")
         _log.warning("executor_started_again", executor_id=executor_id, said_last=said)
         try:
             executor.start()
         except ProviderFailed as error:
-            return Sight(Presence.UNKNOWN, error.message)
-        return Sight(Presence.RUNS, "it was killed and was started again")
+            return Observation(Presence.UNKNOWN, error.message)
+        return Observation(Presence.RUNS, "it was killed and was started again")
 
     def _claim(self, executor: ExecutorDirectory, own: ConfiguredShape) -> None:
         """Gives it a share that fits beside all that are given: those of live executors, and of

@@ -137,7 +137,7 @@ class ExecutorDirectory:
         note = self._note()
         if note.get("boot_id") == boot_id():
             noted = Process(int(note["pid"]), int(note["start_ticks"]))
-            if noted.lives():
+            if noted.is_running():
                 return noted
             noted.bury()
         return front_of(self.config_file)
@@ -268,7 +268,7 @@ class ExecutorDirectory:
             return ""
         again = self.start(only_to_end=True)
         deadline = time.monotonic() + SERVE_WAIT_S
-        while again.lives() and not self._serves(again) and time.monotonic() < deadline:
+        while again.is_running() and not self._serves(again) and time.monotonic() < deadline:
             _go_on(cancellation)
             time.sleep(_PAUSE_S)
         again.signal(signal.SIGTERM)

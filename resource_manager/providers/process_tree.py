@@ -32,7 +32,7 @@ class Process:
     pid: int
     start_ticks: int
 
-    def lives(self) -> bool:
+    def is_running(self) -> bool:
         """Whether it runs; one that is only waiting to be buried does not."""
         found = _stat(self.pid)
         return found is not None and found[1] == self.start_ticks and found[0] not in "ZX"
@@ -42,7 +42,7 @@ class Process:
         with suppress(OSError):
             descriptor = os.pidfd_open(self.pid)
             try:
-                if self.lives():
+                if self.is_running():
                     signal.pidfd_send_signal(descriptor, number)
             finally:
                 os.close(descriptor)
@@ -52,9 +52,9 @@ class Process:
         try:
             descriptor = os.pidfd_open(self.pid)
         except OSError:
-            return not self.lives()
+            return not self.is_running()
         try:
-            if self.lives():
+            if self.is_running():
                 ended = select.poll()
                 ended.register(descriptor, select.POLLIN)
                 if cancellation is not None:
@@ -62,7 +62,7 @@ class Process:
                 ended.poll(max(0.0, timeout_s) * 1000)
         finally:
             os.close(descriptor)
-        if self.lives():
+        if self.is_running():
             return False
         self.bury()
         return True
@@ -118,14 +118,14 @@ def executor_processes(directory: Path) -> list[tuple[Process, list[str]]]:
         (process, words)
         for process, words in command_lines()
         if _serves(words) or any("task_executor" in word for word in words)
-        if any(mark.search(word) for word in words) and process.lives()
+        if any(mark.search(word) for word in words) and process.is_running()
     ]
 
 
 def front_of(config_file: Path) -> Process | None:
     """The live front that was started with this configuration file."""
     for process, words in command_lines():
-        if _serves(words) and str(config_file) in words and process.lives():
+        if _serves(words) and str(config_file) in words and process.is_running():
             return process
     return None
 
@@ -145,7 +145,7 @@ def fronts_below(directory: Path) -> Iterator[Path]:
     gone.
     """
     for process, words in command_lines():
-        if _serves(words) and process.lives():
+        if _serves(words) and process.is_running():
             yield from (Path(word) for word in words if word.startswith(f"{directory}/"))
 
 

@@ -48,7 +48,7 @@ class Presence(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class Observation:
     """What a provider saw, with a message for people."""
 
     presence: Presence
@@ -125,7 +125,7 @@ class Provider(Protocol):
             ProviderFailed: it is not known to be gone. It is tried again later.
         """
 
-    async def look(self, executor_id: str, shape: str, handle: str) -> Sight:
+    async def status(self, executor_id: str, shape: str, handle: str) -> Observation:
         """What is to be seen of an executor that was started. Never raises for what it cannot see.
 
         Cheap: it is asked for every executor every few seconds.

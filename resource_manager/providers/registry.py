@@ -12,14 +12,14 @@ from resource_manager.providers.provider import ProviderKind
 ENTRY_POINTS = "finegrain.providers"
 
 
-def own_kinds() -> dict[str, ProviderKind]:
+def built_in_kinds() -> dict[str, ProviderKind]:
     """Those that come with finegrain, by name."""
     return {"process": ProcessKind(), "command": CommandKind()}
 
 
 def installed_names() -> list[str]:
     """Every provider that a shape can name."""
-    return sorted({*own_kinds(), *(each.name for each in entry_points(group=ENTRY_POINTS))})
+    return sorted({*built_in_kinds(), *(each.name for each in entry_points(group=ENTRY_POINTS))})
 
 
 def find_kind(name: str) -> ProviderKind:
@@ -28,7 +28,7 @@ def find_kind(name: str) -> ProviderKind:
     Raises:
         ConfigurationError: there is none, or it cannot be loaded.
     """
-    own = own_kinds().get(name)
+    own = built_in_kinds().get(name)
     if own is not None:
         return own
     for each in entry_points(group=ENTRY_POINTS, name=name):

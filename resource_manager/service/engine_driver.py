@@ -186,10 +186,10 @@ class EngineDriver:
             if item.make is not None and not item.future.cancelled():
                 effects += self._step_item(item, item.make(at))
         if ticked:  # last, so that signs of life that waited here count before anybody is lost
-            effects += self._step_own(Ticked(at, after_stall=self._stalled))
+            effects += self._step_internal(Ticked(at, after_stall=self._stalled))
             self._stalled = False
         if not self.broken:
-            effects += self._step_own(Decide(at))
+            effects += self._step_internal(Decide(at))
         changes = self.state.changes.take()
         decided = time.perf_counter()
         self._metrics.decision_seconds.observe(decided - started)
@@ -241,7 +241,7 @@ class EngineDriver:
         item.value = result.answer
         return result.effects
 
-    def _step_own(self, event: Event) -> list[Effect]:
+    def _step_internal(self, event: Event) -> list[Effect]:
         try:
             return self._step(self.state, event).effects
         except Exception as error:

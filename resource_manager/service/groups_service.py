@@ -17,11 +17,11 @@ from resource_manager.engine.state import State
 from resource_manager.service.engine_driver import now
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire.encoding import groups_message, write
-from resource_manager.service.wire.groups import group_wish
+from resource_manager.service.wire.groups import group_set_event
 
 T = TypeVar("T")
 
-LOOK_ITEMS = 100
+READ_ITEMS = 100
 """What looking at all groups, and at all that waits in them, counts in turns."""
 
 
@@ -34,7 +34,7 @@ class GroupCalls:
         self, request: cluster_pb2.ListGroupsRequest, context: Any
     ) -> cluster_pb2.ListGroupsResponse:
         """See the protocol."""
-        return await self._look(
+        return await self._read(
             lambda state: groups_message(
                 views_at(state, now()), reservation_views(state), state.settings.fairness
             )
@@ -44,8 +44,8 @@ class GroupCalls:
         self, request: cluster_pb2.SetGroupRequest, context: Any
     ) -> cluster_pb2.SetGroupResponse:
         """See the protocol."""
-        group_wish(request, now())  # what is malformed is refused before it takes a turn
-        await self._runner.submit(lambda at: group_wish(request, at), _nothing)
+        group_set_event(request, now())  # what is malformed is refused before it takes a turn
+        await self._runner.submit(lambda at: group_set_event(request, at), _nothing)
         return cluster_pb2.SetGroupResponse(group=await self._group(request.name))
 
     async def DeleteGroup(
@@ -64,11 +64,11 @@ class GroupCalls:
                 if view.group.name == name
             )
 
-        return await self._look(read)
+        return await self._read(read)
 
-    async def _look(self, read: Callable[[State], T]) -> T:
+    async def _read(self, read: Callable[[State], T]) -> T:
         owner = current_caller().peer
-        return await self._runner.read(read, owner=owner, items=LOOK_ITEMS)
+        return await self._runner.read(read, owner=owner, items=READ_ITEMS)
 
 
 def views_at(state: State, at: Instant) -> list[GroupView]:

@@ -34,7 +34,7 @@ class HostPolicyCalls:
     ) -> cluster_pb2.GetHostPolicyResponse:
         """See the protocol."""
         executor_id = _name(request.executor_id)
-        view = await self._look(
+        view = await self._read(
             lambda state: host_policy_view(state.hosts, state.host_settings, executor_id)
         )
         return write(cluster_pb2.GetHostPolicyResponse, view)
@@ -52,13 +52,13 @@ class HostPolicyCalls:
         answer = await self._runner.submit(
             lambda at: HostPolicySet(at, executor_id, policy, clear), _set_response
         )
-        effective = await self._look(
+        effective = await self._read(
             lambda state: policy_of(state.hosts, state.host_settings, executor_id)
         )
         answer.effective.CopyFrom(effective_policy_to_proto(effective))
         return answer
 
-    async def _look(self, read: Callable[[State], T]) -> T:
+    async def _read(self, read: Callable[[State], T]) -> T:
         return await self._runner.read(read, owner=current_caller().peer, items=1)
 
 

@@ -60,7 +60,7 @@ class Intake(ABC):
         result: T = await self._enqueue(item, None if urgent else owner)
         return result
 
-    async def submit_parts(
+    async def submit_chunks(
         self,
         makes: Sequence[MakeEvent],
         render: Callable[[Any], T] | None = None,

@@ -32,11 +32,11 @@ from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.ownership import JobSecrets
 from resource_manager.service.runner import Runner
 from resource_manager.service.submission import (
-    PART_ITEMS_MAX,
-    asked,
+    CHUNK_ITEMS_MAX,
     give_up_ranges,
+    make_submission,
     resize_slot,
-    submissions,
+    submission_events,
 )
 from resource_manager.service.watch import WatchHub
 from resource_manager.service.wire import decoding, encoding
@@ -48,7 +48,7 @@ EXPLAINED_EXECUTORS_MAX = 1_000
 CHECKED_AT_ONCE = 200  # requests that hold up the event loop: some 10 us each
 EXPLAIN_ITEMS = 500  # what explaining counts in turns: some 50 ms on the largest clusters
 
-_Part = TypeVar("_Part")
+_Chunk = TypeVar("_Chunk")
 
 
 class JobCalls:
@@ -132,14 +132,14 @@ class JobCalls:
         members_max = self._settings.gang_members_max
         if len(messages) <= CHECKED_AT_ONCE:
             specs = decoding.slot_requests_from(messages, 0)
-            checked = asked(specs, request.gangs, members_max=members_max)
+            checked = make_submission(specs, request.gangs, members_max=members_max)
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
             if checked is None:
                 specs = await self._checked(job_id, messages)
-                checked = asked(specs, request.gangs, members_max=members_max)
-            answered = await self._in_parts(
-                submissions(job_id, checked, ranges), len(checked.specs) + len(ranges), job_id
+                checked = make_submission(specs, request.gangs, members_max=members_max)
+            answered = await self._in_chunks(
+                submission_events(job_id, checked, ranges), len(checked.specs) + len(ranges), job_id
             )
         of_ranges = answered[len(checked.specs) :]
         merged = checked.outcomes(answered[: len(checked.specs)])
@@ -160,9 +160,9 @@ class JobCalls:
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
             makes = [
-                partial(RequestsCancelled, job_id=job_id, allocation_ids=p) for p in _parts(ids)
+                partial(RequestsCancelled, job_id=job_id, allocation_ids=p) for p in _chunks(ids)
             ]
-            outcomes = await self._in_parts(makes, len(ids), job_id)
+            outcomes = await self._in_chunks(makes, len(ids), job_id)
             make = partial(RequestsCancelled, job_id=job_id, allocation_ids=())
             of_ranges = await give_up_ranges(self._large_step(job_id), make, ranges)
         return rm_pb2.CancelRequestsResponse(
@@ -181,10 +181,10 @@ class JobCalls:
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
             makes = [
-                partial(SlotsReleased, job_id=job_id, slots=part, grace_ms=grace_ms)
-                for part in _parts(slots)
+                partial(SlotsReleased, job_id=job_id, slots=chunk, grace_ms=grace_ms)
+                for chunk in _chunks(slots)
             ]
-            outcomes = await self._in_parts(makes, len(slots), job_id)
+            outcomes = await self._in_chunks(makes, len(slots), job_id)
             make = partial(SlotsReleased, job_id=job_id, slots=(), grace_ms=grace_ms)
             of_ranges = await give_up_ranges(self._large_step(job_id), make, ranges)
         return rm_pb2.ReleaseSlotsResponse(
@@ -201,8 +201,8 @@ class JobCalls:
         slots = slot_reuses(request.slots)
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
-            makes = reuse_events(job_id, _parts(slots), grace_ms)
-            outcomes = await self._in_parts(makes, len(slots), job_id)
+            makes = reuse_events(job_id, _chunks(slots), grace_ms)
+            outcomes = await self._in_chunks(makes, len(slots), job_id)
         return rm_pb2.ReuseSlotsResponse(
             results=encoding.write.each(slots_pb2.ItemResult, outcomes)
         )
@@ -255,25 +255,25 @@ class JobCalls:
         specs: list[RequestSpec] = []
         async with self._admission.preparing(job_id):
             for start in range(0, len(messages), CHECKED_AT_ONCE):
-                part = messages[start : start + CHECKED_AT_ONCE]
-                specs += decoding.slot_requests_from(part, start)
+                chunk = messages[start : start + CHECKED_AT_ONCE]
+                specs += decoding.slot_requests_from(chunk, start)
                 await asyncio.sleep(0)
         return specs
 
-    async def _in_parts(
+    async def _in_chunks(
         self, makes: Sequence[Callable[[Instant], Event]], items: int, job_id: str
     ) -> list[ItemOutcome]:
         """The outcomes of one call, in the order sent."""
         if not makes:
             return []
-        answers: list[list[ItemOutcome]] = await self._runner.submit_parts(
-            makes, None, items=min(items, PART_ITEMS_MAX), owner=job_id
+        answers: list[list[ItemOutcome]] = await self._runner.submit_chunks(
+            makes, None, items=min(items, CHUNK_ITEMS_MAX), owner=job_id
         )
-        return [outcome for part in answers for outcome in part]
+        return [outcome for chunk in answers for outcome in chunk]
 
     def _large_step(self, job_id: str) -> Callable[[MakeEvent], Awaitable[Any]]:
         """How one step of a large call is handed in."""
-        return partial(self._runner.submit, items=PART_ITEMS_MAX, owner=job_id)
+        return partial(self._runner.submit, items=CHUNK_ITEMS_MAX, owner=job_id)
 
     def _count(self, outcomes: Sequence[ItemOutcome], requests: Sequence[int]) -> None:
         for outcome, count in zip(outcomes, requests, strict=True):
@@ -295,8 +295,8 @@ class JobCalls:
         )
 
 
-def _parts(items: tuple[_Part, ...]) -> list[tuple[_Part, ...]]:
-    return [items[at : at + PART_ITEMS_MAX] for at in range(0, len(items), PART_ITEMS_MAX)]
+def _chunks(items: tuple[_Chunk, ...]) -> list[tuple[_Chunk, ...]]:
+    return [items[at : at + CHUNK_ITEMS_MAX] for at in range(0, len(items), CHUNK_ITEMS_MAX)]
 
 
 def _lease(job: Job) -> Any:

@@ -34,7 +34,7 @@ class LaneLimits:
 
 
 @dataclass(slots=True)
-class _Line:
+class _OwnerQueue:
     """What waits of one owner."""
 
     items: deque[Item] = field(default_factory=deque)
@@ -48,12 +48,12 @@ class Lanes:
     def __init__(self, limits: LaneLimits) -> None:
         self._limits = limits
         self._urgent: deque[Item] = deque()
-        self._lines: dict[str, _Line] = {}  # in order of their turns
+        self._queues: dict[str, _OwnerQueue] = {}  # in order of their turns
         self._promised: dict[str, int] = {}  # items that are let in and have not come yet
         self.waiting_items = 0
 
     def __bool__(self) -> bool:
-        return bool(self._urgent or self._lines)
+        return bool(self._urgent or self._queues)
 
     def put_urgent(self, item: Item) -> None:
         """Lets an item wait for the very next batch."""
@@ -62,11 +62,11 @@ class Lanes:
 
     def put(self, item: Item, owner: str) -> None:
         """Lets an item wait in its owner's line."""
-        line = self._lines.get(owner)
-        if line is None:
-            line = self._lines[owner] = _Line()
-        line.items.append(item)
-        line.waiting += item.items
+        queue = self._queues.get(owner)
+        if queue is None:
+            queue = self._queues[owner] = _OwnerQueue()
+        queue.items.append(item)
+        queue.waiting += item.items
         self.waiting_items += item.items
 
     def check(self, owner: str, items: int) -> None:
@@ -76,8 +76,8 @@ class Lanes:
             ResourceExhausted: too much waits, of this owner or in all.
         """
         limits = self._limits
-        line = self._lines.get(owner)
-        mine = self._promised.get(owner, 0) + (line.waiting if line is not None else 0)
+        queue = self._queues.get(owner)
+        mine = self._promised.get(owner, 0) + (queue.waiting if queue is not None else 0)
         if mine and mine + items > limits.owner_items_max:
             raise ResourceExhausted(
                 f"{mine} items of this caller wait to be written; at most"
@@ -118,10 +118,10 @@ class Lanes:
     def drain(self) -> list[Item]:
         """Everything, to be refused."""
         waiting = list(self._urgent)
-        for line in self._lines.values():
-            waiting += line.items
+        for queue in self._queues.values():
+            waiting += queue.items
         self._urgent.clear()
-        self._lines.clear()
+        self._queues.clear()
         self.waiting_items = 0
         return waiting
 
@@ -142,35 +142,35 @@ class Lanes:
         """
         left = self._limits.batch_items_max
         alone = True
-        while self._lines and left > 0:
-            share = max(1, self._limits.batch_items_max // len(self._lines))
+        while self._queues and left > 0:
+            share = max(1, self._limits.batch_items_max // len(self._queues))
             served = False
-            for owner in list(self._lines):
-                line = self._lines[owner]
-                line.credit = min(line.credit + share, share)
-                while line.items and line.credit > 0 and (alone or line.items[0].items <= left):
-                    item = self._take(line)
+            for owner in list(self._queues):
+                queue = self._queues[owner]
+                queue.credit = min(queue.credit + share, share)
+                while queue.items and queue.credit > 0 and (alone or queue.items[0].items <= left):
+                    item = self._take(queue)
                     if item.future.cancelled():
                         continue
-                    line.credit -= item.items
+                    queue.credit -= item.items
                     left -= item.items
                     alone, served = False, True
                     yield item
-                if not line.items:
-                    del self._lines[owner]
-                elif line.credit <= 0:
-                    self._lines[owner] = self._lines.pop(owner)  # behind the others
+                if not queue.items:
+                    del self._queues[owner]
+                elif queue.credit <= 0:
+                    self._queues[owner] = self._queues.pop(owner)  # behind the others
                 if left <= 0:
                     return
-            if not served and self._lines:
-                if any(line.credit > 0 for line in self._lines.values()):
+            if not served and self._queues:
+                if any(queue.credit > 0 for queue in self._queues.values()):
                     return  # what is left of the batch is too little for them
-                least = min(-line.credit for line in self._lines.values())
-                for line in self._lines.values():
-                    line.credit += least  # as many turns as nobody could use
+                least = min(-queue.credit for queue in self._queues.values())
+                for queue in self._queues.values():
+                    queue.credit += least  # as many turns as nobody could use
 
-    def _take(self, line: _Line) -> Item:
-        item = line.items.popleft()
-        line.waiting -= item.items
+    def _take(self, queue: _OwnerQueue) -> Item:
+        item = queue.items.popleft()
+        queue.waiting -= item.items
         self.waiting_items -= item.items
         return item

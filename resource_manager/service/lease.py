@@ -47,8 +47,8 @@ class LeaseKeeper:
         # Not a task: a busy event loop must not cost the leadership.
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
-        self._asking = ThreadPoolExecutor(1, thread_name_prefix="rm-lease")
-        self._asked: asyncio.Future[None] | None = None
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="rm-lease")
+        self._renewal: asyncio.Future[None] | None = None
 
     def start(self) -> None:
         """Begins to renew; again after `pause`."""
@@ -68,9 +68,9 @@ class LeaseKeeper:
     def stop(self) -> None:
         """The same for good."""
         self.pause()
-        self._asking.shutdown(wait=False)
+        self._executor.shutdown(wait=False)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Notes whether the lease holds; to be called regularly."""
         if self._store.surely_leads():
             self._unsure_since_s = None
@@ -78,7 +78,7 @@ class LeaseKeeper:
             self._unsure_since_s = time.monotonic()
 
     @property
-    def doubt(self) -> Unavailable | None:
+    def outage(self) -> Unavailable | None:
         """What callers are told while the database does not say for long who leads."""
         since_s = self._unsure_since_s
         if since_s is None or time.monotonic() - since_s < self._unsure_max_s:
@@ -88,7 +88,7 @@ class LeaseKeeper:
             reason=Reason.NOT_LEADER,
         )
 
-    async def be_sure(self) -> None:
+    async def confirm(self) -> None:
         """Returns when nobody can have taken over; asks the database only where that is in doubt.
 
         Raises:
@@ -97,18 +97,18 @@ class LeaseKeeper:
         """
         # Again where the answer took so long that the lease may have run out since.
         while not self._store.surely_leads():
-            if self._asked is None or self._asked.done():
-                self._asked = asyncio.ensure_future(self.ask())
-                self._asked.add_done_callback(_heard)
-            await asyncio.shield(self._asked)  # all who are in doubt wait for one answer
+            if self._renewal is None or self._renewal.done():
+                self._renewal = asyncio.ensure_future(self.renew())
+                self._renewal.add_done_callback(_retrieve_error)
+            await asyncio.shield(self._renewal)  # all who are in doubt wait for one answer
 
-    async def ask(self) -> None:
+    async def renew(self) -> None:
         """Renews now.
 
         Raises:
-            NotLeader, StoreError: see `be_sure`.
+            NotLeader, StoreError: see `confirm`.
         """
-        await asyncio.get_running_loop().run_in_executor(self._asking, self._store.renew)
+        await asyncio.get_running_loop().run_in_executor(self._executor, self._store.renew)
 
     def _run(self, over: threading.Event, loop: asyncio.AbstractEventLoop) -> None:
         failing = False
@@ -127,7 +127,7 @@ class LeaseKeeper:
                 failing = False
 
 
-def _heard(asked: asyncio.Future[None]) -> None:
+def _retrieve_error(renewal: asyncio.Future[None]) -> None:
     """Whoever asked may have gone; an error is then nobody's."""
-    if not asked.cancelled():
-        asked.exception()
+    if not renewal.cancelled():
+        renewal.exception()

@@ -135,7 +135,7 @@ class ResourceManagerMetrics:
         )
         self.provider_calls = Counter(
             "finegrain_rm_provider_calls_total",
-            "Calls to providers (start, stop, look) by outcome.",
+            "Calls to providers (start, stop, status) by outcome.",
             ("provider", "call", "outcome"),
             registry=registry,
         )

@@ -30,10 +30,10 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.state import State
 from resource_manager.providers.provider import (
+    Observation,
     Presence,
     Provider,
     ProviderFailed,
-    Sight,
     Started,
 )
 from resource_manager.service.engine_driver import MakeEvent
@@ -41,14 +41,14 @@ from resource_manager.service.leadership import may_command
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 
-LOOKS_AT_ONCE_MAX = 16
+CHECKS_AT_ONCE_MAX = 16
 TELL_PAUSE_S = 0.2
 STRAY_TIMEOUT_S = 60.0
 MESSAGE_LENGTH_MAX = 1_000
 
 _log = get_logger("finegrain.rm.provisioning")
 
-Wish = StartExecutor | StopExecutor
+Order = StartExecutor | StopExecutor
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class Providers:
 class Carries(Protocol):
     """What whoever dispatches effects needs of this."""
 
-    def carry_out(self, wish: Wish) -> None:
+    def carry_out(self, order: Order) -> None:
         """Begins to carry a wish to its provider; the outcome comes back as an event."""
 
 
@@ -95,10 +95,10 @@ class Carries(Protocol):
 class _Work:
     """What is under way for one executor, and what comes next."""
 
-    wish: Wish
+    order: Order
     ended_by_itself: str = ""  # why it is stopped although the rules did not ask for that
     answered: bool = False  # its provider has; the books may not know yet
-    following: Wish | None = None
+    following: Order | None = None
     task: asyncio.Task[None] | None = None
 
 
@@ -112,36 +112,36 @@ class Provisioning:
         self._metrics = metrics
         self._providers = providers
         self._works: dict[str, _Work] = {}
-        self._seen: dict[str, Sight] = {}  # what was logged last, by executor
+        self._seen: dict[str, Observation] = {}  # what was logged last, by executor
         self._strays: dict[str, float] = {}  # since when the books do not know them
-        self._looking: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
         self._over = False
 
     def begin(self) -> None:
         """Looks after what was started from now on."""
-        self._looking = asyncio.get_running_loop().create_task(self._look_on())
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
-    def carry_out(self, wish: Wish) -> None:
+    def carry_out(self, order: Order) -> None:
         """See `Carries`."""
         if self._over:
             return
-        work = self._works.get(wish.executor_id)
+        work = self._works.get(order.executor_id)
         if work is None:
-            self._work_on(_Work(wish))
+            self._work_on(_Work(order))
             return
-        same = type(work.wish) is type(wish)
-        if not same or (work.answered and isinstance(wish, StopExecutor)):
-            work.following = wish
+        same = type(work.order) is type(order)
+        if not same or (work.answered and isinstance(order, StopExecutor)):
+            work.following = order
         else:  # the outcome of the call under way is the answer to this one, too
             work.ended_by_itself = ""
-        if isinstance(wish, StopExecutor) and isinstance(work.wish, StartExecutor) and work.task:
+        if isinstance(order, StopExecutor) and isinstance(work.order, StartExecutor) and work.task:
             work.task.cancel()
 
     def drop_all(self) -> None:
         """Another one leads: what is under way is ended, as far as it can be, and not told."""
         self._over = True
-        if self._looking is not None:
-            self._looking.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
         for work in self._works.values():
             work.following = None
             if work.task is not None:
@@ -151,8 +151,8 @@ class Provisioning:
         """Ends what is under way and lets go of the providers; executors run on."""
         self.drop_all()
         tasks = [work.task for work in self._works.values() if work.task is not None]
-        if self._looking is not None:
-            tasks.append(self._looking)
+        if self._watcher is not None:
+            tasks.append(self._watcher)
         await asyncio.gather(*tasks, return_exceptions=True)
         for provider in self._providers.by_name.values():
             await provider.close()
@@ -160,31 +160,31 @@ class Provisioning:
     # -- one call ------------------------------------------------------------------------------
 
     def _work_on(self, work: _Work) -> None:
-        executor_id = work.wish.executor_id
+        executor_id = work.order.executor_id
         self._works[executor_id] = work
         work.task = asyncio.get_running_loop().create_task(self._carry(work))
         work.task.add_done_callback(lambda _task: self._ended(work))
 
     def _ended(self, work: _Work) -> None:
-        self._works.pop(work.wish.executor_id, None)
+        self._works.pop(work.order.executor_id, None)
         if work.following is not None and not self._over:
             self._work_on(_Work(work.following))
 
     async def _carry(self, work: _Work) -> None:
         if not await may_command(self._runner):
             return
-        wish = work.wish
-        made = await (self._start(wish) if isinstance(wish, StartExecutor) else self._end(work))
+        order = work.order
+        made = await (self._start(order) if isinstance(order, StartExecutor) else self._end(work))
         work.answered = True
         if made is not None:
-            await self._tell(wish.executor_id, made)
+            await self._tell(order.executor_id, made)
 
-    async def _start(self, wish: StartExecutor) -> MakeEvent:
-        executor_id, shape = wish.executor_id, wish.shape
+    async def _start(self, order: StartExecutor) -> MakeEvent:
+        executor_id, shape = order.executor_id, order.shape
         try:
             name, provider = self._providers.find(executor_id, shape)
             started: Started = await self._timed(
-                name, "start", provider.start(executor_id, shape, again=wish.again)
+                name, "start", provider.start(executor_id, shape, again=order.again)
             )
         except ProviderFailed as error:
             message = _shortened(error.message)
@@ -195,12 +195,12 @@ class Provisioning:
         return lambda at: ProvisionStarted(at, executor_id, handle, said)
 
     async def _end(self, work: _Work) -> MakeEvent | None:
-        assert isinstance(work.wish, StopExecutor)  # noqa: S101 - it is no start
-        executor_id, shape = work.wish.executor_id, work.wish.shape
+        assert isinstance(work.order, StopExecutor)  # noqa: S101 - it is no start
+        executor_id, shape = work.order.executor_id, work.order.shape
         try:
             name, provider = self._providers.find(executor_id, shape)
             said: str = await self._timed(
-                name, "stop", provider.stop(executor_id, shape, work.wish.handle)
+                name, "stop", provider.stop(executor_id, shape, work.order.handle)
             )
         except ProviderFailed as error:
             message = _shortened(error.message)
@@ -247,40 +247,50 @@ class Provisioning:
 
     # -- looking after them --------------------------------------------------------------------
 
-    async def _look_on(self) -> None:
-        slots = asyncio.Semaphore(LOOKS_AT_ONCE_MAX)
+    async def _watch(self) -> None:
+        slots = asyncio.Semaphore(CHECKS_AT_ONCE_MAX)
 
         async def look(provision: StopExecutor) -> None:
             async with slots:
-                await self._look_at(provision)
+                await self._check(provision)
 
         while True:
             await asyncio.sleep(self._providers.look_interval_s)
             noted = await asyncio.to_thread(self._noted)
             try:
-                present = await self._runner.read(_to_look_after)
+                present = await self._runner.read(_provisioned_executors)
                 unknown = await self._runner.read(partial(_unknown, executor_ids=noted))
             except FinegrainError:
                 continue  # the books are away for the moment
             self._stop_strays(unknown)
             known = {each.executor_id for each in present}
-            self._seen = {name: sight for name, sight in self._seen.items() if name in known}
+            self._seen = {
+                name: observation for name, observation in self._seen.items() if name in known
+            }
             await asyncio.gather(*(look(each) for each in present))
 
-    async def _look_at(self, provision: StopExecutor) -> None:
+    async def _check(self, provision: StopExecutor) -> None:
         executor_id, shape = provision.executor_id, provision.shape
         if executor_id in self._works:
             return
         try:
             name, provider = self._providers.find(executor_id, shape)
-            sight: Sight = await self._timed(
-                name, "look", provider.look(executor_id, shape, provision.handle)
+            observation: Observation = await self._timed(
+                name, "status", provider.status(executor_id, shape, provision.handle)
             )
         except ProviderFailed as error:
-            sight = Sight(Presence.UNKNOWN, error.message)
-        self._note(executor_id, sight)
-        if sight.presence is Presence.ENDED and executor_id not in self._works and not self._over:
-            said = f"it ended by itself: {sight.message}" if sight.message else "it ended by itself"
+            observation = Observation(Presence.UNKNOWN, error.message)
+        self._note(executor_id, observation)
+        if (
+            observation.presence is Presence.ENDED
+            and executor_id not in self._works
+            and not self._over
+        ):
+            said = (
+                f"it ended by itself: {observation.message}"
+                if observation.message
+                else "it ended by itself"
+            )
             self._work_on(_Work(provision, ended_by_itself=said))
 
     def _noted(self) -> list[str]:
@@ -304,19 +314,19 @@ class Provisioning:
                 stray = _Work(StopExecutor(name, ""), ended_by_itself="the books do not know it")
                 self._work_on(stray)
 
-    def _note(self, executor_id: str, sight: Sight) -> None:
+    def _note(self, executor_id: str, observation: Observation) -> None:
         """Logs what is news; what is as usual, and says nothing, is none."""
-        if sight != self._seen.get(executor_id, Sight(Presence.RUNS)):
+        if observation != self._seen.get(executor_id, Observation(Presence.RUNS)):
             _log.info(
                 "executor_seen",
                 executor_id=executor_id,
-                presence=sight.presence.value,
-                message=sight.message,
+                presence=observation.presence.value,
+                message=observation.message,
             )
-        self._seen[executor_id] = sight
+        self._seen[executor_id] = observation
 
 
-def _to_look_after(state: State) -> list[StopExecutor]:
+def _provisioned_executors(state: State) -> list[StopExecutor]:
     """Those that should run, as what it takes to stop them."""
     return [
         StopExecutor(each.executor_id, each.shape, each.handle)

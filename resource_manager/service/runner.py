@@ -152,7 +152,7 @@ class Runner(Intake):
             StoreError: the database does not say.
         """
         try:
-            await self._lease.be_sure()
+            await self._lease.confirm()
         except NotLeader as error:
             self._die(error)
             raise
@@ -166,7 +166,7 @@ class Runner(Intake):
             return Unavailable("the resource manager is starting; try again")
         if self._closing or self.fatal.done():
             return Unavailable("the resource manager is stopping; try again")
-        return self._recovery.refusal() or self._lease.doubt
+        return self._recovery.refusal() or self._lease.outage
 
     async def _in_thread(self, fn: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, fn, *args)
@@ -198,7 +198,7 @@ class Runner(Intake):
         try:
             effects = await self._in_thread(self._driver.run_batch, batch, ticked)
             if batch or effects:
-                await self._lease.be_sure()
+                await self._lease.confirm()
         except NotLeader as error:
             fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
             self._die(error)
@@ -220,7 +220,7 @@ class Runner(Intake):
     async def _replaced(self) -> NotLeader | None:
         """The plainer reason why others know a newer epoch, where it is the reason."""
         try:
-            await self._lease.ask()
+            await self._lease.renew()
         except NotLeader as error:
             return error
         except FinegrainError as error:
@@ -274,12 +274,12 @@ class Runner(Intake):
 
     def _watch_lease(self) -> None:
         """Sends callers away while the database does not say who leads: another may by now."""
-        self._lease.look()
-        if (doubt := self._lease.doubt) is not None:
-            self._refuse_all(doubt)
+        self._lease.check()
+        if (outage := self._lease.outage) is not None:
+            self._refuse_all(outage)
             for item in self._serving:  # what becomes of it is unknown; a repetition settles it
                 if not item.future.done():
-                    item.future.set_exception(doubt)
+                    item.future.set_exception(outage)
 
     async def _maintain(self) -> None:
         moment = time.monotonic()

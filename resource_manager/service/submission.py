@@ -24,13 +24,13 @@ from resource_manager.service.runner import Runner
 from resource_manager.service.wire import decoding
 from resource_manager.service.wire.encoding import slot_status
 from resource_manager.service.wire.gangs import gangs_of_call
-from resource_manager.service.wire.resizes import ResizeMessage, resize_wish
+from resource_manager.service.wire.resizes import ResizeMessage, resize_event
 
-PART_ITEMS_MAX = 1_000  # of a large call, between two of which others have their turn
+CHUNK_ITEMS_MAX = 1_000  # of a large call, between two of which others have their turn
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Submission:
     """A whole call, checked.
 
     Attributes:
@@ -53,9 +53,9 @@ class Asked:
         return [by_position[at] for at in range(len(by_position))]
 
 
-def asked(
+def make_submission(
     specs: Sequence[RequestSpec], gangs: Sequence[slots_pb2.Gang], *, members_max: int
-) -> Asked:
+) -> Submission:
     """The requests and gangs of a call as they belong together.
 
     Raises:
@@ -72,26 +72,26 @@ def asked(
             if gang_id := specs[at].gang_id:
                 first.setdefault(gang_id, at)
         positions.sort(key=lambda at: first.get(specs[at].gang_id, at))
-    return Asked(tuple(specs[at] for at in positions), tuple(positions), repeated, known)
+    return Submission(tuple(specs[at] for at in positions), tuple(positions), repeated, known)
 
 
-def submissions(
-    job_id: str, call: Asked, ranges: tuple[RangeSpec, ...] = ()
+def submission_events(
+    job_id: str, call: Submission, ranges: tuple[RangeSpec, ...] = ()
 ) -> list[Callable[[Instant], RequestsSubmitted]]:
     """The events of one call; ranges come with the last one. What would refuse all of it must be
     found with the first one.
     """
     kinds = {spec.profile is None for spec in call.specs}
     kinds |= {each.request.profile is None for each in ranges}
-    parts = list(_parts(call.specs)) if len(kinds) == 1 else [call.specs]
-    following = tuple(spec for part in parts[1:] for spec in part)
-    last = len(parts) - 1
+    chunks = list(_chunks(call.specs)) if len(kinds) == 1 else [call.specs]
+    following = tuple(spec for chunk in chunks[1:] for spec in chunk)
+    last = len(chunks) - 1
     first = partial(
         RequestsSubmitted,
         job_id=job_id,
-        requests=parts[0],
+        requests=chunks[0],
         following=following,
-        gangs=_gangs_in(parts[0], call.gangs),
+        gangs=_gangs_in(chunks[0], call.gangs),
         ranges=() if last else ranges,
         following_ranges=ranges if last else (),
     )
@@ -99,12 +99,12 @@ def submissions(
         partial(
             RequestsSubmitted,
             job_id=job_id,
-            requests=part,
+            requests=chunk,
             admitted=True,
-            gangs=_gangs_in(part, call.gangs),
+            gangs=_gangs_in(chunk, call.gangs),
             ranges=ranges if at == last else (),
         )
-        for at, part in enumerate(parts[1:], start=1)
+        for at, chunk in enumerate(chunks[1:], start=1)
     ]
     return [first, *rest]
 
@@ -142,7 +142,7 @@ async def resize_slot(
         FinegrainError: as the engine refuses; see `ResizeRequested`.
     """
     slot: slots_pb2.SlotStatus = await runner.submit(
-        resize_wish(message, job_id), _rendered, owner=owner
+        resize_event(message, job_id), _rendered, owner=owner
     )
     slot.executor_address = await runner.read(
         lambda state: (
@@ -158,17 +158,17 @@ def _rendered(slot: Slot) -> slots_pb2.SlotStatus:
     return slot_status(slot)
 
 
-def _parts(specs: Sequence[RequestSpec]) -> Iterator[tuple[RequestSpec, ...]]:
-    part: list[RequestSpec] = []
-    for piece in _pieces(specs):
-        if part and len(part) + len(piece) > PART_ITEMS_MAX:
-            yield tuple(part)
-            part = []
-        part += piece
-    yield tuple(part)
+def _chunks(specs: Sequence[RequestSpec]) -> Iterator[tuple[RequestSpec, ...]]:
+    chunk: list[RequestSpec] = []
+    for piece in _indivisible(specs):
+        if chunk and len(chunk) + len(piece) > CHUNK_ITEMS_MAX:
+            yield tuple(chunk)
+            chunk = []
+        chunk += piece
+    yield tuple(chunk)
 
 
-def _pieces(specs: Iterable[RequestSpec]) -> Iterator[list[RequestSpec]]:
+def _indivisible(specs: Iterable[RequestSpec]) -> Iterator[list[RequestSpec]]:
     """What must not be cut: a request, or a gang, whose members stand together."""
     piece: list[RequestSpec] = []
     for spec in specs:
@@ -180,8 +180,8 @@ def _pieces(specs: Iterable[RequestSpec]) -> Iterator[list[RequestSpec]]:
         yield piece
 
 
-def _gangs_in(part: Iterable[RequestSpec], gangs: tuple[GangSpec, ...]) -> tuple[GangSpec, ...]:
+def _gangs_in(chunk: Iterable[RequestSpec], gangs: tuple[GangSpec, ...]) -> tuple[GangSpec, ...]:
     if not gangs:
         return ()
-    present = {spec.gang_id for spec in part}
+    present = {spec.gang_id for spec in chunk}
     return tuple(gang for gang in gangs if gang.gang_id in present)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from finegrain.errors import FailedPrecondition, FinegrainError, NotFound, OutOfRange, Reason
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
+from resource_manager.engine.explain.intervals import RequestInterval, intervals_of
 from resource_manager.engine.explain.lists import request_view
-from resource_manager.engine.explain.stretches import Stretch, stretches_of
 from resource_manager.engine.model.entities import ClusterEvent, Job, JobEvent
 from resource_manager.engine.model.events import JobKeptAlive
 from resource_manager.engine.state import State
@@ -263,15 +263,15 @@ def _present(state: State, job_id: str) -> _Present:
 def _snapshot(state: State, job_id: str, after: int) -> _Part:
     """The part of the snapshot with requests that arrived after this one."""
     job = _known(state, job_id)
-    living: list[Stretch] = []
+    living: list[RequestInterval] = []
     last, more = after, False
-    for looked_at, stretch in enumerate(stretches_of(state, job, after)):
+    for looked_at, interval in enumerate(intervals_of(state, job, after)):
         if looked_at == SNAPSHOT_LOOKED_AT_MAX or len(living) == SNAPSHOT_REQUESTS_MAX:
             more = True
             break
-        last = stretch.last_arrival
-        if not stretch.ended:
-            living.append(stretch)
+        last = interval.last_arrival
+        if not interval.ended:
+            living.append(interval)
     requests = [
         write(rm_pb2.RequestStatus, request_view(state, each.request, each.count))
         for each in living

@@ -360,7 +360,7 @@ class Cluster:
         refused = next((outcome for outcome in outcomes if outcome.reason), None)
         job = self._jobs.get(event.job_id)
         if refused is None and job is not None:
-            self._wait_with(job.kind, 1 if job.record.gang else _asked(event))
+            self._wait_with(job.kind, 1 if job.record.gang else _request_count(event))
         elif refused is not None and job is not None:
             job.record.rejected = f"{refused.reason}: {refused.message}"
             self._step(JobEndRequested(self.at, event.job_id, "ENDED"))
@@ -388,5 +388,5 @@ class Cluster:
         return self._number
 
 
-def _asked(event: RequestsSubmitted) -> int:
+def _request_count(event: RequestsSubmitted) -> int:
     return len(event.requests) + sum(each.count for each in event.ranges)

@@ -47,16 +47,16 @@ class IdleCheck:
     FINDINGS_MAX = 20
 
     def __init__(self, cluster: Cluster) -> None:
-        self.looks = 0
+        self.checks = 0
         self.idle_moments = 0
         self.findings: list[str] = []
         self._rooms: dict[tuple[ResourceProfile, Labels], _Room] = {}
         self._held: dict[str, ReservedCapacity] = {}
-        cluster.on_settled.append(self.look)
+        cluster.on_settled.append(self.check)
 
-    def look(self, cluster: Cluster) -> None:
+    def check(self, cluster: Cluster) -> None:
         """Looks at the present moment."""
-        self.looks += 1
+        self.checks += 1
         changed = cluster.changed_nodes | self._holds(cluster)
         cluster.changed_nodes = set()
         found = [kind for kind in self._fitting(cluster, changed) if _allowed(cluster, kind)]

@@ -86,7 +86,7 @@ class Outcome:
     waiting_time_ms: int  # how long that was
     shares: Sequence[ShareGap]
     groups: Sequence[GroupResult]
-    idle_looks: int
+    idle_checks: int
     idle_moments: int
     idle_findings: Sequence[str]
     reservations: int
@@ -180,7 +180,7 @@ def _outcome(
         waiting_time_ms=waited_ms,
         shares=gaps,
         groups=_groups(over, weights, accounts),
-        idle_looks=check.looks,
+        idle_checks=check.checks,
         idle_moments=check.idle_moments,
         idle_findings=tuple(check.findings),
         reservations=cluster.events["reservation_made"],

@@ -85,7 +85,7 @@ def _outcome_data(outcome: Outcome) -> Data:
         "waiting_s": outcome.waiting_time_ms / 1_000,
         "share_error": [_gap_data(gap) for gap in outcome.shares],
         "idle": {
-            "looks": outcome.idle_looks,
+            "looks": outcome.idle_checks,
             "beside_fitting_work": outcome.idle_moments,
             "findings": list(outcome.idle_findings),
         },

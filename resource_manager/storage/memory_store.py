@@ -81,7 +81,7 @@ class MemoryStore(Store):
 
     def renew(self) -> None:
         """See `Store.renew`."""
-        with self._leading():
+        with self._as_leader():
             return
 
     def surely_leads(self) -> bool:
@@ -97,12 +97,12 @@ class MemoryStore(Store):
         """See `Store.commit`."""
         self._must_be_writable()
         prepared = PreparedChanges(changes)
-        with self._leading() as database, database.tables.transaction():
+        with self._as_leader() as database, database.tables.transaction():
             prepared.apply(database.tables, STATEMENTS)
 
     def leave_lost_history(self) -> None:
         """See `Store.leave_lost_history`."""
-        with self._leading() as database, database.tables.transaction():
+        with self._as_leader() as database, database.tables.transaction():
             leave_lost_history(database.tables)
 
     def maintain(self) -> None:
@@ -155,7 +155,7 @@ class MemoryStore(Store):
             yield self.database
 
     @contextmanager
-    def _leading(self) -> Iterator[MemoryDatabase]:
+    def _as_leader(self) -> Iterator[MemoryDatabase]:
         with self._open() as database:
             if database.leader is not self or database.rm_epoch != self._rm_epoch:
                 raise NotLeader(

@@ -77,7 +77,7 @@ def postgresql_engine(location: DatabaseUrl, *, connections: int = CONNECTIONS) 
 _MARK = re.compile(r" \[[0-9a-f]{16}\]$")
 
 
-def holder_mark() -> str:
+def holder_id() -> str:
     """What makes a holder unique, however it calls itself; people are not shown it."""
     return f" [{secrets.token_hex(8)}]"
 

@@ -27,7 +27,7 @@ from resource_manager.storage.postgresql_server import (
     NOW_MS,
     POLL_S,
     Lease,
-    holder_mark,
+    holder_id,
     in_use,
     postgresql_engine,
     prepare,
@@ -126,7 +126,7 @@ class PostgresqlStore(SqlStore):
         self._lease_engine = postgresql_engine(location, connections=1)
         self._single = self._lease_engine.execution_options(isolation_level="AUTOCOMMIT")
         self._kept: Connection | None = None
-        self._mark = holder_mark()
+        self._mark = holder_id()
         self._lease_lock = threading.Lock()  # no renewal sees half of a new epoch
         self._lease_ms = lease_ms
         self._idle_ms = str(max(1, round(lease_ms * IDLE_SHARE)))
@@ -184,13 +184,13 @@ class PostgresqlStore(SqlStore):
             return self._rm_epoch
 
     def _lease(self) -> Lease:
-        def look(connection: Connection) -> Lease:
+        def read(connection: Connection) -> Lease:
             # Newer software may have upgraded the schema while this one waited for the lease.
             check_not_ahead(migrate.recorded_version(connection), str(self.location))
             return read_lease(connection)
 
         with self._lease_lock, self._errors():
-            return self._about_lease(look)
+            return self._about_lease(read)
 
     def _about_lease(self, ask: Callable[[Connection], T]) -> T:
         """One question on the kept connection; anew on another one where that broke meanwhile."""
@@ -240,7 +240,7 @@ class PostgresqlStore(SqlStore):
     def check(self) -> list[str]:
         """See `Store.check`."""
         findings = []
-        with self._reading() as connection:
+        with self._read_connection() as connection:
             check_not_ahead(version_of(connection, self.location), str(self.location))
             for name, (risky, advice) in _RISKY_SETTINGS.items():
                 if (

@@ -74,7 +74,7 @@ class SqlStore(Store):
                 yield connection
 
     @contextmanager
-    def _reading(self) -> Iterator[Connection]:
+    def _read_connection(self) -> Iterator[Connection]:
         """One consistent view."""
         self._must_be_open()
         with self._errors(), self._reader.begin() as connection:
@@ -108,7 +108,7 @@ class SqlStore(Store):
 
     def load(self) -> Snapshot:
         """See `Store.load`."""
-        with self._reading() as connection:
+        with self._read_connection() as connection:
             return Snapshot(
                 rm_epoch=connection.scalar(select(tables.leadership.c.rm_epoch)) or 0,
                 jobs=_all(connection, rows.JOBS),
@@ -133,21 +133,21 @@ class SqlStore(Store):
             .order_by(log.c.sequence)
             .limit(limit)
         )
-        with self._reading() as connection:
+        with self._read_connection() as connection:
             return _decoded(connection, query, rows.JOB_EVENTS)
 
     def read_cluster_events(
         self, from_sequence: int, limit: int, subject_id: str = ""
     ) -> list[ClusterEvent]:
         """See `Store.read_cluster_events`."""
-        with self._reading() as connection:
+        with self._read_connection() as connection:
             query = _cluster_events(from_sequence, limit, subject_id)
             found = _decoded(connection, query, rows.CLUSTER_EVENTS)
         return found if from_sequence else found[::-1]
 
     def meta(self, key: str) -> str | None:
         """See `Store.meta`."""
-        with self._reading() as connection:
+        with self._read_connection() as connection:
             found = connection.scalar(select(tables.meta.c.value).where(tables.meta.c.key == key))
         return None if found is None else str(found)
 

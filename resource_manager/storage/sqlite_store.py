@@ -179,7 +179,7 @@ class SqliteStore(SqlStore):
 
     def damage(self) -> list[str]:
         """What is broken in the file; empty: sound. Reads all of it."""
-        with self._reading() as connection:
+        with self._read_connection() as connection:
             found = connection.exec_driver_sql("PRAGMA quick_check(20)").scalars().all()
             orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
         findings = [f"{self._path} is damaged: {each}" for each in found if each != "ok"]

@@ -182,8 +182,8 @@ def _start_one(scaled: ScaledExecutors, executor_id: str) -> None:
 
     async def start() -> None:
         await provider.start(executor_id, scaled.shape, again=False)
-        sight = await provider.look(executor_id, scaled.shape, "")
-        assert sight.presence is Presence.RUNS
+        observation = await provider.status(executor_id, scaled.shape, "")
+        assert observation.presence is Presence.RUNS
         await provider.close()
 
     asyncio.run(start())

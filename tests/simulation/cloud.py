@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from finegrain.resources import GIB, MIB, ResourceProfile
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
-from resource_manager.providers.provider import Presence, Sight, Started
+from resource_manager.providers.provider import Observation, Presence, Started
 from tests.simulation.network import Loop, Reply
 from tests.simulation.slot_host import HostPlan
 
@@ -126,12 +126,12 @@ class Cloud:
         machine = self.machines.get(executor_id)
         self.loop.after(self._of(STOPPED_MS), done)
 
-    def look(self, executor_id: str) -> Sight:
+    def status(self, executor_id: str) -> Observation:
         """What is seen of one."""
         machine = self.machines.get(executor_id)
         if machine is None:
-            return Sight(Presence.UNKNOWN)
-        return Sight(Presence.ENDED if machine.stopped else Presence.RUNS)
+            return Observation(Presence.UNKNOWN)
+        return Observation(Presence.ENDED if machine.stopped else Presence.RUNS)
 
     # -- what becomes of machines ----------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from finegrain.errors import FinegrainError, NotFound, OutOfRange, Reason, StoreError, Unavailable
 from finegrain.values.states import RequestState
-from resource_manager.engine.explain.stretches import stretches_of
+from resource_manager.engine.explain.intervals import intervals_of
 from resource_manager.engine.model.entities import JobEvent
 from resource_manager.engine.model.events import JobKeptAlive
 from resource_manager.engine.model.offers import slot_to_dict
@@ -244,16 +244,16 @@ def _read_log(
         raise NotFound(f"job {job_id} is unknown", reason=Reason.JOB_UNKNOWN)
     if after is None:
         living = {}
-        for stretch in stretches_of(state, job):
-            request = stretch.request
-            if not stretch.ended:
+        for interval in intervals_of(state, job):
+            request = interval.request
+            if not interval.ended:
                 slot = state.slots.of(request)
                 shown = request.state is RequestState.GRANTED and slot is not None
                 told = Told(
                     request.state if shown else RequestState.PENDING,
                     slot_to_dict(slot, "") if shown and slot is not None else None,
                 )
-                living.update(dict.fromkeys(names_of(request.allocation_id, stretch.count), told))
+                living.update(dict.fromkeys(names_of(request.allocation_id, interval.count), told))
         return Snapshot(job.last_sequence, living)
     if not job.trimmed_sequence <= after <= job.last_sequence:
         raise OutOfRange(

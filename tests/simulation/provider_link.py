@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 LOOK_MS = 1_000
 TELL_PAUSE_MS = 200
 
-Wish = StartExecutor | StopExecutor
+Order = StartExecutor | StopExecutor
 
 
 @dataclass(eq=False)
 class _Work:
     """What is under way for one executor, and what comes next."""
 
-    wish: Wish
+    order: Order
     ended_by_itself: bool = False  # it is stopped although the rules did not ask for that
     answered: bool = False  # its provider has; the books may not know yet
-    following: Wish | None = None
+    following: Order | None = None
 
 
 class ProviderLink:
@@ -58,53 +58,53 @@ class ProviderLink:
                     ProvidedExecutorState.STARTED,
                     ProvidedExecutorState.REGISTERED,
                 )
-                ended = awaited and self.cloud.look(name).presence is Presence.ENDED
+                ended = awaited and self.cloud.status(name).presence is Presence.ENDED
                 if ended and name not in self._works:
-                    wish = StopExecutor(name, each.shape, each.handle)
-                    self._work_on(_Work(wish, ended_by_itself=True))
+                    order = StopExecutor(name, each.shape, each.handle)
+                    self._work_on(_Work(order, ended_by_itself=True))
         self.manager.after(LOOK_MS, self.look)
 
-    def carry_out(self, wish: Wish) -> None:
+    def carry_out(self, order: Order) -> None:
         """Does what the engine asks for; a stop ends a start that is under way."""
-        work = self._works.get(wish.executor_id)
+        work = self._works.get(order.executor_id)
         if work is None:
-            self._work_on(_Work(wish))
+            self._work_on(_Work(order))
             return
-        stops, same = isinstance(wish, StopExecutor), type(work.wish) is type(wish)
+        stops, same = isinstance(order, StopExecutor), type(work.order) is type(order)
         if not same or (work.answered and stops):
-            work.following = wish
+            work.following = order
         else:
             work.ended_by_itself = False
-        if stops and isinstance(work.wish, StartExecutor):
+        if stops and isinstance(work.order, StartExecutor):
             self._over(work)
 
     def _work_on(self, work: _Work) -> None:
-        wish = work.wish
-        self._works[wish.executor_id] = work
-        self.manager.log(f"{self.manager.name} asks for {_words(wish)}")
-        if isinstance(wish, StartExecutor):
+        order = work.order
+        self._works[order.executor_id] = work
+        self.manager.log(f"{self.manager.name} asks for {_words(order)}")
+        if isinstance(order, StartExecutor):
             started = self._then(work, self._started)
-            self.cloud.start(wish.executor_id, wish.shape, started)
+            self.cloud.start(order.executor_id, order.shape, started)
         else:
-            self.cloud.stop(wish.executor_id, self._then(work, self._stopped))
+            self.cloud.stop(order.executor_id, self._then(work, self._stopped))
 
     def _then(self, work: _Work, take: Callable[[_Work, Any], None]) -> Callable[[Any], None]:
         manager, life = self.manager, self.manager.life
 
         def answered(result: Any) -> None:
-            if self._works.get(work.wish.executor_id) is work and not work.answered:
+            if self._works.get(work.order.executor_id) is work and not work.answered:
                 work.answered = True
                 take(work, result)
 
         return lambda result: manager.run(life, lambda: answered(result))
 
     def _over(self, work: _Work) -> None:
-        del self._works[work.wish.executor_id]
+        del self._works[work.order.executor_id]
         if work.following is not None:
             self._work_on(_Work(work.following))
 
     def _started(self, work: _Work, result: Any) -> None:
-        name = work.wish.executor_id
+        name = work.order.executor_id
         if isinstance(result, Started):
             handle = result.handle
             self._tell(work, lambda at: ProvisionStarted(at, name, handle))
@@ -112,7 +112,7 @@ class ProviderLink:
             self._tell(work, lambda at: ProvisionFailed(at, name, str(result)))
 
     def _stopped(self, work: _Work, result: Any) -> None:
-        name = work.wish.executor_id
+        name = work.order.executor_id
         if result is None:
             self._tell(work, lambda at: ProvisionEnded(at, name))
         elif work.ended_by_itself:
@@ -124,7 +124,7 @@ class ProviderLink:
         """Until the books have it."""
 
         def take(answer: Any) -> None:
-            if self._works.get(work.wish.executor_id) is not work:
+            if self._works.get(work.order.executor_id) is not work:
                 return
             if isinstance(answer, Unavailable):
                 self.manager.after(TELL_PAUSE_MS, lambda: self._tell(work, make))
@@ -134,7 +134,7 @@ class ProviderLink:
         self.manager.submit(make, take)
 
 
-def _words(wish: Wish) -> str:
-    if isinstance(wish, StopExecutor):
-        return f"an end of {wish.executor_id}"
-    return f"{wish.executor_id}{' again' if wish.again else ''}"
+def _words(order: Order) -> str:
+    if isinstance(order, StopExecutor):
+        return f"an end of {order.executor_id}"
+    return f"{order.executor_id}{' again' if order.again else ''}"

@@ -62,5 +62,5 @@ def processes_naming(path: Path) -> list[tuple[Process, list[str]]]:
     return [
         (process, words)
         for process, words in command_lines()
-        if any(str(path) in word for word in words) and process.lives()
+        if any(str(path) in word for word in words) and process.is_running()
     ]

@@ -47,18 +47,18 @@ def relaxations(host: Host, scheduling_class: SchedulingClass) -> list[Relaxatio
     """The smallest changes with which one fits on a host that has the amounts, each of them alone;
     none if it fits as it is, or if nothing helps that is tried.
     """
-    books = host.cpus
-    if books is None:
+    ledger = host.cpus
+    if ledger is None:
         return []
     policy, limit = scheduling_class.cpus or (PLAIN, 0)
-    wish = CpuRequest.of(policy, host.booking_for(scheduling_class), limit)
-    if not _refused(books, wish):
+    request = CpuRequest.of(policy, host.booking_for(scheduling_class), limit)
+    if not _refused(ledger, request):
         return []
-    found = list(_preferred(books, wish))
-    found += _less(books, wish)
+    found = list(_preferred(ledger, request))
+    found += _lower_amounts(ledger, request)
     if not found and policy.qos.is_pinned:
-        shared = replace(wish, policy=_shared(policy))
-        if not _refused(books, shared):
+        shared = replace(request, policy=_shared(policy))
+        if not _refused(ledger, shared):
             text = f"it ran in the shared pool (qos {QosClass.LS})"
             found.append(Relaxation(("qos",), text=text))
     return found
@@ -74,43 +74,43 @@ def fits_smaller(host: Host, scheduling_class: SchedulingClass, booking: Amounts
     )
 
 
-class EndsOfSlots:
+class WithoutSlots:
     """Cpus of a host as they are when some of its slots have ended."""
 
     def __init__(self, host: Host, scheduling_class: SchedulingClass) -> None:
         policy, limit = scheduling_class.cpus or (PLAIN, 0)
-        self._wish = CpuRequest.of(policy, host.booking_for(scheduling_class), limit)
+        self._request = CpuRequest.of(policy, host.booking_for(scheduling_class), limit)
         poolless = scheduling_class.best_effort and host.lacks_best_effort_pool
-        self._books = host.cpus if poolless or host.needs_topology(scheduling_class) else None
+        self._ledger = host.cpus if poolless or host.needs_topology(scheduling_class) else None
         self.tries_left = ENDS_TRIED_MAX
 
     def fits_without(self, ended: Iterable[Slot]) -> bool:
         """True if cpus and NUMA nodes suit one then; always, where amounts decide. Answers False
         when it was asked too often.
         """
-        if self._books is None:
+        if self._ledger is None:
             return True
         if not self.tries_left:
             return False
         self.tries_left -= 1
-        scratch = self._books.scratch()
+        scratch = self._ledger.scratch()
         for slot in ended:
             scratch.remove((slot.allocation_id, slot.generation))
-        return not _refused(scratch, self._wish)
+        return not _refused(scratch, self._request)
 
 
-def _preferred(books: CpuLedger, wish: CpuRequest) -> Iterator[Relaxation]:
+def _preferred(ledger: CpuLedger, request: CpuRequest) -> Iterator[Relaxation]:
     """Policies that would have to be preferred: one of them, else all."""
-    policy = wish.policy
+    policy = request.policy
     required = required_policies(policy)
     helped = False
     for name in required:
-        if not _refused(books, replace(wish, policy=loosened(policy, [name]))):
+        if not _refused(ledger, replace(request, policy=with_preferred(policy, [name]))):
             helped = True
             yield Relaxation((name,), text=f"{name} were preferred instead of required")
     if helped or len(required) < 2:
         return
-    if not _refused(books, replace(wish, policy=loosened(policy, required))):
+    if not _refused(ledger, replace(request, policy=with_preferred(policy, required))):
         names = f"{', '.join(required[:-1])} and {required[-1]}"
         yield Relaxation(tuple(required), text=f"{names} were preferred instead of required")
 
@@ -125,7 +125,7 @@ def required_policies(policy: CpuPolicy) -> list[str]:
     return [name for name, is_required in strengths if is_required]
 
 
-def loosened(policy: CpuPolicy, names: Iterable[str]) -> CpuPolicy:
+def with_preferred(policy: CpuPolicy, names: Iterable[str]) -> CpuPolicy:
     """The same with these policies only preferred."""
     for name in names:
         match name:
@@ -149,43 +149,43 @@ def _shared(policy: CpuPolicy) -> CpuPolicy:
     )
 
 
-def _less(books: CpuLedger, wish: CpuRequest) -> Iterator[Relaxation]:
+def _lower_amounts(ledger: CpuLedger, request: CpuRequest) -> Iterator[Relaxation]:
     """The most that it could have of one dimension, of the amounts that are tried."""
-    for name, asked in wish.amounts:
-        candidate_cpus = name == CPU_MILLI and wish.policy.qos.is_pinned
+    for name, requested in request.amounts:
+        dedicated = name == CPU_MILLI and request.policy.qos.is_pinned
         for amount in (
-            _fewer_cpus(books, asked) if candidate_cpus else _on_one_node(books, name, asked)
+            _fewer_cpus(ledger, requested) if dedicated else _on_one_node(ledger, name, requested)
         ):
-            smaller = replace(wish, amounts=_with(wish.amounts, name, amount))
-            if not _refused(books, smaller):
-                fewer = (asked - amount) // MILLI_PER_CPU
-                title = f"{fewer} cpu{'s' if fewer > 1 else ''} fewer: " if candidate_cpus else ""
+            smaller = replace(request, amounts=_with(request.amounts, name, amount))
+            if not _refused(ledger, smaller):
+                fewer = (requested - amount) // MILLI_PER_CPU
+                title = f"{fewer} cpu{'s' if fewer > 1 else ''} fewer: " if dedicated else ""
                 yield Relaxation(
-                    at_most=((name, asked, amount),), text=f"{title}{name} <= {amount}"
+                    at_most=((name, requested, amount),), text=f"{title}{name} <= {amount}"
                 )
                 break
-    if wish.policy.bind is BindPolicy.CONSTRAINED_BURST and wish.cpu_limit_milli:
-        for limit in _on_one_node(books, CPU_MILLI, wish.cpu_limit_milli):
-            if not _refused(books, replace(wish, cpu_limit_milli=limit)):
-                change = (CPU_LIMIT, wish.cpu_limit_milli, limit)
+    if request.policy.bind is BindPolicy.CONSTRAINED_BURST and request.cpu_limit_milli:
+        for limit in _on_one_node(ledger, CPU_MILLI, request.cpu_limit_milli):
+            if not _refused(ledger, replace(request, cpu_limit_milli=limit)):
+                change = (CPU_LIMIT, request.cpu_limit_milli, limit)
                 yield Relaxation(at_most=(change,), text=f"{CPU_LIMIT} <= {limit}")
 
 
-def _fewer_cpus(books: CpuLedger, asked: int) -> list[int]:
+def _fewer_cpus(ledger: CpuLedger, requested: int) -> list[int]:
     """Smaller numbers of cpus of its own that are worth trying, largest first, in thousandths."""
-    cpus = asked // MILLI_PER_CPU
-    room = books.pin_room()
+    cpus = requested // MILLI_PER_CPU
+    room = ledger.pin_room()
     tried = {room.cpus, room.whole_core_cpus, room.whole_cores, room.most_on_a_node}
     tried |= {cpus - less for less in range(1, FEWER_TRIED_MAX - len(tried) + 1)}
     return [count * MILLI_PER_CPU for count in sorted(tried, reverse=True) if 0 < count < cpus]
 
 
-def _on_one_node(books: CpuLedger, name: str, asked: int) -> list[int]:
+def _on_one_node(ledger: CpuLedger, name: str, requested: int) -> list[int]:
     """What the node has left that has most."""
-    if not books.reports(name):
+    if not ledger.reports(name):
         return []
-    most = max(books.available(at, name) for at in range(len(books.layout.nodes)))
-    return [most] if 0 < most < asked else []
+    most = max(ledger.available(at, name) for at in range(len(ledger.layout.nodes)))
+    return [most] if 0 < most < requested else []
 
 
 def _with(
@@ -194,5 +194,5 @@ def _with(
     return tuple(sorted((dict(amounts) | {name: amount}).items()))
 
 
-def _refused(books: CpuLedger, wish: CpuRequest) -> bool:
-    return isinstance(assign(books, wish), CpuRefusal)
+def _refused(ledger: CpuLedger, request: CpuRequest) -> bool:
+    return isinstance(assign(ledger, request), CpuRefusal)

@@ -111,12 +111,12 @@ def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], uni
     others = [(tree.sort_key(each), each) for each in children if each.waiting and each is not flow]
     before = [each for each in others if each[0] < own]
     first = heapq.nsmallest(AHEAD_MAX, before, key=lambda each: each[0])
-    behind = min(
+    next_after = min(
         (each for each in others if each[0] >= own), default=None, key=lambda each: each[0]
     )
     told = _tally(tree, flow, jobs)
     ahead = tuple(_tally(tree, each, jobs) for _, each in first)
-    follower = _tally(tree, behind[1], jobs) if behind is not None else None
+    follower = _tally(tree, next_after[1], jobs) if next_after is not None else None
     return Step(
         group=parent.name,
         flow=told,
@@ -157,12 +157,12 @@ def _sentence(
     flow: ComparedFlow,
     place: tuple[str, int, int],
     first: ComparedFlow | None,
-    behind: ComparedFlow | None,
+    next_after: ComparedFlow | None,
     unit: str,
 ) -> str:
     """Where a flow stands, in one sentence: `place` is the group (empty: the top), how many come
-    before it there and how many have work waiting, `first` comes before everybody, `behind` is next
-    after the flow.
+    before it there and how many have work waiting, `first` comes before everybody, `next_after`
+    is next after the flow.
     """
     group, before, backlogged = place
     if first is None:
@@ -173,13 +173,13 @@ def _sentence(
     else:
         more = f" and {before - 1} more" if before > 1 else ""
         order = f"{flow.title} is served after {first.title}{more}"
-    other = first or behind
-    against = f", against {_versus(flow, other)}" if other is not None else ""
+    other = first or next_after
+    against = f", against {_against_text(flow, other)}" if other is not None else ""
     where = f"; it is number {before + 1} of {backlogged} that have work waiting" if before else ""
-    return f"{order}: {_own(flow, other, unit)}{against}{where}"
+    return f"{order}: {_own_text(flow, other, unit)}{against}{where}"
 
 
-def _own(flow: ComparedFlow, other: ComparedFlow | None, unit: str) -> str:
+def _own_text(flow: ComparedFlow, other: ComparedFlow | None, unit: str) -> str:
     """What a flow is compared by, and where that comes from."""
     if flow.minimum_reached is not None:
         return f"it has {_percent(flow.minimum_reached)} of its guaranteed minimum"
@@ -195,7 +195,7 @@ def _own(flow: ComparedFlow, other: ComparedFlow | None, unit: str) -> str:
     return f"its tally {total:.{digits}f} {unit}{whence} / weight {weight:.10g}{result}"
 
 
-def _versus(flow: ComparedFlow, other: ComparedFlow) -> str:
+def _against_text(flow: ComparedFlow, other: ComparedFlow) -> str:
     """What another flow is compared by."""
     if other.minimum_reached is not None:
         return f"{_percent(other.minimum_reached)} of the guaranteed minimum of {other.title}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from finegrain.resources import shortfall
 from finegrain.values.explanations import GangSpot
 from finegrain.values.states import GangPlacement
-from resource_manager.engine.explain.cpus import loosened, required_policies
+from resource_manager.engine.explain.cpus import required_policies, with_preferred
 from resource_manager.engine.model.entities import GangSpec, Request
 from resource_manager.engine.model.scheduling_key import cpu_key
 from resource_manager.engine.placement.feasibility import Feasibility
@@ -67,17 +67,17 @@ def explain_gang(state: State, request: Request) -> GangExplanation | None:
     waiting = state.gangs.waiting.get(request.spec.gang_id)
     if waiting is None:
         return None
-    held = state.reservations.by_number.get(waiting.gang.arrival_number)
-    with _given(state.hosts, held):
+    reservation = state.reservations.by_number.get(waiting.gang.arrival_number)
+    with _without_own_reservation(state.hosts, reservation):
         return _explained(state, waiting)
 
 
 @contextmanager
-def _given(all_hosts: Hosts, held: Reservation | None) -> Iterator[None]:
+def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) -> Iterator[None]:
     """What is held for somebody counts as free meanwhile. Hosts whose books have changed since the
     indexes were fresh are left as they are: nobody may miss that they have grown.
     """
-    names = held.place.held if held is not None else ()
+    names = reservation.place.held if reservation is not None else ()
     hosts = [all_hosts[name] for name in names if name not in all_hosts.touched]
     holds = [host.reserved for host in hosts]
     try:
@@ -92,10 +92,10 @@ def _given(all_hosts: Hosts, held: Reservation | None) -> Iterator[None]:
 
 
 def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
-    gang, wishes = waiting.gang, state.gang_moves.current_requests(waiting)
+    gang, member_requests = waiting.gang, state.gang_moves.current_requests(waiting)
     room = Room(state.hosts)
     room.partly = True
-    asks = [room.ask(number, wish) for number, wish in enumerate(wishes)]
+    asks = [room.ask(number, member) for number, member in enumerate(member_requests)]
     try:
         spots = _spots(room, asks, gang.spec)
     finally:
@@ -109,8 +109,8 @@ def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
         members=len(waiting.members),
         placeable=placeable,
         spots=spots,
-        summary=_standing(state, waiting, spots)
-        or _summary(state.hosts, waiting.kind.where, asks, wishes, spots),
+        summary=_status_text(state, waiting, spots)
+        or _summary(state.hosts, waiting.kind.where, asks, member_requests, spots),
         deadline_time_ms=deadline_time_ms,
     )
 
@@ -173,7 +173,7 @@ def _looked_at(asks: list[Ask]) -> int:
     return max(2, min(SPOTS_LOOKED_AT_MAX, SEARCHES_MAX // len(asks)))
 
 
-def _standing(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) -> str:
+def _status_text(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) -> str:
     """How a gang stands where hosts with room are not what it lacks; empty: they are."""
     if not waiting.tried:
         return "has just arrived and was not considered yet"
@@ -193,7 +193,7 @@ def _summary(
     hosts: Hosts,
     where: Where,
     asks: list[Ask],
-    wishes: Sequence[MemberRequest],
+    member_requests: Sequence[MemberRequest],
     spots: Sequence[GangSpot],
 ) -> str:
     """How many members fit now, and what would make all of them fit."""
@@ -203,10 +203,12 @@ def _summary(
     if placeable == members:
         parts = [f"all {members} members fit now{at}; it is tried with the next decision"]
     else:
-        parts += _remedies(hosts, where, asks, wishes, spots)
-    if any(wish.elsewhere for wish in wishes):
+        parts += _remedies(hosts, where, asks, member_requests, spots)
+    if any(member.elsewhere for member in member_requests):
         parts.append("executors that still hold older slots of its members are left out")
-    if any(ask.barred - wish.elsewhere for ask, wish in zip(asks, wishes, strict=True)):
+    if any(
+        ask.barred - member.elsewhere for ask, member in zip(asks, member_requests, strict=True)
+    ):
         parts.append("an executor that refused such a slot lately is asked again later")
     return "; ".join(parts)
 
@@ -229,7 +231,7 @@ def _remedies(
     hosts: Hosts,
     where: Where,
     asks: list[Ask],
-    wishes: Sequence[MemberRequest],
+    member_requests: Sequence[MemberRequest],
     spots: Sequence[GangSpot],
 ) -> list[str]:
     missing = wanted(asks) - (spots[0].placeable if spots else 0)
@@ -239,52 +241,61 @@ def _remedies(
             more = "1 more executor has" if missing == 1 else f"{missing} more executors have"
             found.append(f"fits if {more} room for one")
         case GangPlacement.SAME_EXECUTOR:
-            found += _lack(hosts, wishes, spots)
+            found += _lack(hosts, member_requests, spots)
         case _:
-            found.append(f"fits if there is room for {missing} more{_there(where, spots)}")
+            found.append(f"fits if there is room for {missing} more{_label_text(where, spots)}")
     if where.placement is not GangPlacement.ANYWHERE:
         anywhere = Where(GangPlacement.ANYWHERE)
-        if seek(hosts, anywhere, wishes) is not None:
+        if seek(hosts, anywhere, member_requests) is not None:
             found.append("fits now if its members may go anywhere")
-    return found + _with_looser_policies(hosts, where, wishes)
+    return found + _with_preferred_policies(hosts, where, member_requests)
 
 
-def _with_looser_policies(hosts: Hosts, where: Where, wishes: Sequence[MemberRequest]) -> list[str]:
+def _with_preferred_policies(
+    hosts: Hosts, where: Where, member_requests: Sequence[MemberRequest]
+) -> list[str]:
     """A policy that would have to be preferred by all members instead of required."""
-    required = [required_policies(wish.cpus[0]) for wish in wishes if wish.cpus is not None]
+    required = [
+        required_policies(member.cpus[0]) for member in member_requests if member.cpus is not None
+    ]
     for name in dict.fromkeys(name for names in required for name in names):
-        if seek(hosts, where, [_loosened(wish, name) for wish in wishes]) is not None:
+        if (
+            seek(hosts, where, [_with_preferred(member, name) for member in member_requests])
+            is not None
+        ):
             return [f"fits now if {name} were preferred instead of required"]
     return []
 
 
-def _loosened(wish: MemberRequest, name: str) -> MemberRequest:
-    if wish.cpus is None:
-        return wish
-    policy, limit = wish.cpus
-    return replace(wish, cpus=cpu_key(loosened(policy, [name]), limit))
+def _with_preferred(member: MemberRequest, name: str) -> MemberRequest:
+    if member.cpus is None:
+        return member
+    policy, limit = member.cpus
+    return replace(member, cpus=cpu_key(with_preferred(policy, [name]), limit))
 
 
-def _there(where: Where, spots: Sequence[GangSpot]) -> str:
+def _label_text(where: Where, spots: Sequence[GangSpot]) -> str:
     return f" with {where.label}={spots[0].name}" if where.label and spots else ""
 
 
-def _lack(hosts: Hosts, wishes: Sequence[MemberRequest], spots: Sequence[GangSpot]) -> list[str]:
+def _lack(
+    hosts: Hosts, member_requests: Sequence[MemberRequest], spots: Sequence[GangSpot]
+) -> list[str]:
     """What the best executor lacks for all of them."""
     if not spots:
         return []
     host = hosts[spots[0].name]
-    asked: dict[str, int] = {}
-    for wish in wishes:
-        booked = host.booking_for(wish)
+    needed: dict[str, int] = {}
+    for member in member_requests:
+        booked = host.booking_for(member)
         for name, amount in booked.items():
-            asked[name] = asked.get(name, 0) + amount * wish.count
-    missing = shortfall(asked, host.free())
+            needed[name] = needed.get(name, 0) + amount * member.count
+    missing = shortfall(needed, host.free())
     texts = [f"{amount} more {name}" for name, amount in missing.items()]
-    slots = sum(wish.count for wish in wishes) - host.slots_left()
+    slots = sum(member.count for member in member_requests) - host.slots_left()
     texts += [f"room for {slots} more slots"] if slots > 0 else []
     if texts:
         return [f"fits if {host.host_id} has {' and '.join(texts)}"]
-    if any(host.needs_topology(wish) for wish in wishes):
+    if any(host.needs_topology(member) for member in member_requests):
         return [f"{host.host_id} has the amounts, but not on cpus and NUMA nodes that suit all"]
     return []

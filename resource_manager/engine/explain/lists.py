@@ -16,8 +16,13 @@ from typing import Generic, TypeVar
 from finegrain.resources import total_of
 from finegrain.values.states import ExecutorState, RequestState
 from finegrain.values.usage import Usage
+from resource_manager.engine.explain.intervals import (
+    RequestInterval,
+    intervals,
+    intervals_of,
+    members_of,
+)
 from resource_manager.engine.explain.resizes import explain_resizes
-from resource_manager.engine.explain.stretches import Stretch, members_of, stretches, stretches_of
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason, pending_reason
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host, known_job, known_request
@@ -203,45 +208,47 @@ def list_requests(
         NotFound: no such job.
     """
     wanted = frozenset(states) or frozenset(RequestState) - ENDED_REQUEST_STATES
-    candidates, beginnings = _requests_after(state, job_id, after), None
+    candidates, prefixes = _requests_after(state, job_id, after), None
     if allocation_ids:
         named = [state.requests.named(each) for each in allocation_ids]
         if all(named):
-            candidates = _exactly(state.jobs, job_id, after, filter(None, named))
+            candidates = _by_id(state.jobs, job_id, after, filter(None, named))
         else:
-            beginnings = Beginnings(allocation_ids)
-            candidates = _cut(state.requests, candidates, beginnings)
+            prefixes = IdPrefixes(allocation_ids)
+            candidates = _cut(state.requests, candidates, prefixes)
     views: list[RequestView] = []
     last = after
-    for looked_at, stretch in enumerate(candidates):
+    for looked_at, interval in enumerate(candidates):
         if looked_at == LOOKED_AT_MAX or len(views) == limit:
             return Page(views, last)
-        last = stretch.last_arrival
-        request = stretch.request
-        if request.state in wanted and (beginnings is None or beginnings(request.allocation_id)):
-            views.append(request_view(state, request, stretch.count))
+        last = interval.last_arrival
+        request = interval.request
+        if request.state in wanted and (prefixes is None or prefixes(request.allocation_id)):
+            views.append(request_view(state, request, interval.count))
     return Page(views, None)
 
 
-def _exactly(
+def _by_id(
     jobs: dict[str, Job], job_id: str, after: int, requests: Iterable[Request]
-) -> Iterator[Stretch]:
+) -> Iterator[RequestInterval]:
     if job_id:
         known_job(jobs, job_id)
     found = {request.arrival_number: request for request in requests}
     for number in sorted(found):
         if number > after and job_id in ("", found[number].job_id):
-            yield Stretch(found[number])
+            yield RequestInterval(found[number])
 
 
-def _cut(requests: Requests, found: Iterable[Stretch], beginnings: Beginnings) -> Iterator[Stretch]:
+def _cut(
+    requests: Requests, found: Iterable[RequestInterval], prefixes: IdPrefixes
+) -> Iterator[RequestInterval]:
     """Members one by one where not all names of a stretch may begin as they are asked for."""
-    for stretch in found:
-        name = stretch.request.allocation_id
-        if stretch.count > 1 and beginnings.tell_apart(name[: name.rfind(".") + 1]):
-            yield from members_of(requests, stretch)
+    for interval in found:
+        name = interval.request.allocation_id
+        if interval.count > 1 and prefixes.tell_apart(name[: name.rfind(".") + 1]):
+            yield from members_of(requests, interval)
         else:
-            yield stretch
+            yield interval
 
 
 def get_request(state: State, allocation_id: str) -> RequestView:
@@ -334,19 +341,19 @@ def _slots_after(
         yield from (state.slots[key] for key in keys[start:])
 
 
-def _requests_after(state: State, job_id: str, after: int) -> Iterator[Stretch]:
+def _requests_after(state: State, job_id: str, after: int) -> Iterator[RequestInterval]:
     if job_id:
-        yield from stretches_of(state, known_job(state.jobs, job_id), after)
+        yield from intervals_of(state, known_job(state.jobs, job_id), after)
     else:
-        yield from stretches(state.requests, state.ranges, state.numbers, after)
+        yield from intervals(state.requests, state.ranges, state.numbers, after)
 
 
-class Beginnings:
+class IdPrefixes:
     """Whether a text begins with one of many, found in the logarithm of how many there are."""
 
-    def __init__(self, beginnings: Iterable[str]) -> None:
+    def __init__(self, prefixes: Iterable[str]) -> None:
         self._sorted: list[str] = []
-        for each in sorted(beginnings):  # those that begin with another one add nothing
+        for each in sorted(prefixes):  # those that begin with another one add nothing
             if not self._sorted or not each.startswith(self._sorted[-1]):
                 self._sorted.append(each)
 

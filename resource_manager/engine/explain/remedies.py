@@ -27,8 +27,8 @@ from finegrain.values.explanations import Counterfactual, Dimension
 from finegrain.values.states import SlotState
 from resource_manager.engine.explain.cpus import (
     MILLI_PER_CPU,
-    EndsOfSlots,
     Relaxation,
+    WithoutSlots,
     fits_smaller,
     relaxations,
 )
@@ -146,7 +146,7 @@ def blocking_slots(survey: Survey) -> list[Slot]:
     one = survey.judge(survey.promising[2])
     if one.fits:
         return []
-    ends = EndsOfSlots(one.host, survey.shape)
+    ends = WithoutSlots(one.host, survey.shape)
     slots = sorted(one.host.slots.values(), key=lambda slot: _helpfulness(one, slot))
     chosen = _enough(one, slots, ends)
     return _needed(one, chosen, ends)[:BLOCKING_SLOTS_MAX]
@@ -165,7 +165,7 @@ def _helpfulness(one: Judgement, slot: Slot) -> tuple[bool, int, int, int, str]:
     return slot.state is not SlotState.FREEING, -helps, -own, -bound, slot.allocation_id
 
 
-def _fits_without(one: Judgement, ended: Sequence[Slot], ends: EndsOfSlots) -> bool:
+def _fits_without(one: Judgement, ended: Sequence[Slot], ends: WithoutSlots) -> bool:
     if one.host.slots_left() + len(ended) < 1:
         return False
     free = add(_left_to_book(one), total_of(slot.booked for slot in ended))
@@ -179,7 +179,7 @@ def _left_to_book(one: Judgement) -> dict[str, int]:
     return one.host.free(even_without_pool=True) if one.host.lacks_best_effort_pool else one.free
 
 
-def _enough(one: Judgement, slots: Sequence[Slot], ends: EndsOfSlots) -> Sequence[Slot]:
+def _enough(one: Judgement, slots: Sequence[Slot], ends: WithoutSlots) -> Sequence[Slot]:
     """The first so many slots without which it would fit; none if that does not help."""
     if not _fits_without(one, slots, ends):
         return ()
@@ -193,7 +193,7 @@ def _enough(one: Judgement, slots: Sequence[Slot], ends: EndsOfSlots) -> Sequenc
     return slots[:enough]
 
 
-def _needed(one: Judgement, chosen: Sequence[Slot], ends: EndsOfSlots) -> list[Slot]:
+def _needed(one: Judgement, chosen: Sequence[Slot], ends: WithoutSlots) -> list[Slot]:
     """Leaves out what is not needed after all."""
     free = add(_left_to_book(one), total_of(slot.booked for slot in chosen))
     slots_left = one.host.slots_left() + len(chosen)

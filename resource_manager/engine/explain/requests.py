@@ -18,7 +18,11 @@ from resource_manager.engine.explain.gangs import GangExplanation, explain_gang
 from resource_manager.engine.explain.lists import RequestView, request_view
 from resource_manager.engine.explain.provisions import planned_on, waits_for
 from resource_manager.engine.explain.remedies import blocking_slots, counterfactuals
-from resource_manager.engine.explain.reservations import ReservationView, held_for, held_for_others
+from resource_manager.engine.explain.reservations import (
+    ReservationView,
+    held_for_others,
+    reservation_of,
+)
 from resource_manager.engine.explain.resizes import ResizeExplanation, explain_resizes
 from resource_manager.engine.explain.waiting_reasons import (
     pending_reason,
@@ -97,16 +101,16 @@ def explain(
         resizes = explain_resizes(state, slot) if slot is not None else []
         number = state.journal.snapshot_number
         settled = _settled(view, state.gangs.unconfirmed.get(request.spec.gang_id, 0))
-        held = held_for(state, request, slot)
+        held = reservation_of(state, request, slot)
         return Explanation(view, view.reason, settled, number, resizes=resizes, reservation=held)
     scheduling_class = state.queue.class_of(request.spec)
-    held = held_for(state, request, None)
+    held = reservation_of(state, request, None)
     own = {one.executor_id for one in held.executors} if held is not None else frozenset[str]()
     survey = Survey.of(hosts, scheduling_class, own)
     reason = pending_reason(state, request)
     ahead = _requests_ahead(state.gangs, state.queue, request)
     planned = planned_on(state.queue, state.elastic, request)
-    stop, others = (
+    block, others = (
         waiting_block(state.queue, state.gangs, state.quotas, request),
         held_for_others(state, scheduling_class),
     )
@@ -114,7 +118,7 @@ def explain(
         Reason.WAITING_EXECUTOR: waits_for(state.provisions, state.started, planned)
         if planned
         else "",
-        Reason.WAITING_GROUP_LIMIT: _stopped(stop) if stop is not None else "",
+        Reason.WAITING_GROUP_LIMIT: _quota_message(block) if block is not None else "",
         Reason.WAITING_RESERVATION: _kept(others),
         Reason.WAITING_TOPOLOGY: _misfit(survey),
     }
@@ -141,7 +145,7 @@ def explain(
         steps=steps(state.flows, request.job_id, state.jobs, fairness.usage_measure)
         if in_turn
         else (),
-        limits=[stop] if stop is not None else [],
+        limits=[block] if block is not None else [],
         reservation=held,
         held_for_others=others,
     )
@@ -218,10 +222,10 @@ def _settled(view: RequestView, unconfirmed: int) -> str:
             return f"ended as {request.state}{why}"
 
 
-def _stopped(stop: QuotaBlock) -> str:
-    group, dimension = stop.group_id.removeprefix(GROUP), stop.dimension
-    has = f"group {group} has {dimension} {stop.used} of at most {stop.maximum}"
-    return f"{has}, and it needs {stop.need}"
+def _quota_message(block: QuotaBlock) -> str:
+    group, dimension = block.group_id.removeprefix(GROUP), block.dimension
+    has = f"group {group} has {dimension} {block.used} of at most {block.maximum}"
+    return f"{has}, and it needs {block.need}"
 
 
 def _kept(others: list[ReservationView]) -> str:

@@ -18,7 +18,7 @@ EXECUTORS_NAMED_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
-class HeldView:
+class ReservedExecutorView:
     """What is held on one executor, and what of it is not free yet."""
 
     executor_id: str
@@ -34,7 +34,7 @@ class ReservationView:
     allocation_id: str
     job_id: str
     gang_id: str
-    executors: tuple[HeldView, ...]
+    executors: tuple[ReservedExecutorView, ...]
     since_time_ms: int
     passed_over_since_time_ms: int
     summary: str
@@ -47,7 +47,7 @@ def reservation_views(state: State) -> list[ReservationView]:
     ]
 
 
-def held_for(state: State, request: Request, slot: Slot | None) -> ReservationView | None:
+def reservation_of(state: State, request: Request, slot: Slot | None) -> ReservationView | None:
     """What is held for a request that waits, for its gang, or for the growth of its slot."""
     gang = state.gangs.of(request)
     number = request.arrival_number if gang is None else gang.arrival_number
@@ -70,7 +70,7 @@ def _view(
 ) -> ReservationView:
     holder = each.holder
     executors = tuple(
-        HeldView(name, kept.amounts, *kept.missing(hosts[name]))
+        ReservedExecutorView(name, kept.amounts, *kept.missing(hosts[name]))
         for name, kept in each.place.held.items()
         if name in hosts
     )
@@ -87,7 +87,7 @@ def _view(
 
 
 def _summary(
-    each: Reservation, job_name: str, executors: tuple[HeldView, ...], passed_ms: int
+    each: Reservation, job_name: str, executors: tuple[ReservedExecutorView, ...], passed_ms: int
 ) -> str:
     since = f"since {_clock(each.since_time_ms)}, passed over since {_clock(passed_ms)}"
     title = f"{each.holder.title} of job {job_name}"
@@ -105,7 +105,7 @@ def _summary(
     return f"{held}; not all of it is free yet on {some}{rest}"
 
 
-def _lacks(one: HeldView) -> str:
+def _lacks(one: ReservedExecutorView) -> str:
     texts = [_amounts(one.missing)] if one.missing else []
     if one.missing_slots:
         texts.append(f"{one.missing_slots} of its slots")

@@ -75,7 +75,7 @@ def _waiting(
         return f"waits for change {slot.ordered.number}, which is ordered"
     hold = host.resize_backoffs.get((slot.allocation_id, slot.generation))
     if hold is not None and hold.active:
-        return _held(hold)
+        return _reserved(hold)
     total, need = host.total, add(slot.booked, asked)
     if beyond := [name for name in asked if need[name] > total.get(name, 0)]:
         lacks = ", ".join(f"{name} {need[name]} of {total.get(name, 0)}" for name in beyond)
@@ -101,7 +101,7 @@ def _waiting(
     return "has not been considered yet"
 
 
-def _held(hold: ResizeBackoff) -> str:
+def _reserved(hold: ResizeBackoff) -> str:
     if hold.reason == Reason.BELOW_USE:
         return f"{hold.message}; it is tried again as soon as a short pause is over"
     return f"the executor refused it ({hold.message}), and is asked again later"

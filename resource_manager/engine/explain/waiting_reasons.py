@@ -30,11 +30,11 @@ def pending_by_reason(state: State) -> dict[str, int]:
         if new:
             reason = str(Reason.NOT_YET_CONSIDERED)
             counts[reason] = counts.get(reason, 0) + new
-        stopped = _blocked_by_quota(state, scheduling_class)
-        if stopped:
+        blocked = _blocked_by_quota(state, scheduling_class)
+        if blocked:
             reason = str(Reason.WAITING_GROUP_LIMIT)
-            counts[reason] = counts.get(reason, 0) + stopped
-        considered = max(0, scheduling_class.waiting - new - stopped)
+            counts[reason] = counts.get(reason, 0) + blocked
+        considered = max(0, scheduling_class.waiting - new - blocked)
         if planned := min(considered, planned_count(state.queue, state.elastic, scheduling_class)):
             reason = str(Reason.WAITING_EXECUTOR)
             counts[reason] = counts.get(reason, 0) + planned
@@ -77,15 +77,15 @@ def _blocked_by_quota(state: State, scheduling_class: SchedulingClass) -> int:
     """How many wait with a shape whom the maximum of a group stops."""
     if not any(flow.maximum for flow in state.flows.groups.values()):
         return 0
-    stopped: dict[Flow | None, bool] = {}  # by the group that a job is in
+    blocked: dict[Flow | None, bool] = {}  # by the group that a job is in
     count = 0
     for job_queue in scheduling_class.job_queues.values():
         group = state.flows.jobs[job_queue.job_id].parent
-        if group not in stopped:
-            stopped[group] = (
+        if group not in blocked:
+            blocked[group] = (
                 state.quotas.request_block(scheduling_class, job_queue.job_id) is not None
             )
-        if stopped[group]:
+        if blocked[group]:
             count += job_queue.numbers.count_within(0, state.considered_arrival + 1)
     return count
 

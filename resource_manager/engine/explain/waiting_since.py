@@ -21,7 +21,7 @@ def jobs_waiting_since(state: State, job_ids: Collection[str]) -> dict[str, int]
     """
     wanted = frozenset(job_ids)
     first: dict[str, int] = {}
-    for job_queue in _lines_of(state.queue, wanted):
+    for job_queue in _queues_of(state.queue, wanted):
         number, job_id = job_queue.numbers.first, job_queue.job_id
         if number < first.get(job_id, number + 1):
             first[job_id] = number
@@ -30,7 +30,8 @@ def jobs_waiting_since(state: State, job_ids: Collection[str]) -> dict[str, int]
         if job_id in wanted and number < first.get(job_id, number + 1):
             first[job_id] = number
     return {
-        job_id: _asked_ms(state.requests, state.ranges, number) for job_id, number in first.items()
+        job_id: _created_ms(state.requests, state.ranges, number)
+        for job_id, number in first.items()
     }
 
 
@@ -48,11 +49,11 @@ def groups_waiting_since(state: State) -> dict[str, int]:
         if number < first.get(group, number + 1):
             first[group] = number
     return {
-        group: _asked_ms(state.requests, state.ranges, number) for group, number in first.items()
+        group: _created_ms(state.requests, state.ranges, number) for group, number in first.items()
     }
 
 
-def _lines_of(queue: WaitingQueue, job_ids: Collection[str]) -> Iterable[JobQueue]:
+def _queues_of(queue: WaitingQueue, job_ids: Collection[str]) -> Iterable[JobQueue]:
     """The lines of some jobs, shape by shape, whichever are fewer: those jobs, or who waits."""
     for scheduling_class in queue.classes():
         job_queues = scheduling_class.job_queues
@@ -62,7 +63,7 @@ def _lines_of(queue: WaitingQueue, job_ids: Collection[str]) -> Iterable[JobQueu
             yield from (job_queues[job_id] for job_id in job_ids if job_id in job_queues)
 
 
-def _asked_ms(requests: Requests, ranges: RangeLedger, number: int) -> int:
+def _created_ms(requests: Requests, ranges: RangeLedger, number: int) -> int:
     part = ranges.at(number)
     return (
         part.row.create_time_ms if part is not None else requests.by_arrival[number].create_time_ms

@@ -33,7 +33,7 @@ def queue_problems(state: State) -> Iterator[str]:
     blocked = set(chain.from_iterable(queue.blocked.values()))
     classes_by_job: Counter[str] = Counter()
     for scheduling_class in queue.classes():
-        yield from _shape(state.requests, state.queue, scheduling_class, blocked)
+        yield from _scheduling_class(state.requests, state.queue, scheduling_class, blocked)
         classes_by_job.update(scheduling_class.job_queues.keys())
     awake = len(queue.current_pass) + len(queue.fitting) + len(queue.for_next_pass) + len(blocked)
     if awake != len(queue.classes()):
@@ -42,11 +42,11 @@ def queue_problems(state: State) -> Iterator[str]:
         yield "maxima stop lines that are no more"
     if queue.classes_by_job != classes_by_job:
         yield f"classes by job: counted {queue.classes_by_job}, there are {dict(classes_by_job)}"
-    yield from _lines(state.settings, state.queue, state.flows)
+    yield from _job_queues(state.settings, state.queue, state.flows)
     yield from queue.non_batchables.problems()
 
 
-def _shape(
+def _scheduling_class(
     requests: Requests,
     queue: WaitingQueue,
     scheduling_class: SchedulingClass,
@@ -83,14 +83,14 @@ def _shape(
             or job_queue.scheduling_class is not scheduling_class
         ):
             yield f"{title} has a line of {job_queue.job_id} under {job_id}: {job_queue.numbers}"
-        yield from _line(requests, queue, job_queue)
+        yield from _job_queue(requests, queue, job_queue)
     if not scheduling_class.inactive.keys() <= set(scheduling_class.job_queues.values()):
         yield f"{title} keeps parked lines of nobody"
     if scheduling_class.inactive and scheduling_class in queue.fitting:
         yield f"{title} has room, and {len(scheduling_class.inactive)} parked lines"
 
 
-def _line(requests: Requests, queue: WaitingQueue, job_queue: JobQueue) -> Iterator[str]:
+def _job_queue(requests: Requests, queue: WaitingQueue, job_queue: JobQueue) -> Iterator[str]:
     title = f"line of {job_queue.job_id} with shape {job_queue.scheduling_class.number}"
     places = [
         job_queue.position != INACTIVE,
@@ -114,16 +114,16 @@ def _line(requests: Requests, queue: WaitingQueue, job_queue: JobQueue) -> Itera
             yield f"{title} holds {request.allocation_id}, which is not of it"
 
 
-def _lines(settings: EngineSettings, queue: WaitingQueue, flows: FlowTree) -> Iterator[str]:
+def _job_queues(settings: EngineSettings, queue: WaitingQueue, flows: FlowTree) -> Iterator[str]:
     """Each job's lines stand where its turn is looked for, and it has one exactly if any do."""
-    standing: Counter[str] = Counter()
+    active: Counter[str] = Counter()
     for job_queue in queue.job_queues():
-        standing[job_queue.active_queues.job_id] += job_queue.position != INACTIVE
+        active[job_queue.active_queues.job_id] += job_queue.position != INACTIVE
     for whose, job_queues in queue.order.active().items():
-        if job_queues.active_count != standing[whose]:
-            counted = f"{job_queues.active_count} lines counted, {standing[whose]} stand"
+        if job_queues.active_count != active[whose]:
+            counted = f"{job_queues.active_count} lines counted, {active[whose]} stand"
             yield f"{whose or 'all jobs'}: {counted}"
     if settings.fairness.order == "fair":
         for job_id, flow in flows.jobs.items():
-            if flow.active != (standing[job_id] > 0):
-                yield f"{flow.id} is active: {flow.active}, with {standing[job_id]} lines standing"
+            if flow.active != (active[job_id] > 0):
+                yield f"{flow.id} is active: {flow.active}, with {active[job_id]} lines standing"

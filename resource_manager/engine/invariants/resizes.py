@@ -29,7 +29,7 @@ def sizes(host: Host) -> Iterator[str]:
 def line(state: State) -> Iterator[str]:
     """A change that waits stands in line, or pauses; nobody else does."""
     non_batchables = state.queue.non_batchables
-    standing = {each.arrival_number for each in non_batchables.all() if each.kind is Kind.RESIZE}
+    queued = {each.arrival_number for each in non_batchables.all() if each.kind is Kind.RESIZE}
     for key, slot in state.slots.items():
         wanted = slot.wanted
         if wanted is None:
@@ -37,12 +37,12 @@ def line(state: State) -> Iterator[str]:
         hold = state.hosts[slot.executor_id].resize_backoffs.get(key)
         pauses = hold is not None and hold.active
         waits = slot.state is SlotState.ALLOCATED and slot.ordered is None and not pauses
-        stands = wanted.arrival_number in standing
-        if stands != waits:
-            yield f"slot {key} waits for another size: {waits}; stands in line: {stands}"
-        standing.discard(wanted.arrival_number)
-    if standing:
-        yield f"nobody waits for another size at the places {sorted(standing)} in line"
+        is_queued = wanted.arrival_number in queued
+        if is_queued != waits:
+            yield f"slot {key} waits for another size: {waits}; stands in line: {is_queued}"
+        queued.discard(wanted.arrival_number)
+    if queued:
+        yield f"nobody waits for another size at the places {sorted(queued)} in line"
 
 
 def _booking(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:

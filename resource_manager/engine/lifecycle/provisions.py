@@ -56,7 +56,7 @@ class ProvisionMoves:
     transitions: Transitions
     usage: UsageAccounting
 
-    def ask(self, shape: ExecutorShape, cause: str) -> Provision:
+    def request_executor(self, shape: ExecutorShape, cause: str) -> Provision:
         """Asks for one more executor of a shape."""
         number = self.next_number()
         provision = Provision(

@@ -143,7 +143,7 @@ class Part:
         for indexes in (self.waiting, self.materialized, self.stored):
             indexes.remove_run(start, end)
 
-    def stretches(self, after_arrival: int = 0) -> Iterator[tuple[RequestState | None, Run]]:
+    def intervals(self, after_arrival: int = 0) -> Iterator[tuple[RequestState | None, Run]]:
         """All members in order from behind an arrival number on, as runs of indexes that stand
         alike: PENDING for those who wait and were never placed, None for one who is singled out,
         else how they ended.

@@ -137,28 +137,28 @@ def _judge(
 def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
     """Why an executor could not serve, when empty, who was planned on it."""
     total = host.total
-    for shape in content.shapes:
-        if not carries(host, shape.labels):
-            yield f"without the labels of {shape_text(shape)}"
-        elif not (need := host.booking_for(shape)) or shortfall(need, total):
-            yield f"that is too little for {shape_text(shape)}"
-        elif not host.could_suit(shape):
-            yield f"its cpus and NUMA nodes do not suit {shape_text(shape)}"
+    for scheduling_class in content.shapes:
+        if not carries(host, scheduling_class.labels):
+            yield f"without the labels of {shape_text(scheduling_class)}"
+        elif not (need := host.booking_for(scheduling_class)) or shortfall(need, total):
+            yield f"that is too little for {shape_text(scheduling_class)}"
+        elif not host.could_suit(scheduling_class):
+            yield f"its cpus and NUMA nodes do not suit {shape_text(scheduling_class)}"
     together: dict[str, dict[str, int]] = {}
     trials = Trials(as_if_empty)
     for (gang_id, number), count in content.members.items():
         if (waiting := gangs.waiting.get(gang_id)) is None:
             continue
-        wish = waiting.kind.member_requests[number]
-        if not carries(host, wish.labels):
+        member = waiting.kind.member_requests[number]
+        if not carries(host, member.labels):
             yield f"without the labels of members of {gang_text(gangs, gang_id)}"
-        need = host.booking_for(wish)
+        need = host.booking_for(member)
         sums = together.setdefault(gang_id, {})
         for name, amount in need.items():
             sums[name] = sums.get(name, 0) + amount * count
-        if trials.fit(wish, host, count) < count:
-            who = gang_text(gangs, gang_id)
-            yield f"its cpus and NUMA nodes do not suit what was planned of {who}"
+        if trials.fit(member, host, count) < count:
+            title = gang_text(gangs, gang_id)
+            yield f"its cpus and NUMA nodes do not suit what was planned of {title}"
     for gang_id, sums in together.items():
         if shortfall(sums, total):
             yield f"that is too little for what was planned of {gang_text(gangs, gang_id)}"
@@ -186,50 +186,64 @@ def _place_gangs(context: EventContext, content: Content) -> None:
 def _place(context: EventContext, host: Host, content: Content) -> None:
     """As many of these as fit, those who wait longest first."""
     state = context.state
-    line: list[tuple[int, SchedulingClass, Request]] = []
-    left = {shape: count for shape, count in content.shapes.items() if carries(host, shape.labels)}
-    for shape, count in left.items():
-        numbers = _first_admitted(state.flows, state.quotas, shape, count)
-        line += [(number, shape, state.requests.at(number)) for number in numbers]
-    line.sort(key=lambda each: each[0])
-    for (shape, job_id), run in groupby(line, key=lambda each: (each[1], each[2].job_id)):
+    candidates: list[tuple[int, SchedulingClass, Request]] = []
+    left = {
+        scheduling_class: count
+        for scheduling_class, count in content.shapes.items()
+        if carries(host, scheduling_class.labels)
+    }
+    for scheduling_class, count in left.items():
+        numbers = _first_admitted(state.flows, state.quotas, scheduling_class, count)
+        candidates += [(number, scheduling_class, state.requests.at(number)) for number in numbers]
+    candidates.sort(key=lambda each: each[0])
+    for (scheduling_class, job_id), run in groupby(
+        candidates, key=lambda each: (each[1], each[2].job_id)
+    ):
         requests = [
-            request for _, _, request in run if not _has_been_there(state.slots, request, host)
+            request
+            for _, _, request in run
+            if not _still_holds_older_slot(state.slots, request, host)
         ]
-        most = min(len(requests), left[shape], _room_for(host, shape))
-        if fitting := requests[: state.quotas.admitted_of(shape, job_id, most)]:
+        most = min(len(requests), left[scheduling_class], _room_for(host, scheduling_class))
+        if fitting := requests[: state.quotas.admitted_of(scheduling_class, job_id, most)]:
             context.state.moves.place(fitting, host)
-            state.queue.served(shape, fitting)
-            left[shape] -= len(fitting)
+            state.queue.served(scheduling_class, fitting)
+            left[scheduling_class] -= len(fitting)
 
 
 def _first_admitted(
-    flows: FlowTree, quotas: QuotaChecks, shape: SchedulingClass, count: int
+    flows: FlowTree, quotas: QuotaChecks, scheduling_class: SchedulingClass, count: int
 ) -> Iterable[int]:
     """Arrival numbers of those with a shape, who wait longest first, without those whom a maximum
     stops: nothing was planned for them. With maxima so many of each job, since some of them may
     stop others.
     """
     if not any(group.maximum for group in flows.groups.values()):
-        return islice(shape.numbers(), count)
+        return islice(scheduling_class.numbers(), count)
     return [
         number
-        for job_id, line in shape.job_queues.items()
-        for start, end in line.numbers.peek(quotas.admitted_of(shape, job_id, count))
+        for job_id, job_queue in scheduling_class.job_queues.items()
+        for start, end in job_queue.numbers.peek(
+            quotas.admitted_of(scheduling_class, job_id, count)
+        )
         for number in range(start, end)
     ]
 
 
-def _room_for(host: Host, shape: SchedulingClass) -> int:
-    need, spare = host.booking_for(shape), host.spare()
+def _room_for(host: Host, scheduling_class: SchedulingClass) -> int:
+    need, spare = host.booking_for(scheduling_class), host.spare()
     if not need:
         return 0
     fits = [spare.get(name, 0) // amount for name, amount in need.items()]
     room = min([host.spare_slots(), *fits])
-    return len(host.assign_many(shape, room)) if host.needs_topology(shape) else room
+    return (
+        len(host.assign_many(scheduling_class, room))
+        if host.needs_topology(scheduling_class)
+        else room
+    )
 
 
-def _has_been_there(slots: Slots, request: Request, host: Host) -> bool:
+def _still_holds_older_slot(slots: Slots, request: Request, host: Host) -> bool:
     """True if the executor still holds an older slot of the request."""
-    behind = slots.superseded.get(request.allocation_id, ())
-    return any(slot.executor_id == host.host_id for slot in behind)
+    superseded_slots = slots.superseded.get(request.allocation_id, ())
+    return any(slot.executor_id == host.host_id for slot in superseded_slots)

@@ -65,27 +65,27 @@ def plan_waiting(context: EventContext) -> None:
     )
     if now == elastic.looked_at and not state.gangs.waiting and not state.hosts.refusing:
         return
-    reading = _Reading(state, shapes)
-    if shapes or reading.pending:
-        plan = make_plan(reading.backlog)
-        elastic.plan = reading.last_plan(plan)
+    builder = _BacklogBuilder(state, shapes)
+    if shapes or builder.pending:
+        plan = make_plan(builder.backlog)
+        elastic.plan = builder.last_plan(plan)
         for new in plan.new:
-            content = reading.content(new.content)
-            provision = context.state.provision_moves.ask(
+            content = builder.content(new.content)
+            provision = context.state.provision_moves.request_executor(
                 shapes[new.supply], cause_of(state.gangs, content)
             )
             elastic.plan.on[provision.executor_id] = content
     else:
-        elastic.plan = _nothing_may_be_asked(state.gangs, state.queue)
+        elastic.plan = _empty_plan(state.gangs, state.queue)
     elastic.looked_at = (*now[:2], elastic.version, *now[3:])
 
 
-def _nothing_may_be_asked(gangs: GangLedger, queue: WaitingQueue) -> LastPlan:
-    left = {shape: shape.waiting for shape in queue.classes()}
+def _empty_plan(gangs: GangLedger, queue: WaitingQueue) -> LastPlan:
+    left = {scheduling_class: scheduling_class.waiting for scheduling_class in queue.classes()}
     return LastPlan(left=left, gangs_left=sorted(gangs.waiting))
 
 
-class _Reading:
+class _BacklogBuilder:
     """Those who wait, as numbers, and back.
 
     Attributes:
@@ -103,43 +103,44 @@ class _Reading:
             for each in state.provisions.values()
             if each.state in PENDING and each.shape in elastic.shapes
         ]
-        self._hopeless: list[SchedulingClass] = []
-        self._hopeless_gangs: list[str] = []
+        self._unservable: list[SchedulingClass] = []
+        self._unservable_gangs: list[str] = []
         self._ledger = QuotaLedger()
-        self._stopped: dict[SchedulingClass, int] = {}  # that a maximum of a group does not admit
-        self._stopped_gangs: list[str] = []
+        self._blocked: dict[SchedulingClass, int] = {}  # that a maximum of a group does not admit
+        self._blocked_gangs: list[str] = []
         names = {shape.name for shape in shapes} | {each.shape for each in self.pending}
         self._names = sorted(names)
-        self._exact: dict[
-            int, ResourceRequest
-        ] = {}  # kinds that amounts do not say of how many fit
-        line = self._line() if shapes or self.pending else []
-        gangs = self._gangs([number for number, _ in line]) if shapes or self.pending else []
+        # Kinds of which amounts do not say how many fit.
+        self._topology_constrained: dict[int, ResourceRequest] = {}
+        queued = self._queued_requests() if shapes or self.pending else []
+        gangs = self._gangs([number for number, _ in queued]) if shapes or self.pending else []
         self._together = together(gangs)
         self.backlog = Backlog(
             wishes=self._wishes,
-            line=_runs(line),
+            line=_runs(queued),
             supplies=[self._supply(shape) for shape in shapes],
             pending={each.executor_id: self._capacity(each.shape) for each in self.pending},
             gangs=gangs,
-            hosts=_free_hosts(state.hosts, self._wishes, gangs, self._exact),
+            hosts=_free_hosts(state.hosts, self._wishes, gangs, self._topology_constrained),
             limits=state.provision_moves.room_below_maximum(),
             kept=self._kept(),
         )
 
     def last_plan(self, plan: Plan) -> LastPlan:
         """A plan in words of the books."""
-        left: dict[SchedulingClass, int] = {shape: shape.waiting for shape in self._hopeless}
+        left: dict[SchedulingClass, int] = {
+            scheduling_class: scheduling_class.waiting for scheduling_class in self._unservable
+        }
         for kind, count in plan.left.items():
             owner = self._owners[kind]
             if isinstance(owner, SchedulingClass):
                 left[owner] = count
         gangs = {owner[0] for owner in self._owners if not isinstance(owner, SchedulingClass)}
         gangs -= {self._gang_of(self.backlog.gangs[at]) for at in plan.gangs}
-        gangs.update(self._hopeless_gangs)
+        gangs.update(self._unservable_gangs)
         on = {name: self.content(content) for name, content in plan.pending.items()}
         return LastPlan(
-            on, left, sorted(gangs), plan.counted_on, self._stopped, self._stopped_gangs
+            on, left, sorted(gangs), plan.counted_on, self._blocked, self._blocked_gangs
         )
 
     def content(self, counts: Counts) -> Content:
@@ -157,25 +158,32 @@ class _Reading:
         owner = self._owners[next(iter(wish.members))]
         return "" if isinstance(owner, SchedulingClass) else owner[0]
 
-    def _line(self) -> list[tuple[int, int]]:
+    def _queued_requests(self) -> list[tuple[int, int]]:
         """(arrival number, kind) of the first in line."""
         most = self._state.settings.provisioning.planned_requests_max
         refused = _refused_lately(self._state.hosts)
         found: list[tuple[SchedulingClass, int]] = []
-        for shape in self._state.queue.classes():
-            if shape.key in refused:
+        for scheduling_class in self._state.queue.classes():
+            if scheduling_class.key in refused:
                 continue
-            if not self._is_served(shape):
-                self._hopeless.append(shape)
+            if not self._is_served(scheduling_class):
+                self._unservable.append(scheduling_class)
                 continue
-            kind = self._kind(Wish(*shape.amounts, shape.labels), shape, shape)
-            found.append((shape, kind))
-        admitted = self._admitted([shape for shape, _ in found])
-        runs = [_arrivals(shape, kind, admitted.get(shape)) for shape, kind in found]
+            kind = self._kind(
+                Wish(*scheduling_class.amounts, scheduling_class.labels),
+                scheduling_class,
+                scheduling_class,
+            )
+            found.append((scheduling_class, kind))
+        admitted = self._admitted([scheduling_class for scheduling_class, _ in found])
+        runs = [
+            _arrivals(scheduling_class, kind, admitted.get(scheduling_class))
+            for scheduling_class, kind in found
+        ]
         return list(islice(merge(*runs), most))
 
     def _admitted(
-        self, shapes: list[SchedulingClass]
+        self, scheduling_classes: list[SchedulingClass]
     ) -> dict[SchedulingClass, dict[JobQueue, int]]:
         """How many of each line maxima of groups would admit, if there were capacity for all of
         them; only of shapes of which they do not admit everybody.
@@ -184,22 +192,29 @@ class _Reading:
         if not maxima(state.flows):
             return {}
         found: dict[SchedulingClass, dict[JobQueue, int]] = {}
-        lines = [line for shape in shapes for line in shape.job_queues.values()]
-        for line in sorted(lines, key=lambda line: line.numbers.first):
-            need, count = state.quotas.largest_booking(line.scheduling_class), len(line.numbers)
-            here = self._ledger.admit(state.quotas.limited(line.job_id), need, count)
-            found.setdefault(line.scheduling_class, {})[line] = here
+        job_queues = [
+            job_queue
+            for scheduling_class in scheduling_classes
+            for job_queue in scheduling_class.job_queues.values()
+        ]
+        for job_queue in sorted(job_queues, key=lambda job_queue: job_queue.numbers.first):
+            need, count = (
+                state.quotas.largest_booking(job_queue.scheduling_class),
+                len(job_queue.numbers),
+            )
+            here = self._ledger.admit(state.quotas.limited(job_queue.job_id), need, count)
+            found.setdefault(job_queue.scheduling_class, {})[job_queue] = here
             if here < count:
-                left = self._stopped.get(line.scheduling_class, 0) + count - here
-                self._stopped[line.scheduling_class] = left
-        return {shape: found[shape] for shape in self._stopped}
+                left = self._blocked.get(job_queue.scheduling_class, 0) + count - here
+                self._blocked[job_queue.scheduling_class] = left
+        return {scheduling_class: found[scheduling_class] for scheduling_class in self._blocked}
 
-    def _kind(self, wish: Wish, owner: SchedulingClass | _Member, asked: ResourceRequest) -> int:
+    def _kind(self, wish: Wish, owner: SchedulingClass | _Member, request: ResourceRequest) -> int:
         kind = len(self._wishes)
-        if asked.topology_constrained or (
+        if request.topology_constrained or (
             self._state.hosts.indexes.aligning and not isinstance(owner, SchedulingClass)
         ):
-            self._exact[kind] = asked
+            self._topology_constrained[kind] = request
             wish = counted(wish, kind)
         self._wishes.append(wish)
         self._owners.append(owner)
@@ -208,7 +223,7 @@ class _Reading:
     def _capacity(self, name: str) -> Capacity:
         elastic = self._state.elastic
         seen = elastic.seen.get(name)
-        return offering(elastic.capacities[name], seen, self._exact, self._together)
+        return offering(elastic.capacities[name], seen, self._topology_constrained, self._together)
 
     def _supply(self, shape: ExecutorShape) -> Supply:
         most = UNBOUNDED
@@ -220,8 +235,11 @@ class _Reading:
         wished: list[GangWish] = []
         at, left = 0, self._state.settings.provisioning.planned_requests_max
         for waiting in self._state.gangs.in_order():
-            if not any(self._is_served(shape) for shape in _shapes_of(self._state.queue, waiting)):
-                self._hopeless_gangs.append(waiting.gang.gang_id)
+            if not any(
+                self._is_served(scheduling_class)
+                for scheduling_class in _classes_of(self._state.queue, waiting)
+            ):
+                self._unservable_gangs.append(waiting.gang.gang_id)
                 continue
             groups = self._state.quotas.limited(waiting.gang.job_id)
             if groups and not self._ledger.admit(
@@ -229,7 +247,7 @@ class _Reading:
                 self._state.quotas.gang_need(waiting),
                 1,
             ):
-                self._stopped_gangs.append(waiting.gang.gang_id)
+                self._blocked_gangs.append(waiting.gang.gang_id)
                 continue
             left -= len(waiting.members)
             if left < 0 and wished:
@@ -248,11 +266,12 @@ class _Reading:
         where = waiting.kind.where
         return GangWish(members, where.placement, where.label, before)
 
-    def _is_served(self, shape: SchedulingClass) -> bool:
+    def _is_served(self, scheduling_class: SchedulingClass) -> bool:
         """True if anything that was asked for, or may be, could serve one such request."""
         elastic = self._state.elastic
         return any(
-            could_serve(elastic.capacities[name], shape) and elastic.suits(name, shape)
+            could_serve(elastic.capacities[name], scheduling_class)
+            and elastic.suits(name, scheduling_class)
             for name in self._names
         )
 
@@ -267,35 +286,35 @@ class _Reading:
         return kept
 
 
-def _shapes_of(queue: WaitingQueue, waiting: WaitingGang) -> Iterator[SchedulingClass]:
-    for wish in waiting.kind.member_requests:
-        yield queue.class_for(wish.key)
+def _classes_of(queue: WaitingQueue, waiting: WaitingGang) -> Iterator[SchedulingClass]:
+    for member in waiting.kind.member_requests:
+        yield queue.class_for(member.key)
 
 
 def _arrivals(
-    shape: SchedulingClass, kind: int, admitted: Mapping[JobQueue, int] | None
+    scheduling_class: SchedulingClass, kind: int, admitted: Mapping[JobQueue, int] | None
 ) -> Iterator[tuple[int, int]]:
     """In order of arrival: all of a shape, or so many of each line."""
     if admitted is None:
-        for start, end in shape.runs():
+        for start, end in scheduling_class.runs():
             for number in range(start, end):
                 yield number, kind
         return
-    lines = [islice(_numbers(line), count) for line, count in admitted.items()]
-    for number in merge(*lines):
+    job_queues = [islice(_numbers(job_queue), count) for job_queue, count in admitted.items()]
+    for number in merge(*job_queues):
         yield number, kind
 
 
-def _numbers(line: JobQueue) -> Iterator[int]:
-    for start, end in line.numbers.runs():
+def _numbers(job_queue: JobQueue) -> Iterator[int]:
+    for start, end in job_queue.numbers.runs():
         yield from range(start, end)
 
 
-def _runs(line: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _runs(queued: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """(kind, how many one behind the other)."""
     runs: list[tuple[int, int]] = []
     last, count = -1, 0
-    for _, kind in line:
+    for _, kind in queued:
         if kind == last:
             count += 1
             continue

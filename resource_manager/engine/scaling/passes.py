@@ -47,14 +47,14 @@ def provide(context: EventContext) -> None:
     if elastic.next_pass_ms is None:
         elastic.next_pass_ms = context.now_ms + interval_ms
     elif context.now_ms >= elastic.next_pass_ms and not state.unfinished:
-        _look(context)
-        again = _is_restless(state)
+        _run_pass(context)
+        again = _needs_another_pass(state)
         elastic.next_pass_ms = context.now_ms + interval_ms if again else None
     if elastic.next_pass_ms is not None:
         state.timers.arm(Timer.PLAN, "", elastic.next_pass_ms)
 
 
-def _is_restless(state: State) -> bool:
+def _needs_another_pass(state: State) -> bool:
     """True if time alone may change something."""
     waiting = bool(state.queue.classes_by_job) or bool(state.gangs.waiting)
     return (
@@ -62,28 +62,28 @@ def _is_restless(state: State) -> bool:
     )
 
 
-def _look(context: EventContext) -> None:
+def _run_pass(context: EventContext) -> None:
     state = context.state
     for provision in list(state.provisions.values()):
-        _look_at(context, provision)
+        _check_provision(context, provision)
     if _are_expected_back(
         context.journal, context.state.hosts, context.state.settings, context.state.started
     ):
         return
     number = state.elastic.number
     plan_waiting(context)
-    _ask_for_minimum(
+    _request_minimum(
         context.state.provisions, context.state.settings, context.state.provision_moves
     )
     if state.elastic.number > number:
-        state.elastic.asked_up_to = _asked_up_to(
+        state.elastic.asked_up_to = _total_after_requests(
             state.provisions, state.elastic, state.provision_moves, number
         )
     _give_back_surplus(context)
     _give_back_idle(context)
 
 
-def _asked_up_to(
+def _total_after_requests(
     provisions: dict[str, Provision], elastic: Elastic, provision_moves: ProvisionMoves, number: int
 ) -> dict[str, int]:
     """What there is of all that was just asked for, those with a higher number than this."""
@@ -97,7 +97,7 @@ def _asked_up_to(
     return {name: there[name] for name in names}
 
 
-def _look_at(context: EventContext, provision: Provision) -> None:
+def _check_provision(context: EventContext, provision: Provision) -> None:
     """Whether one came in time, is lost for long, or was forgotten."""
     state, elastic = context.state, context.state.elastic
     shape = elastic.shapes.get(provision.shape)
@@ -167,7 +167,7 @@ def _missing(settings: EngineSettings, provision_moves: ProvisionMoves) -> dict[
     }
 
 
-def _ask_for_minimum(
+def _request_minimum(
     provisions: dict[str, Provision], settings: EngineSettings, provision_moves: ProvisionMoves
 ) -> None:
     """The cheapest set for what lacks in one dimension, then for what still lacks in the next."""
@@ -181,7 +181,7 @@ def _ask_for_minimum(
             for _ in range(count):
                 if any(shape.total.get(each, 0) > left for each, left in room.items()):
                     break
-                provision_moves.ask(shape, MINIMUM)
+                provision_moves.request_executor(shape, MINIMUM)
                 room = {each: left - shape.total.get(each, 0) for each, left in room.items()}
 
 

@@ -7,7 +7,7 @@ from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.explain.fairness import ComparedFlow, Step
 from resource_manager.engine.explain.requests import Explanation
-from resource_manager.engine.explain.reservations import HeldView
+from resource_manager.engine.explain.reservations import ReservedExecutorView
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.fairness.quotas import QuotaBlock
 
@@ -39,5 +39,5 @@ WRITINGS = (
         kept="raised lookahead",
     ),
     Writing(Step, rm_pb2.ChoiceStep),
-    Writing(HeldView, rm_pb2.ReservedExecutor, kept="missing_slots"),
+    Writing(ReservedExecutorView, rm_pb2.ReservedExecutor, kept="missing_slots"),
 )

@@ -18,7 +18,7 @@ DIMENSIONS_MAX = 64
 """Kinds of resources that one group may limit."""
 
 
-def group_wish(request: cluster_pb2.SetGroupRequest, at: Instant) -> GroupSet:
+def group_set_event(request: cluster_pb2.SetGroupRequest, at: Instant) -> GroupSet:
     """What is to become of a group; whether that may be, the engine knows.
 
     Raises:

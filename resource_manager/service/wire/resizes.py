@@ -42,7 +42,9 @@ class ResizeMessage(Protocol):
         """Whether a field is present."""
 
 
-def resize_wish(message: ResizeMessage, job_id: str | None) -> Callable[[Instant], ResizeRequested]:
+def resize_event(
+    message: ResizeMessage, job_id: str | None
+) -> Callable[[Instant], ResizeRequested]:
     """The event of a call; `job_id` None: an operator's.
 
     Raises:

@@ -154,11 +154,11 @@ async def test_the_cluster_token_is_kept_nowhere(site: Site) -> None:
 
     with pytest.raises(ProviderFailed) as failure:
         await provider.start("far-1-1", "far", again=False)
-    sight = await provider.look("far-1-1", "far", "")
+    observation = await provider.status("far-1-1", "far", "")
     said = await provider.stop("far-1-1", "far", "")
 
     assert "(the cluster token)" in failure.value.message
-    told = [failure.value.message, sight.message, said]
+    told = [failure.value.message, observation.message, said]
     written = [each.read_text() for each in site.output.iterdir()]
     assert len(written) == 3
     assert not [text for text in (*told, *written) if TOKEN in text]
@@ -182,7 +182,7 @@ async def test_one_that_hangs_is_ended_with_all_its_children(site: Site) -> None
         await provider.start("far-1-1", "far", again=False)
 
     child = this_process(int(site.done[0]))
-    assert child is None or not child.lives()
+    assert child is None or not child.is_running()
 
 
 @pytest.mark.full
@@ -206,8 +206,8 @@ async def test_one_that_runs_as_another_user_is_waited_for_and_holds_nothing_up(
         for _ in range(2):  # nobody else gets in its way
             with pytest.raises(ProviderFailed, match=f"still runs: process {command}"):
                 await provider.stop("far-1-1", "far", "")
-        first = await provider.look("far-1-2", "far", "")
-        again = await provider.look("far-1-2", "far", "")
+        first = await provider.status("far-1-2", "far", "")
+        again = await provider.status("far-1-2", "far", "")
         assert (first.presence, again.presence) == (Presence.UNKNOWN, Presence.UNKNOWN)
         status = again.message.removeprefix("status: process ").removesuffix(" still runs")
     os.kill(command, signal.SIGKILL)
@@ -241,7 +241,7 @@ async def test_what_goes_on_in_the_background_with_its_output_is_not_waited_for(
     lives = this_process(background)
     assert started.message == "started"
     assert lives is not None
-    assert lives.lives()
+    assert lives.is_running()
     os.kill(background, signal.SIGKILL)
 
 
@@ -295,7 +295,7 @@ async def test_a_process_of_the_same_number_is_left_alone(site: Site) -> None:
 
     lives = this_process(other.pid)
     assert lives is not None
-    assert lives.lives()
+    assert lives.is_running()
     other.kill()
     await other.wait()
 
@@ -348,7 +348,7 @@ async def test_a_stop_by_a_handle_that_nobody_learnt_stops_nothing(site: Site) -
 )
 async def test_what_status_says(site: Site, status: str, more: str, presence: Presence) -> None:
     provider = site.provider("true", status=status, more=more)
-    assert (await provider.look("far-1-1", "far", "far-1-1")).presence is presence
+    assert (await provider.status("far-1-1", "far", "far-1-1")).presence is presence
 
 
 async def test_status_is_told_the_handle_though_the_books_never_heard_it(site: Site) -> None:
@@ -357,12 +357,12 @@ async def test_status_is_told_the_handle_though_the_books_never_heard_it(site: S
     """
     status = 'echo "asked $2" >> "$LOG"; [ -n "$2" ] || exit 3'
     by_name = site.provider("true", status=status)
-    assert (await by_name.look("far-1-1", "far", "")).presence is Presence.RUNS
+    assert (await by_name.status("far-1-1", "far", "")).presence is Presence.RUNS
 
     said = site.provider("echo unit-9", status=status, more='handle = "last_line"')
-    assert (await said.look("far-1-2", "far", "")).presence is Presence.UNKNOWN
+    assert (await said.status("far-1-2", "far", "")).presence is Presence.UNKNOWN
     await said.start("far-1-2", "far", again=False)
-    assert (await said.look("far-1-2", "far", "")).presence is Presence.RUNS
+    assert (await said.status("far-1-2", "far", "")).presence is Presence.RUNS
     assert site.done == ["asked far-1-1", "asked unit-9"]
 
 
@@ -402,7 +402,7 @@ async def test_a_start_that_is_not_wanted_any_more_is_ended_before_anything_else
         await starting
 
     process = this_process(pid)
-    assert process is None or not process.lives()
+    assert process is None or not process.is_running()
 
 
 async def test_one_that_waits_for_its_turn_is_not_begun_once_it_is_not_wanted(site: Site) -> None:
@@ -427,7 +427,7 @@ async def test_closing_ends_nothing_that_was_started(site: Site) -> None:
 
     background = this_process(int(site.done[0]))
     assert background is not None
-    assert background.lives()
+    assert background.is_running()
     os.kill(background.pid, signal.SIGKILL)
 
 
@@ -449,7 +449,7 @@ def test_a_process_that_was_waited_for_is_no_more() -> None:
     while not process.wait(1) and time.monotonic() < deadline:
         pass
     assert this_process(pid) is None
-    assert not Process(pid, process.start_ticks).lives()
+    assert not Process(pid, process.start_ticks).is_running()
 
 
 def test_another_child_of_the_same_number_is_not_buried() -> None:

@@ -26,7 +26,7 @@ from resource_manager.providers.process_executor import (
 )
 from resource_manager.providers.process_sweep import stop_everything
 from resource_manager.providers.process_tree import Process, this_process
-from resource_manager.providers.provider import Presence, ProviderFailed, Sight
+from resource_manager.providers.provider import Observation, Presence, ProviderFailed
 from tests.support.control_groups import groups_called
 from tests.support.providers import (
     configuration,
@@ -74,7 +74,7 @@ class Host:
         except (OSError, ValueError):
             return {}
         lives = this_process(note["pid"])
-        return note if lives is not None and lives.lives() else {}
+        return note if lives is not None and lives.is_running() else {}
 
     async def serves(self, executor_id: str) -> int:
         """Waits until an executor serves; its process."""
@@ -98,7 +98,7 @@ async def ended(provider: ProcessProvider) -> str:
     """Waits until executor half-1-1 is seen to have ended; with what is said of it."""
 
     async def look() -> str:
-        seen = await provider.look("half-1-1", "half", "")
+        seen = await provider.status("half-1-1", "half", "")
         return seen.message if seen.presence is Presence.ENDED else ""
 
     said: str = await eventually(look, what="it ended")
@@ -110,7 +110,7 @@ async def test_an_executor_is_started_seen_and_stopped_with_all_that_it_had(host
 
     started = await provider.start("half-1-1", "half", again=False)
     await host.serves("half-1-1")
-    seen = await provider.look("half-1-1", "half", started.handle)
+    seen = await provider.status("half-1-1", "half", started.handle)
     groups = [
         Path(group)
         for group in json.loads(
@@ -139,8 +139,8 @@ async def test_what_it_writes_is_bounded_as_long_as_it_lives(host: Host) -> None
         for _ in range(3):
             file.write(b"x" * OUTPUT_BYTES_MAX + b" the last\n")
             file.flush()
-            seen = await provider.look("half-1-1", "half", "")
-            assert seen == Sight(Presence.RUNS)
+            seen = await provider.status("half-1-1", "half", "")
+            assert seen == Observation(Presence.RUNS)
             assert output.stat().st_size == 0
         file.write(b"and the next\n")
     earlier = output.with_name("output.earlier")
@@ -261,7 +261,7 @@ async def test_a_front_that_was_killed_is_started_again_but_not_for_ever(host: H
         lives.append(await host.serves("half-1-1"))
         os.kill(lives[-1], signal.SIGKILL)
         await eventually(lambda: not host.endpoint("half-1-1"), what="the front is dead")
-        seen = await provider.look("half-1-1", "half", "")
+        seen = await provider.status("half-1-1", "half", "")
 
     assert len(set(lives)) == 4
     assert seen.presence is Presence.ENDED
@@ -337,11 +337,11 @@ async def test_one_whose_directory_disappeared_keeps_its_share_until_it_is_stopp
     await host.serves("half-1-1")
     shutil.rmtree(host.directory)
 
-    seen = await provider.look("half-1-1", "half", started.handle)
+    seen = await provider.status("half-1-1", "half", started.handle)
     with pytest.raises(ProviderFailed, match="half-1-1 holds cannot be told"):
         await provider.start("half-1-2", "half", again=False)
     await provider.stop("half-1-1", "half", started.handle)
-    gone = await provider.look("half-1-1", "half", started.handle)
+    gone = await provider.status("half-1-1", "half", started.handle)
 
     assert (seen.presence, gone.presence) == (Presence.RUNS, Presence.ENDED)
     assert not processes_naming(host.path("half-1-1"))
@@ -359,7 +359,7 @@ async def test_a_stop_that_is_put_off_can_be_taken_up_by_the_next_life(host: Hos
     stopping.cancel()
     with pytest.raises(asyncio.CancelledError):
         await stopping
-    lived_on = Process(pid, this_process(pid).start_ticks).lives()  # type: ignore[union-attr]
+    lived_on = Process(pid, this_process(pid).start_ticks).is_running()  # type: ignore[union-attr]
     os.kill(pid, signal.SIGCONT)
 
     await host.provider().stop("half-1-1", "half", "")
@@ -372,7 +372,7 @@ async def test_what_was_started_elsewhere_is_not_called_gone(host: Host) -> None
     provider = host.provider()
     elsewhere = "another-host:/var/lib/finegrain/rm/provided/process/executors/half-1-1"
 
-    seen = await provider.look("half-1-1", "half", elsewhere)
+    seen = await provider.status("half-1-1", "half", elsewhere)
     with pytest.raises(ProviderFailed, match="another-host"):
         await provider.stop("half-1-1", "half", elsewhere)
 

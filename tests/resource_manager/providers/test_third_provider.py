@@ -15,11 +15,11 @@ from resource_manager.providers.config import make_providers, read_providers
 from resource_manager.providers.config_table import ConfigTable
 from resource_manager.providers.provider import (
     ConfiguredShape,
+    Observation,
     Presence,
     Provider,
     ProviderKind,
     ReadShape,
-    Sight,
     Started,
     Surroundings,
 )
@@ -53,8 +53,8 @@ class Cloud:
         self.running.pop(executor_id, None)
         return ""
 
-    async def look(self, executor_id: str, shape: str, handle: str) -> Sight:
-        return Sight(Presence.RUNS if executor_id in self.running else Presence.ENDED)
+    async def status(self, executor_id: str, shape: str, handle: str) -> Observation:
+        return Observation(Presence.RUNS if executor_id in self.running else Presence.ENDED)
 
     def owns(self, executor_id: str) -> bool:
         return False
@@ -123,7 +123,7 @@ async def test_it_is_configured_and_called_like_ours(
     assert set(made) == {"process", "command", "cloud"}
     started = await made["cloud"].start("vm-1-1", "vm", again=False)
     assert started.handle == "north/vm-1-1"
-    assert (await made["cloud"].look("vm-1-1", "vm", "")).presence is Presence.RUNS
+    assert (await made["cloud"].status("vm-1-1", "vm", "")).presence is Presence.RUNS
     for each in made.values():
         await each.close()
 

@@ -16,9 +16,9 @@ from finegrain.resources import AMOUNT_MAX
 from finegrain.v1 import cpus_pb2, resources_pb2, slots_pb2
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.values.outcomes import ItemOutcome
-from resource_manager.service.submission import Asked, asked
+from resource_manager.service.submission import Submission, make_submission
 from resource_manager.service.wire import decoding
-from resource_manager.service.wire.resizes import resize_wish
+from resource_manager.service.wire.resizes import resize_event
 
 numbers = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-2, 3000))
 texts = st.one_of(st.text(max_size=20), st.sampled_from(["slot-1", "job-1", "0-3", "", "1.0"]))
@@ -101,7 +101,7 @@ def test_reports_are_taken_in_whole_or_refused_by_field(message: slots_pb2.SlotR
 
 def whole_call(message: rm_pb2.RequestResourceRequest) -> object:
     specs = decoding.slot_requests_from(message.requests, 0)
-    return asked(specs, message.gangs, members_max=10)
+    return make_submission(specs, message.gangs, members_max=10)
 
 
 READERS: list[tuple[Any, Callable[[Any], object]]] = [
@@ -110,7 +110,7 @@ READERS: list[tuple[Any, Callable[[Any], object]]] = [
     (slots_pb2.UsageReport, lambda message: decoding.usage(message, "usage")),
     (rm_pb2.RegisterExecutorRequest, decoding.registration),
     (rm_pb2.RequestResourceRequest, whole_call),
-    (rm_pb2.ResourceManagerServiceResizeSlotRequest, lambda message: resize_wish(message, "job")),
+    (rm_pb2.ResourceManagerServiceResizeSlotRequest, lambda message: resize_event(message, "job")),
 ]
 
 
@@ -150,7 +150,7 @@ def test_gangs_are_taken_in_whole_or_refused_by_field(
     except InvalidArgument as error:
         assert error.field.startswith(("gangs", "requests["))  # noqa: PT017
         return
-    assert isinstance(call, Asked)
+    assert isinstance(call, Submission)
     assert len(call.gangs) == len(declared)
     for spec in call.specs:
         assert not spec.gang_id or not spec.target_address
@@ -159,7 +159,7 @@ def test_gangs_are_taken_in_whole_or_refused_by_field(
 
 def test_a_batch_names_both_places_of_an_id_that_it_holds_twice() -> None:
     twice = [slots_pb2.SlotRequest(allocation_id=each) for each in ("a", "b", "a", "a")]
-    call = asked(decoding.slot_requests_from(twice, 0), (), members_max=10)
+    call = make_submission(decoding.slot_requests_from(twice, 0), (), members_max=10)
     assert [spec.allocation_id for spec in call.specs] == ["a", "b"]
     assert sorted(call.repeated) == [2, 3]
     assert "requests[3].allocation_id" in call.repeated[3].message

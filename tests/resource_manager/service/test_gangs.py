@@ -17,7 +17,12 @@ from finegrain.v1 import resource_manager_pb2 as rm_pb2
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.model.entities import GangSpec, Instant, RequestSpec
-from resource_manager.service.submission import PART_ITEMS_MAX, Asked, asked, submissions
+from resource_manager.service.submission import (
+    CHUNK_ITEMS_MAX,
+    Submission,
+    make_submission,
+    submission_events,
+)
 from resource_manager.service.wire.encoding import write
 from resource_manager.service.wire.gangs import gangs_of_call
 from tests.support.rm_service import (
@@ -235,10 +240,10 @@ def test_a_gang_comes_back_from_the_wire_as_it_went() -> None:
 gang_ids = st.sampled_from(["", "", "", "g1", "g2", "g3"])
 
 
-def call_of(ids: list[str]) -> Asked:
+def call_of(ids: list[str]) -> Submission:
     specs = [RequestSpec(f"r{n}", None, gang_id=name) for n, name in enumerate(ids)]
     gangs = [Gang(gang_id=name) for name in dict.fromkeys(ids) if name]
-    return asked(specs, gangs, members_max=1_000)
+    return make_submission(specs, gangs, members_max=1_000)
 
 
 @given(st.lists(gang_ids, min_size=1, max_size=40))
@@ -255,15 +260,15 @@ def test_outcomes_come_in_the_order_sent_wherever_members_stand(ids: list[str]) 
 def test_a_large_call_is_cut_between_gangs_only(runs: list[tuple[str, int]], random: Any) -> None:
     ids = [name for name, count in runs for _ in range(count)]
     counts = {name: ids.count(name) for name in ids if name}
-    ids = [name for name in ids if counts.get(name, 0) <= PART_ITEMS_MAX] or [""]
+    ids = [name for name in ids if counts.get(name, 0) <= CHUNK_ITEMS_MAX] or [""]
     random.shuffle(ids)
     call = call_of(ids)
-    events = [make(Instant(0, 0)) for make in submissions("job", call)]
+    events = [make(Instant(0, 0)) for make in submission_events("job", call)]
     sent = [spec for event in events for spec in event.requests]
     assert sorted(spec.allocation_id for spec in sent) == sorted(f"r{n}" for n in range(len(ids)))
     homes: dict[str, int] = {}
     for at, event in enumerate(events):
-        assert 1 <= len(event.requests) <= PART_ITEMS_MAX
+        assert 1 <= len(event.requests) <= CHUNK_ITEMS_MAX
         assert event.admitted is (at > 0)
         names = {spec.gang_id for spec in event.requests} - {""}
         assert {gang.gang_id for gang in event.gangs} == names

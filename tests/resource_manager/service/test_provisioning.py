@@ -21,7 +21,7 @@ from resource_manager.engine.model.events import (
     ProvisionStarted,
     ProvisionStopFailed,
 )
-from resource_manager.providers.provider import Presence, ProviderFailed, Sight, Started
+from resource_manager.providers.provider import Observation, Presence, ProviderFailed, Started
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.provisioning import Providers, Provisioning
 from resource_manager.storage.store import NotLeader
@@ -71,7 +71,7 @@ class Scripted:
 
     start_outcome: Started | Exception = field(default_factory=lambda: Started("unit-1", "hello"))
     stop_outcomes: list[str | Exception] = field(default_factory=list)
-    sights: list[Sight | Exception] = field(default_factory=list)
+    observations: list[Observation | Exception] = field(default_factory=list)
     gate: asyncio.Event | None = None
     known: frozenset[str] = frozenset()
     calls: list[tuple[str, ...]] = field(default_factory=list)
@@ -94,12 +94,12 @@ class Scripted:
         self.known -= {executor_id}
         return outcome
 
-    async def look(self, executor_id: str, shape: str, handle: str) -> Sight:
+    async def status(self, executor_id: str, shape: str, handle: str) -> Observation:
         await asyncio.sleep(0)
-        sight = self.sights.pop(0) if self.sights else Sight(Presence.RUNS)
-        if isinstance(sight, Exception):
-            raise sight
-        return sight
+        observation = self.observations.pop(0) if self.observations else Observation(Presence.RUNS)
+        if isinstance(observation, Exception):
+            raise observation
+        return observation
 
     def owns(self, executor_id: str) -> bool:
         return executor_id in self.known
@@ -130,7 +130,7 @@ class Service:
     provisioning: Provisioning
     metrics: ResourceManagerMetrics
 
-    def wish(self, *wishes: StartExecutor | StopExecutor) -> None:
+    def order(self, *wishes: StartExecutor | StopExecutor) -> None:
         for each in wishes:
             self.provisioning.carry_out(each)
 
@@ -170,9 +170,9 @@ STOP = StopExecutor(ID, "small", "unit-1")
 
 async def test_a_start_and_a_stop_are_answered_with_what_came_of_them() -> None:
     async with service(Scripted(stop_outcomes=["good bye"])) as at:
-        at.wish(START)
+        at.order(START)
         await at.told(1)
-        at.wish(STOP)
+        at.order(STOP)
 
         assert await at.told(2) == [
             ProvisionStarted(AT, ID, "unit-1", "hello"),
@@ -185,7 +185,7 @@ async def test_a_start_and_a_stop_are_answered_with_what_came_of_them() -> None:
 
 async def test_a_provider_is_told_that_it_may_have_been_told_before() -> None:
     async with service() as at:
-        at.wish(StartExecutor(ID, "small", again=True))
+        at.order(StartExecutor(ID, "small", again=True))
         await at.told()
         assert at.provider.calls == [("start", ID, "small", "again")]
 
@@ -200,15 +200,15 @@ async def test_a_provider_is_told_that_it_may_have_been_told_before() -> None:
 )
 async def test_failures_are_told_with_their_cause(error: Exception, message: str) -> None:
     async with service(Scripted(start_outcome=error)) as at:
-        at.wish(START)
+        at.order(START)
         assert await at.told() == [ProvisionFailed(AT, ID, message)]
 
 
 async def test_a_stop_that_failed_is_told_and_can_be_asked_for_again() -> None:
     async with service(Scripted(stop_outcomes=[ProviderFailed("the host is away")])) as at:
-        at.wish(STOP)
+        at.order(STOP)
         await at.told(1)
-        at.wish(STOP)
+        at.order(STOP)
         assert await at.told(2) == [
             ProvisionStopFailed(AT, ID, "the host is away"),
             ProvisionEnded(AT, ID),
@@ -217,7 +217,7 @@ async def test_a_stop_that_failed_is_told_and_can_be_asked_for_again() -> None:
 
 async def test_one_wish_twice_is_one_call() -> None:
     async with service(Scripted(gate=asyncio.Event())) as at:
-        at.wish(START, START, StartExecutor(ID, "small", again=True))
+        at.order(START, START, StartExecutor(ID, "small", again=True))
         await at.called(1)
         at.provider.gate.set()  # type: ignore[union-attr]
         await at.told()
@@ -230,9 +230,9 @@ async def test_one_wish_twice_is_one_call() -> None:
 
 async def test_a_stop_ends_the_start_that_is_under_way_and_comes_after_it() -> None:
     async with service(Scripted(gate=asyncio.Event())) as at:
-        at.wish(START)
+        at.order(START)
         await at.called(1)
-        at.wish(STOP)
+        at.order(STOP)
         await at.called(2)
         at.provider.gate.set()  # type: ignore[union-attr]
         assert await at.told() == [ProvisionEnded(AT, ID)]
@@ -240,7 +240,7 @@ async def test_a_stop_ends_the_start_that_is_under_way_and_comes_after_it() -> N
 
 async def test_executors_do_not_wait_for_each_other() -> None:
     async with service(Scripted(gate=asyncio.Event())) as at:
-        at.wish(*(StartExecutor(f"small-1-{n}", "small") for n in range(20)))
+        at.order(*(StartExecutor(f"small-1-{n}", "small") for n in range(20)))
         await at.called(20)
         at.provider.gate.set()  # type: ignore[union-attr]
         await at.told(20)
@@ -253,14 +253,14 @@ async def test_an_outcome_is_told_until_the_books_have_it() -> None:
             StoreError("the commit failed"),
             Unavailable("the books are read anew"),
         ]
-        at.wish(START)
+        at.order(START)
         assert await at.told() == [ProvisionStarted(AT, ID, "unit-1", "hello")]
 
 
 async def test_an_outcome_that_the_books_refuse_is_dropped() -> None:
     async with service() as at:
         at.books.refusals = [NotFound("nobody asked for it")]
-        at.wish(START)
+        at.order(START)
         await eventually(lambda: not at.provisioning._works, what="nothing is under way")
         assert at.books.told == []
 
@@ -269,9 +269,9 @@ async def test_a_stop_while_a_failed_stop_is_being_told_is_another_call() -> Non
     """The rules heard of the failure and ask again before this side learns that they heard."""
     async with service(Scripted(stop_outcomes=[ProviderFailed("away")])) as at:
         at.books.refusals = [Unavailable("starting")]
-        at.wish(STOP)
+        at.order(STOP)
         await eventually(lambda: not at.books.refusals, what="it is being told")
-        at.wish(STOP)
+        at.order(STOP)
         await at.told(2)
         assert at.provider.calls == [("stop", ID, "small", "unit-1")] * 2
 
@@ -279,7 +279,7 @@ async def test_a_stop_while_a_failed_stop_is_being_told_is_another_call() -> Non
 async def test_nothing_is_done_by_one_that_may_not_lead() -> None:
     async with service() as at:
         at.books.doubts = [NotLeader("another one leads", reason=Reason.STORE_IN_USE)]
-        at.wish(START)
+        at.order(START)
         await eventually(lambda: not at.provisioning._works, what="it is given up")
         assert at.provider.calls == []
         assert at.books.told == []
@@ -288,14 +288,17 @@ async def test_nothing_is_done_by_one_that_may_not_lead() -> None:
 async def test_while_it_is_unsure_who_leads_nothing_is_done_yet() -> None:
     async with service() as at:
         at.books.doubts = [StoreError("away"), StoreError("away")]
-        at.wish(START)
+        at.order(START)
         await at.told()
         assert at.books.doubts == []
 
 
 async def test_one_that_ended_by_itself_is_cleared_away_and_told() -> None:
-    sights: list[Sight | Exception] = [Sight(Presence.RUNS), Sight(Presence.ENDED, "exit status 1")]
-    async with service(Scripted(sights=sights)) as at:
+    observations: list[Observation | Exception] = [
+        Observation(Presence.RUNS),
+        Observation(Presence.ENDED, "exit status 1"),
+    ]
+    async with service(Scripted(observations=observations)) as at:
         at.books.has(ProvidedExecutorState.REGISTERED)
         at.provisioning.begin()
         told = await at.told()
@@ -305,29 +308,30 @@ async def test_one_that_ended_by_itself_is_cleared_away_and_told() -> None:
 
 @pytest.mark.parametrize("state", [ProvidedExecutorState.ASKED, ProvidedExecutorState.STOPPING])
 async def test_those_that_need_not_run_are_not_looked_at(state: ProvidedExecutorState) -> None:
-    sights: list[Sight | Exception] = [Sight(Presence.ENDED)]
-    async with service(Scripted(sights=sights)) as at:
+    observations: list[Observation | Exception] = [Observation(Presence.ENDED)]
+    async with service(Scripted(observations=observations)) as at:
         at.books.has(state)
         at.provisioning.begin()
         await at.looked_on()
-        assert at.provider.sights == sights
+        assert at.provider.observations == observations
 
 
 @pytest.mark.parametrize(
-    "sight", [Sight(Presence.UNKNOWN, "cannot be told"), ProviderFailed("no"), ValueError("a bug")]
+    "observation",
+    [Observation(Presence.UNKNOWN, "cannot be told"), ProviderFailed("no"), ValueError("a bug")],
 )
-async def test_what_cannot_be_seen_is_left_alone(sight: Sight | Exception) -> None:
-    async with service(Scripted(sights=[sight])) as at:
+async def test_what_cannot_be_seen_is_left_alone(observation: Observation | Exception) -> None:
+    async with service(Scripted(observations=[observation])) as at:
         at.books.has(ProvidedExecutorState.STARTED)
         at.provisioning.begin()
-        await eventually(lambda: not at.provider.sights, what="it was looked at")
+        await eventually(lambda: not at.provider.observations, what="it was looked at")
         await at.looked_on()
         assert at.provider.calls == []
 
 
 async def test_one_that_cannot_be_cleared_away_is_tried_again_at_the_next_look() -> None:
     provider = Scripted(
-        sights=[Sight(Presence.ENDED), Sight(Presence.ENDED)],
+        observations=[Observation(Presence.ENDED), Observation(Presence.ENDED)],
         stop_outcomes=[ProviderFailed("a process is left")],
     )
     async with service(provider) as at:
@@ -339,7 +343,7 @@ async def test_one_that_cannot_be_cleared_away_is_tried_again_at_the_next_look()
 
 async def test_a_stop_asked_for_while_it_is_cleared_away_is_answered() -> None:
     provider = Scripted(
-        sights=[Sight(Presence.ENDED)],
+        observations=[Observation(Presence.ENDED)],
         stop_outcomes=[ProviderFailed("a process is left")],
         gate=asyncio.Event(),
     )
@@ -347,13 +351,13 @@ async def test_a_stop_asked_for_while_it_is_cleared_away_is_answered() -> None:
         at.books.has(ProvidedExecutorState.REGISTERED)
         at.provisioning.begin()
         await at.called(1)
-        at.wish(STOP)
+        at.order(STOP)
         provider.gate.set()  # type: ignore[union-attr]
         assert (await at.told())[0] == ProvisionStopFailed(AT, ID, "a process is left")
 
 
 async def test_looking_goes_on_when_the_books_are_away_for_a_moment() -> None:
-    async with service(Scripted(sights=[Sight(Presence.ENDED)])) as at:
+    async with service(Scripted(observations=[Observation(Presence.ENDED)])) as at:
         at.books.has(ProvidedExecutorState.STARTED)
         at.books.refusals = [Unavailable("starting")]
         at.provisioning.begin()
@@ -371,15 +375,18 @@ class Unreadable(Scripted):
 
 
 async def test_notes_that_cannot_be_read_keep_nobody_from_being_looked_after() -> None:
-    sights: list[Sight | Exception] = [Sight(Presence.RUNS), Sight(Presence.ENDED, "exit status 1")]
-    async with service(Unreadable(sights=sights)) as at:
+    observations: list[Observation | Exception] = [
+        Observation(Presence.RUNS),
+        Observation(Presence.ENDED, "exit status 1"),
+    ]
+    async with service(Unreadable(observations=observations)) as at:
         at.books.has(ProvidedExecutorState.REGISTERED)
         gone = Provision("old-1-1", "old", 2, "a test", 0, state=ProvidedExecutorState.REGISTERED)
         at.books.provisions["old-1-1"] = gone
         at.provisioning.begin()
         assert await at.told() == [ProvisionEnded(AT, ID, "it ended by itself: exit status 1")]
         del at.books.provisions[ID]
-        at.wish(StopExecutor("old-1-1", "old", ""))
+        at.order(StopExecutor("old-1-1", "old", ""))
         (_, failed) = await at.told(2)
         assert isinstance(failed, ProvisionStopFailed)
         assert "scripted cannot say: OSError(5, 'Input/output error')" in failed.message
@@ -387,9 +394,9 @@ async def test_notes_that_cannot_be_read_keep_nobody_from_being_looked_after() -
 
 async def test_the_provider_of_a_shape_that_is_gone_is_found_by_what_it_knows() -> None:
     async with service(Scripted(known=frozenset({"old-1-1"}))) as at:
-        at.wish(StopExecutor("old-1-1", "old", "unit-9"))
+        at.order(StopExecutor("old-1-1", "old", "unit-9"))
         assert await at.told() == [ProvisionEnded(AT, "old-1-1")]
-        at.wish(StopExecutor("old-1-2", "old", "unit-9"))
+        at.order(StopExecutor("old-1-2", "old", "unit-9"))
         (_, failed) = await at.told(2)
         assert isinstance(failed, ProvisionStopFailed)
         assert "configure the shape again" in failed.message
@@ -401,7 +408,7 @@ async def test_whoever_started_it_stops_it_though_its_shape_is_another_ones_now(
         at.provisioning._providers = Providers(
             {"former": former, "scripted": at.provider}, {"small": "scripted"}
         )
-        at.wish(STOP, StopExecutor("small-1-2", "small"))
+        at.order(STOP, StopExecutor("small-1-2", "small"))
         await at.told(2)
         assert former.calls == [("stop", ID, "small", "unit-1")]
         assert at.provider.calls == [("stop", "small-1-2", "small", "")]
@@ -421,10 +428,10 @@ async def test_what_the_books_know_nothing_of_is_stopped_after_a_while() -> None
 async def test_its_end_ends_calls_but_no_executor() -> None:
     provider = Scripted(gate=asyncio.Event())
     async with service(provider) as at:
-        at.wish(START, StopExecutor("small-1-2", "small"))
+        at.order(START, StopExecutor("small-1-2", "small"))
         await at.called(2)
         await at.provisioning.stop()
-        at.wish(StopExecutor("small-1-3", "small"))
+        at.order(StopExecutor("small-1-3", "small"))
         assert len(provider.calls) == 2
         assert at.books.told == []
 
@@ -432,9 +439,9 @@ async def test_its_end_ends_calls_but_no_executor() -> None:
 async def test_whoever_leads_no_longer_drops_what_was_to_follow() -> None:
     provider = Scripted(gate=asyncio.Event())
     async with service(provider) as at:
-        at.wish(START)
+        at.order(START)
         await at.called(1)
-        at.wish(STOP)
+        at.order(STOP)
         at.provisioning.drop_all()
         await eventually(lambda: not at.provisioning._works, what="nothing is under way")
         assert len(provider.calls) == 1

@@ -26,7 +26,7 @@ from resource_manager.engine.model.entities import (
 from resource_manager.engine.model.offers import slot_to_dict
 from resource_manager.service.wire import decoding, encoding
 from resource_manager.service.wire.gangs import gangs_of_call
-from resource_manager.service.wire.resizes import resize_wish
+from resource_manager.service.wire.resizes import resize_event
 from resource_manager.storage.rows import JOB_EVENTS
 
 amounts = st.integers(1, 10**12)
@@ -140,7 +140,7 @@ def test_an_executor_is_told_the_size_that_was_asked_for(resize: Resize) -> None
         cpu_limit_milli=resize.cpu_limit_milli,
         when_in_use=rm_pb2.WHEN_IN_USE_WAIT,
     )
-    wish = resize_wish(asked, "job")(Instant(1, 2))
+    wish = resize_event(asked, "job")(Instant(1, 2))
     assert (wish.at, wish.job_id, wish.allocation_id) == (Instant(1, 2), "job", "a")
     assert (wish.generation, wish.resize_number, wish.wait_for_use) == (4, resize.number, True)
     assert (wish.profile, wish.cpu_limit_milli) == (resize.profile, resize.cpu_limit_milli)

@@ -183,11 +183,11 @@ async def test_large_calls_side_by_side_count_with_all_their_parts() -> None:
         first = register(runner, "job-0")
         await committing(store)
         makes = [job(f"job-{n}") for n in range(1, 4)]
-        call: Coroutine[Any, Any, Any] = runner.submit_parts(makes, items=10, owner="flood")
+        call: Coroutine[Any, Any, Any] = runner.submit_chunks(makes, items=10, owner="flood")
         large = asyncio.ensure_future(call)
         await asyncio.sleep(0)
         with pytest.raises(ResourceExhausted, match="30 items of this caller"):
-            await runner.submit_parts(makes, items=10, owner="flood")
+            await runner.submit_chunks(makes, items=10, owner="flood")
         store.gate.set()
         await first
         assert [each.job_id for each in await large] == ["job-1", "job-2", "job-3"]

@@ -41,7 +41,7 @@ def test_every_flow_gets_its_share_and_nothing_is_idle(mix: Mix) -> None:
     errors = comparison.errors(CONVERGED_S, HORIZON_S)
     assert errors.keys() >= {job.name for job in mix.jobs}
     assert max(errors.values()) <= TOLERANCE, errors
-    assert idle.looks > 0
+    assert idle.checks > 0
     assert not idle.findings
 
 

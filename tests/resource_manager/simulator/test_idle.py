@@ -45,7 +45,7 @@ def test_nothing_is_idle_beside_work_that_fits() -> None:
 
     cluster.run()
 
-    assert check.looks == cluster.effort.moments > 100
+    assert check.checks == cluster.effort.moments > 100
     assert (check.idle_moments, check.findings) == (0, [])
     assert not cluster.waiting_kinds
 

@@ -59,7 +59,7 @@ def test_a_log_worked_out_by_hand() -> None:
         ("user-b", 2, 15_000),
     ]
     assert outcome.groups[1].account.received == 25  # half of the cluster per slot
-    assert (outcome.idle_looks, outcome.idle_moments) == (5, 0)
+    assert (outcome.idle_checks, outcome.idle_moments) == (5, 0)
 
 
 def test_parts_of_a_job_start_together_unless_it_is_moldable() -> None:
@@ -118,7 +118,7 @@ def test_every_log_runs_to_its_end_with_nothing_idle_beside_work_that_fits(
     assert outcome.jobs + sum(outcome.rejected.values()) == len(workload.jobs)
     assert outcome.jobs > 0.9 * len(workload.jobs)
     assert outcome.idle_findings == ()
-    assert outcome.idle_looks > 70
+    assert outcome.idle_checks > 70
     assert 0 < outcome.utilisation <= 1
 
 

@@ -69,7 +69,7 @@ def successor(postgresql_url: str) -> Iterator[Store]:
 def until_one_waits_for_a_lock(store: Store, unless: Future[list[Job]]) -> None:
     end = time.monotonic() + PATIENCE_S
     while not unless.done():
-        with inside(store)._reading() as connection:
+        with inside(store)._read_connection() as connection:
             if connection.scalar(WAITING):
                 return
         assert time.monotonic() < end, "the successor neither leads nor waits"

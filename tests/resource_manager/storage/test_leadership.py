@@ -401,7 +401,7 @@ def test_a_lease_is_renewed_while_readers_have_all_other_connections(postgresql_
     with open_store(postgresql_url) as store, ExitStack() as reading:
         store.lead("first")
         for _ in range(CONNECTIONS):
-            reading.enter_context(inside(store)._reading())
+            reading.enter_context(inside(store)._read_connection())
         store.renew()
 
 

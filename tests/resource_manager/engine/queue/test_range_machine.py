@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.values.states import RequestState
-from resource_manager.engine.explain.stretches import members_of, stretches_of
+from resource_manager.engine.explain.intervals import intervals_of, members_of
 from resource_manager.engine.invariants.all import check_invariants
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, RangeSpec, RequestSpec
 from resource_manager.engine.model.events import (
@@ -270,8 +270,8 @@ class AsManyPlainRequests(RuleBasedStateMachine):
             return
         seen = [
             (one.request.allocation_id, one.request.state)
-            for stretch in stretches_of(state, job)
-            for one in members_of(state.requests, stretch)
+            for interval in intervals_of(state, job)
+            for one in members_of(state.requests, interval)
         ]
         plain = self.plain.state
         assert seen == [(r.allocation_id, r.state) for r in plain.requests.of_job(plain.jobs[JOB])]

@@ -18,7 +18,7 @@ _DENSE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class RequestInterval:
     """A request, or (`count` above 1) the first of so many members of a range that stand alike."""
 
     request: Request
@@ -35,15 +35,15 @@ class Stretch:
         return self.request.state in ENDED_REQUEST_STATES
 
 
-def stretches_of(state: State, job: Job, after: int = 0) -> Iterator[Stretch]:
+def intervals_of(state: State, job: Job, after: int = 0) -> Iterator[RequestInterval]:
     """All requests of a job that are kept, from behind an arrival number on."""
     parts = state.ranges.parts_of(job.job_id, after)
     return _merged(state.requests, state.requests.of_job(job, after), parts, after)
 
 
-def stretches(
+def intervals(
     requests: Requests, ranges: RangeLedger, numbers: Numbers, after: int = 0
-) -> Iterator[Stretch]:
+) -> Iterator[RequestInterval]:
     """Likewise of all jobs."""
     return _merged(
         requests,
@@ -53,28 +53,28 @@ def stretches(
     )
 
 
-def members_of(requests: Requests, stretch: Stretch) -> Iterator[Stretch]:
+def members_of(requests: Requests, interval: RequestInterval) -> Iterator[RequestInterval]:
     """A stretch, one by one."""
-    if stretch.count == 1:
-        yield stretch
+    if interval.count == 1:
+        yield interval
         return
-    first = stretch.request.arrival_number
-    for number in range(first, first + stretch.count):
-        yield Stretch(requests.at(number))
+    first = interval.request.arrival_number
+    for number in range(first, first + interval.count):
+        yield RequestInterval(requests.at(number))
 
 
 def _merged(
     requests: Requests, others: Iterator[Request], parts: Iterable[Part], after: int
-) -> Iterator[Stretch]:
+) -> Iterator[RequestInterval]:
     other = next(others, None)
     for part in parts:
         while other is not None and other.arrival_number < part.row.arrival_number:
-            yield Stretch(other)
+            yield RequestInterval(other)
             other = next(others, None)
-        for _, (start, end) in part.stretches(after):
-            yield Stretch(requests.at(part.arrival_of(start)), end - start)
+        for _, (start, end) in part.intervals(after):
+            yield RequestInterval(requests.at(part.arrival_of(start)), end - start)
     while other is not None:
-        yield Stretch(other)
+        yield RequestInterval(other)
         other = next(others, None)
 
 
