@@ -126,15 +126,15 @@ class Pools:
         return self.of_class(qos, assignment.pools) or self.of_class(qos)
 
 
-def pools_of(host: Pooled, holders: Iterable[tuple[QosClass, CpuSet]]) -> Pools:
+def pools_of(host: Pooled, assignments: Iterable[tuple[QosClass, CpuSet]]) -> Pools:
     """The pools that remain, beside those who have cpus of their own.
 
     Args:
-        holders: class and own cpus of each; without cpus they change nothing. Cpus that the host
-            does not have are passed over.
+        assignments: class and dedicated cpus of each slot; without cpus they change nothing. Cpus
+            that the host does not have are left out.
     """
     taken, exclusive = EMPTY, EMPTY
-    for qos, cpus in holders:
+    for qos, cpus in assignments:
         taken |= cpus
         if qos is QosClass.LSE:
             exclusive |= cpus
@@ -160,8 +160,8 @@ def places_of(
     """
     found: dict[PoolName, CpuSet] = {}
     for name, cpus in cores:
-        if mine := cpus & own:
-            found[name] = found.get(name, EMPTY) | mine
+        if included := cpus & own:
+            found[name] = found.get(name, EMPTY) | included
     return tuple(sorted(found.items(), key=lambda place: place[0]))
 
 

@@ -66,7 +66,7 @@ _log = get_logger("finegrain.rm")
 class _Running:
     """A resource manager whose ports are bound; `lead` makes it serve."""
 
-    parts: Components
+    components: Components
     server: GuardedServer
     dispatcher: Dispatcher
     provisioning: Provisioning
@@ -77,7 +77,7 @@ class _Running:
     @property
     def database(self) -> DatabaseUrl:
         """Which one it uses."""
-        return DatabaseUrl.parse(database_url(self.parts.options, self.state_dir))
+        return DatabaseUrl.parse(database_url(self.components.options, self.state_dir))
 
     async def lead(self, ready: Callable[[str], None]) -> None:
         """Serves from now on; a standby may have to wait before. `ready` is told how it stands.
@@ -85,18 +85,18 @@ class _Running:
         Raises:
             FinegrainError: see `Leadership`.
         """
-        leadership = self.parts.leadership
-        if self.parts.options.standby:
+        leadership = self.components.leadership
+        if self.components.options.standby:
 
             def waiting() -> None:
-                self.parts.prepared_tokens.check_shared(leadership.leader)
+                self.components.prepared_tokens.check_shared(leadership.leader)
                 write_endpoint(self.state_dir, self.address, self.metrics_address)
                 ready(f"standing by at {self.address}")
 
             await leadership.wait_and_take(self.dispatcher, waiting)
         else:
             await leadership.take(self.dispatcher)
-        await self.parts.secrets.unlock()
+        await self.components.secrets.unlock()
         leadership.begin()
         self.provisioning.begin()
         await self.server.set_serving(True)
@@ -105,7 +105,7 @@ class _Running:
             "serving",
             address=self.address,
             metrics_address=self.metrics_address,
-            rm_epoch=self.parts.runner.rm_epoch,
+            rm_epoch=self.components.runner.rm_epoch,
             state_dir=str(self.state_dir),
         )
         ready(f"serving at {self.address}")
@@ -148,11 +148,11 @@ async def serve(
         ready: told the addresses once calls are served.
         handle_signals: SIGTERM and SIGINT end it in order.
     """
-    stopping, asked = asyncio.Event(), asyncio.Event()
-    told = False
+    stopping, end_requested = asyncio.Event(), asyncio.Event()
+    is_ready = False
 
     def end_in_order() -> None:
-        asked.set()
+        end_requested.set()
         stopping.set()
 
     try:
@@ -161,18 +161,18 @@ async def serve(
                 for number in (signal.SIGTERM, signal.SIGINT):
                     asyncio.get_running_loop().add_signal_handler(number, end_in_order)
 
-            def tell(status: str) -> None:
-                nonlocal told
-                if ready is not None and not told:
+            def report_status(status: str) -> None:
+                nonlocal is_ready
+                if ready is not None and not is_ready:
                     ready(running.address, running.metrics_address)
-                told = True
+                is_ready = True
                 notify("READY=1", f"STATUS={status}")
 
-            code = await _until_the_end(running, stopping, tell)
+            code = await _until_the_end(running, stopping, report_status)
             if code != EXIT_REPLACED:
                 notify("STOPPING=1")
         # Whoever was told to end while it closed does not begin anew.
-        return EXIT_OK if code == EXIT_REPLACED and asked.is_set() else code
+        return EXIT_OK if code == EXIT_REPLACED and end_requested.is_set() else code
     except FinegrainError as error:
         _log.error("cannot_serve", reason=error.reason.value, error=error.message)
         return _exit_code(error, options)
@@ -186,28 +186,28 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         state_dir = stack.enter_context(
             locked_state_dir(options.state_dir, options.user_token_group)
         )
-        parts = await make_components(options, state_dir, stack)
-        runner, metrics = parts.runner, parts.metrics
+        components = await make_components(options, state_dir, stack)
+        runner, metrics = components.runner, components.metrics
         links = ExecutorLinks(
             runner,
             metrics,
             LinkOptions(
-                parts.tokens.cluster,
+                components.tokens.cluster,
                 options.executor_tls or options.listen.tls,
                 options.listen.insecure,
             ),
         )
         hub = WatchHub(runner, metrics)
-        server = make_server(parts, hub)
+        server = make_server(components, hub)
         address = await server.start(serving=False)
-        parts.leadership.address = parts.driver.address = advertised(options, address)
+        components.leadership.address = components.driver.address = advertised(options, address)
         stack.push_async_callback(server.stop, 0)
         providers = set_up_providers(
             options,
-            parts.providers,
+            components.providers,
             state_dir=state_dir,
-            cluster_token=parts.tokens.cluster,
-            address=parts.leadership.address,
+            cluster_token=components.tokens.cluster,
+            address=components.leadership.address,
         )
         provisioning = Provisioning(runner, metrics, providers)
         stack.push_async_callback(runner.stop)
@@ -216,44 +216,46 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         # Whoever may not command any more does not end what it began, either.
         runner.fatal.add_done_callback(lambda _fatal: links.drop_all())
         runner.fatal.add_done_callback(lambda _fatal: provisioning.drop_all())
-        runner.fatal.add_done_callback(lambda _fatal: parts.leadership.end())
+        runner.fatal.add_done_callback(lambda _fatal: components.leadership.end())
         # Callers go first; what they have begun is still written.
         stack.push_async_callback(server.stop, STOP_GRACE_S)
-        metrics_address = await serve_metrics(parts, stack)
+        metrics_address = await serve_metrics(components, stack)
         stack.callback(remove_endpoint, state_dir)
         dispatcher = Dispatcher(links, hub, metrics, provisioning)
-        yield _Running(parts, server, dispatcher, provisioning, state_dir, address, metrics_address)
+        yield _Running(
+            components, server, dispatcher, provisioning, state_dir, address, metrics_address
+        )
 
 
 async def _until_the_end(
-    running: _Running, stopping: asyncio.Event, tell: Callable[[str], None]
+    running: _Running, stopping: asyncio.Event, report_status: Callable[[str], None]
 ) -> int:
-    runner = running.parts.runner
-    watchdog = asyncio.create_task(feed_watchdog(runner, running.parts.leadership))
+    runner = running.components.runner
+    watchdog = asyncio.create_task(feed_watchdog(runner, running.components.leadership))
     runner.fatal.add_done_callback(lambda _fatal: stopping.set())
-    leading = asyncio.create_task(running.lead(tell))
+    lead_task = asyncio.create_task(running.lead(report_status))
     end = asyncio.create_task(stopping.wait())
     try:
-        await asyncio.wait({leading, end}, return_when=asyncio.FIRST_COMPLETED)
-        if leading.done() and not runner.fatal.done():
-            leading.result()
+        await asyncio.wait({lead_task, end}, return_when=asyncio.FIRST_COMPLETED)
+        if lead_task.done() and not runner.fatal.done():
+            lead_task.result()
         await end
     finally:
-        for task in (watchdog, leading, end):
+        for task in (watchdog, lead_task, end):
             task.cancel()
-        await asyncio.gather(leading, end, return_exceptions=True)
+        await asyncio.gather(lead_task, end, return_exceptions=True)
     if not runner.fatal.done():
         _log.info("stopping")
         return EXIT_OK
     error = runner.fatal.result()
-    told = error.message
+    message = error.message
     if isinstance(error, EpochSeen):
-        told = out_of_the_past(error, running.database)
-    code = _exit_code(error, running.parts.options)
+        message = out_of_the_past(error, running.database)
+    code = _exit_code(error, running.components.options)
     if code == EXIT_REPLACED:
-        _log.warning("replaced", error=told)
+        _log.warning("replaced", error=message)
     else:
-        _log.error("ended", reason=error.reason.value, error=told)
+        _log.error("ended", reason=error.reason.value, error=message)
     return code
 
 

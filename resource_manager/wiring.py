@@ -77,12 +77,20 @@ class Components:
 class Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
     """ResourceManagerService: what job masters and what executors use of it."""
 
-    def __init__(self, parts: Components, hub: WatchHub, terms: ExecutorTerms) -> None:
-        limits = JobLimits(parts.options.job_calls_max, streams=parts.options.job_streams_max)
-        JobCalls.__init__(
-            self, parts.runner, hub, parts.secrets, parts.settings, parts.metrics, limits=limits
+    def __init__(self, components: Components, hub: WatchHub, terms: ExecutorTerms) -> None:
+        limits = JobLimits(
+            components.options.job_calls_max, streams=components.options.job_streams_max
         )
-        ExecutorCalls.__init__(self, parts.runner, terms, parts.metrics)
+        JobCalls.__init__(
+            self,
+            components.runner,
+            hub,
+            components.secrets,
+            components.settings,
+            components.metrics,
+            limits=limits,
+        )
+        ExecutorCalls.__init__(self, components.runner, terms, components.metrics)
 
 
 def advertised(options: ResourceManagerOptions, bound: str) -> str:
@@ -154,9 +162,9 @@ def database_url(options: ResourceManagerOptions, state_dir: Path) -> str:
     return options.database_url or sqlite_url((state_dir / DATABASE_FILE).resolve())
 
 
-def make_server(parts: Components, hub: WatchHub) -> GuardedServer:
+def make_server(components: Components, hub: WatchHub) -> GuardedServer:
     """The port for calls, with all that is served there; not bound yet."""
-    listen, tokens, metrics = parts.options.listen, parts.tokens, parts.metrics
+    listen, tokens, metrics = components.options.listen, components.tokens, components.metrics
     server = GuardedServer(
         listen,
         {**RESOURCE_MANAGER_ACCESS, **CLUSTER_ACCESS},
@@ -164,23 +172,23 @@ def make_server(parts: Components, hub: WatchHub) -> GuardedServer:
         observe=lambda method, status, _seconds: metrics.calls.labels(
             method.rpartition("/")[2], status
         ).inc(),
-        gate=parts.leadership.refusal,
+        gate=components.leadership.refusal,
     )
     terms = ExecutorTerms(
-        report_interval_ms=parts.settings.report_interval_ms,
-        lost_timeout_ms=parts.settings.lost_timeout_ms,
+        report_interval_ms=components.settings.report_interval_ms,
+        lost_timeout_ms=components.settings.lost_timeout_ms,
         user_token_sha256=sha256_hex(tokens.user),
         loopback_only=listen.tls is None and not listen.insecure,
     )
     about = About(software_version(), start_time_ms=time.time_ns() // 1_000_000)
-    server.add(add_ResourceManagerServiceServicer_to_server, Servicer(parts, hub, terms))
-    server.add(add_ClusterServiceServicer_to_server, ClusterServicer(parts.runner, hub, about))
+    server.add(add_ResourceManagerServiceServicer_to_server, Servicer(components, hub, terms))
+    server.add(add_ClusterServiceServicer_to_server, ClusterServicer(components.runner, hub, about))
     return server
 
 
-async def serve_metrics(parts: Components, stack: AsyncExitStack) -> str:
+async def serve_metrics(components: Components, stack: AsyncExitStack) -> str:
     """Begins to serve metrics and health; the address, empty where none is wanted."""
-    options, runner, metrics = parts.options, parts.runner, parts.metrics
+    options, runner, metrics = components.options, components.runner, components.metrics
     if not options.listen.metrics_address:
         return ""
 
@@ -191,8 +199,8 @@ async def serve_metrics(parts: Components, stack: AsyncExitStack) -> str:
     http = MetricsServer(
         options.listen.metrics_address,
         metrics.registry,
-        health=lambda: parts.leadership.healthy,
-        unready=lambda: parts.leadership.unready,
+        health=lambda: components.leadership.healthy,
+        unready=lambda: components.leadership.unready,
         refresh=refresh,
         insecure=options.listen.insecure,
     )

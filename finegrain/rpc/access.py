@@ -143,8 +143,8 @@ class TokenHashes:
     user_sha256: str | None = None
 
 
-_NOBODY = Caller(token_kind="none")
-_caller: ContextVar[Caller] = ContextVar("finegrain_caller", default=_NOBODY)
+_ANONYMOUS = Caller(token_kind="none")
+_caller: ContextVar[Caller] = ContextVar("finegrain_caller", default=_ANONYMOUS)
 
 
 def current_caller() -> Caller:

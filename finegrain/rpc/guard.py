@@ -39,7 +39,7 @@ _log = logging.getLogger("finegrain.rpc")
 
 
 @dataclass(slots=True)
-class ServerLife:
+class ServerLifecycle:
     """What all methods of one server share."""
 
     tokens: TokenHashes
@@ -60,7 +60,7 @@ class OpenStream:
     Between two messages of ours the task runs gRPC's code, which sends the last one. A cancellation
     that arrives there never reaches our code: gRPC ends the task, sends no status, and the call
     stays open until its client or the end of the grace period cancels it. So `sending` says when
-    not to cancel; the handler then looks at `ServerLife.stopping` when it goes on.
+    not to cancel; the handler then looks at `ServerLifecycle.stopping` when it goes on.
     """
 
     def __init__(self, streams: set[OpenStream]) -> None:
@@ -93,9 +93,15 @@ class GuardedMethod:
     """One method with everything that is done around it."""
 
     def __init__(
-        self, life: ServerLife, method: str, need: Access, handler: Any, *, gated: bool = True
+        self,
+        lifecycle: ServerLifecycle,
+        method: str,
+        need: Access,
+        handler: Any,
+        *,
+        gated: bool = True,
     ) -> None:
-        self._life = life
+        self._lifecycle = lifecycle
         self._gated = gated
         self._method = method
         self._need = need
@@ -117,7 +123,7 @@ class GuardedMethod:
 
     async def stream_unary(self, requests: AsyncIterator[Any], context: Any) -> Any:
         started = time.perf_counter()
-        with OpenStream(self._life.streams):
+        with OpenStream(self._lifecycle.streams):
             try:
                 self._admit(context)
                 self._refuse_when_stopping()
@@ -145,7 +151,7 @@ class GuardedMethod:
 
     async def _stream(self, context: Any, begin: Callable[[], Any]) -> AsyncIterator[Any]:
         started = time.perf_counter()
-        with OpenStream(self._life.streams) as stream:
+        with OpenStream(self._lifecycle.streams) as stream:
             messages: Any = None
             try:
                 self._admit(context)
@@ -176,12 +182,12 @@ class GuardedMethod:
             for key, value in context.invocation_metadata() or ()
             if isinstance(value, str)
         }
-        enter_call(identify(metadata, self._need, self._life.tokens, context.peer()))
-        if self._gated and (refusal := self._life.gate()) is not None:
+        enter_call(identify(metadata, self._need, self._lifecycle.tokens, context.peer()))
+        if self._gated and (refusal := self._lifecycle.gate()) is not None:
             raise refusal
 
     def _refuse_when_stopping(self) -> None:
-        if self._life.stopping:
+        if self._lifecycle.stopping:
             raise _stopping()
 
     def _check(self, request: Any) -> None:
@@ -208,7 +214,7 @@ class GuardedMethod:
             self._done("ABORTED", started)
             return
         if isinstance(error, asyncio.CancelledError):
-            if not self._life.stopping or context.cancelled():
+            if not self._lifecycle.stopping or context.cancelled():
                 self._done("CANCELLED", started)
                 return
             error = _stopping()
@@ -238,7 +244,7 @@ class GuardedMethod:
         await _abort(context, code, message, trailing)
 
     def _done(self, code: str, started: float) -> None:
-        self._life.observe(self._method, code, time.perf_counter() - started)
+        self._lifecycle.observe(self._method, code, time.perf_counter() - started)
 
 
 def _stopping() -> Unavailable:

@@ -21,7 +21,7 @@ from finegrain.options import ListenOptions
 from finegrain.rpc.access import Access, AccessTable, Caller, TokenHashes, current_caller
 from finegrain.rpc.addresses import format_address, is_loopback, parse_address
 from finegrain.rpc.channels import SERVER_OPTIONS, server_credentials
-from finegrain.rpc.guard import Gate, GuardedMethod, Observer, ServerLife, tolerant
+from finegrain.rpc.guard import Gate, GuardedMethod, Observer, ServerLifecycle, tolerant
 
 __all__ = [
     "Access",
@@ -84,7 +84,9 @@ class GuardedServer:
         check_listen_is_safe(listen)
         self._listen = listen
         self._access = {**access, **_OPEN_METHODS}
-        self._life = ServerLife(tokens, observe or (lambda _method, _code, _seconds: None), gate)
+        self._lifecycle = ServerLifecycle(
+            tokens, observe or (lambda _method, _code, _seconds: None), gate
+        )
         self._server = grpc.aio.server(options=list(SERVER_OPTIONS))
         self._health: Any = None
         self._names: list[str] = []
@@ -92,7 +94,7 @@ class GuardedServer:
     @property
     def live_streams(self) -> int:
         """Handlers of streams that run now."""
-        return len(self._life.streams)
+        return len(self._lifecycle.streams)
 
     def add(self, add_to_server: Callable[[Any, Any], None], servicer: Any) -> None:
         """Adds a service: `server.add(add_XServicer_to_server, servicer)`.
@@ -155,9 +157,9 @@ class GuardedServer:
 
         A stream whose client does not take the message that is being sent to it has `grace_s`, too.
         """
-        self._life.stopping = True
+        self._lifecycle.stopping = True
         await self.set_serving(False)
-        self._life.end_streams()
+        self._lifecycle.end_streams()
         await self._server.stop(grace_s)
 
     async def wait(self) -> None:
@@ -191,7 +193,7 @@ class GuardedServer:
         if need is None:
             raise ConfigurationError(f"method {method} has no line in the access table")
         gated = method not in _OPEN_METHODS
-        call = GuardedMethod(self._life, method, need, handler, gated=gated)
+        call = GuardedMethod(self._lifecycle, method, need, handler, gated=gated)
         decode = tolerant(handler.request_deserializer)
         encode = handler.response_serializer
         if handler.request_streaming and handler.response_streaming:

@@ -21,11 +21,11 @@ WordT = TypeVar("WordT", bound=StrEnum)
 
 
 class Words(Generic[WordT]):
-    """One vocabulary on the wire. `unsaid` stands for the number 0."""
+    """One vocabulary on the wire. `unspecified` stands for the number 0."""
 
-    def __init__(self, kind: type[WordT], wrapper: Any, unsaid: WordT | None = None) -> None:
+    def __init__(self, kind: type[WordT], wrapper: Any, unspecified: WordT | None = None) -> None:
         self._name = wrapper.DESCRIPTOR.name
-        self._unsaid = unsaid
+        self._unspecified = unspecified
         self._numbers = numbers_of(kind, wrapper.DESCRIPTOR)
         self._words = members_of(kind, wrapper.DESCRIPTOR)
 
@@ -33,7 +33,7 @@ class Words(Generic[WordT]):
         """Returns the protocol's number."""
         return self._numbers[word]
 
-    def said(self, number: int, field: str) -> WordT | None:
+    def optional_word(self, number: int, field: str) -> WordT | None:
         """Returns the word; None: it is not said.
 
         Raises:
@@ -52,7 +52,7 @@ class Words(Generic[WordT]):
         Raises:
             InvalidArgument: likewise.
         """
-        word = self.said(number, field) or self._unsaid
+        word = self.optional_word(number, field) or self._unspecified
         if word is None:
             raise InvalidArgument(field, "absent", f"a {self._name}")
         return word

@@ -50,7 +50,7 @@ NOTE_LENGTH_MAX = 1_000
 DEFAULT_BINDS = (BindPolicy.NONE, BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
 """Bind policies that requests which name none can have."""
 
-STRICT_UNLESS_SAID = frozenset({NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUMA_NODE})
+STRICT_BY_DEFAULT = frozenset({NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUMA_NODE})
 """NUMA policies that are required where no strength is said."""
 
 _STRENGTHS: dict[int, bool] = {pb.STRENGTH_PREFERRED: False, pb.STRENGTH_REQUIRED: True}
@@ -86,7 +86,7 @@ def cpu_policy_from_proto(message: pb.CpuPolicy, field: str) -> CpuPolicy:
 
 def _checked_policy(message: pb.CpuPolicy, field: str) -> CpuPolicy:
     numa = NUMA.word(message.numa, f"{field}.numa")
-    strict = numa in STRICT_UNLESS_SAID
+    strict = numa in STRICT_BY_DEFAULT
     return CpuPolicy(
         qos=QOS.word(message.qos, f"{field}.qos"),
         bind=BIND.word(message.bind, f"{field}.bind"),
@@ -147,8 +147,9 @@ def _checked_assignment(message: pb.CpuAssignment, field: str) -> CpuAssignment:
     return CpuAssignment(
         qos=QOS.word(message.qos, f"{field}.qos"),
         cpus=cpus_from_text(message.cpus, f"{field}.cpus"),
-        bind=BIND.said(message.bind, f"{field}.bind") or BindPolicy.NONE,
-        exclusive=EXCLUSIVE.said(message.exclusive, f"{field}.exclusive") or ExclusivePolicy.NONE,
+        bind=BIND.optional_word(message.bind, f"{field}.bind") or BindPolicy.NONE,
+        exclusive=EXCLUSIVE.optional_word(message.exclusive, f"{field}.exclusive")
+        or ExclusivePolicy.NONE,
         numa=shares,
         memory_nodes=cpus_from_text(message.memory_nodes, f"{field}.memory_nodes"),
         pools=pools,
@@ -168,7 +169,7 @@ def host_policy_from_proto(message: pb.HostPolicy, field: str) -> HostPolicy:
     Raises:
         InvalidArgument: a malformed list, or a word that nobody knows or that is not for hosts.
     """
-    default_bind = BIND.said(message.default_bind, f"{field}.default_bind")
+    default_bind = BIND.optional_word(message.default_bind, f"{field}.default_bind")
     if default_bind is not None and default_bind not in DEFAULT_BINDS:
         expected = "one of " + ", ".join(DEFAULT_BINDS)
         raise InvalidArgument(f"{field}.default_bind", str(default_bind), expected)
@@ -176,13 +177,15 @@ def host_policy_from_proto(message: pb.HostPolicy, field: str) -> HostPolicy:
     if message.HasField("reserved_cpus"):
         reserved = cpus_from_text(message.reserved_cpus, f"{field}.reserved_cpus")
     return HostPolicy(
-        bind=HOST_BIND.said(message.bind, f"{field}.bind"),
-        numa_strategy=STRATEGY.said(message.numa_strategy, f"{field}.numa_strategy"),
-        alignment=NUMA.said(message.alignment, f"{field}.alignment"),
+        bind=HOST_BIND.optional_word(message.bind, f"{field}.bind"),
+        numa_strategy=STRATEGY.optional_word(message.numa_strategy, f"{field}.numa_strategy"),
+        alignment=NUMA.optional_word(message.alignment, f"{field}.alignment"),
         reserved_cpus=reserved,
         reserved_strict=message.reserved_strict if message.HasField("reserved_strict") else None,
         default_bind=default_bind,
-        default_exclusive=EXCLUSIVE.said(message.default_exclusive, f"{field}.default_exclusive"),
+        default_exclusive=EXCLUSIVE.optional_word(
+            message.default_exclusive, f"{field}.default_exclusive"
+        ),
     )
 
 
@@ -320,9 +323,9 @@ def _check_once(field: str, items: Any) -> None:
         raise InvalidArgument(field, f"{len(items)} items", "each of them once")
 
 
-def _required(strength: int, unsaid: bool, field: str) -> bool:
+def _required(strength: int, unspecified: bool, field: str) -> bool:
     if strength == pb.STRENGTH_UNSPECIFIED:
-        return unsaid
+        return unspecified
     if strength not in _STRENGTHS:
         raise InvalidArgument(field, strength, "a known Strength")
     return _STRENGTHS[strength]

@@ -43,10 +43,10 @@ from resource_manager.providers.provider import (
     ConfiguredShape,
     Observation,
     Presence,
+    ProviderContext,
     ProviderFailed,
     ReadShape,
     Started,
-    Surroundings,
 )
 from resource_manager.providers.threads import Cancellation, in_thread
 
@@ -90,10 +90,10 @@ class CommandKind:
         self,
         common: CommandSettings,
         shapes: Sequence[ConfiguredShape],
-        surroundings: Surroundings,
+        context: ProviderContext,
     ) -> CommandProvider:
         """The provider."""
-        return CommandProvider(common, shapes, surroundings)
+        return CommandProvider(common, shapes, context)
 
 
 class CommandProvider:
@@ -103,11 +103,11 @@ class CommandProvider:
         self,
         settings: CommandSettings,
         shapes: Sequence[ConfiguredShape],
-        surroundings: Surroundings,
+        context: ProviderContext,
     ) -> None:
         self._shapes = {each.shape.name: each for each in shapes}
-        self._surroundings = surroundings
-        self.directory = (settings.directory or surroundings.state_dir / FOLDER).absolute()
+        self._context = context
+        self.directory = (settings.directory or context.state_dir / FOLDER).absolute()
         self._hanging: dict[str, Process] = {}  # status commands that could not be ended
         # As many threads as commands may run at once: what else is wanted waits for one.
         self._runs = ThreadPoolExecutor(settings.run_at_once_max, thread_name_prefix="command")
@@ -224,15 +224,15 @@ class CommandProvider:
             note = self._note(executor_id) or self._fresh_note(executor_id, own)
             if not (handle := note.handle):
                 return Observation(Presence.UNKNOWN, "no handle is known")
-        values = {**values_of(executor_id, own, self._surroundings), HANDLE: handle}
+        values = {**values_of(executor_id, own, self._context), HANDLE: handle}
         words = fill(settings.status, values)
         try:
             outcome = run_command(
                 words,
-                environment_of(values, own, self._surroundings.cluster_token),
+                environment_of(values, own, self._context.cluster_token),
                 settings.timeout_ms / 1000,
                 cancellation=cancellation,
-                secret=self._surroundings.cluster_token,
+                secret=self._context.cluster_token,
             )
         except OSError as error:
             return Observation(Presence.UNKNOWN, f"{words[0]} cannot be started: {error.strerror}")
@@ -273,10 +273,10 @@ class CommandProvider:
         try:
             outcome = run_command(
                 words,
-                environment_of(values, own, self._surroundings.cluster_token),
+                environment_of(values, own, self._context.cluster_token),
                 note.timeout_ms / 1000,
                 cancellation=cancellation,
-                secret=self._surroundings.cluster_token,
+                secret=self._context.cluster_token,
                 started=noted,
             )
         except OSError as error:
@@ -320,7 +320,7 @@ class CommandProvider:
         return _Note(
             shape=own.shape.name,
             stop=list(settings.stop),
-            values=values_of(executor_id, own, self._surroundings),
+            values=values_of(executor_id, own, self._context),
             stop_gone=list(settings.stop_gone),
             timeout_ms=settings.timeout_ms,
             handle=executor_id if by_name else "",

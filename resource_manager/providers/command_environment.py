@@ -15,7 +15,7 @@ from resource_manager.providers.command_template import HANDLE
 from resource_manager.providers.provider import (
     PROVIDED_AS_VARIABLE,
     ConfiguredShape,
-    Surroundings,
+    ProviderContext,
 )
 
 NOT_PASSED_ON = (
@@ -34,7 +34,7 @@ def clean_environment() -> dict[str, str]:
     }
 
 
-def values_of(executor_id: str, own: ConfiguredShape, around: Surroundings) -> dict[str, str]:
+def values_of(executor_id: str, own: ConfiguredShape, around: ProviderContext) -> dict[str, str]:
     """What placeholders are filled with; the handle is not known yet."""
     shape = own.shape
     cpu_milli, memory_bytes = shape.total.get(CPU_MILLI, 0), shape.total.get(MEMORY_BYTES, 0)

@@ -32,9 +32,9 @@ from resource_manager.providers.config_table import ConfigTable
 from resource_manager.providers.provider import (
     ConfiguredShape,
     Provider,
+    ProviderContext,
     ProviderKind,
     ReadShape,
-    Surroundings,
 )
 from resource_manager.providers.registry import built_in_kinds, find_kind, installed_names
 
@@ -102,14 +102,14 @@ def no_providers() -> ProvidersConfiguration:
     return ProvidersConfiguration(common=common)
 
 
-def make_providers(read: ProvidersConfiguration, surroundings: Surroundings) -> dict[str, Provider]:
+def make_providers(read: ProvidersConfiguration, context: ProviderContext) -> dict[str, Provider]:
     """Every provider of the file by name, and ours in any case.
 
     Raises:
         ConfigurationError: one cannot work here.
     """
     return {
-        name: find_kind(name).make(common, read.shapes.get(name, ()), surroundings)
+        name: find_kind(name).make(common, read.shapes.get(name, ()), context)
         for name, common in read.common.items()
     }
 

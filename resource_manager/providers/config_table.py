@@ -32,7 +32,7 @@ class ConfigTable:
 
     def __init__(self, content: Mapping[str, Any], file: Path, path: str = "") -> None:
         self._content = dict(content)
-        self._asked: dict[str, None] = {}
+        self._read_keys: dict[str, None] = {}
         self.file = file
         self.path = path
 
@@ -165,7 +165,7 @@ class ConfigTable:
 
     def plain(self) -> dict[str, Any]:
         """Everything in it, for whoever checks it later; no key of it is unknown then."""
-        self._asked = dict.fromkeys(self._content)
+        self._read_keys = dict.fromkeys(self._content)
         return dict(self._content)
 
     def end(self) -> None:
@@ -175,8 +175,8 @@ class ConfigTable:
             ConfigurationError: it does.
         """
         for key in self._content:
-            if key not in self._asked:
-                known = sorted(self._asked)
+            if key not in self._read_keys:
+                known = sorted(self._read_keys)
                 close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
                 near = f", did you mean {close[0]!r}?" if close else ""
                 raise ConfigurationError(
@@ -186,7 +186,7 @@ class ConfigTable:
                 )
 
     def _get(self, key: str, default: Any, expected: str) -> Any:
-        self._asked[key] = None
+        self._read_keys[key] = None
         if key not in self._content and default is None:
             raise ConfigurationError(
                 f"{self.file}: {self.name(key)} is missing; expected {expected}",
@@ -196,7 +196,7 @@ class ConfigTable:
 
     def _amount(self, key: str, default: int | None, parse: Callable[[str, str], int]) -> int:
         if key not in self._content and default is not None:
-            self._asked[key] = None
+            self._read_keys[key] = None
             return default
         value = self._get(key, None, "an amount")
         if isinstance(value, bool) or not isinstance(value, int | float | str):

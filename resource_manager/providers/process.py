@@ -45,10 +45,10 @@ from resource_manager.providers.provider import (
     ConfiguredShape,
     Observation,
     Presence,
+    ProviderContext,
     ProviderFailed,
     ReadShape,
     Started,
-    Surroundings,
 )
 from resource_manager.providers.threads import Cancellation, in_thread
 
@@ -125,16 +125,16 @@ class ProcessKind:
         self,
         common: ProcessSettings,
         shapes: Sequence[ConfiguredShape],
-        surroundings: Surroundings,
+        context: ProviderContext,
     ) -> ProcessProvider:
         """The provider."""
-        if surroundings.standby and shapes and common.directory is None:
+        if context.standby and shapes and common.directory is None:
             raise ConfigurationError(
                 "a standby finds what the leader's process provider started only in the same "
                 "directory, on the same host: name it with [process] directory for both",
                 details={"field": "process.directory"},
             )
-        tls = surroundings.manager_tls
+        tls = context.manager_tls
         for each in shapes if tls is not None and tls.ca is None else ():
             if not {**common.executor, **each.settings.executor}.get("manager_tls_ca"):
                 raise ConfigurationError(
@@ -143,7 +143,7 @@ class ProcessKind:
                     "[process] executor",
                     details={"field": "process.executor", "shape": each.shape.name},
                 )
-        return ProcessProvider(common, shapes, surroundings)
+        return ProcessProvider(common, shapes, context)
 
 
 class ProcessProvider:
@@ -153,12 +153,12 @@ class ProcessProvider:
         self,
         settings: ProcessSettings,
         shapes: Sequence[ConfiguredShape],
-        surroundings: Surroundings,
+        context: ProviderContext,
     ) -> None:
         self._settings = settings
         self._shapes = {each.shape.name: each for each in shapes}
-        self._surroundings = surroundings
-        self.directory = (settings.directory or surroundings.state_dir / FOLDER).absolute()
+        self._context = context
+        self.directory = (settings.directory or context.state_dir / FOLDER).absolute()
         self._threads = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="process-provider")
 
     async def start(self, executor_id: str, shape: str, *, again: bool) -> Started:
@@ -307,7 +307,7 @@ class ProcessProvider:
         """Its configuration file. Every key that the host's own file could set and that would
         contradict a share is set here.
         """
-        around, shape = self._surroundings, own.shape
+        around, shape = self._context, own.shape
         run_dir = self.directory / "run"
         tls = around.manager_tls
         executor_keys: dict[str, Any] = {

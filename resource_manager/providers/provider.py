@@ -64,7 +64,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class ProviderContext:
     """What every provider is told about the resource manager that it works for."""
 
     state_dir: Path  # of the resource manager; a provider keeps its notes in a folder below it
@@ -168,7 +168,7 @@ class ProviderKind(Protocol):
         """
 
     def make(
-        self, common: Any, shapes: Sequence[ConfiguredShape], surroundings: Surroundings
+        self, common: Any, shapes: Sequence[ConfiguredShape], context: ProviderContext
     ) -> Provider:
         """The provider; also without shapes, to stop what an earlier configuration started.
 

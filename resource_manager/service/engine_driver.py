@@ -95,7 +95,7 @@ class EngineDriver:
         self._heard: Heard = {}  # by books of this process that were dropped
         self.rm_epoch = 0
         self.broken: list[str] = []  # invariants found broken; nothing is granted any more
-        self._turned_ms = 0  # monotonic: when the latest change of the books began; 0: none
+        self._last_batch_ms = 0  # monotonic: when the latest change of the books began; 0: none
         self._stalled = False  # since the latest tick
 
     @property
@@ -203,7 +203,7 @@ class EngineDriver:
         """Ticks come many times in a report interval. Where they did not, we stood still, and what
         was sent to us meanwhile has not been read yet.
         """
-        before_ms, self._turned_ms = self._turned_ms, at.monotonic_ms
+        before_ms, self._last_batch_ms = self._last_batch_ms, at.monotonic_ms
         stood_still_ms = at.monotonic_ms - before_ms
         if before_ms and stood_still_ms > self._settings.report_interval_ms:
             self._stalled = True

@@ -172,13 +172,13 @@ class ResourceManagerMetrics:
             "For how long executors have been held for whom they are held longest; 0: none are.",
             registry=registry,
         )
-        self.held_executors = Gauge(
-            "finegrain_rm_held_executors",
+        self.reserved_executors = Gauge(
+            "finegrain_rm_reserved_executors",
             "Executors that are held for somebody who starves.",
             registry=registry,
         )
-        self.held_free_cpu_cores = Gauge(
-            "finegrain_rm_held_free_cpu_cores",
+        self.reserved_free_cpu_cores = Gauge(
+            "finegrain_rm_reserved_free_cpu_cores",
             "CPU cores that are free, and idle because they are held for somebody who starves.",
             registry=registry,
         )

@@ -12,7 +12,7 @@ from finegrain.rpc.tokens import CLUSTER_TOKEN_FILE
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.providers.config import ProvidersConfiguration, make_providers, no_providers
 from resource_manager.providers.config import read_providers as read_file
-from resource_manager.providers.provider import Surroundings
+from resource_manager.providers.provider import ProviderContext
 from resource_manager.service.provisioning import Providers
 
 
@@ -53,7 +53,7 @@ def set_up_providers(
             f"{read.file}",
             details={"address": options.listen.address},
         )
-    surroundings = Surroundings(
+    context = ProviderContext(
         state_dir=state_dir.absolute(),
         managers=managers,
         cluster_token_file=options.cluster_token_file or state_dir / CLUSTER_TOKEN_FILE,
@@ -63,7 +63,7 @@ def set_up_providers(
         log_level=options.log.level,
     )
     return Providers(
-        by_name=make_providers(read, surroundings),
+        by_name=make_providers(read, context),
         of_shape={each.name: each.provider for each in read.provisioning.shapes},
         look_interval_s=read.look_interval_ms / 1000,
     )

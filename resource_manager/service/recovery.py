@@ -40,7 +40,7 @@ class Recovery:
         self._last_at = float("-inf")
         self._away: StoreAway | None = None
         self._away_since = 0.0
-        self._told_at = 0.0
+        self._logged_at = 0.0
 
     def refusal(self) -> StoreError | None:
         """What callers are told while the database is away; None: it is there."""
@@ -86,7 +86,7 @@ class Recovery:
         first = self._away is None
         if first:
             self._away_since = moment
-        if first or moment - self._told_at >= self._limits.reminder_s:
-            self._told_at = moment
+        if first or moment - self._logged_at >= self._limits.reminder_s:
+            self._logged_at = moment
             _log.error("database_away", reason=error.reason.value, error=error.message)
         self._away = error

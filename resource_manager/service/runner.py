@@ -81,7 +81,7 @@ class Runner(Intake):
         self._lease = LeaseKeeper(
             driver.store,
             self._limits.renew_interval_s,
-            self._die,
+            self._fail,
             unsure_max_s=self._limits.unsure_max_s,
         )
         self._serving: list[Item] = []
@@ -154,7 +154,7 @@ class Runner(Intake):
         try:
             await self._lease.confirm()
         except NotLeader as error:
-            self._die(error)
+            self._fail(error)
             raise
 
     async def in_store(self, fn: Callable[[Store], T]) -> T:
@@ -191,7 +191,7 @@ class Runner(Intake):
         """A writer that fails must not leave its callers waiting for ever."""
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("writer_failed", exc_info=error)
-            self._die(FinegrainError(f"the writer failed: {error!r}"))
+            self._fail(FinegrainError(f"the writer failed: {error!r}"))
 
     async def _serve(self, batch: list[Item], *, ticked: bool) -> None:
         self._serving = batch
@@ -201,10 +201,10 @@ class Runner(Intake):
                 await self._lease.confirm()
         except NotLeader as error:
             fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
-            self._die(error)
+            self._fail(error)
         except EpochSeen as error:
             fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
-            self._die(await self._replaced() or error)
+            self._fail(await self._replaced() or error)
         except Exception as error:
             suspect = isinstance(error, StateSuspect)
             (self._metrics.step_failures if suspect else self._metrics.commit_failures).inc()
@@ -227,7 +227,7 @@ class Runner(Intake):
             _log.warning("renewal_failed", error=error.message)
         return None
 
-    def _die(self, error: FinegrainError) -> None:
+    def _fail(self, error: FinegrainError) -> None:
         if not self.fatal.done():
             _log.info("stepping_down", reason=error.reason.value)  # whoever ends us says more
             self.fatal.set_result(error)
@@ -238,7 +238,7 @@ class Runner(Intake):
         at_once = not isinstance(cause, StoreAway)
         while not self._closing:
             if (final := self._recovery.failed(cause, time.monotonic())) is not None:
-                self._die(final)
+                self._fail(final)
                 return
             if (away := self._recovery.refusal()) is not None:
                 self._refuse_all(away)
@@ -248,7 +248,7 @@ class Runner(Intake):
             try:
                 await self._in_thread(self._driver.load)
             except NotLeader as error:
-                self._die(error)
+                self._fail(error)
                 return
             except Exception as error:
                 if not isinstance(error, StoreAway):
@@ -288,7 +288,7 @@ class Runner(Intake):
             try:
                 await self._in_thread(self._driver.store.maintain)
             except NotLeader as error:
-                self._die(error)
+                self._fail(error)
             except FinegrainError as error:
                 _log.warning("maintenance_failed", error=error.message)
         if moment >= self._check_due_at and not self._driver.broken:

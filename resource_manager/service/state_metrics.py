@@ -69,16 +69,16 @@ def _observe_host(metrics: ResourceManagerMetrics, host: Host, at: Instant) -> N
 
 
 def _observe_reservations(metrics: ResourceManagerMetrics, state: State, at: Instant) -> None:
-    books = state.reservations
-    oldest_ms = min((each.since_time_ms for each in books.all()), default=at.time_ms)
-    metrics.reservations.set(len(books))
+    reservations = state.reservations
+    oldest_ms = min((each.since_time_ms for each in reservations.all()), default=at.time_ms)
+    metrics.reservations.set(len(reservations))
     metrics.oldest_reservation.set(max(0, at.time_ms - oldest_ms) / 1_000)
-    metrics.held_executors.set(len(books.on_host))
-    held = [state.hosts[name] for name in books.on_host if name in state.hosts]
+    metrics.reserved_executors.set(len(reservations.on_host))
+    held = [state.hosts[name] for name in reservations.on_host if name in state.hosts]
     idle_milli = sum(
         host.free().get(CPU_MILLI, 0) - host.spare().get(CPU_MILLI, 0) for host in held
     )
-    metrics.held_free_cpu_cores.set(idle_milli / 1_000)
+    metrics.reserved_free_cpu_cores.set(idle_milli / 1_000)
 
 
 def _oldest_pending_s(state: State, at: Instant) -> float:

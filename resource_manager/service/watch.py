@@ -27,10 +27,10 @@ from resource_manager.service.wire.encoding import write
 TAIL_EVENTS_MAX = 2_000  # kept in memory per watched job
 MESSAGE_EVENTS_MAX = 500  # in one message
 SNAPSHOT_REQUESTS_MAX = 1_000  # in one message; a larger snapshot comes in several
-SNAPSHOT_LOOKED_AT_MAX = 20_000  # for one message, requests that have ended included
+SNAPSHOT_SCANNED_MAX = 20_000  # for one message, requests that have ended included
 SNAPSHOT_ITEMS = 500  # what a part counts in turns with others
 JOB_ENDED = "job_ended"  # kind of the cluster event
-LIFE_SIGN_MS_MAX = 10_000
+KEEPALIVE_MS_MAX = 10_000
 """Longest silence of an open stream."""
 
 
@@ -250,7 +250,7 @@ def _known(state: State, job_id: str) -> Job:
 
 def _present(state: State, job_id: str) -> _Present:
     job = _known(state, job_id)
-    pause_ms = LIFE_SIGN_MS_MAX
+    pause_ms = KEEPALIVE_MS_MAX
     if job.lease_ms is not None:
         pause_ms = min(pause_ms, job.lease_ms // 3)
     return _Present(
@@ -265,8 +265,8 @@ def _snapshot(state: State, job_id: str, after: int) -> _Part:
     job = _known(state, job_id)
     living: list[RequestInterval] = []
     last, more = after, False
-    for looked_at, interval in enumerate(intervals_of(state, job, after)):
-        if looked_at == SNAPSHOT_LOOKED_AT_MAX or len(living) == SNAPSHOT_REQUESTS_MAX:
+    for scanned, interval in enumerate(intervals_of(state, job, after)):
+        if scanned == SNAPSHOT_SCANNED_MAX or len(living) == SNAPSHOT_REQUESTS_MAX:
             more = True
             break
         last = interval.last_arrival

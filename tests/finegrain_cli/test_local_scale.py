@@ -26,7 +26,7 @@ from finegrain_cli.local.scale import Scale, ScaledExecutors
 from resource_manager.providers.config import ProvidersConfiguration, read_providers
 from resource_manager.providers.process_shares import Share
 from resource_manager.providers.process_sweep import stop_everything
-from resource_manager.providers.provider import Presence, Surroundings
+from resource_manager.providers.provider import Presence, ProviderContext
 from resource_manager.providers.registry import find_kind
 from tests.support.patience import PATIENCE_S
 
@@ -171,7 +171,7 @@ def _shares(found: ProvidersConfiguration) -> list[Share]:
 def _start_one(scaled: ScaledExecutors, executor_id: str) -> None:
     """As the resource manager does; there is none to register at."""
     found = read_providers(scaled.providers_file)
-    around = Surroundings(
+    around = ProviderContext(
         state_dir=scaled.providers_file.parent / "rm",
         managers=("127.0.0.1:1",),
         cluster_token_file=scaled.providers_file.parent / "rm" / "cluster.token",

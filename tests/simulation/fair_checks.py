@@ -35,7 +35,7 @@ Booked = dict[Key, dict[str, int]]
 """What slots have, as limits count it."""
 
 MANY_SHAPES = 1_000
-"""With a smaller `shapes_tried_max` a decision may come to who lacks a minimum later."""
+"""With a smaller `classes_tried_max` a decision may come to who lacks a minimum later."""
 
 
 @dataclass
@@ -254,7 +254,7 @@ def _minimum_passed_over(
     more: dict[str, Counter[str]],
 ) -> Iterator[str]:
     """Whoever lacks a minimum, and waits with the same, was served before those who do not."""
-    if state.settings.shapes_tried_max < MANY_SHAPES:
+    if state.settings.classes_tried_max < MANY_SHAPES:
         return
     limits = Limits(state)
     lines = [

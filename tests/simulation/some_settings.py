@@ -30,7 +30,7 @@ def some_settings(
         lost_timeout_ms=25_000 if large else 4_000,
         strategy=rng.choice(("pack", "spread")),
         pack_candidates=rng.choice((1, 2, 8)),
-        shapes_tried_max=chance("rounds").choice((1, 3, 1_000)),
+        classes_tried_max=chance("rounds").choice((1, 3, 1_000)),
         command_items_max=rng.choice((1, 3, 1_000)),
         command_retry_max_ms=2_000,
         unreachable_after_ms=rng.choice((1_000, 2_500)),

@@ -8,7 +8,7 @@ from typing import Any
 
 from resource_manager.providers.config import ProvidersConfiguration, read_providers
 from resource_manager.providers.process_tree import Process, command_lines
-from resource_manager.providers.provider import Surroundings
+from resource_manager.providers.provider import ProviderContext
 from resource_manager.providers.registry import find_kind
 
 TOKEN = "t" * 32
@@ -16,14 +16,14 @@ NOBODY_LISTENS = "127.0.0.1:9"
 CPU = min(os.sched_getaffinity(0))
 
 
-def surroundings(state_dir: Path, manager: str = NOBODY_LISTENS) -> Surroundings:
+def provider_context(state_dir: Path, manager: str = NOBODY_LISTENS) -> ProviderContext:
     """Those of a resource manager whose state directory this is; it has a cluster token."""
     state_dir.mkdir(mode=0o700, exist_ok=True)
     token_file = state_dir / "cluster.token"
     if not token_file.exists():
         token_file.write_text(TOKEN)
         token_file.chmod(0o600)
-    return Surroundings(state_dir, (manager,), token_file, token_file.read_text().strip())
+    return ProviderContext(state_dir, (manager,), token_file, token_file.read_text().strip())
 
 
 def configuration(folder: Path, text: str) -> ProvidersConfiguration:
@@ -33,7 +33,7 @@ def configuration(folder: Path, text: str) -> ProvidersConfiguration:
     return read_providers(file)
 
 
-def make_provider(name: str, read: ProvidersConfiguration, around: Surroundings) -> Any:
+def make_provider(name: str, read: ProvidersConfiguration, around: ProviderContext) -> Any:
     """A provider as a resource manager that starts makes it; so also the next life of one."""
     return find_kind(name).make(read.common[name], read.shapes.get(name, ()), around)
 

@@ -82,8 +82,8 @@ def numbers_of(kind: type[EnumT], descriptor: EnumDescriptor) -> dict[EnumT, int
     numbers = {
         each: known[f"{prefix}{each.name}"].number for each in kind if prefix + each.name in known
     }
-    if unsaid := kind.__members__.get("DEFAULT"):
-        numbers[unsaid] = 0
+    if unspecified := kind.__members__.get("DEFAULT"):
+        numbers[unspecified] = 0
     return numbers
 
 

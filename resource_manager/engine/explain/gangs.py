@@ -37,7 +37,7 @@ from resource_manager.engine.state import State
 SPOTS_MAX = 5
 """Places told at most, best first."""
 
-SPOTS_LOOKED_AT_MAX = 200
+SPOTS_SEARCHED_MAX = 200
 """Executors or values of a label, those with most room for the smallest member first, that are
 looked at closely.
 """
@@ -155,7 +155,7 @@ def _with(room: Room, label: tuple[str, str]) -> Candidates:
 def _hosts(room: Room, asks: list[Ask]) -> list[str]:
     least = least_of(asks)
     return heapq.nlargest(
-        _looked_at(asks), room.hosts(least), key=lambda host_id: room.fit(least, host_id)
+        _spots_searched(asks), room.hosts(least), key=lambda host_id: room.fit(least, host_id)
     )
 
 
@@ -166,11 +166,11 @@ def _values(room: Room, asks: list[Ask], label: str) -> list[str]:
         value = room.host(host_id).labels.get(label)
         if value is not None:
             fits[value] = fits.get(value, 0) + room.fit(least, host_id)
-    return heapq.nlargest(_looked_at(asks), fits, key=fits.__getitem__)
+    return heapq.nlargest(_spots_searched(asks), fits, key=fits.__getitem__)
 
 
-def _looked_at(asks: list[Ask]) -> int:
-    return max(2, min(SPOTS_LOOKED_AT_MAX, SEARCHES_MAX // len(asks)))
+def _spots_searched(asks: list[Ask]) -> int:
+    return max(2, min(SPOTS_SEARCHED_MAX, SEARCHES_MAX // len(asks)))
 
 
 def _status_text(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) -> str:

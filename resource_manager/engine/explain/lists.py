@@ -39,7 +39,7 @@ from resource_manager.engine.model.entities import (
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
-LOOKED_AT_MAX = 50_000
+SCANNED_MAX = 50_000
 """Requests looked at for one page."""
 
 _Item = TypeVar("_Item")
@@ -218,8 +218,8 @@ def list_requests(
             candidates = _cut(state.requests, candidates, prefixes)
     views: list[RequestView] = []
     last = after
-    for looked_at, interval in enumerate(candidates):
-        if looked_at == LOOKED_AT_MAX or len(views) == limit:
+    for scanned, interval in enumerate(candidates):
+        if scanned == SCANNED_MAX or len(views) == limit:
             return Page(views, last)
         last = interval.last_arrival
         request = interval.request

@@ -24,7 +24,7 @@ from resource_manager.engine.placement.elastic import (
 from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
-from resource_manager.engine.scaling.texts import counted, gang_text, shape_text
+from resource_manager.engine.scaling.texts import class_text, counted, gang_text
 from resource_manager.engine.state import State
 
 _UNPLANNED_MAX = 100
@@ -247,7 +247,7 @@ def _why_not(
             reasons["the maximum is reached"] = None
         else:
             reasons["the maximum would be exceeded"] = None
-    return "; ".join(reasons) or f"no shape could serve {shape_text(wanted)}"
+    return "; ".join(reasons) or f"no shape could serve {class_text(wanted)}"
 
 
 def _lack(seen: Host, wanted: SchedulingClass) -> str:

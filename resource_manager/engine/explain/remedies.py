@@ -41,7 +41,7 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 COUNTERFACTUALS_MAX = 5
 BLOCKING_SLOTS_MAX = 20
 
-LOOKED_AT_MAX = 100
+SCANNED_MAX = 100
 """Executors, nearest first, that are tried for a smaller amount with which it would fit."""
 
 LOWERED_ON_MAX = 20
@@ -69,7 +69,7 @@ def counterfactuals(
         one = survey.judge(host_id)
         found += [_relaxed(one, change) for change in relaxations(one.host, survey.shape)]
     if request.spec.profile is not None:
-        most = LOWERED_ON_MAX if survey.shape.topology_constrained else LOOKED_AT_MAX
+        most = LOWERED_ON_MAX if survey.shape.topology_constrained else SCANNED_MAX
         for _, _, host_id in heapq.nsmallest(most, survey.lacking):
             one = survey.judge(host_id)
             lowered = _lowered(settings, survey, one)

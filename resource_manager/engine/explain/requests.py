@@ -101,12 +101,18 @@ def explain(
         resizes = explain_resizes(state, slot) if slot is not None else []
         number = state.journal.snapshot_number
         settled = _settled(view, state.gangs.unconfirmed.get(request.spec.gang_id, 0))
-        held = reservation_of(state, request, slot)
-        return Explanation(view, view.reason, settled, number, resizes=resizes, reservation=held)
+        reservation = reservation_of(state, request, slot)
+        return Explanation(
+            view, view.reason, settled, number, resizes=resizes, reservation=reservation
+        )
     scheduling_class = state.queue.class_of(request.spec)
-    held = reservation_of(state, request, None)
-    own = {one.executor_id for one in held.executors} if held is not None else frozenset[str]()
-    survey = Survey.of(hosts, scheduling_class, own)
+    reservation = reservation_of(state, request, None)
+    reserved_hosts = (
+        {one.executor_id for one in reservation.executors}
+        if reservation is not None
+        else frozenset[str]()
+    )
+    survey = Survey.of(hosts, scheduling_class, reserved_hosts)
     reason = pending_reason(state, request)
     ahead = _requests_ahead(state.gangs, state.queue, request)
     planned = planned_on(state.queue, state.elastic, request)
@@ -146,7 +152,7 @@ def explain(
         if in_turn
         else (),
         limits=[block] if block is not None else [],
-        reservation=held,
+        reservation=reservation,
         held_for_others=others,
     )
 

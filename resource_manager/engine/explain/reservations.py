@@ -68,7 +68,7 @@ def held_for_others(state: State, scheduling_class: SchedulingClass) -> list[Res
 def _view(
     jobs: dict[str, Job], hosts: Hosts, started: Instant, each: Reservation
 ) -> ReservationView:
-    holder = each.holder
+    owner = each.holder
     executors = tuple(
         ReservedExecutorView(name, kept.amounts, *kept.missing(hosts[name]))
         for name, kept in each.place.held.items()
@@ -76,13 +76,13 @@ def _view(
     )
     passed_ms = started.time_ms + each.passed_over.since_ms - started.monotonic_ms
     return ReservationView(
-        allocation_id=holder.allocation_id,
-        job_id=holder.job_id,
-        gang_id=holder.gang_id,
+        allocation_id=owner.allocation_id,
+        job_id=owner.job_id,
+        gang_id=owner.gang_id,
         executors=executors,
         since_time_ms=each.since_time_ms,
         passed_over_since_time_ms=passed_ms,
-        summary=_summary(each, jobs[holder.job_id].name, executors, passed_ms),
+        summary=_summary(each, jobs[owner.job_id].name, executors, passed_ms),
     )
 
 

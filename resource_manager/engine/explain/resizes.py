@@ -45,13 +45,15 @@ def explain_resizes(state: State, slot: Slot) -> list[ResizeExplanation]:
     if slot.ordered is not None:
         found.append(ResizeExplanation(slot.ordered, True, (), _ordered(host)))
     if slot.wanted is not None:
-        asked = growth(host, slot)
+        growth_needed = growth(host, slot)
         free, total = host.free(), host.total
         dimensions = tuple(
             Dimension(name, more, free.get(name, 0), free.get(name, 0), total.get(name, 0))
-            for name, more in asked.items()
+            for name, more in growth_needed.items()
         )
-        summary = _waiting(state.reservations, state.quotas, state.resizes, host, slot, asked=asked)
+        summary = _waiting(
+            state.reservations, state.quotas, state.resizes, host, slot, growth_needed=growth_needed
+        )
         found.append(ResizeExplanation(slot.wanted, False, dimensions, summary))
     return found
 
@@ -67,44 +69,46 @@ def _waiting(
     host: Host,
     slot: Slot,
     *,
-    asked: Amounts,
+    growth_needed: Amounts,
 ) -> str:
     if slot.state is not SlotState.ALLOCATED:
         return "the slot is being taken down, or its executor is out of sight"
     if slot.ordered is not None:
         return f"waits for change {slot.ordered.number}, which is ordered"
-    hold = host.resize_backoffs.get((slot.allocation_id, slot.generation))
-    if hold is not None and hold.active:
-        return _reserved(hold)
-    total, need = host.total, add(slot.booked, asked)
-    if beyond := [name for name in asked if need[name] > total.get(name, 0)]:
+    backoff = host.resize_backoffs.get((slot.allocation_id, slot.generation))
+    if backoff is not None and backoff.active:
+        return _reserved(backoff)
+    total, need = host.total, add(slot.booked, growth_needed)
+    if beyond := [name for name in growth_needed if need[name] > total.get(name, 0)]:
         lacks = ", ".join(f"{name} {need[name]} of {total.get(name, 0)}" for name in beyond)
         return f"{host.host_id} has become too small for it, even when empty ({lacks})"
-    if asked and not host.eligible:
+    if growth_needed and not host.eligible:
         return f"nothing grows on {host.host_id} now{_absence(host)}"
-    missing = shortfall(asked, host.free())
+    missing = shortfall(growth_needed, host.free())
     if missing:
-        return _lacking(host, slot, asked, missing)
-    stop = quotas.growth_block(slot.job_id, asked)
-    if stop is not None:
-        group, name = stop.group_id.removeprefix(GROUP), stop.dimension
+        return _lacking(host, slot, growth_needed, missing)
+    block = quotas.growth_block(slot.job_id, growth_needed)
+    if block is not None:
+        group, name = block.group_id.removeprefix(GROUP), block.dimension
         return (
-            f"group {group} has {name} {stop.used} of at most {stop.maximum}, and it grows by"
-            f" {stop.need}"
+            f"group {group} has {name} {block.used} of at most {block.maximum}, and it grows by"
+            f" {block.need}"
         )
     found = resizes.assignment_for(host, slot)
     if isinstance(found, CpuRefusal):
         return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
-    if not fits(asked, host.spare()) or (asked and is_blocked_by_reservation(host, slot)):
-        whose = reservations.on_host[host.host_id].holder.title
-        return f"there is room on {host.host_id}, which is held for {whose}"
+    if not fits(growth_needed, host.spare()) or (
+        growth_needed and is_blocked_by_reservation(host, slot)
+    ):
+        owner = reservations.on_host[host.host_id].holder.title
+        return f"there is room on {host.host_id}, which is held for {owner}"
     return "has not been considered yet"
 
 
-def _reserved(hold: ResizeBackoff) -> str:
-    if hold.reason == Reason.BELOW_USE:
-        return f"{hold.message}; it is tried again as soon as a short pause is over"
-    return f"the executor refused it ({hold.message}), and is asked again later"
+def _reserved(backoff: ResizeBackoff) -> str:
+    if backoff.reason == Reason.BELOW_USE:
+        return f"{backoff.message}; it is tried again as soon as a short pause is over"
+    return f"the executor refused it ({backoff.message}), and is asked again later"
 
 
 def _absence(host: Host) -> str:
@@ -118,26 +122,29 @@ def _absence(host: Host) -> str:
     return ""
 
 
-def _lacking(host: Host, slot: Slot, asked: Amounts, missing: Amounts) -> str:
+def _lacking(host: Host, slot: Slot, growth_needed: Amounts, missing: Amounts) -> str:
     free = host.free()
     lacks = ", ".join(
-        f"{name} grows by {asked[name]} and {free.get(name, 0)} are free" for name in missing
+        f"{name} grows by {growth_needed[name]} and {free.get(name, 0)} are free"
+        for name in missing
     )
     fitting = " and ".join(
         f"{name} <= {slot.booked.get(name, 0) + free.get(name, 0)}" for name in missing
     )
     text = f"{lacks} on {host.host_id}; it fits now if {fitting}"
-    names = [f"{each.allocation_id}/{each.generation}" for each in _in_the_way(host, slot, asked)]
+    names = [
+        f"{each.allocation_id}/{each.generation}" for each in _in_the_way(host, slot, growth_needed)
+    ]
     if not names:
         return text
     more = f" and {len(names) - SLOTS_NAMED_MAX} more" if len(names) > SLOTS_NAMED_MAX else ""
     return f"{text}, or without {', '.join(names[:SLOTS_NAMED_MAX])}{more}"
 
 
-def _in_the_way(host: Host, slot: Slot, asked: Amounts) -> list[Slot]:
+def _in_the_way(host: Host, slot: Slot, growth_needed: Amounts) -> list[Slot]:
     """Few other slots without which the growth would fit; none, if that would not do."""
     free: Amounts = host.free()
-    missing = shortfall(asked, free)
+    missing = shortfall(growth_needed, free)
 
     def helps(other: Slot) -> tuple[bool, int, str]:
         gives = sum(
@@ -147,17 +154,17 @@ def _in_the_way(host: Host, slot: Slot, asked: Amounts) -> list[Slot]:
 
     chosen: list[Slot] = []
     for other in sorted(host.slots.values(), key=helps):
-        if fits(asked, free):
+        if fits(growth_needed, free):
             break
         if other is not slot:
             chosen.append(other)
             free = add(free, other.booked)
-    if not fits(asked, free):
+    if not fits(growth_needed, free):
         return []
     needed = []
     for other in chosen:
         without = subtract(free, other.booked)
-        if fits(asked, without):
+        if fits(growth_needed, without):
             free = without
         else:
             needed.append(other)

@@ -80,20 +80,20 @@ def pools(host: Host) -> Pools:
     return pools_of(pooled, ((each.qos, each.cpus) for each in assignments if each is not None))
 
 
-def zones(books: CpuLedger) -> list[Zone]:
+def zones(ledger: CpuLedger) -> list[Zone]:
     """What each NUMA node has, in order of ids."""
     found = []
-    for at, node in enumerate(books.layout.nodes):
+    for at, node in enumerate(ledger.layout.nodes):
         extended = (EXTENDED_PREFIX + name for name, _ in node.extended)
         names = (CPU_MILLI, BEST_EFFORT_CPU_MILLI, MEMORY_BYTES, *extended)
-        own = (books.pinned & node.mask).bit_count() * MILLI
-        used = {name: books.used(at, name) for name in names}
+        pinned_milli = (ledger.pinned & node.mask).bit_count() * MILLI
+        used = {name: ledger.used(at, name) for name in names}
         found.append(
             Zone(
                 node.id,
-                _without_zeros({name: books.capacity(at, name) for name in names}),
-                _without_zeros(used | {CPU_MILLI: used[CPU_MILLI] + own}),
-                _without_zeros({name: books.available(at, name) for name in names}),
+                _without_zeros({name: ledger.capacity(at, name) for name in names}),
+                _without_zeros(used | {CPU_MILLI: used[CPU_MILLI] + pinned_milli}),
+                _without_zeros({name: ledger.available(at, name) for name in names}),
             )
         )
     return found

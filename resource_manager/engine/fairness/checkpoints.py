@@ -36,8 +36,8 @@ class Checkpoints:
         self._tree = tree
         self._measure = fairness.usage_measure
         self._interval_ms = fairness.usage_interval_ms
-        self._round: deque[Flow] = deque()
-        self._next_round_ms = 0
+        self._next_flows: deque[Flow] = deque()
+        self._next_pass_ms = 0
 
     def due(self, now_ms: int, time_ms: int) -> tuple[list[UsageRecord], int]:
         """The tallies to be written now, and when (monotonic) to ask again.
@@ -46,17 +46,17 @@ class Checkpoints:
             now_ms: monotonic; the tree's clock must have come this far.
             time_ms: now, by the wall clock.
         """
-        if not self._round and now_ms >= self._next_round_ms:
-            self._next_round_ms = now_ms + self._interval_ms
-            self._round.extend(self._tree.changed.values())
+        if not self._next_flows and now_ms >= self._next_pass_ms:
+            self._next_pass_ms = now_ms + self._interval_ms
+            self._next_flows.extend(self._tree.changed.values())
         found: list[UsageRecord] = []
-        while self._round and len(found) < STORED_AT_ONCE:
-            flow = self._round.popleft()
+        while self._next_flows and len(found) < STORED_AT_ONCE:
+            flow = self._next_flows.popleft()
             if flow.changed and self._tree.changed.get(flow.id) is flow:
                 found.append(self.written(flow, time_ms))
-        if self._round:
+        if self._next_flows:
             return found, now_ms + PAUSE_MS
-        return found, max(now_ms + 1, self._next_round_ms)
+        return found, max(now_ms + 1, self._next_pass_ms)
 
     def written(self, flow: Flow, time_ms: int) -> UsageRecord:
         """The tally of a flow as a row that is written now. What still grows is written again."""

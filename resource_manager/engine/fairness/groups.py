@@ -62,7 +62,7 @@ def adopt_groups(
     if not delivered:
         changes.counter(DELIVERED_COUNTER, 1)
     for job in jobs:
-        if lives(job):
+        if is_live(job):
             make(job.group)
     for group in groups.values():
         if group.parent and group.parent not in groups:  # struck by other means
@@ -71,7 +71,7 @@ def adopt_groups(
     return {group.name: group for group in in_order(groups)}
 
 
-def lives(job: Job) -> bool:
+def is_live(job: Job) -> bool:
     """True if anything of a job waits or runs, or may yet do so."""
     return job.state is JobState.ACTIVE or bool(job.live_requests) or bool(job.slot_keys)
 

@@ -17,27 +17,27 @@ MILLI_PER_CPU = 1_000
 
 def cpu_problems(host: Host) -> Iterator[str]:
     """What slots hold of their host's cpus, and that nobody holds what is another's."""
-    title, books = f"executor {host.host_id}", host.cpus
-    if books is None:
+    title, ledger = f"executor {host.host_id}", host.cpus
+    if ledger is None:
         if host.aligning:
             yield f"{title} aligns everybody, and nothing is known of its cpus"
         return
     if host.aligning != host.present.policy.alignment.aligns:
         yield f"{title} aligns everybody: {host.aligning}, its settings say otherwise"
-    if books.policy != host.present.policy:
+    if ledger.policy != host.present.policy:
         yield f"{title} gives cpus by other settings than those that hold there"
-    for problem in books.problems():
+    for problem in ledger.problems():
         yield f"{title}: {problem}"
-    yield from _holdings(host, books)
+    yield from _holdings(host, ledger)
 
 
-def _holdings(host: Host, books: CpuLedger) -> Iterator[str]:
-    held: dict[SlotKey, object] = dict(books.holdings)
+def _holdings(host: Host, ledger: CpuLedger) -> Iterator[str]:
+    assigned: dict[SlotKey, object] = dict(ledger.holdings)
     for key, slot in host.slots.items():
-        if key not in held:
+        if key not in assigned:
             yield f"slot {key} is not in the books of cpus of its executor {host.host_id}"
             continue
-        if held.pop(key) != cpus_booked(slot):
+        if assigned.pop(key) != cpus_booked(slot):
             yield f"slot {key} holds other cpus or NUMA nodes than it was given"
         assignment = slot.assignment
         if assignment is None or not assignment.cpus or slot.ordered is not None:
@@ -45,5 +45,5 @@ def _holdings(host: Host, books: CpuLedger) -> Iterator[str]:
         booked = slot.booked.get(CPU_MILLI, 0)
         if booked != len(assignment.cpus) * MILLI_PER_CPU:
             yield f"slot {key} has cpus {assignment.cpus} of its own, and books {booked} cpu_milli"
-    for key in held:
+    for key in assigned:
         yield f"executor {host.host_id} has cpus of slot {key} in its books, which is not there"

@@ -10,7 +10,7 @@ from math import isclose
 
 from finegrain.values.states import SlotState
 from resource_manager.engine.fairness.flows import Flow, FlowTree
-from resource_manager.engine.fairness.groups import lives
+from resource_manager.engine.fairness.groups import is_live
 from resource_manager.engine.fairness.quotas import counted, fulfilment
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.queue.queue import WaitingQueue
@@ -24,7 +24,7 @@ order."""
 def flow_problems(state: State) -> Iterator[str]:
     """What is wrong, one sentence each."""
     flows = state.flows
-    living = {job.job_id: job.group for job in state.jobs.values() if lives(job)}
+    living = {job.job_id: job.group for job in state.jobs.values() if is_live(job)}
     if flows.jobs.keys() != living.keys():
         yield f"flows of {sorted(flows.jobs)}, jobs that live: {sorted(living)}"
     for job_id, name in living.items():

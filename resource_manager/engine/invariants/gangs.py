@@ -17,34 +17,34 @@ from resource_manager.engine.state import State
 
 def gang_problems(state: State) -> Iterator[str]:
     """Everything that is wrong with gangs."""
-    books = state.gangs
+    ledger = state.gangs
     members = Counter(r.spec.gang_id for r in state.requests.values() if r.spec.gang_id)
-    if members != Counter({name: len(gang.members) for name, gang in books.by_id.items()}):
-        yield f"gangs have members {books.by_id.keys()}, requests belong to {dict(members)}"
-    for gang in books.by_id.values():
+    if members != Counter({name: len(gang.members) for name, gang in ledger.by_id.items()}):
+        yield f"gangs have members {ledger.by_id.keys()}, requests belong to {dict(members)}"
+    for gang in ledger.by_id.values():
         yield from _gang(state.requests, state.slots, state.gangs, state.endings, gang)
-    for name in books.waiting.keys() | books.unconfirmed.keys():
-        if name not in books.by_id:
+    for name in ledger.waiting.keys() | ledger.unconfirmed.keys():
+        if name not in ledger.by_id:
             yield f"gang {name} is not known, and waits or is being confirmed"
     in_order = {
         item.name: item.arrival_number
         for item in state.queue.non_batchables.all()
         if item.kind is Kind.GANG
     }
-    waiting = {name: each.gang.arrival_number for name, each in books.waiting.items()}
+    waiting = {name: each.gang.arrival_number for name, each in ledger.waiting.items()}
     if in_order != waiting:
         yield f"gangs {in_order} stand in line, {waiting} wait"
     by_job: Counter[str] = Counter()
-    for each in books.waiting.values():
+    for each in ledger.waiting.values():
         by_job[each.gang.job_id] += len(each.kind.member_requests)
-    if by_job != books.by_job:
-        yield f"what gangs of a job wait with is counted as {books.by_job}, there is {by_job}"
+    if by_job != ledger.by_job:
+        yield f"what gangs of a job wait with is counted as {ledger.by_job}, there is {by_job}"
 
 
 def _gang(
     requests: Requests, slots: Slots, gangs: GangLedger, endings: dict[str, Ending], gang: Gang
 ) -> Iterator[str]:
-    title, books = f"gang {gang.gang_id}", gangs
+    title, ledger = f"gang {gang.gang_id}", gangs
     first = requests.get(gang.members[0])
     if first is None or first.arrival_number != gang.arrival_number:
         yield f"{title} does not stand at the place of its first member"
@@ -55,7 +55,7 @@ def _gang(
     over = gang.job_id in endings  # some of its members have been taken out already
     if len(states) > 1:
         yield f"{title} has members that are {sorted(states)}; expected all alike"
-    waiting = books.waiting.get(gang.gang_id)
+    waiting = ledger.waiting.get(gang.gang_id)
     if (waiting is not None) != (states == {RequestState.PENDING}) and (
         waiting is not None or not over
     ):
@@ -65,11 +65,11 @@ def _gang(
     ):
         yield f"{title} waits with other members than it has"
     missing = sum(_is_unconfirmed(slots, each) for each in members)
-    if books.unconfirmed.get(gang.gang_id, 0) != missing or (
+    if ledger.unconfirmed.get(gang.gang_id, 0) != missing or (
         states == {RequestState.ALLOCATING} and not missing
     ):
         yield (
-            f"{title} is {sorted(states)} and waits for {books.unconfirmed.get(gang.gang_id)}"
+            f"{title} is {sorted(states)} and waits for {ledger.unconfirmed.get(gang.gang_id)}"
             f" confirmations, {missing} are missing"
         )
 

@@ -35,9 +35,11 @@ def queue_problems(state: State) -> Iterator[str]:
     for scheduling_class in queue.classes():
         yield from _scheduling_class(state.requests, state.queue, scheduling_class, blocked)
         classes_by_job.update(scheduling_class.job_queues.keys())
-    awake = len(queue.current_pass) + len(queue.fitting) + len(queue.for_next_pass) + len(blocked)
-    if awake != len(queue.classes()):
-        yield f"{awake} classes are to be tried or blocked, {len(queue.classes())} are pending"
+    unblocked = (
+        len(queue.current_pass) + len(queue.fitting) + len(queue.for_next_pass) + len(blocked)
+    )
+    if unblocked != len(queue.classes()):
+        yield f"{unblocked} classes are to be tried or blocked, {len(queue.classes())} are pending"
     if not set(queue.quota_blocked) <= set(queue.job_queues()):
         yield "maxima stop lines that are no more"
     if queue.classes_by_job != classes_by_job:

@@ -11,29 +11,29 @@ from resource_manager.engine.state import State
 
 def reservations(state: State) -> Iterator[str]:
     """Everything that is wrong, as of a moment when a decision has just been made."""
-    books = state.reservations
+    reservations = state.reservations
     most = state.settings.fairness.reservations_max
-    if len(books) > most:
-        yield f"{len(books)} reservations, at most {most} are allowed"
-    held: dict[str, Held] = {}
+    if len(reservations) > most:
+        yield f"{len(reservations)} reservations, at most {most} are allowed"
+    reserved: dict[str, Held] = {}
     jobs: list[str] = []
-    for number, each in books.by_number.items():
+    for number, each in reservations.by_number.items():
         if each.holder.number != number:
             yield f"a reservation for {each.holder.title} is filed under {number}"
         jobs.append(each.holder.job_id)
         for name, kept in each.place.held.items():
-            if name in held:
+            if name in reserved:
                 yield f"executor {name} holds for {each.holder.title} and for somebody else"
-            held[name] = kept
-            if books.on_host.get(name) is not each:
+            reserved[name] = kept
+            if reservations.on_host.get(name) is not each:
                 yield f"executor {name} is not known to hold for {each.holder.title}"
         yield from _one(state, each)
-    if sorted(jobs) != sorted(books.by_job):
-        yield f"jobs {sorted(jobs)} have reservations, {sorted(books.by_job)} are counted"
-    if held.keys() != books.on_host.keys():
-        yield f"{sorted(held)} hold for somebody, {sorted(books.on_host)} are counted"
+    if sorted(jobs) != sorted(reservations.by_job):
+        yield f"jobs {sorted(jobs)} have reservations, {sorted(reservations.by_job)} are counted"
+    if reserved.keys() != reservations.on_host.keys():
+        yield f"{sorted(reserved)} hold for somebody, {sorted(reservations.on_host)} are counted"
     for name, host in state.hosts.items():
-        wanted = held.get(name)
+        wanted = reserved.get(name)
         holds = None if host.reserved is None else Held(host.reserved.amounts, host.reserved.slots)
         if holds != wanted:
             yield f"executor {name} holds {holds}, not {wanted}"

@@ -34,8 +34,8 @@ def line(state: State) -> Iterator[str]:
         wanted = slot.wanted
         if wanted is None:
             continue
-        hold = state.hosts[slot.executor_id].resize_backoffs.get(key)
-        pauses = hold is not None and hold.active
+        backoff = state.hosts[slot.executor_id].resize_backoffs.get(key)
+        pauses = backoff is not None and backoff.active
         waits = slot.state is SlotState.ALLOCATED and slot.ordered is None and not pauses
         is_queued = wanted.arrival_number in queued
         if is_queued != waits:

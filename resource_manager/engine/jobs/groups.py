@@ -22,7 +22,7 @@ from finegrain.resources import AMOUNT_MAX, Amounts
 from finegrain.texts import check_text
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.flows import GROUP
-from resource_manager.engine.fairness.groups import DEFAULT_GROUP, above, below, lives
+from resource_manager.engine.fairness.groups import DEFAULT_GROUP, above, below, is_live
 from resource_manager.engine.fairness.quotas import unlimited_dimension
 from resource_manager.engine.model.entities import Group, Job
 from resource_manager.engine.model.events import GroupDeleted, GroupSet
@@ -82,7 +82,7 @@ def set_group(context: EventContext, event: GroupSet) -> Group:
         _check_parent(state.groups, wanted)
         if (
             known is not None
-            and (job := _somebody(state.jobs, state.groups, known.name)) is not None
+            and (job := _live_job_in(state.jobs, state.groups, known.name)) is not None
         ):
             raise _in_use(
                 known,
@@ -116,7 +116,7 @@ def delete_group(context: EventContext, event: GroupDeleted) -> None:
         why = "jobs that name no group are in it; give it less weight, or a maximum, instead"
     elif parts := below(state.groups, group.name) - {group.name}:
         why = f"group {min(parts)} is part of it; delete that one first, or give it another parent"
-    elif (job := _somebody(state.jobs, state.groups, group.name)) is not None:
+    elif (job := _live_job_in(state.jobs, state.groups, group.name)) is not None:
         why = f"{_lives(job)}; end its jobs first"
     if why:
         raise _in_use(group, f"group {group.name} cannot be deleted: {why}")
@@ -204,10 +204,10 @@ def _height(groups: dict[str, Group], name: str) -> int:
     return max(1, *(1 + sum(1 for _ in above(groups, each)) - own for each in below(groups, name)))
 
 
-def _somebody(jobs: dict[str, Job], groups: dict[str, Group], name: str) -> Job | None:
+def _live_job_in(jobs: dict[str, Job], groups: dict[str, Group], name: str) -> Job | None:
     """A job that lives in the group or below it; None: nobody does."""
     names = below(groups, name)
-    return next((job for job in jobs.values() if job.group in names and lives(job)), None)
+    return next((job for job in jobs.values() if job.group in names and is_live(job)), None)
 
 
 def _lives(job: Job) -> str:

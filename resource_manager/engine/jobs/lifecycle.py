@@ -180,14 +180,14 @@ def _dequeue(state: State, job: Job, ending: Ending, most: int) -> int:
         request = state.requests.by_arrival[job.arrivals[at]]
         if request.state is RequestState.PENDING:
             state.gang_moves.dequeue(request)
-    looked_at = ending.dequeued - first
+    scanned = ending.dequeued - first
     parts = state.ranges.by_job.get(job.job_id, ())
-    while looked_at < most and ending.dequeued == len(job.arrivals) and ending.parts < len(parts):
+    while scanned < most and ending.dequeued == len(job.arrivals) and ending.parts < len(parts):
         part = parts[ending.parts]
         state.range_moves.dequeue_part(part)
         ending.parts += 1
-        looked_at += part.waiting.run_count + len(part.materialized) + 1
-    return looked_at
+        scanned += part.waiting.run_count + len(part.materialized) + 1
+    return scanned
 
 
 def lease_timer_fired(context: EventContext, job_id: str) -> None:

@@ -15,7 +15,7 @@ from finegrain.resources import Amounts
 from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import FlowTree
-from resource_manager.engine.fairness.groups import lives
+from resource_manager.engine.fairness.groups import is_live
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.model.entities import Group, Job, Slot
@@ -45,7 +45,7 @@ class UsageAccounting:
                 group.name, group.parent, weight=group.weight, limits=(group.maximum, group.minimum)
             )
         for job in self.jobs.values():
-            if lives(job):
+            if is_live(job):
                 flows.add_job(job.job_id, job.group)
 
     def adopt(
@@ -99,5 +99,5 @@ class UsageAccounting:
     def retire(self, job_id: str) -> None:
         """Forgets the flow of a job of which nothing waits or runs any more, and never will."""
         job = self.jobs.get(job_id)
-        if job_id in self.flows.jobs and (job is None or not lives(job)):
+        if job_id in self.flows.jobs and (job is None or not is_live(job)):
             self.flows.remove_job(job_id)

@@ -90,7 +90,7 @@ class EngineSettings:
     strategy: Strategy = "pack"
     pack_candidates: int = 8  # hosts with room that "pack" compares at most; 1 is first fit
     label_indexes_max: int = 64  # label selectors whose hosts are kept sorted out
-    shapes_tried_max: int = 1_000  # in vain, by one decision; the next one goes on from there
+    classes_tried_max: int = 1_000  # in vain, by one decision; the next one goes on from there
     hosts_asked_max: int = 256  # likewise, whether their cpus and NUMA nodes suit
 
     # Requests.

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from finegrain.values.states import ExecutorState, RequestState, SlotState
     from resource_manager.engine.model.entities import Executor, Gang, GangState, Job, Request, Slot
 
-STORY_LENGTH = 4_000
+HISTORY_LENGTH = 4_000
 """Moves kept over all entities, for the message of an `IllegalTransition`."""
 
-STORY_SHOWN = 8
+HISTORY_SHOWN = 8
 """Moves of the entity concerned that such a message shows."""
 
 
@@ -54,7 +54,7 @@ class Transitions:
     """
 
     def __init__(self) -> None:
-        self._moves: deque[tuple[str, str, str, str]] = deque(maxlen=STORY_LENGTH)
+        self._moves: deque[tuple[str, str, str, str]] = deque(maxlen=HISTORY_LENGTH)
 
     def of(self, entity: str) -> list[str]:
         """The latest moves of one entity, oldest first, as "PENDING -PLACE-> ALLOCATING"."""
@@ -63,7 +63,7 @@ class Transitions:
             for name, before, what, after in self._moves
             if name == entity
         ]
-        return moves[-STORY_SHOWN:]
+        return moves[-HISTORY_SHOWN:]
 
     def move_request(self, request: Request, what: RequestInput) -> None:
         """Moves a request."""

@@ -102,7 +102,7 @@ class NonBatchables:
         return [self._all[number] for number in sorted(self._all)]
 
     @property
-    def awake(self) -> bool:
+    def unblocked(self) -> bool:
         """True if any is to be tried, in this pass or the next one."""
         return bool(self._for_next_pass or self._in_pass)
 

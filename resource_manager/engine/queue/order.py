@@ -16,7 +16,7 @@ from resource_manager.engine.queue.scheduling_classes import ActiveQueues, JobQu
 TOGETHER_MAX = 1_024
 """Requests that are placed together at most: each is looked up before it is known to fit."""
 
-_EVERYBODY = ""
+_ALL_JOBS = ""
 """Instead of a job's id, if requests are served in order of arrival."""
 
 
@@ -47,10 +47,10 @@ class ServiceOrder:
 
     def active_queues_of(self, job_id: str) -> ActiveQueues:
         """Returns where the active queues of a job belong."""
-        whose = job_id if self._tree is not None else _EVERYBODY
-        among = self._by_job.get(whose)
+        owner = job_id if self._tree is not None else _ALL_JOBS
+        among = self._by_job.get(owner)
         if among is None:
-            among = self._by_job[whose] = ActiveQueues(whose)
+            among = self._by_job[owner] = ActiveQueues(owner)
         return among
 
     def forget(self, job_id: str) -> None:
@@ -71,7 +71,7 @@ class ServiceOrder:
     def next_queue(self) -> JobQueue | None:
         """Returns the active job queue that is served next; None: there is none."""
         if self._tree is None:
-            job_queues = self._by_job.get(_EVERYBODY)
+            job_queues = self._by_job.get(_ALL_JOBS)
         else:
             job = first_job(self._tree)
             job_queues = self._by_job[job.name] if job is not None else None

@@ -171,11 +171,11 @@ class WaitingQueue:
     # What is to be tried.
 
     @property
-    def awake(self) -> bool:
+    def unblocked(self) -> bool:
         """True if anything is to be tried, in this pass or the next one."""
         return (
             bool(self.current_pass or self.fitting or self.for_next_pass)
-            or self.non_batchables.awake
+            or self.non_batchables.unblocked
         )
 
     @property
@@ -189,7 +189,7 @@ class WaitingQueue:
         Returns:
             True if it began one.
         """
-        if self.in_pass or not self.awake:
+        if self.in_pass or not self.unblocked:
             return False
         self.current_pass.begin(self.for_next_pass)
         self.for_next_pass.clear()

@@ -26,7 +26,7 @@ class RejectionClock:
         self.after_ms = after_ms
         self.since_ms: int | None = None
         self.everything = False
-        self.shapes: dict[SchedulingClass, int] = {}
+        self.scheduling_classes: dict[SchedulingClass, int] = {}
         self.gangs: dict[str, None] = {}
         self._timers = timers
 
@@ -44,14 +44,14 @@ class RejectionClock:
         """Restarts the clock: executors are not what they were."""
         self.since_ms = now_ms
         self.everything = True
-        self.shapes.clear()
+        self.scheduling_classes.clear()
         self.gangs.clear()
         self._arm(now_ms)
 
     def requeued(self, scheduling_class: SchedulingClass, now_ms: int) -> None:
         """A request of this shape waits again after it had a slot."""
         if not self.everything:
-            self.shapes[scheduling_class] = 0
+            self.scheduling_classes[scheduling_class] = 0
             self._arm(now_ms)
 
     def gang_requeued(self, gang_id: str, now_ms: int) -> None:

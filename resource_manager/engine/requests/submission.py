@@ -62,7 +62,7 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
         }
         _refuse_too_many(state.requests, state.settings, job, len(new) + sum(ranges.values()))
         scheduling_classes = [each.request for each, members in ranges.items() if members]
-        _refuse_too_many_shapes(
+        _refuse_too_many_classes(
             state.settings, state.gangs, state.queue, job, [*new.values(), *scheduling_classes]
         )
     if state.hosts.touched:
@@ -97,7 +97,7 @@ def _refuse_too_many(requests: Requests, settings: EngineSettings, job: Job, new
         )
 
 
-def _refuse_too_many_shapes(
+def _refuse_too_many_classes(
     settings: EngineSettings,
     gangs: GangLedger,
     queue: WaitingQueue,

@@ -31,7 +31,7 @@ from resource_manager.engine.planning.exactness import empty_like
 from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
-from resource_manager.engine.scaling.texts import gang_text, shape_text
+from resource_manager.engine.scaling.texts import class_text, gang_text
 
 
 def executor_came(context: EventContext, executor_id: str, *, new: bool) -> None:
@@ -139,11 +139,11 @@ def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
     total = host.total
     for scheduling_class in content.shapes:
         if not carries(host, scheduling_class.labels):
-            yield f"without the labels of {shape_text(scheduling_class)}"
+            yield f"without the labels of {class_text(scheduling_class)}"
         elif not (need := host.booking_for(scheduling_class)) or shortfall(need, total):
-            yield f"that is too little for {shape_text(scheduling_class)}"
+            yield f"that is too little for {class_text(scheduling_class)}"
         elif not host.could_suit(scheduling_class):
-            yield f"its cpus and NUMA nodes do not suit {shape_text(scheduling_class)}"
+            yield f"its cpus and NUMA nodes do not suit {class_text(scheduling_class)}"
     together: dict[str, dict[str, int]] = {}
     trials = Trials(as_if_empty)
     for (gang_id, number), count in content.members.items():

@@ -8,7 +8,7 @@ each gets its slot. A host that refused the shape lately, or still holds an olde
 request, is left out.
 
 So one decision costs what it places, plus the shapes it looks at in vain, of which
-`EngineSettings.shapes_tried_max` are enough, plus those that had room and have it no more (as many
+`EngineSettings.classes_tried_max` are enough, plus those that had room and have it no more (as many
 at most), plus lines that are parked or stand in line again, and shapes looked at that had room
 (`MOVES_MAX`). The next decision goes on where this one stopped.
 
@@ -71,12 +71,12 @@ def place_waiting(context: EventContext) -> None:
     state, queue = context.state, context.state.queue
     state.hosts.refresh(state.queue)
     eased = state.quotas.unblock(MOVES_MAX // 2)
-    if not queue.awake:
+    if not queue.unblocked:
         return
     placing = PlacementPass(state.hosts, state.reservations)
     set_aside: list[Request] = []
     unknown: dict[SchedulingClass, None] = {}  # whether there is room
-    most = state.settings.shapes_tried_max
+    most = state.settings.classes_tried_max
     budget = _Budget(looks=most, tries=most, moves=MOVES_MAX - eased)
     queue.non_batchables.order()
     goes_on = queue.in_pass or queue.begin_pass()

@@ -44,7 +44,7 @@ def infeasible_timer_fired(context: EventContext) -> None:
         return
     if clock.everything:
         clock.everything = False
-        clock.shapes = {
+        clock.scheduling_classes = {
             scheduling_class: 0
             for scheduling_class in state.queue.classes()
             if _may_reject(scheduling_class)
@@ -52,16 +52,16 @@ def infeasible_timer_fired(context: EventContext) -> None:
         clock.gangs = {
             gang_id: None for gang_id, each in state.gangs.waiting.items() if each.may_reject
         }
-    if not clock.shapes and not clock.gangs:
+    if not clock.scheduling_classes and not clock.gangs:
         return
     state.hosts.refresh(state.queue)
     left = STEPS_MAX
-    while clock.shapes and left > 0:
-        left -= _look_at_class(context, next(iter(clock.shapes)), left)
+    while clock.scheduling_classes and left > 0:
+        left -= _look_at_class(context, next(iter(clock.scheduling_classes)), left)
     verdicts: Verdicts = {}
     while clock.gangs and left > 0:
         left -= _look_at_gang(context, next(iter(clock.gangs)), verdicts)
-    if clock.shapes or clock.gangs:
+    if clock.scheduling_classes or clock.gangs:
         state.timers.arm(Timer.INFEASIBLE, "", context.now_ms)  # goes on with the next tick
 
 
@@ -86,7 +86,7 @@ def _look_at_class(context: EventContext, scheduling_class: SchedulingClass, mos
         Steps taken, at least 1.
     """
     clock = context.state.rejection_clock
-    after = clock.shapes.pop(scheduling_class)
+    after = clock.scheduling_classes.pop(scheduling_class)
     if (
         not _may_reject(scheduling_class)
         or feasibility(context.state.hosts, context.state.elastic, scheduling_class)
@@ -100,7 +100,7 @@ def _look_at_class(context: EventContext, scheduling_class: SchedulingClass, mos
         runs.append(run)
         steps += 1
         if steps >= most:
-            clock.shapes[scheduling_class] = following
+            clock.scheduling_classes[scheduling_class] = following
             break
     else:
         for job_queue in scheduling_class.job_queues.values():

@@ -272,7 +272,7 @@ async def stopped_while_sending() -> bool:
         stream = rm_stub(channel).WatchJob(rm_pb2.WatchJobRequest())
         await servicer.sending.wait()
         stopping = asyncio.create_task(server.stop(GRACE_S))
-        while not server._life.stopping:  # noqa: ASYNC110  the server has no event for tests
+        while not server._lifecycle.stopping:  # noqa: ASYNC110  the server has no event for tests
             await asyncio.sleep(0)
         was_sending = not servicer.sent.is_set()
         assert await stream.read() == servicer.first
@@ -285,7 +285,9 @@ async def stopped_while_sending() -> bool:
 async def test_a_stream_that_comes_while_the_server_stops_is_refused() -> None:
     servicer = Servicer()
     async with served(servicer) as (server, address), open_channel(address, token=USER) as channel:
-        server._life.stopping = True  # a call that came before the connection was closed to calls
+        server._lifecycle.stopping = (
+            True  # a call that came before the connection was closed to calls
+        )
         error = await refusal(rm_stub(channel).WatchJob(rm_pb2.WatchJobRequest()).read())
     assert says_that_it_stops(error)
     assert not servicer.sending.is_set()

@@ -106,7 +106,7 @@ def test_every_word_has_a_number_and_every_number_a_word(
 ) -> None:
     said = [each for each in kind if each != "Default"]
     assert {words.number(each) for each in said} == set(wrapper.values()) - {0}
-    assert [words.said(words.number(each), "x") for each in said] == said
+    assert [words.optional_word(words.number(each), "x") for each in said] == said
 
 
 @pytest.mark.parametrize("numa", NumaPolicy)

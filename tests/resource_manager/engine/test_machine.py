@@ -83,7 +83,7 @@ class BooksStaySound(RuleBasedStateMachine):
     """Jobs, executors, time and a network that loses, delays and repeats."""
 
     strategy = "pack"
-    shapes_tried_max = 1_000
+    classes_tried_max = 1_000
     fairness = Fairness()
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class BooksStaySound(RuleBasedStateMachine):
             strategy=self.strategy,
             pack_candidates=2,
             command_items_max=3,
-            shapes_tried_max=self.shapes_tried_max,
+            classes_tried_max=self.classes_tried_max,
             unreachable_after_ms=1_000,
             fairness=self.fairness,
         )
@@ -495,7 +495,7 @@ class BooksStaySoundSpread(BooksStaySound):
 class BooksStaySoundInSmallRounds(BooksStaySound):
     """The same with decisions that stop after every shape that does not fit."""
 
-    shapes_tried_max = 1
+    classes_tried_max = 1
 
 
 def durable(state: State) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class SlotsChangeTheirSizes(BooksStaySound):
 class SlotsChangeTheirSizesInSmallRounds(SlotsChangeTheirSizes):
     """The same with decisions that stop after every try in vain, and least loaded hosts first."""
 
-    shapes_tried_max = 1
+    classes_tried_max = 1
     strategy = "spread"
 
 

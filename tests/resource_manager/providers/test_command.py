@@ -18,7 +18,7 @@ from resource_manager.providers.command_run import KEPT_BYTES
 from resource_manager.providers.process_tree import Process, boot_id, this_process
 from resource_manager.providers.provider import Presence, ProviderFailed
 from tests.support.patience import PATIENCE_S
-from tests.support.providers import TOKEN, configuration, make_provider, surroundings
+from tests.support.providers import TOKEN, configuration, make_provider, provider_context
 from tests.support.rm_service import eventually
 
 SAY_STOPPED = 'echo "stopped $1" >> "$LOG"'
@@ -62,7 +62,7 @@ class Site:
 
     def made(self, text: str) -> CommandProvider:
         read = configuration(self.folder, text)
-        around = surroundings(self.folder / "rm", "127.0.0.1:7170")
+        around = provider_context(self.folder / "rm", "127.0.0.1:7170")
         made: CommandProvider = make_provider("command", read, around)
         return made
 

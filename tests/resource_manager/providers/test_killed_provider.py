@@ -20,7 +20,7 @@ import pytest
 from resource_manager.providers.process_executor import executor_paths, read_claim
 from resource_manager.providers.process_sweep import stop_everything
 from tests.support.patience import PATIENCE_S
-from tests.support.providers import configuration, halves, processes_naming, surroundings
+from tests.support.providers import configuration, halves, processes_naming, provider_context
 
 pytestmark = pytest.mark.full
 
@@ -57,7 +57,7 @@ def test_a_killed_provider_leaves_no_share_to_two_and_nothing_behind(tmp_path: P
     folder = tmp_path
     directory = folder / "rm" / "provided" / "process"
     configuration(folder, halves(SHARES))
-    surroundings(folder / "rm")
+    provider_context(folder / "rm")
     wanted: dict[str, str] = {}  # what each executor was told last
     number = died = 0
     try:

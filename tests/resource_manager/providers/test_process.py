@@ -33,7 +33,7 @@ from tests.support.providers import (
     halves,
     make_provider,
     processes_naming,
-    surroundings,
+    provider_context,
 )
 from tests.support.rm_service import eventually
 
@@ -54,7 +54,7 @@ class Host:
     def provider(self, text: str = "") -> ProcessProvider:
         """The next life of the provider."""
         read = configuration(self.folder, text or halves(2))
-        made: ProcessProvider = make_provider(KIND, read, surroundings(self.state_dir))
+        made: ProcessProvider = make_provider(KIND, read, provider_context(self.state_dir))
         self._made.append(made)
         return made
 

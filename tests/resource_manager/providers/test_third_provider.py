@@ -18,12 +18,12 @@ from resource_manager.providers.provider import (
     Observation,
     Presence,
     Provider,
+    ProviderContext,
     ProviderKind,
     ReadShape,
     Started,
-    Surroundings,
 )
-from tests.support.providers import surroundings
+from tests.support.providers import provider_context
 
 FILE = """
 [cloud]
@@ -41,7 +41,7 @@ machine = "large"
 class Cloud:
     """One machine per name, in memory."""
 
-    def __init__(self, region: str, machines: Mapping[str, str], around: Surroundings) -> None:
+    def __init__(self, region: str, machines: Mapping[str, str], around: ProviderContext) -> None:
         self.region, self.machines, self.around = region, machines, around
         self.running: dict[str, str] = {}
 
@@ -81,10 +81,10 @@ class CloudKind:
         pass
 
     def make(
-        self, common: Any, shapes: Sequence[ConfiguredShape], surroundings: Surroundings
+        self, common: Any, shapes: Sequence[ConfiguredShape], provider_context: ProviderContext
     ) -> Provider:
         machines = {each.shape.name: each.settings for each in shapes}
-        return Cloud(common["region"], machines, surroundings)
+        return Cloud(common["region"], machines, provider_context)
 
 
 class Broken:
@@ -116,7 +116,7 @@ async def test_it_is_configured_and_called_like_ours(
     file.write_text(FILE)
 
     read = read_providers(file)
-    made = make_providers(read, surroundings(tmp_path / "rm"))
+    made = make_providers(read, provider_context(tmp_path / "rm"))
 
     assert isinstance(kind, CloudKind)
     assert [each.provider for each in read.provisioning.shapes] == ["cloud"]

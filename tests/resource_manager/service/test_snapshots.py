@@ -122,7 +122,7 @@ async def test_what_happens_between_the_parts_is_told_in_its_place(
 async def test_many_that_have_ended_are_passed_over_in_bounded_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "SNAPSHOT_LOOKED_AT_MAX", 3)
+    monkeypatch.setattr(watch, "SNAPSHOT_SCANNED_MAX", 3)
     async with serving(tmp_path) as (service, hub):
         await service.submit(*(f"r{n}" for n in range(10)))
         await service.cancel(*(f"r{n}" for n in range(8)))

@@ -31,8 +31,8 @@ def test_what_is_held_is_counted_while_it_is() -> None:
     assert held(cluster) == {
         "finegrain_rm_reservations": 1.0,
         "finegrain_rm_oldest_reservation_age_seconds": 60.0,
-        "finegrain_rm_held_executors": 1.0,
-        "finegrain_rm_held_free_cpu_cores": 1.0,
+        "finegrain_rm_reserved_executors": 1.0,
+        "finegrain_rm_reserved_free_cpu_cores": 1.0,
     }
     cluster.release("s2", "s3", "s4", job="small")
     assert cluster.where("big")

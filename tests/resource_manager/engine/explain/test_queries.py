@@ -89,7 +89,7 @@ def test_requests_are_found_by_state_and_by_the_beginning_of_their_id(
 def test_a_page_ends_after_so_many_that_were_looked_at(
     cluster: EngineCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lists, "LOOKED_AT_MAX", 3)
+    monkeypatch.setattr(lists, "SCANNED_MAX", 3)
     asked = ["job-2.3", "job-3"]
     page = list_requests(cluster.state, allocation_ids=asked, limit=9)
     pages = [ids(page.items)]

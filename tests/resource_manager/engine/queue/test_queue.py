@@ -99,7 +99,7 @@ def test_a_line_that_is_parked_leaves_the_turn_to_others_until_there_is_room() -
     assert line is not None
     assert line.job_id == "second"
     queue.block_fitting()
-    assert not queue.awake
+    assert not queue.unblocked
     queue.unblock(())
     queue.begin_pass()
     assert queue.next_class() is large
@@ -146,7 +146,7 @@ def test_a_line_stopped_by_a_limit_is_tried_again_when_that_is_eased() -> None:
     assert not queue.current_pass
     assert not queue.for_next_pass
     assert queue.unblock_by_quota("group/default", lambda _: True, 10) == 1
-    assert queue.awake
+    assert queue.unblocked
     assert turns(queue) == [1]
 
 
@@ -202,7 +202,7 @@ def test_a_line_that_is_emptied_wherever_it_is_leaves_nothing_behind() -> None:
             queue.block_by_quota(line, "group/default")
         queue.remove(one)
         assert line.position == INACTIVE
-        assert not queue.awake
+        assert not queue.unblocked
         assert queue.classes_by_job == {}
         assert not queue.quota_blocked
         queue.add(one)

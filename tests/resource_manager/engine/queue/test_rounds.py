@@ -17,7 +17,7 @@ TIGHT = {"cpu_milli": 1_000, "memory_bytes": 1 * GIB}
 def cluster_with(total: dict[str, int], *, tried: int) -> EngineCluster:
     """One host, and the jobs `flood` and `other`."""
     return EngineCluster(
-        FakeExecutor("host-a", total, SMALL), jobs=("flood", "other"), shapes_tried_max=tried
+        FakeExecutor("host-a", total, SMALL), jobs=("flood", "other"), classes_tried_max=tried
     )
 
 

@@ -38,7 +38,7 @@ def test_they_have_their_turns_in_order_of_arrival() -> None:
     for number in (5, 2, 9):
         non_batchables.add(single(number))
     assert turns(non_batchables) == [2, 5, 9]
-    assert not non_batchables.awake
+    assert not non_batchables.unblocked
     assert non_batchables.problems() == []
 
 
@@ -79,7 +79,7 @@ def test_what_wakes_or_comes_during_a_round_is_tried_in_the_next_one() -> None:
     assert non_batchables.until() == 2
     assert non_batchables.next_before(None) == single(2)
     assert non_batchables.next_before(None) is None
-    assert non_batchables.awake
+    assert non_batchables.unblocked
     non_batchables.block(single(2))
     assert turns(non_batchables) == [0, 1]
 
@@ -109,7 +109,7 @@ def test_one_that_leaves_is_nowhere_any_more() -> None:
         assert non_batchables.problems() == []
     assert non_batchables.remove(1) is None
     non_batchables.grew("host-a", {})
-    assert not non_batchables.awake
+    assert not non_batchables.unblocked
     assert len(non_batchables) == 0
 
 
@@ -260,7 +260,7 @@ def test_what_a_single_takes_is_not_given_to_those_behind_it(
 def test_tries_in_vain_are_counted_and_the_rest_is_left_for_the_next_decision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    line = Line(monkeypatch, shapes_tried_max=2)
+    line = Line(monkeypatch, classes_tried_max=2)
     for name in ("s1", "s2", "s3"):
         line.wait_with(name)
     line.request("never", cpu=5_000)

@@ -200,7 +200,7 @@ class GangsStayWholeSpread(GangsStayWhole):
     """The same with the other strategy, and with decisions that stop after every try in vain."""
 
     strategy = "spread"
-    shapes_tried_max = 1
+    classes_tried_max = 1
 
 
 TestGangs = GangsStayWhole.TestCase

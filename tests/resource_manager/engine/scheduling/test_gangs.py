@@ -128,7 +128,7 @@ def test_a_gang_counts_like_the_shapes_that_its_members_have() -> None:
 
 def test_a_gang_that_is_tried_in_vain_counts_with_each_of_its_different_members() -> None:
     """So that one decision tries few gangs of many different members."""
-    cluster = cluster_of(shapes_tried_max=4)
+    cluster = cluster_of(classes_tried_max=4)
     cluster.submit("full", profile=ResourceProfile(3_000, GIB))
     for name in "ghi":
         unlike = (

@@ -81,7 +81,7 @@ class NothingIsHeldForNobodySpread(NothingIsHeldForNobody):
     """The same with the other strategy, and with decisions that stop after every try in vain."""
 
     strategy = "spread"
-    shapes_tried_max = 1
+    classes_tried_max = 1
 
 
 TestReservations = NothingIsHeldForNobody.TestCase

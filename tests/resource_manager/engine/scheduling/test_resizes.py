@@ -166,7 +166,7 @@ def test_many_slots_that_wait_for_the_same_room_get_it_in_the_order_in_which_the
 def test_tries_of_slots_that_wait_are_counted_like_those_of_shapes() -> None:
     names = [f"r{number}" for number in range(4)]
     cluster = cluster_with(*names, cpu=1_000)
-    cluster.state.settings = EngineSettings(shapes_tried_max=3)
+    cluster.state.settings = EngineSettings(classes_tried_max=3)
     for name in names:
         cluster.resize(name, size(2_500, 256))
     late = RequestSpec("late", size(500, 64), allow_pending=True)
