@@ -31,7 +31,7 @@ from resource_manager.engine.executors.reports import EpochSeen
 from resource_manager.options import ResourceManagerOptions
 from resource_manager.service.dispatch import Dispatcher
 from resource_manager.service.executor_link import ExecutorLinks, LinkOptions
-from resource_manager.service.messages import out_of_the_past
+from resource_manager.service.messages import stale_database_message
 from resource_manager.service.provider_setup import set_up_providers
 from resource_manager.service.provisioning import Provisioning
 from resource_manager.service.state_dir import locked_state_dir, remove_endpoint, write_endpoint
@@ -250,7 +250,7 @@ async def _until_the_end(
     error = runner.fatal.result()
     message = error.message
     if isinstance(error, EpochSeen):
-        message = out_of_the_past(error, running.database)
+        message = stale_database_message(error, running.database)
     code = _exit_code(error, running.components.options)
     if code == EXIT_REPLACED:
         _log.warning("replaced", error=message)

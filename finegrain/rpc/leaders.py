@@ -30,7 +30,7 @@ class Leaders:
         self._current = self._addresses[0]
         self._last_listed = self._current
         self._followed: set[str] = set()  # hints, since something worked
-        self._promising = True  # the present one was named, or has answered
+        self._current_confirmed = True  # the present one was named, or has answered
 
     @property
     def current(self) -> str:
@@ -46,7 +46,7 @@ class Leaders:
         """An answer came from `address`: hints are worth following again."""
         if address == self._current:
             self._followed.clear()
-            self._promising = True
+            self._current_confirmed = True
 
     def failed(self, address: str, error: FinegrainError | None = None) -> bool:
         """Turns elsewhere after a failure at `address`.
@@ -58,22 +58,22 @@ class Leaders:
             has answered another call.
         """
         if address != self._current:
-            return self._promising
+            return self._current_confirmed
         hint = self._hint(error)
         if hint == address:  # it is taking over right now
-            self._promising = False
+            self._current_confirmed = False
             return False
         if hint and hint not in self._followed:
             self._followed.add(hint)
-            self._turn_to(hint)
-            self._promising = True
+            self._switch_to(hint)
+            self._current_confirmed = True
             return True
-        self._promising = False
+        self._current_confirmed = False
         place = self._addresses.index(self._last_listed)
-        self._turn_to(self._addresses[(place + 1) % len(self._addresses)])
+        self._switch_to(self._addresses[(place + 1) % len(self._addresses)])
         return False
 
-    def _turn_to(self, address: str) -> None:
+    def _switch_to(self, address: str) -> None:
         self._current = address
         if address in self._addresses:
             self._last_listed = address

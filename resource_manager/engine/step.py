@@ -30,7 +30,7 @@ from resource_manager.engine.executors.reports import slots_reported
 from resource_manager.engine.jobs.groups import delete_group, set_group
 from resource_manager.engine.jobs.lifecycle import (
     ENDED_AT_ONCE,
-    go_on_ending,
+    continue_ending,
     keep_alive,
     lease_timer_fired,
     register_job,
@@ -69,7 +69,7 @@ from resource_manager.engine.model.events import (
     UndrainRequested,
 )
 from resource_manager.engine.model.timers import Timer
-from resource_manager.engine.requests.range_intake import tell_who_waits
+from resource_manager.engine.requests.range_intake import record_pending_members
 from resource_manager.engine.requests.resize_intake import request_resize
 from resource_manager.engine.requests.submission import (
     cancel_requests,
@@ -178,7 +178,7 @@ def _handle(context: EventContext, event: Event) -> object:  # noqa: C901, PLR09
 
 
 def _decide(context: EventContext) -> None:
-    go_on_ending(context)
+    continue_ending(context)
     if context.state.elastic.arrived:
         hand_over(context)
     serve_holders(context)
@@ -199,7 +199,7 @@ def _decide(context: EventContext) -> None:
             )
     state.newcomers.clear()
     context.state.usage_checkpoints.keep_urgent()
-    tell_who_waits(context)
+    record_pending_members(context)
     state.considered_arrival = state.numbers.arrival
 
 

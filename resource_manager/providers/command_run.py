@@ -123,7 +123,7 @@ def run_command(
         kept, ended_because = _follow(child, began + timeout_s, cancellation)
     except BaseException:
         end_group(child.pid)
-        _bury(child, process)
+        _reap(child, process)
         raise
     finally:
         for stream in (child.stdout, child.stderr):
@@ -133,7 +133,7 @@ def run_command(
         ended_because = f"it was ended because it took longer than {timeout_s:g} s"
     return Outcome(
         tuple(argv),
-        _bury(child, process),
+        _reap(child, process),
         _without(secret, kept[0].text),
         _without(secret, kept[1].text),
         time.monotonic() - began,
@@ -145,7 +145,7 @@ def _without(secret: str, text: str) -> str:
     return text.replace(secret, "(the cluster token)") if secret else text
 
 
-def _bury(child: subprocess.Popen[bytes], process: Process) -> int:
+def _reap(child: subprocess.Popen[bytes], process: Process) -> int:
     """Its exit status. One that cannot be ended must not hold this thread for ever."""
     try:
         return child.wait(END_WAIT_S)

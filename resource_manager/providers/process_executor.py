@@ -139,7 +139,7 @@ class ExecutorDirectory:
             noted = Process(int(note["pid"]), int(note["start_ticks"]))
             if noted.is_running():
                 return noted
-            noted.bury()
+            noted.reap()
         return front_of(self.config_file)
 
     def start(self, *, only_to_end: bool = False) -> Process:

@@ -64,10 +64,10 @@ class Process:
             os.close(descriptor)
         if self.is_running():
             return False
-        self.bury()
+        self.reap()
         return True
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         """Takes its number out of the table of processes, if it is a child of ours that ended."""
         found = _stat(self.pid)
         if found is not None and found[1] == self.start_ticks and found[0] in "ZX":

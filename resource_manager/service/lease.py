@@ -72,7 +72,7 @@ class LeaseKeeper:
 
     def check(self) -> None:
         """Notes whether the lease holds; to be called regularly."""
-        if self._store.surely_leads():
+        if self._store.holds_lease():
             self._unsure_since_s = None
         elif self._unsure_since_s is None:
             self._unsure_since_s = time.monotonic()
@@ -96,7 +96,7 @@ class LeaseKeeper:
             StoreError: the database does not say.
         """
         # Again where the answer took so long that the lease may have run out since.
-        while not self._store.surely_leads():
+        while not self._store.holds_lease():
             if self._renewal is None or self._renewal.done():
                 self._renewal = asyncio.ensure_future(self.renew())
                 self._renewal.add_done_callback(_retrieve_error)

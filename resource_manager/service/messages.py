@@ -11,7 +11,7 @@ from resource_manager.engine.executors.reports import EpochSeen
 from resource_manager.storage.location import DatabaseUrl, sqlite_url
 
 
-def out_of_the_past(error: EpochSeen, location: DatabaseUrl) -> str:
+def stale_database_message(error: EpochSeen, location: DatabaseUrl) -> str:
     """The whole error: both epochs, what has probably happened, and the command that helps."""
     # A password is not shown; the operator fills it in.
     url = sqlite_url(location.path) if location.is_sqlite else str(location)

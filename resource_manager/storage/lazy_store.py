@@ -77,9 +77,9 @@ class LazyStore(Store):
         """See `Store.renew`."""
         self._opened.renew()
 
-    def surely_leads(self) -> bool:
-        """See `Store.surely_leads`."""
-        return self._store is not None and self._store.surely_leads()
+    def holds_lease(self) -> bool:
+        """See `Store.holds_lease`."""
+        return self._store is not None and self._store.holds_lease()
 
     def load(self) -> Snapshot:
         """See `Store.load`."""

@@ -84,8 +84,8 @@ class MemoryStore(Store):
         with self._as_leader():
             return
 
-    def surely_leads(self) -> bool:
-        """See `Store.surely_leads`."""
+    def holds_lease(self) -> bool:
+        """See `Store.holds_lease`."""
         return True
 
     def load(self) -> Snapshot:

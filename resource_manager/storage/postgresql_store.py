@@ -176,11 +176,11 @@ class PostgresqlStore(SqlStore):
             self._must_be_open()
             values["old_epoch"] = self._rm_epoch
             asked_at_s = self._clock()
-            found = self._about_lease(lambda connection: connection.scalar(_TAKE, values))
+            found = self._on_lease_connection(lambda connection: connection.scalar(_TAKE, values))
             if found is None:
                 return None
             self._holder, self._rm_epoch = values["holder"], int(found)
-            self._rely_on_lease(asked_at_s)
+            self._extend_certainty(asked_at_s)
             return self._rm_epoch
 
     def _lease(self) -> Lease:
@@ -190,9 +190,9 @@ class PostgresqlStore(SqlStore):
             return read_lease(connection)
 
         with self._lease_lock, self._errors():
-            return self._about_lease(read)
+            return self._on_lease_connection(read)
 
-    def _about_lease(self, ask: Callable[[Connection], T]) -> T:
+    def _on_lease_connection(self, ask: Callable[[Connection], T]) -> T:
         """One question on the kept connection; anew on another one where that broke meanwhile."""
         while True:
             used_before = self._kept is not None
@@ -207,11 +207,11 @@ class PostgresqlStore(SqlStore):
                 if not (broke and used_before):
                     raise
 
-    def _rely_on_lease(self, asked_at_s: float) -> None:
+    def _extend_certainty(self, asked_at_s: float) -> None:
         self._sure_until_s = asked_at_s + self._lease_ms / 1000 * SURE_SHARE
 
-    def surely_leads(self) -> bool:
-        """See `Store.surely_leads`."""
+    def holds_lease(self) -> bool:
+        """See `Store.holds_lease`."""
         return self._rm_epoch > 0 and self._clock() < self._sure_until_s
 
     def _fence(self, connection: Connection) -> bool:
@@ -228,11 +228,11 @@ class PostgresqlStore(SqlStore):
                 raise self._not_leader()
             asked_at_s = self._clock()
             values = {"holder": self._holder, "lease_ms": self._lease_ms}
-            renewed = self._about_lease(lambda one: one.execute(_RENEW, values).rowcount)
+            renewed = self._on_lease_connection(lambda one: one.execute(_RENEW, values).rowcount)
             if renewed != 1:
                 self._sure_until_s = float("-inf")
                 raise self._not_leader()
-            self._rely_on_lease(asked_at_s)
+            self._extend_certainty(asked_at_s)
 
     def maintain(self) -> None:
         """See `Store.maintain`. The server keeps house by itself (autovacuum)."""
@@ -265,7 +265,7 @@ class PostgresqlStore(SqlStore):
             if self._rm_epoch:
                 values = {"holder": self._holder}
                 with suppress(SQLAlchemyError):  # then the lease runs out by itself
-                    self._about_lease(lambda one: one.execute(_GIVE_BACK, values))
+                    self._on_lease_connection(lambda one: one.execute(_GIVE_BACK, values))
             if self._kept is not None:
                 with suppress(SQLAlchemyError):
                     self._kept.close()

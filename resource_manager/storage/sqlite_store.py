@@ -128,8 +128,8 @@ class SqliteStore(SqlStore):
             if not self._rm_epoch or not self._lock.held or not in_place:
                 raise self._not_leader()
 
-    def surely_leads(self) -> bool:
-        """See `Store.surely_leads`: the lock file goes with the process, not with time."""
+    def holds_lease(self) -> bool:
+        """See `Store.holds_lease`: the lock file goes with the process, not with time."""
         return self._rm_epoch > 0
 
     def commit(self, changes: Changes) -> None:

@@ -87,7 +87,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def surely_leads(self) -> bool:
+    def holds_lease(self) -> bool:
         """Whether nobody can have taken over yet, as far as this process can tell by itself.
 
         Asks no database. True means: the lease that was last taken or renewed cannot have run out,

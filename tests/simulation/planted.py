@@ -157,14 +157,14 @@ def overtaken_registration_is_taken_in(patch: Patch) -> None:
 
 def unowned_slots_are_never_told(patch: Patch) -> None:
     """What nobody owns stays on its host for ever."""
-    real = reports.take_in
+    real = reports.adopt_report
 
-    def take_in(context: EventContext, host: Host, report: Any, **said: Any) -> Any:
+    def adopt_report(context: EventContext, host: Host, report: Any, **said: Any) -> Any:
         taken = real(context, host, report, **said)
-        return reports.TakenIn(taken.taken, taken.base_missing)
+        return reports.AdoptedReport(taken.taken, taken.base_missing)
 
-    patch.setattr(reports, "take_in", take_in)
-    patch.setattr(executors, "take_in", take_in)
+    patch.setattr(reports, "adopt_report", adopt_report)
+    patch.setattr(executors, "adopt_report", adopt_report)
 
 
 def nobody_dials_an_unreachable_executor_again(patch: Patch) -> None:

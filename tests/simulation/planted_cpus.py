@@ -60,7 +60,7 @@ def executor_forgets_cpus_of_slots_when_it_starts(patch: Patch) -> None:
 
 def settings_of_operators_are_not_told(patch: Patch) -> None:
     """An executor that was there before goes on as it was."""
-    patch.setattr(reports, "not_followed", lambda _state, _host: (None, 0))
+    patch.setattr(reports, "policy_to_send", lambda _state, _host: (None, 0))
 
 
 CPUS_MISHANDLED: tuple[Callable[[Patch], None], ...] = (

@@ -162,16 +162,16 @@ def retry_gets_a_new_command_number(patch: Patch) -> None:
 
 def old_reports_are_taken_in(patch: Patch) -> None:
     """A report that was overtaken undoes what came after it."""
-    real = reports.take_in
+    real = reports.adopt_report
 
-    def take_in(context: EventContext, host: Host, report: Any, **said: Any) -> Any:
+    def adopt_report(context: EventContext, host: Host, report: Any, **said: Any) -> Any:
         if not report.unchanged:
             host.executor.report_number = 0
         return real(context, host, report, **said)
 
-    patch.setattr(reports, "take_in", take_in)
-    patch.setattr(commands, "take_in", take_in)
-    patch.setattr(registration, "take_in", take_in)
+    patch.setattr(reports, "adopt_report", adopt_report)
+    patch.setattr(commands, "adopt_report", adopt_report)
+    patch.setattr(registration, "adopt_report", adopt_report)
 
 
 def commands_of_older_registrations_are_obeyed(patch: Patch) -> None:

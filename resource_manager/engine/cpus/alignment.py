@@ -27,11 +27,11 @@ from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.merge import merge_ranked
 from resource_manager.engine.cpus.numa import MILLI, positions, split
-from resource_manager.engine.cpus.pinning import notes_on, pick, pick_on, short, suiting
+from resource_manager.engine.cpus.pinning import notes_on, pick, pick_on, preferred_cpus, shortage
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import Resolved
-from resource_manager.engine.cpus.shortages import not_enough, unaligned, unsuited
+from resource_manager.engine.cpus.shortages import no_suitable_pool, not_enough, unaligned
 from resource_manager.engine.cpus.take import Short, Taken, sums_to, total_widths, whole_widths
 
 
@@ -50,7 +50,7 @@ class Case:
         """Cpus of its own, wherever they are."""
         taken = pick(self._ledger, self._resolved, self._candidates or 0)
         if isinstance(taken, Short):
-            return short(taken, self._resolved)
+            return shortage(taken, self._resolved)
         return self._with_cpus(taken, notes)
 
     def bursting(self, notes: tuple[str, ...]) -> CpuAssignment | CpuRefusal:
@@ -66,7 +66,7 @@ class Case:
                 pools=ledger.pools(suited[0]),
                 notes=(*resolved.notes, *notes),
             )
-        refusal = unsuited(self._ledger, self._request, self._burst_limit())
+        refusal = no_suitable_pool(self._ledger, self._request, self._burst_limit())
         if resolved.bind_required:
             return refusal
         note = f"{resolved.bind} was preferred: {refusal.text}"
@@ -111,7 +111,7 @@ class Case:
         if resolved.bind is not BindPolicy.CONSTRAINED_BURST:
             return self._on_nodes(policy, self.needs(), ())
         suited = self._burst_nodes()
-        found: CpuAssignment | CpuRefusal = unsuited(
+        found: CpuAssignment | CpuRefusal = no_suitable_pool(
             self._ledger, self._request, self._burst_limit()
         )
         if suited:
@@ -124,10 +124,10 @@ class Case:
     def needs(self, nodes: Sequence[int] | None = None) -> Quantities:
         """What the slot needs of NUMA nodes and what they have; of these nodes, or of all."""
         ledger, resolved, candidates = self._ledger, self._resolved, self._candidates
-        liked = None if candidates is None else suiting(ledger, resolved, candidates)
+        liked = None if candidates is None else preferred_cpus(ledger, resolved, candidates)
         amounts = dict(self._request.amounts)
         return quantities(
-            ledger, amounts, resolved.strategy, candidates, nodes=nodes, suiting=liked
+            ledger, amounts, resolved.strategy, candidates, nodes=nodes, preferred_cpus=liked
         )
 
     def _on_nodes(

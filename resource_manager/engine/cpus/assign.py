@@ -24,7 +24,7 @@ from resource_manager.engine.cpus.pinning import candidate_cpus
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import resolve
-from resource_manager.engine.cpus.shortages import poolless, without_topology
+from resource_manager.engine.cpus.shortages import empty_pool, without_topology
 from resource_manager.engine.model.entities import SlotKey
 
 
@@ -48,7 +48,7 @@ def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | Cpu
         if isinstance(cpus, CpuRefusal):
             return cpus
         candidates = cpus
-    elif refusal := poolless(ledger, resolved):
+    elif refusal := empty_pool(ledger, resolved):
         return refusal
     case = Case(ledger, request, resolved, candidates)
     if resolved.numa.aligns:

@@ -39,7 +39,8 @@ class Quantities:
     available: Mapping[str, Sequence[int]]  # by dimension, then by position
     capacity: Mapping[str, Sequence[int]]
     nodes: tuple[int, ...]  # positions of those that slots' cpus can come from
-    suiting: int | None = None  # cpus that also keep to what is only preferred; None: whichever
+    # Cpus that also keep to what is only preferred; None: all do.
+    preferred_cpus: int | None = None
 
     def of(self, dimension: str, nodes: Iterable[int]) -> list[tuple[int, int]]:
         """Position and available amount of the nodes that give it where these give the cpus."""
@@ -74,12 +75,12 @@ class Quantities:
                 free += available[at]
             total += share_score(self.strategy, has, has - free + need)
         value = total // max(len(self.need), 1)
-        if self.suiting is None:
+        if self.preferred_cpus is None:
             return value
-        return (value + SCORE_MAX * self._suits(self.suiting, nodes)) // 2
+        return (value + SCORE_MAX * self._suits(self.preferred_cpus, nodes)) // 2
 
-    def _suits(self, suiting: int, nodes: Sequence[int]) -> bool:
-        count = sum((self.layout.nodes[at].mask & suiting).bit_count() for at in nodes)
+    def _suits(self, preferred_cpus: int, nodes: Sequence[int]) -> bool:
+        count = sum((self.layout.nodes[at].mask & preferred_cpus).bit_count() for at in nodes)
         return count * MILLI >= self.need.get(CPU_MILLI, 0)
 
 
@@ -99,7 +100,7 @@ def quantities(
     candidate_cpus: int | None = None,
     *,
     nodes: Iterable[int] | None = None,
-    suiting: int | None = None,
+    preferred_cpus: int | None = None,
 ) -> Quantities:
     """What a slot needs and what there is.
 
@@ -107,7 +108,7 @@ def quantities(
         amounts: of the slot, as `aligned_amounts` returns them.
         candidate_cpus: the cpus that a slot with dedicated cpus can choose from; None: it has none.
         nodes: look at these only.
-        suiting: which of its own cpus keep to what is only preferred; None: nothing is.
+        preferred_cpus: which of its own cpus keep to what is only preferred; None: nothing is.
     """
     layout = ledger.layout
     every = range(len(layout.nodes))
@@ -125,7 +126,7 @@ def quantities(
         # Best-effort slots also run where every cpu is reserved, as long as it is shared.
         usable = ledger.pool_cpus if BEST_EFFORT_CPU_MILLI in amounts else ledger.pinnable
         nodes = (at for at in layout.cpu_nodes if layout.nodes[at].mask & usable)
-    return Quantities(layout, strategy, need, available, capacity, tuple(nodes), suiting)
+    return Quantities(layout, strategy, need, available, capacity, tuple(nodes), preferred_cpus)
 
 
 def _milli(cpus: int) -> int:

@@ -36,11 +36,11 @@ class CpuLedger:
     __slots__ = (
         "_announced_best_effort",
         "_capacities",
-        "_clashing",
         "_kubelet",
         "_kubelet_memory",
         "_offline",
         "_overdrawn",
+        "_overlapping",
         "_pin_room",
         "_used",
         "best_effort_count",
@@ -234,13 +234,13 @@ class CpuLedger:
             KeyError: there is no such slot.
         """
         assignment = self.holdings.pop(key)
-        if self._clashing:  # what this slot had may be another's as well
+        if self._overlapping:  # what this slot had may be another's as well
             self._recount()
         else:
             self._uncount(assignment)
         self._changed()
         if self._overdrawn:
-            self._overdrawn &= self.beyond()
+            self._overdrawn &= self.overcommitted()
 
     def replace(self, key: SlotKey, assignment: CpuAssignment | None) -> None:
         """A slot has other cpus now.
@@ -257,7 +257,7 @@ class CpuLedger:
         self._count(assignment)
         self._changed()
         if tolerated:
-            self._overdrawn = tolerated & self.beyond()
+            self._overdrawn = tolerated & self.overcommitted()
 
     def scratch(self) -> CpuLedger:
         """A copy to try things out on."""
@@ -284,7 +284,7 @@ class CpuLedger:
     def _recount(self) -> None:
         self.pinned = self.exclusive = self.claimed_cores = self.claimed_nodes = 0
         self.shared_count = self.best_effort_count = 0
-        self._clashing = False
+        self._overlapping = False
         self._pin_room = None
         self._used: list[dict[str, int]] = [{} for _ in self.layout.nodes]
         for assignment in self.holdings.values():
@@ -295,7 +295,7 @@ class CpuLedger:
             self.shared_count += 1
             return
         cpus = assignment.cpus.bits
-        self._clashing |= bool(self.pinned & cpus)
+        self._overlapping |= bool(self.pinned & cpus)
         self.pinned |= cpus
         if assignment.qos is QosClass.LSE:
             self.exclusive |= cpus
@@ -339,7 +339,7 @@ class CpuLedger:
 
     def tolerate(self) -> None:
         """What is taken beyond what there is was taken before there was less: no problem."""
-        self._overdrawn = self.beyond()
+        self._overdrawn = self.overcommitted()
 
     def problems(self) -> list[str]:
         """What must not be, a sentence each: cpus that two slots have, nodes that have given more
@@ -349,7 +349,7 @@ class CpuLedger:
             f"cpus {CpuSet.from_bits(twice)} belong to slot {key} and to another one"
             for key, twice in self._assigned_twice()
         ]
-        for node, name in sorted(self.beyond() - self._overdrawn):
+        for node, name in sorted(self.overcommitted() - self._overdrawn):
             numa_node = self.layout.nodes[node].id
             used, has = self.used(node, name), self._present(node, name)
             found.append(f"NUMA node {numa_node} has given {used} {name} and has {has}")
@@ -377,7 +377,7 @@ class CpuLedger:
             return shared.bit_count() * MILLI
         return self.capacity(node, name)
 
-    def beyond(self) -> frozenset[tuple[int, str]]:
+    def overcommitted(self) -> frozenset[tuple[int, str]]:
         """Where nodes have given more than they have."""
         return frozenset(
             (node, name)

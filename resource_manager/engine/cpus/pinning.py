@@ -47,14 +47,14 @@ def candidate_cpus(ledger: CpuLedger, resolved: Resolved) -> int | CpuRefusal:
         ledger.layout, ledger.free, exclusive_claims(ledger), demand_of(resolved, resolved.count)
     )
     if isinstance(found, Short):
-        return short(found, resolved)
+        return shortage(found, resolved)
     left = _without_promised_cpus(ledger, resolved, found)
     if left.bit_count() < resolved.count:
         return _promised_to_pools(resolved, left)
     return _without_last_pool_cpus(ledger, resolved, left)
 
 
-def suiting(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int:
+def preferred_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int:
     """Those of the cpus that also keep to what is only preferred."""
     layout = ledger.layout
     if resolved.exclusive is ExclusivePolicy.PCPU_LEVEL:
@@ -164,7 +164,7 @@ def notes_on(layout: CpuLayout, resolved: Resolved, taken: Taken) -> tuple[str, 
     return tuple(notes)
 
 
-def short(lack: Short, resolved: Resolved) -> CpuRefusal:
+def shortage(lack: Short, resolved: Resolved) -> CpuRefusal:
     """The refusal for want of suitable cpus."""
     wanted = ""
     if lack.of in (ShortOf.UNSHARED_CORES, ShortOf.UNSHARED_NODES):

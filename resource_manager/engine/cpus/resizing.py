@@ -28,7 +28,7 @@ from resource_manager.engine.cpus.pinning import (
     demand_of,
     exclusive_claims,
     notes_on,
-    short,
+    shortage,
 )
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
@@ -170,7 +170,7 @@ class _Case:
             found = shrink(
                 ledger.layout, current, exclusive_claims(scratch), demand_of(resolved, count)
             )
-        return short(found, resolved) if isinstance(found, Short) else found
+        return shortage(found, resolved) if isinstance(found, Short) else found
 
     def _shares_of_nodes(self, cpus: int) -> tuple[NodeShare, ...] | CpuRefusal:
         """What it takes of each NUMA node that it is bound to. Every amount stays where it lies;

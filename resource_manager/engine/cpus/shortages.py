@@ -81,7 +81,7 @@ def not_enough(needs: Quantities, lacking: str) -> CpuRefusal:
     )
 
 
-def unsuited(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -> CpuRefusal:
+def no_suitable_pool(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -> CpuRefusal:
     """No node's shared pool is for a slot that may use so much."""
     sizes = {
         ledger.layout.nodes[at].id: (ledger.shared_cpus & ledger.layout.nodes[at].mask).bit_count()
@@ -97,7 +97,7 @@ def unsuited(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -> CpuRef
     )
 
 
-def poolless(ledger: CpuLedger, resolved: Resolved) -> CpuRefusal | None:
+def empty_pool(ledger: CpuLedger, resolved: Resolved) -> CpuRefusal | None:
     """The pool of its class is empty."""
     if resolved.qos is QosClass.BE:
         if ledger.best_effort_cpus:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from resource_manager.engine.model.entities import SlotKey
 
 
-def take_in_settings(context: EventContext, host: Host) -> None:
+def adopt_settings(context: EventContext, host: Host) -> None:
     """What operators have set for the host, or for all, is not what it was."""
     state = context.state
     host.operator_policy = set_for(state.host_settings, host.host_id)
@@ -32,17 +32,17 @@ def take_in_settings(context: EventContext, host: Host) -> None:
     _settle(context, host)
 
 
-def take_in_cpu_state(context: EventContext, host: Host, seen: CpuState | None) -> None:
+def adopt_cpu_state(context: EventContext, host: Host, seen: CpuState | None) -> None:
     """What a full state of the executor says of its cpus; None: nothing out of the ordinary."""
     seen = seen or NO_CPU_STATE
     if seen == host.executor.cpu_state and not host.lost_cpus:
         return  # as with most states
     host.executor.cpu_state = seen
     _settle(context, host)
-    name_lost(context.journal, host)
+    report_lost_cpus(context.journal, host)
 
 
-def not_followed(
+def policy_to_send(
     host_settings: Mapping[str, HostSetting], host: Host
 ) -> tuple[HostPolicy | None, int]:
     """What the executor is to be told that operators have set for it, with its number; (None, 0):
@@ -67,7 +67,7 @@ def _settle(context: EventContext, host: Host) -> None:
     state.hosts.indexes.log_growth(host, state.queue)
 
 
-def name_lost(journal: Journal, host: Host) -> None:
+def report_lost_cpus(journal: Journal, host: Host) -> None:
     """Tells of slots that lack cpus of their own, unless it was told already."""
     before, host.lost_cpus = host.lost_cpus, lost_cpus(host)
     for key, cpus in host.lost_cpus.items():

@@ -21,7 +21,7 @@ from finegrain.cpuset import EMPTY
 from finegrain.errors import InvalidArgument
 from finegrain.mapping.stored import STORED
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.executors.cpu_states import take_in_settings
+from resource_manager.engine.executors.cpu_states import adopt_settings
 from resource_manager.engine.hosts.allowed_cpus import (
     CLUSTER,
     announced_by,
@@ -132,7 +132,7 @@ def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
     )
     for each in state.hosts.values() if event.executor_id == CLUSTER else (host,):
         if each is not None:
-            take_in_settings(context, each)
+            adopt_settings(context, each)
     if event.executor_id == CLUSTER:
         for seen in state.elastic.seen.values():  # those to come will follow as well
             seen.cluster_policy = wanted

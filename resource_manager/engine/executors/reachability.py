@@ -121,7 +121,7 @@ def command_arrived(host: Host) -> None:
         host.reach = Reach()
 
 
-def frees_to_tell(host: Host) -> tuple[SlotKey, ...]:
+def frees_for_report(host: Host) -> tuple[SlotKey, ...]:
     """Slots that an unreachable executor is told to free with the answer to its report, since no
     command gets there.
     """

@@ -12,9 +12,9 @@ from finegrain.errors import (
 )
 from finegrain.values.states import ExecutorState, ProvidedExecutorState, SlotState
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.executors.cpu_states import name_lost
+from resource_manager.engine.executors.cpu_states import report_lost_cpus
 from resource_manager.engine.executors.reachability import unreachable_registered
-from resource_manager.engine.executors.reports import refuse_seen_epoch, take_in
+from resource_manager.engine.executors.reports import adopt_report, refuse_seen_epoch
 from resource_manager.engine.hosts.allowed_cpus import CLUSTER, set_for
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host
@@ -61,8 +61,8 @@ def register_executor(context: EventContext, event: ExecutorRegistered) -> Regis
     state.answered_executors.add(registration.executor_id)
     was_lost = host is not None and host.executor.lost
     host = _adopt(context, host, registration)
-    taken = take_in(context, host, event.report, returning=was_lost)
-    name_lost(context.journal, host)  # it may have announced others than before
+    taken = adopt_report(context, host, event.report, returning=was_lost)
+    report_lost_cpus(context.journal, host)  # it may have announced others than before
     for slot in list(host.slots.values()):
         if slot.state is SlotState.FREEING:
             host.to_free[key_of(slot)] = None
@@ -127,14 +127,14 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
         executor = host.executor
         if host.reach.unreachable:
             # Unless it only did what it was told, whoever runs it may have mended something.
-            told_to = executor.state is ExecutorState.UNCONFIRMED
+            as_expected = executor.state is ExecutorState.UNCONFIRMED
             moved = executor.registration.address != registration.address
             unreachable_registered(
                 context.journal,
                 context.state.settings,
                 context.state.timers,
                 host,
-                changed=moved or not told_to,
+                changed=moved or not as_expected,
             )
         if executor.registration.instance_id != registration.instance_id:
             executor.report_number = 0
@@ -174,8 +174,8 @@ def silence_timer_fired(context: EventContext, executor_id: str) -> None:
     if host is None or host.executor.state is ExecutorState.LOST:
         return
     executor = host.executor
-    heard_at_ms = max(executor.report_at_ms, state.timers.listening_since_ms)
-    due_ms = heard_at_ms + state.settings.lost_timeout_ms
+    report_heard_at_ms = max(executor.report_at_ms, state.timers.listening_since_ms)
+    due_ms = report_heard_at_ms + state.settings.lost_timeout_ms
     if context.now_ms < due_ms:
         state.timers.arm(Timer.SILENCE, executor_id, due_ms)
         return
@@ -244,7 +244,7 @@ def drain_timer_fired(context: EventContext, executor_id: str) -> None:
     message = (
         f"executor {executor_id} was drained: {host.executor.drain_reason or 'no reason given'}"
     )
-    context.state.departures.take_all_away(host, Reason.EXECUTOR_DRAINED, message)
+    context.state.departures.free_all_slots(host, Reason.EXECUTOR_DRAINED, message)
 
 
 def forget_executor(context: EventContext, event: ForgetRequested) -> None:
@@ -263,4 +263,4 @@ def forget_executor(context: EventContext, event: ForgetRequested) -> None:
             reason=Reason.EXECUTOR_NOT_LOST,
             details={"executor_id": host.host_id, "state": host.executor.state},
         )
-    context.state.departures.strike(host)
+    context.state.departures.delete_executor(host)

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from finegrain.errors import FailedPrecondition, Reason
 from finegrain.values.states import ExecutorState, RequestState, SlotState
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.executors.cpu_states import not_followed, take_in_cpu_state
+from resource_manager.engine.executors.cpu_states import adopt_cpu_state, policy_to_send
 from resource_manager.engine.executors.reachability import (
     delivery_overdue,
     find_unreachable,
-    frees_to_tell,
+    frees_for_report,
 )
 from resource_manager.engine.executors.refusals import remember_refusal
 from resource_manager.engine.hosts.host import Host
@@ -41,7 +41,7 @@ from resource_manager.engine.state import State
 
 
 @dataclass(frozen=True, slots=True)
-class TakenIn:
+class AdoptedReport:
     """What became of a state that an executor sent."""
 
     taken: bool
@@ -69,30 +69,30 @@ def slots_reported(context: EventContext, event: SlotsReported) -> ReportAnswer:
         # does wait has an older registration than we, and would be silent to us for ever.
         return ReportAnswer(register_again=True)
     executor = host.executor
-    taken = take_in(context, host, event.report)
+    taken = adopt_report(context, host, event.report)
     if taken.taken:
         executor.used = event.used
     if delivery_overdue(context.journal, context.state.settings, host):
         find_unreachable(context.journal, context.state.transitions, context.state.usage, host)
         return ReportAnswer(register_again=True)
-    host_policy, host_policy_number = not_followed(context.state.host_settings, host)
+    host_policy, host_policy_number = policy_to_send(context.state.host_settings, host)
     return ReportAnswer(
         send_full_report=taken.base_missing,
-        unowned=(*taken.unowned, *frees_to_tell(host)),
+        unowned=(*taken.unowned, *frees_for_report(host)),
         acknowledged_report_number=executor.report_number,
         host_policy=host_policy,
         host_policy_number=host_policy_number,
     )
 
 
-def take_in(
+def adopt_report(
     context: EventContext,
     host: Host,
     report: Report,
     *,
     at_least_command: int = 0,
     returning: bool = False,
-) -> TakenIn:
+) -> AdoptedReport:
     """Makes the books follow a state of an executor, if it is newer than the last one.
 
     `at_least_command` is the command that this state answers; `returning` says that the executor
@@ -100,9 +100,9 @@ def take_in(
     """
     executor = host.executor
     if report.report_number <= executor.report_number:
-        return TakenIn(taken=False)
+        return AdoptedReport(taken=False)
     if report.unchanged and report.base_report_number != executor.report_number:
-        return TakenIn(taken=False, base_missing=True)
+        return AdoptedReport(taken=False, base_missing=True)
     executor.report_number = report.report_number
     executor.report_at_ms = context.now_ms
     executor.report_time_ms = context.at.time_ms
@@ -118,7 +118,7 @@ def take_in(
     if report.unchanged:
         if news:
             settle(context, host)
-        return TakenIn(taken=True, unowned=host.unowned)
+        return AdoptedReport(taken=True, unowned=host.unowned)
     reported = {(slot.allocation_id, slot.generation): slot for slot in report.slots}
     host.reported = {key: slot.state for key, slot in reported.items()}
     executor.reported_available = dict(report.available)
@@ -128,7 +128,7 @@ def take_in(
         if slot is not None:
             _seen(context, host, slot, seen, returning=returning)
     settle(context, host)
-    take_in_cpu_state(context, host, report.cpu_state)
+    adopt_cpu_state(context, host, report.cpu_state)
     context.state.hosts.touch(host)
     if host.refusals and host.end_refusals(context.now_ms):
         context.state.hosts.indexes.log_growth(host, context.state.queue)
@@ -141,7 +141,7 @@ def take_in(
         for key, seen in reported.items()
         if key not in host.slots and seen.state is not SlotState.FREEING
     )
-    return TakenIn(taken=True, unowned=host.unowned)
+    return AdoptedReport(taken=True, unowned=host.unowned)
 
 
 def settle(context: EventContext, host: Host) -> None:
@@ -172,7 +172,7 @@ def _seen(
         if returning and _is_waited_for(context.journal, context.state.requests, host, slot):
             context.state.moves.reclaim(slot, isolation=seen.isolation, cpus=seen.cpus)
         else:
-            _free_again(context.state.outbox, host, slot)
+            _retry_free(context.state.outbox, host, slot)
     elif seen.isolation is not None and seen.isolation != slot.isolation:
         slot.isolation = seen.isolation
         context.state.changes.slot_moved(slot)
@@ -190,7 +190,7 @@ def _is_waited_for(journal: Journal, requests: Requests, host: Host, slot: Slot)
     )
 
 
-def _free_again(outbox: dict[str, None], host: Host, slot: Slot) -> None:
+def _retry_free(outbox: dict[str, None], host: Host, slot: Slot) -> None:
     """The executor does not (or no longer) free a slot that it should: the order is given once
     more.
     """

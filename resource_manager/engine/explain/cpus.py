@@ -80,8 +80,8 @@ class WithoutSlots:
     def __init__(self, host: Host, scheduling_class: SchedulingClass) -> None:
         policy, limit = scheduling_class.cpus or (PLAIN, 0)
         self._request = CpuRequest.of(policy, host.booking_for(scheduling_class), limit)
-        poolless = scheduling_class.best_effort and host.lacks_best_effort_pool
-        self._ledger = host.cpus if poolless or host.needs_topology(scheduling_class) else None
+        empty_pool = scheduling_class.best_effort and host.lacks_best_effort_pool
+        self._ledger = host.cpus if empty_pool or host.needs_topology(scheduling_class) else None
         self.tries_left = ENDS_TRIED_MAX
 
     def fits_without(self, ended: Iterable[Slot]) -> bool:

@@ -115,7 +115,7 @@ def _lowered(settings: EngineSettings, survey: Survey, one: Judgement) -> tuple[
         left[name] = round_down(free, MEMORY_GRAIN_BYTES) if name.endswith("memory_bytes") else free
     memory = sum(left.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS))  # one pool or parts
     cpu = BEST_EFFORT_CPU_MILLI if survey.shape.best_effort else CPU_MILLI
-    for cpu_milli in _askable(survey.shape, left.get(cpu, 0)):
+    for cpu_milli in _cpu_amounts_to_try(survey.shape, left.get(cpu, 0)):
         if cpu_milli < settings.cpu_milli_min or memory < settings.memory_bytes_min:
             return ()
         smaller = left | {cpu: cpu_milli}
@@ -129,7 +129,7 @@ def _at_most(one: Judgement, name: str, amount: int) -> Dimension:
     return Dimension(name, one.asked[name], amount, amount, one.total.get(name, 0))
 
 
-def _askable(scheduling_class: SchedulingClass, cpu_milli: int) -> list[int]:
+def _cpu_amounts_to_try(scheduling_class: SchedulingClass, cpu_milli: int) -> list[int]:
     """As much of it as can be asked for; of cpus of its own some numbers that are smaller."""
     if not scheduling_class.policy.qos.is_pinned:
         return [cpu_milli]

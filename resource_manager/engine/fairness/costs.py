@@ -31,13 +31,13 @@ class Costs:
 
     Attributes:
         total: of all executors counted, by dimension.
-        in_parts: some of them pool memory by part.
+        separate_pools: some of them pool memory by part.
     """
 
     def __init__(self, measure: Measure) -> None:
         self.measure = measure
         self.total: dict[str, int] = {}
-        self.in_parts = False
+        self.separate_pools = False
         self._counted: dict[str, Amounts] = {}
         self._memory_is_one = True
         self._compared: Amounts = {}  # the total as shares are reckoned of it
@@ -58,8 +58,8 @@ class Costs:
         else:
             del self._counted[executor_id]
         # Where some executors pool memory by part and some do not, only all of it compares.
-        self.in_parts = any(self.total.get(name) for name in MEMORY_PARTS)
-        self._memory_is_one = bool(self.total.get(MEMORY_BYTES)) or not self.in_parts
+        self.separate_pools = any(self.total.get(name) for name in MEMORY_PARTS)
+        self._memory_is_one = bool(self.total.get(MEMORY_BYTES)) or not self.separate_pools
         self._compared = counted(self.total) if self._memory_is_one else self.total
         self._known.clear()
 

@@ -119,10 +119,10 @@ def end_job(context: EventContext, job: Job, reason: str, grace_ms: int | None =
     job.end_time_ms = context.at.time_ms
     state.changes.job(job)
     state.endings[job.job_id] = Ending(grace_ms)
-    _go_on_ending(context, job, ENDED_AT_ONCE)
+    _continue_ending(context, job, ENDED_AT_ONCE)
 
 
-def go_on_ending(context: EventContext) -> None:
+def continue_ending(context: EventContext) -> None:
     """Clears away some of what jobs that have ended left behind."""
     state = context.state
     left = TAKEN_OUT_AT_ONCE
@@ -132,12 +132,12 @@ def go_on_ending(context: EventContext) -> None:
         left -= _dequeue(state, state.jobs[job_id], ending, left)
     left = ENDED_AT_ONCE
     for job_id in list(state.endings):
-        left -= _go_on_ending(context, state.jobs[job_id], left)
+        left -= _continue_ending(context, state.jobs[job_id], left)
         if left <= 0:
             return
 
 
-def _go_on_ending(context: EventContext, job: Job, most: int) -> int:
+def _continue_ending(context: EventContext, job: Job, most: int) -> int:
     """Ends up to so many requests of a job, and says when that was all; answers with how many."""
     state = context.state
     ending = state.endings[job.job_id]

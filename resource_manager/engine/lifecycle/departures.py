@@ -51,12 +51,12 @@ class Departures:
             )  # which does not run while one is unconfirmed
         self.transitions.move_executor(executor, RegistrationInput.FALL_SILENT)
         self.journal.cluster_event("executor_lost", executor_id=host.host_id, message=message)
-        self.take_all_away(host, Reason.EXECUTOR_LOST, message)
+        self.free_all_slots(host, Reason.EXECUTOR_LOST, message)
         host.start_conversation()
         self.changes.executor(executor)
         self.usage.total_changed(host)
 
-    def strike(self, host: Host) -> None:
+    def delete_executor(self, host: Host) -> None:
         """Forgets an executor with all its slots: nothing of them is left, or ever will be."""
         for slot in list(host.slots.values()):
             self.moves.vanish(slot)
@@ -68,7 +68,7 @@ class Departures:
         self.changes.delete_executor(host.host_id)
         self.journal.cluster_event("executor_forgotten", executor_id=host.host_id)
 
-    def take_all_away(self, host: Host, reason: Reason, message: str) -> None:
+    def free_all_slots(self, host: Host, reason: Reason, message: str) -> None:
         """Takes down whatever slots an executor has."""
         slots: list[Slot] = [
             slot for slot in host.slots.values() if slot.state is not SlotState.FREEING

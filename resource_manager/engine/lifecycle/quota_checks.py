@@ -155,7 +155,9 @@ class QuotaChecks:
         if scheduling_class.profile is not None:
             return counted(
                 shared_booking(
-                    scheduling_class.profile, self.costs.in_parts, scheduling_class.best_effort
+                    scheduling_class.profile,
+                    self.costs.separate_pools,
+                    scheduling_class.best_effort,
                 )
             )
         most: dict[str, int] = {}

@@ -60,7 +60,7 @@ class ServiceOrder:
 
     def activate(self, job_queue: JobQueue) -> None:
         """Activates a job queue."""
-        if job_queue.active_queues.stand(job_queue) and self._tree is not None:
+        if job_queue.active_queues.activate(job_queue) and self._tree is not None:
             self._tree.activate(job_queue.job_id)
 
     def deactivate(self, job_queue: JobQueue) -> None:

@@ -334,7 +334,7 @@ class WaitingQueue:
             self._flows.wait(job_id, number, added)
         if job_queue.numbers.first != number:
             return
-        scheduling_class.stand(job_queue, number)
+        scheduling_class.activate(job_queue, number)
         if scheduling_class not in self.for_next_pass:
             self.current_pass.advance(scheduling_class, number)
         if job_queue.position != INACTIVE:

@@ -136,7 +136,7 @@ class SchedulingClass:
             heapq.heappush(self.heads, (job_queue.numbers.first, job_queue))
         return list(found)
 
-    def stand(self, job_queue: JobQueue, number: int) -> None:
+    def activate(self, job_queue: JobQueue, number: int) -> None:
         """Notes that the oldest request of a job queue has this number now, which is lower than
         before.
         """
@@ -231,7 +231,7 @@ class ActiveQueues:
         self.active_count = 0
         self._heap: list[tuple[int, JobQueue]] = []
 
-    def stand(self, job_queue: JobQueue) -> bool:
+    def activate(self, job_queue: JobQueue) -> bool:
         """Activates a job queue. Returns True if it is the only active one."""
         self._put(job_queue, job_queue.numbers.first)
         self.active_count += 1

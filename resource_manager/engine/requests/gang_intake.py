@@ -94,7 +94,7 @@ def join(ledger: GangLedger, request: Request, gangs: Iterable[GangSpec], *, tim
     gang.members.append(request.allocation_id)
 
 
-def take_in(context: EventContext, gang: Gang) -> None:
+def accept_gang(context: EventContext, gang: Gang) -> None:
     """Lets a gang wait whose members have all been taken in."""
     context.state.changes.gang(gang)
     context.state.gang_moves.begin_to_wait(gang)

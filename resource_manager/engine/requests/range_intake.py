@@ -90,7 +90,7 @@ def _overlaps(spec: RangeSpec, parts: list[Part]) -> ItemOutcome:
     )
 
 
-def tell_who_waits(context: EventContext) -> None:
+def record_pending_members(context: EventContext) -> None:
     """Writes into the cluster's history which of the newly accepted members were not placed at
     once.
     """

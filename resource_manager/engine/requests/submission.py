@@ -34,7 +34,7 @@ from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.requests import Requests
-from resource_manager.engine.requests.gang_intake import join, refused_members, take_in
+from resource_manager.engine.requests.gang_intake import accept_gang, join, refused_members
 from resource_manager.engine.requests.range_intake import new_members, submit_range
 
 
@@ -74,7 +74,7 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
     outcomes = [_submit(context, job, spec, event.gangs, refused) for spec in event.requests]
     for gang_id in gangs:
         if (gang := state.gangs.by_id.get(gang_id)) is not None:
-            take_in(context, gang)
+            accept_gang(context, gang)
     return outcomes + [submit_range(context, job, spec) for spec in event.ranges]
 
 

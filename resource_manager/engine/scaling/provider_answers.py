@@ -55,7 +55,7 @@ def provision_ended(context: EventContext, event: ProvisionEnded) -> None:
             context.state.departures.lose_executor(
                 host, f"executor {host.host_id} has ended: {message}"
             )
-        context.state.departures.strike(host)
+        context.state.departures.delete_executor(host)
 
 
 def provision_stop_failed(context: EventContext, event: ProvisionStopFailed) -> None:

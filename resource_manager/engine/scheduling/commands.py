@@ -22,7 +22,7 @@ from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.reachability import command_arrived, find_unreachable
 from resource_manager.engine.executors.refusals import remember_refusal
-from resource_manager.engine.executors.reports import refuse_seen_epoch, settle, take_in
+from resource_manager.engine.executors.reports import adopt_report, refuse_seen_epoch, settle
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import Command
 from resource_manager.engine.lifecycle.journal import Journal
@@ -155,7 +155,7 @@ def command_answered(context: EventContext, event: CommandAnswered) -> None:
         _refused(context, slot, outcome)
     host.in_flight = None
     context.state.outbox[host.host_id] = None
-    taken = take_in(context, host, event.report, at_least_command=event.command_number)
+    taken = adopt_report(context, host, event.report, at_least_command=event.command_number)
     if taken.base_missing:
         _distrust(
             context.journal,

@@ -458,6 +458,6 @@ def test_another_child_of_the_same_number_is_not_buried() -> None:
     ended = this_process(pid)
     assert ended is not None
 
-    Process(pid, ended.start_ticks - 1).bury()
+    Process(pid, ended.start_ticks - 1).reap()
 
     assert os.waitpid(pid, os.WNOHANG)[0] == pid

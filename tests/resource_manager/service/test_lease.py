@@ -41,7 +41,7 @@ class LeasedStore(GatedStore):
     def _renewed(self) -> None:
         self.sure = True
 
-    def surely_leads(self) -> bool:
+    def holds_lease(self) -> bool:
         return self.sure
 
     def renew(self) -> None:

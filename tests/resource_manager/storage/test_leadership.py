@@ -276,13 +276,13 @@ def leased(postgresql_url: str, clock: Clock) -> Iterator[PostgresqlStore]:
 
 @on_postgresql
 def test_a_lease_is_relied_on_for_less_than_it_lasts(leased: PostgresqlStore, clock: Clock) -> None:
-    assert not leased.surely_leads()
+    assert not leased.holds_lease()
     leased.lead("first")
     for passed_s, sure in ((0, True), (53, True), (54, False), (1000, False)):
         clock.now_s = 1000.0 + passed_s
-        assert leased.surely_leads() is sure
+        assert leased.holds_lease() is sure
     leased.renew()
-    assert leased.surely_leads()
+    assert leased.holds_lease()
 
 
 @on_postgresql
@@ -293,21 +293,21 @@ def test_a_lease_counts_from_before_it_was_asked_for(
     """The answer may be late: what the database granted began before it."""
     if not first:
         leased.lead("first")
-    about_lease = leased._about_lease
+    about_lease = leased._on_lease_connection
 
     def late(ask: Any) -> Any:
         found = about_lease(ask)
         clock.now_s += 50  # the process stood still
         return found
 
-    monkeypatch.setattr(leased, "_about_lease", late)
+    monkeypatch.setattr(leased, "_on_lease_connection", late)
     if first:
         leased.lead("first")
     else:
         leased.renew()
-    assert leased.surely_leads()
+    assert leased.holds_lease()
     clock.now_s += 5
-    assert not leased.surely_leads()
+    assert not leased.holds_lease()
 
 
 @on_postgresql
@@ -317,14 +317,14 @@ def test_whoever_was_replaced_is_not_sure_any_more(
     leased.lead("first")
     taken = "UPDATE leadership SET rm_epoch = rm_epoch + 1, holder = 'another'"
     postgresql_server.execute(taken, postgresql_url.partition("@/")[2].partition("?")[0])
-    assert leased.surely_leads()  # it cannot know; its commits fail all the same
+    assert leased.holds_lease()  # it cannot know; its commits fail all the same
     with pytest.raises(NotLeader):
         leased.renew()
-    assert not leased.surely_leads()
+    assert not leased.holds_lease()
 
 
 def test_in_sqlite_leading_ends_with_the_process_only(file_store: SqliteStore) -> None:
-    assert file_store.surely_leads()
+    assert file_store.holds_lease()
 
 
 @on_postgresql
@@ -473,9 +473,9 @@ def test_a_store_that_waits_is_opened_when_nobody_leads(url: str) -> None:
             late.lead("second")
         assert caught.value.reason is Reason.STORE_IN_USE
         assert caught.value.details["leader_address"] == "rm-a:7170"
-        assert not late.surely_leads()
+        assert not late.holds_lease()
     assert late.lead("second", address="rm-b:7170") == 2
-    assert late.surely_leads()
+    assert late.holds_lease()
     late.renew()
     late.commit(Changes(jobs=[job()]))
     assert len(late.load().jobs) == 1
