@@ -214,6 +214,8 @@ def _print(found: HostPolicyStatus, output: OutputFormat) -> None:
     data = found.to_dict()
     lines = table_lines(POLICY_COLUMNS, policy_rows(data))
     if found.followed_number is not None and found.executor_id:
-        behind = found.followed_number < found.number
-        lines += [f"{found.executor_id} has not heard of the latest change yet"] if behind else []
+        is_pending = found.followed_number < found.number
+        lines += (
+            [f"{found.executor_id} has not heard of the latest change yet"] if is_pending else []
+        )
     print_object("HostPolicy", data, output, "\n".join(lines))

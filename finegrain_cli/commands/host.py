@@ -106,8 +106,8 @@ def topo(
         executor_id = _executor_id(cluster, executor)
         found = cluster.executor(executor_id).to_dict()
         report = cluster.topology(executor_id)
-    told = report.to_dict()
-    data = found | {name: told[name] for name in REPORTED}
+    report_data = report.to_dict()
+    data = found | {name: report_data[name] for name in REPORTED}
     print_object("ExecutorTopology", data, output, executor_text(found, report))
 
 

@@ -39,9 +39,11 @@ def flags_given(sections: tuple[str, ...], given: Mapping[str, Any]) -> list[Fla
             value = given.get(f"{key.section}_{name}")
             if value in (None, []):
                 continue
-            said, now = flag_name(key, name), flag_name(key)
-            warning = renaming_warning(said, now) if said != now else ""
-            found.append(Flag(said, key.section, key.name, _value(value), warning))
+            given_name, current_name = flag_name(key, name), flag_name(key)
+            warning = (
+                renaming_warning(given_name, current_name) if given_name != current_name else ""
+            )
+            found.append(Flag(given_name, key.section, key.name, _value(value), warning))
     return found
 
 

@@ -157,16 +157,16 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, lis
     for name, text in sorted(environment.items()):
         if not name.startswith(ENV_PREFIX) or ENV_SEPARATOR not in name:
             continue  # FINEGRAIN_MANAGER and the like belong to flags and to tasks
-        section, _, said = name.removeprefix(ENV_PREFIX).lower().partition(ENV_SEPARATOR)
-        key = RENAMED.get((section, said), said)
+        section, _, given_name = name.removeprefix(ENV_PREFIX).lower().partition(ENV_SEPARATOR)
+        key = RENAMED.get((section, given_name), given_name)
         _check_section(section, name)
         _check_key(section, key, name)
         variable = f"{ENV_PREFIX}{section}{ENV_SEPARATOR}{key}".upper()
-        if key != said and variable in environment:
+        if key != given_name and variable in environment:
             raise ConfigurationError(
                 f"{name} is the old name of {variable}, and both are set; keep {variable}"
             )
-        warning = renaming_warning(name, variable) if key != said else ""
+        warning = renaming_warning(name, variable) if key != given_name else ""
         yield name, [Value(section, key, text, warning)]
 
 

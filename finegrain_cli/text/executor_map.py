@@ -44,8 +44,8 @@ def executor_text(executor: Data, report: TopologyReport) -> str:
         lines += ["", *shown]
     lines += ["", *_pools(report)]
     lines += device_lines(_with_gpus(report.topology))
-    strange = [*report.topology.get("warnings", ()), *remarks(report)]
-    lines += [f"warning: {each}" for each in strange]
+    warnings = [*report.topology.get("warnings", ()), *remarks(report)]
+    lines += [f"warning: {each}" for each in warnings]
     return "\n".join(lines)
 
 
@@ -77,11 +77,11 @@ def _pools(report: TopologyReport) -> list[str]:
 
 
 def _key(slot: SlotStatus) -> _PoolKey:
-    had = slot.assignment
-    if had is None:
+    assignment = slot.assignment
+    if assignment is None:
         return "LS", ()
-    qos = "BE" if had.qos == "BE" else "LS"
-    return qos, tuple((each.package, each.node) for each in had.pools)
+    qos = "BE" if assignment.qos == "BE" else "LS"
+    return qos, tuple((each.package, each.node) for each in assignment.pools)
 
 
 def _cpus(pool: Pool, qos: str) -> str:

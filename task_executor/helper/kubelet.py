@@ -48,14 +48,14 @@ class KubeletFiles:
         flags = _flags(self._command)
         if directory == DIRECTORY:
             directory = flags.get("root-dir", directory)
-        places = [(name, f"{directory}/{name}") for name in STATES]
+        files = [(name, f"{directory}/{name}") for name in STATES]
         config = self._config or flags.get("config", f"{directory}/config.yaml")
-        places += [("config", config), *_drop_ins(flags.get("config-dir", ""))]
-        mark = repr([self._process, *(_identity(path) for _, path in places)])
+        files += [("config", config), *_drop_ins(flags.get("config-dir", ""))]
+        mark = repr([self._process, *(_identity(path) for _, path in files)])
         if mark == seen:
             return {"mark": mark}
         texts, failures = [], []
-        for name, path in places:
+        for name, path in files:
             try:
                 texts.append([name, _read(path)])
             except FileNotFoundError:

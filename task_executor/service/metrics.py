@@ -23,7 +23,7 @@ from task_executor.engine.cpu_ledger import CpuLedger
 from task_executor.engine.slots import CarveState
 from task_executor.service.agent import AgentState
 from task_executor.service.slot_keeper import SlotKeeper
-from task_executor.service.usage import Measured
+from task_executor.service.usage import UsageSample
 
 OUTCOMES = ("succeeded", "nonzero", "failed", "cancelled", "timed_out", "oom_killed", "lost")
 _CARVE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
@@ -200,7 +200,7 @@ class ExecutorMetrics:
         self,
         keeper: SlotKeeper,
         agent: AgentState,
-        measured: Measured,
+        measured: UsageSample,
         *,
         reserved: Amounts,
         now: float,

@@ -113,9 +113,9 @@ def helper_config(
 ) -> HelperConfig:
     """What the helper is told, whoever starts it."""
     state_dir = options.state_dir.absolute()
-    own_state_dir = (options.helper_state_dir or state_dir / HELPER_FOLDER).absolute()
+    helper_dir = (options.helper_state_dir or state_dir / HELPER_FOLDER).absolute()
     return HelperConfig(
-        state_dir=str(own_state_dir),
+        state_dir=str(helper_dir),
         socket_path=str(options.helper_socket or _socket_path(options, state_dir)),
         executor_id=executor_id,
         front_uid=os.geteuid(),

@@ -23,7 +23,7 @@ log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class UsageSample:
     """All slots together. `counted` is False where the kernel does not count (isolation none)."""
 
     cpu_milli: int = 0
@@ -39,7 +39,7 @@ class Meter:
         self._clock = clock
         self._measured_at = -MEASURE_S_MIN
         self._cpu_usec: dict[SlotKey, int] = {}
-        self.latest = Measured()
+        self.latest = UsageSample()
 
     async def report(self) -> slots_pb2.UsageReport:
         """The usage for a slot report."""
@@ -58,7 +58,7 @@ class Meter:
             return
         self._measured_at = now
         if not len(self._keeper.table):
-            self.latest, self._cpu_usec = Measured(counted=self.latest.counted), {}
+            self.latest, self._cpu_usec = UsageSample(counted=self.latest.counted), {}
             return
         try:
             async with asyncio.timeout(ANSWER_S_MAX):  # a heartbeat waits for this
@@ -74,7 +74,7 @@ class Meter:
         # A slot that was not there last time has run since some moment within the interval.
         used_usec = sum(max(usec - self._cpu_usec.get(key, 0), 0) for key, usec in counters.items())
         memory = [s.memory_current_bytes for s in usage.slots if s.memory_current_bytes is not None]
-        self.latest = Measured(
+        self.latest = UsageSample(
             cpu_milli=round(used_usec / elapsed_s / 1000),
             memory_bytes=sum(memory),
             counted=bool(memory),

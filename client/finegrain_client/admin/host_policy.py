@@ -44,13 +44,13 @@ def policy_message(
     Raises:
         InvalidArgument: an unknown word, or no cpu list.
     """
-    said: dict[str, str] = {
+    settings: dict[str, str] = {
         name: read_word(name, word, WORDS[name], without=NOT_FOR_HOSTS)
         for name, word in words.items()
         if word is not None
     }
     if reserved_cpus is not None:
-        said["reserved_cpus"] = str(CpuSet.parse(reserved_cpus, "reserved_cpus"))
+        settings["reserved_cpus"] = str(CpuSet.parse(reserved_cpus, "reserved_cpus"))
     return host_policy_to_proto(
-        STORED.from_json(HostPolicy, said | {"reserved_strict": reserved_strict})
+        STORED.from_json(HostPolicy, settings | {"reserved_strict": reserved_strict})
     )

@@ -157,8 +157,8 @@ class BatchScheduler:
 
     def reuse_answered(self, key: SlotKey, member: int, *, agreed: bool) -> None:
         """Whether a slot may run one more thread; if not, it is being given back."""
-        gone = self._reuse_members.pop(member, True)
-        if not agreed and not gone:
+        has_ended = self._reuse_members.pop(member, True)
+        if not agreed and not has_ended:
             self.waiting.add(member)  # it waits on
         held = self.held_slots.get(key[0])
         if held is not None and held.key == key and held.phase is Phase.AWAITING_REUSE:

@@ -55,8 +55,8 @@ def _online(reader: TreeReader, directories: CpuSet) -> tuple[CpuSet, str]:
     flags = {cpu: reader.integer(f"{CPU}/cpu{cpu}/online") for cpu in directories}
     flagged = CpuSet(cpu for cpu, flag in flags.items() if flag != 0)
     if flagged:
-        told = any(flag is not None for flag in flags.values())
-        return flagged, f"{CPU}/cpuN/online" if told else f"{CPU}/cpuN"
+        reported = any(flag is not None for flag in flags.values())
+        return flagged, f"{CPU}/cpuN/online" if reported else f"{CPU}/cpuN"
     names = (line.split(maxsplit=1)[0] for line in reader.lines("proc/stat") if line.strip())
     tails = (name[3:] for name in names if name.startswith("cpu"))
     running = CpuSet(int(tail) for tail in tails if tail.isdecimal() and len(tail) <= 5)

@@ -32,8 +32,10 @@ def read_gpus(
     for warning in inventory.warnings:
         reader.warn(warning)
     cards = [each for each in devices if each.kind is PciKind.GPU and not each.is_virtual_function]
-    told = {gpu.pci_bus_id for gpu in inventory.gpus}
-    silent = [card.bus_id for card in cards if card.vendor == _NVIDIA and card.bus_id not in told]
+    reported = {gpu.pci_bus_id for gpu in inventory.gpus}
+    silent = [
+        card.bus_id for card in cards if card.vendor == _NVIDIA and card.bus_id not in reported
+    ]
     if source is not None and silent:
         reason = inventory.absence_reason or "the driver does not list them"
         reader.warn(f"NVIDIA GPUs on the PCI bus are not offered ({', '.join(silent)}): {reason}")

@@ -98,9 +98,9 @@ def _nearest_node(
     if len(nodes) < 2:
         return nodes[0].id if nodes else None
     for place in _with_bridges(reader, path):
-        told = reader.integer(f"{place}/numa_node")
-        if told is not None and any(node.id == told for node in nodes):
-            return told
+        reported = reader.integer(f"{place}/numa_node")
+        if reported is not None and any(node.id == reported for node in nodes):
+            return reported
         cpus = _local_cpus(reader, place, online)
         if cpus and cpus != online:
             node_id = node_of_cpus(cpus, nodes)
