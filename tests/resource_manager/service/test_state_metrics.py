@@ -9,12 +9,12 @@ from resource_manager.service.state_metrics import observe_state
 from tests.support.engine_cluster import EngineCluster, numa_host
 
 
-def held(cluster: EngineCluster) -> dict[str, float]:
+def reserved(cluster: EngineCluster) -> dict[str, float]:
     metrics = ResourceManagerMetrics("0")
     observe_state(metrics, cluster.state, cluster.at)
     lines = generate_latest(metrics.registry).decode().splitlines()
     values = [line.split() for line in lines if not line.startswith("#")]
-    names = ("reservation", "held_")
+    names = ("reservation", "_reserved_")
     return {each[0]: float(each[1]) for each in values if any(n in each[0] for n in names)}
 
 
@@ -24,11 +24,11 @@ def test_what_is_held_is_counted_while_it_is() -> None:
     cluster.job("small", "large")
     cluster.submit(*(f"s{n}" for n in range(5)), job="small")
     cluster.submit("big", job="large", cpu_milli=4_000)
-    assert set(held(cluster).values()) == {0.0}
+    assert set(reserved(cluster).values()) == {0.0}
     cluster.release("s0", job="small")
     cluster.release("s1", job="small")
     cluster.wait(60_000)
-    assert held(cluster) == {
+    assert reserved(cluster) == {
         "finegrain_rm_reservations": 1.0,
         "finegrain_rm_oldest_reservation_age_seconds": 60.0,
         "finegrain_rm_reserved_executors": 1.0,
@@ -36,7 +36,7 @@ def test_what_is_held_is_counted_while_it_is() -> None:
     }
     cluster.release("s2", "s3", "s4", job="small")
     assert cluster.where("big")
-    assert set(held(cluster).values()) == {0.0}
+    assert set(reserved(cluster).values()) == {0.0}
 
 
 def test_the_total_of_an_executor_is_what_can_be_booked_there() -> None:
