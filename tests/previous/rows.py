@@ -14,7 +14,7 @@ from finegrain.cpuset import CpuSet
 from finegrain.intervals import IntervalSet
 from resource_manager.engine.model.effects import Snapshot
 
-RENAMED: dict[str, str] = {}
+RENAMED: dict[str, str] = {"tallies": "usage_records"}
 """The present name of each field that has another one in the evidence."""
 
 NOT_STORED = {
@@ -78,9 +78,10 @@ def rows_of(snapshot: Snapshot) -> dict[str, Any]:
     """All rows of a snapshot as JSON, in an order of their own, without the epoch."""
     found: dict[str, Any] = {}
     for kind, keys in KEYS.items():
-        rows = [as_json(row) for row in getattr(snapshot, RENAMED.get(kind, kind))]
-        found[kind] = sorted(rows, key=lambda row, keys=keys: _key_of(row, keys))  # type: ignore[misc]
-    found["counters"] = as_json(getattr(snapshot, RENAMED.get("counters", "counters")))
+        name = RENAMED.get(kind, kind)
+        rows = [as_json(row) for row in getattr(snapshot, name)]
+        found[name] = sorted(rows, key=lambda row, keys=keys: _key_of(row, keys))  # type: ignore[misc]
+    found["counters"] = as_json(snapshot.counters)
     return found
 
 

@@ -175,7 +175,7 @@ def _as_stored(snapshot: Snapshot) -> Changes:
             name: getattr(snapshot, name)
             for name in (
                 *("jobs", "requests", "slots", "executors", "gangs", "provisions", "ranges"),
-                *("groups", "tallies", "host_settings", "counters"),
+                *("groups", "usage_records", "host_settings", "counters"),
             )
         }
     )
