@@ -32,7 +32,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from finegrain.resources import MIB, ResourceProfile, booking, subtract, total_of
+from finegrain.resources import MIB, Amounts, ResourceProfile, booking, subtract, total_of
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import SlotState
 from resource_manager.engine.explain.lists import cluster_view
@@ -144,14 +144,7 @@ class Bench:
             )
             for p in workload["profiles"]
         ]
-        host = workload["hosts"]
-        self.total = {
-            "cpu_milli": host["cpu_milli"],
-            "task_heap_memory_bytes": host["heap_mb"] * MIB,
-            "task_off_heap_memory_bytes": host["offheap_mb"] * MIB,
-            "managed_memory_bytes": host["managed_mb"] * MIB,
-            "network_memory_bytes": host["network_mb"] * MIB,
-        }
+        self.totals: dict[str, Amounts] = {}
         self.tables: dict[str, dict[tuple[str, int], ReportedSlot]] = {}
         self.numbers: dict[str, int] = {}
 
@@ -163,19 +156,25 @@ class Bench:
         self.state.changes.take()
         return effects
 
+    def registration(self, number: int, total: Amounts, default: ResourceProfile) -> Event:
+        """An empty executor that registers for the first time."""
+        name = f"host-{number:06d}"
+        self.totals[name], self.tables[name], self.numbers[name] = total, {}, 1
+        registration = Registration(name, name, f"{name}:7000", total, {}, default)
+        return ExecutorRegistered(AT, registration, Report(1, 0, 0, available=total))
+
     def registrations(self) -> list[Event]:
-        events: list[Event] = []
-        for number in range(self.workload["hosts"]["count"]):
-            name = f"host-{number:06d}"
-            self.tables[name] = {}
-            self.numbers[name] = 1
-            registration = Registration(
-                name, name, f"{name}:7000", self.total, {}, self.profiles[0]
-            )
-            events.append(
-                ExecutorRegistered(AT, registration, Report(1, 0, 0, available=self.total))
-            )
-        return events
+        host = self.workload["hosts"]
+        total = {
+            "cpu_milli": host["cpu_milli"],
+            "task_heap_memory_bytes": host["heap_mb"] * MIB,
+            "task_off_heap_memory_bytes": host["offheap_mb"] * MIB,
+            "managed_memory_bytes": host["managed_mb"] * MIB,
+            "network_memory_bytes": host["network_mb"] * MIB,
+        }
+        return [
+            self.registration(number, total, self.profiles[0]) for number in range(host["count"])
+        ]
 
     def submissions(self, prefix: str, jobs: list[list[list[int]]]) -> Iterator[list[Event]]:
         for number, entries in enumerate(jobs):
@@ -193,8 +192,10 @@ class Bench:
     def report(self, name: str, command_number: int) -> Report:
         self.numbers[name] += 1
         slots = self.tables[name].values()
-        booked = total_of(booking(slot.profile, separate_pools=True) for slot in slots)
-        available = subtract(self.total, booked)
+        total = self.totals[name]
+        separate_pools = "memory_bytes" not in total
+        booked = total_of(booking(slot.profile, separate_pools=separate_pools) for slot in slots)
+        available = subtract(total, booked)
         return Report(self.numbers[name], 1, command_number, False, 0, tuple(slots), available)
 
     def answers(self, effects: list[Effect]) -> list[Event]:
