@@ -62,12 +62,14 @@ class UsageChecks:
         books = self._decided.pop(id(changes))
         self._decided.clear()
         self._clocks.add(books.wall_ahead_ms)
+        # Between two batches nothing is written: a manager that stalls keeps no interval.
+        since_ms = (self._known_ms if self._known else books.at_ms) - books.window_ms
         self._known = {flow_id: service for flow_id, (service, _) in books.flows.items()}
         self._known_ms = books.at_ms
         for flow_id, (_, rate) in books.flows.items():
             peaks = self._peaks.setdefault(flow_id, [])
             peaks.append((books.at_ms, rate))
-            while len(peaks) > 1 and peaks[1][0] <= books.at_ms - books.window_ms:
+            while len(peaks) > 1 and peaks[1][0] <= since_ms:
                 del peaks[0]
 
     def forget(self) -> None:
