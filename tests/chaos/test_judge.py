@@ -18,6 +18,7 @@ from tests.chaos.faults import CUT_RM_EXECUTOR, FRONT_STOP, KINDS, MASTER_STOP, 
 from tests.chaos.job_master import Work
 from tests.chaos.journal import Journal, read_journal
 from tests.chaos.judge import (
+    STARVED,
     Master,
     grace_after_restart,
     judge_log,
@@ -139,6 +140,14 @@ def test_a_job_master_that_never_finished(tmp_path: Path) -> None:
 def test_words_that_no_log_may_hold(tmp_path: Path) -> None:
     log = tmp_path / "rm.log"
     log.write_text('{"event": "serving"}\n{"event": "invariants_broken"}\n')
+    assert len(judge_log(log)) == 1
+
+
+def test_only_a_transaction_that_got_no_cpu_may_drop_a_batch(tmp_path: Path) -> None:
+    log = tmp_path / "rm.log"
+    log.write_text(f'{{"event": "batch_dropped", "error": "({STARVED})"}}\n')
+    assert judge_log(log) == []
+    log.write_text('{"event": "batch_dropped", "error": "(server closed the connection)"}\n')
     assert len(judge_log(log)) == 1
 
 
