@@ -1,1 +1,1 @@
-"""Who starts and stops executors, and how operators configure it."""
+"""Providers, which start and stop executors, and the file with which operators configure them."""

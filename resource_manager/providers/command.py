@@ -1,12 +1,13 @@
-"""The command provider: executors wherever the operator's own commands start and stop them.
+"""The command provider: starts and stops executors with commands that the operator configures.
 
-Decides what a command is told (words, environment), what its exit status means, and what is kept.
-What has to be known after a crash is on disk before a command runs: that it runs, and how what it
-starts is stopped, even when the shape is configured no longer. Refuses to know what a command does.
+This module fills the operator's templates, runs them and interprets their exit status. Before a
+command runs, two facts are written to disk: that it runs, and how to stop what it starts. So a
+resource manager that starts after a crash can stop it, even if the shape is not configured any
+more.
 
-    <directory>/notes/ID.json      what was started, or is being, and how it is stopped
-    <directory>/output/ID.start    what commands wrote, with words and exit status; also .stop,
-                                   .status; the newest are kept
+    <directory>/notes/ID.json      what was started, or is being started, and how it is stopped
+    <directory>/output/ID.start    output of the command, with its words and exit status; likewise
+                                   .stop and .status; only the newest files are kept
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _log = get_logger("finegrain.rm.providers.command")
 
 @dataclass(slots=True)
 class _Note:
-    """What is known of one executor, whoever runs."""
+    """The record of one executor on disk; it holds everything needed to stop the executor."""
 
     shape: str
     stop: list[str]
@@ -68,23 +69,23 @@ class _Note:
     stop_gone: list[int]
     timeout_ms: int
     handle: str = ""
-    running: dict[str, Any] | None = None  # the command that runs
+    running: dict[str, Any] | None = None  # boot id, pid and start time of the running command
 
 
 class CommandKind:
-    """How a command provider is configured and made."""
+    """Decodes the configuration of the command provider and creates it."""
 
     def read_common(self, table: ConfigTable) -> CommandSettings:
-        """The table [command]."""
+        """Decodes the table [command]."""
         return read_settings(table)
 
     def read_shape(self, table: ConfigTable, name: str) -> ReadShape:
-        """The table [shape.command]."""
+        """Decodes the table [shape.command]."""
         del name
         return ReadShape(read_command_shape(table))
 
     def check(self, common: Any, shapes: Mapping[str, Any], file: Path) -> None:
-        """Nothing: shapes of commands do not touch each other."""
+        """Checks nothing: shapes of this provider do not depend on each other."""
 
     def make(
         self,
@@ -92,12 +93,12 @@ class CommandKind:
         shapes: Sequence[ConfiguredShape],
         context: ProviderContext,
     ) -> CommandProvider:
-        """The provider."""
+        """Creates the provider."""
         return CommandProvider(common, shapes, context)
 
 
 class CommandProvider:
-    """See the module, and `Provider`."""
+    """Implements `Provider` with the operator's commands; see the module."""
 
     def __init__(
         self,
@@ -108,15 +109,15 @@ class CommandProvider:
         self._shapes = {each.shape.name: each for each in shapes}
         self._context = context
         self.directory = (settings.directory or context.state_dir / FOLDER).absolute()
-        self._hanging: dict[str, Process] = {}  # status commands that could not be ended
-        # As many threads as commands may run at once: what else is wanted waits for one.
+        self._hanging: dict[str, Process] = {}  # status commands that could not be killed
+        # One thread for each command that may run at once; further commands wait for a thread.
         self._runs = ThreadPoolExecutor(settings.run_at_once_max, thread_name_prefix="command")
         self._status_threads = ThreadPoolExecutor(
             CHECKS_AT_ONCE_MAX, thread_name_prefix="command-status"
         )
 
     async def start(self, executor_id: str, shape: str, *, again: bool) -> Started:
-        """See `Provider`; with `again` the stop command comes first."""
+        """See `Provider`. With `again`, the stop command runs first."""
         return await in_thread(
             self._runs, lambda cancellation: self._start(executor_id, shape, again, cancellation)
         )
@@ -128,7 +129,7 @@ class CommandProvider:
         )
 
     async def status(self, executor_id: str, shape: str, handle: str) -> Observation:
-        """See `Provider`; without a status command nothing is to be seen."""
+        """See `Provider`. Without a status command the result is UNKNOWN."""
         own = self._shapes.get(shape)
         if own is None or not own.settings.status:
             return Observation(Presence.UNKNOWN)
@@ -186,7 +187,7 @@ class CommandProvider:
     def _stop(self, executor_id: str, shape: str, handle: str, cancellation: Cancellation) -> str:
         note = self._note(executor_id)
         own = self._shapes.get(shape)
-        if own is not None:  # the way of today's configuration
+        if own is not None:  # the current configuration overrides the note
             fresh = self._fresh_note(executor_id, own)
             known = note.handle if note else ""
             running = note.running if note else None
@@ -200,7 +201,7 @@ class CommandProvider:
         _end_running(executor_id, note)
         note.handle = handle or note.handle
         if uses_handle(note.stop) and not note.handle:
-            # It never said what it started; whatever that was cannot be named.
+            # The start command printed no handle, so there is nothing to pass to the stop command.
             _log.warning("nothing_to_stop", executor_id=executor_id, reason="no handle is known")
             self._forget(executor_id)
             return "the start command never said what it started"
@@ -220,7 +221,8 @@ class CommandProvider:
             return Observation(Presence.UNKNOWN, f"status: process {hanging.pid} still runs")
         self._hanging.pop(executor_id, None)
         if uses_handle(settings.status) and not handle:
-            # The books may not have heard what start said: it registered before that was told.
+            # The executor may register before the start command has returned. The resource manager
+            # then does not know the handle yet.
             note = self._note(executor_id) or self._fresh_note(executor_id, own)
             if not (handle := note.handle):
                 return Observation(Presence.UNKNOWN, "no handle is known")
@@ -257,10 +259,10 @@ class CommandProvider:
         note: _Note,
         cancellation: Cancellation,
     ) -> Outcome:
-        """Runs a command that changes something; that it runs is on disk from its start to its end.
+        """Runs a start or stop command. A note on disk names the process until it has ended.
 
         Raises:
-            ProviderFailed: it cannot be started, or nothing can be noted.
+            ProviderFailed: the command cannot be started or killed, or the note cannot be written.
         """
         self._write_note(executor_id, note)
 
@@ -285,7 +287,7 @@ class CommandProvider:
                 f"{error.strerror}",
                 details={"executor_id": executor_id},
             ) from None
-        except StillRuns as error:  # it stays noted: nothing else is done before it has ended
+        except StillRuns as error:  # the note stays: the next call must end the process first
             raise ProviderFailed(
                 f"the {what} command of {executor_id} took too long, or is not wanted any more, "
                 f"and {error}",
@@ -343,7 +345,7 @@ class CommandProvider:
             self._note_file(executor_id).unlink(missing_ok=True)
 
     def _keep_output(self, executor_id: str, what: str, outcome: Outcome) -> None:
-        """Only people read it: where there is no room, it goes."""
+        """Saves the output for people. If it cannot be written, it is dropped."""
         folder = self.directory / "output"
         text = (
             f"command: {json.dumps(outcome.argv)}\n{outcome.summary}\n"
@@ -356,10 +358,10 @@ class CommandProvider:
 
 
 def _end_running(executor_id: str, note: _Note) -> None:
-    """A command that was begun earlier, by whomever, and that may still be at it.
+    """Kills a command that an earlier call or resource manager began and that may still run.
 
     Raises:
-        ProviderFailed: it goes on.
+        ProviderFailed: it cannot be killed.
     """
     running = note.running
     if running and running.get("boot_id") == boot_id():
@@ -376,6 +378,9 @@ def _end_running(executor_id: str, note: _Note) -> None:
 
 
 def _handle(settings: CommandShape, executor_id: str, outcome: Outcome) -> str:
+    """Extracts the handle from the output of the start command; empty if the pattern does not
+    match.
+    """
     if settings.handle_pattern:
         match = re.search(settings.handle_pattern, outcome.stdout, re.MULTILINE)
         found = (match[1] if match.re.groups else match[0]) if match else ""

@@ -1,6 +1,6 @@
-"""The tables of command providers in the providers' file.
+"""Decodes the tables of the command provider in the providers' file.
 
-Decides which keys there are; docs/providers.md says what they mean for operators.
+docs/providers.md explains each key for operators.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ RUN_AT_ONCE_MAX = 8
 
 @dataclass(frozen=True, slots=True)
 class CommandSettings:
-    """The table [command]."""
+    """The table [command]: settings that all shapes of the provider share."""
 
     directory: Path | None
     run_at_once_max: int
@@ -26,7 +26,7 @@ class CommandSettings:
 
 @dataclass(frozen=True, slots=True)
 class CommandShape:
-    """The table [shape.command]; docs/providers.md says what each key means."""
+    """The table [shape.command]; docs/providers.md explains each key."""
 
     start: tuple[str, ...]
     stop: tuple[str, ...]
@@ -40,7 +40,7 @@ class CommandShape:
 
 
 def read_settings(table: ConfigTable) -> CommandSettings:
-    """The table [command].
+    """Decodes the table [command].
 
     Raises:
         ConfigurationError: as ConfigTable does.
@@ -52,10 +52,10 @@ def read_settings(table: ConfigTable) -> CommandSettings:
 
 
 def read_command_shape(table: ConfigTable) -> CommandShape:
-    """The table [shape.command].
+    """Decodes the table [shape.command].
 
     Raises:
-        ConfigurationError: as ConfigTable does.
+        ConfigurationError: as ConfigTable does; or both handle and handle_pattern are set.
     """
     pattern = table.pattern("handle_pattern")
     if pattern and "handle" in table:

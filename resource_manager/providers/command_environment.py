@@ -1,7 +1,7 @@
-"""What the operator's commands are told of an executor: placeholders and environment.
+"""Values of the placeholders in the operator's commands, and the environment of these commands.
 
-Decides names and forms. An executor that is started with this environment needs nothing else: the
-names with two underscores are keys of its configuration.
+An executor that inherits this environment needs no other configuration: variables with two
+underscores are keys of the executor's configuration.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from resource_manager.providers.provider import (
 
 NOT_PASSED_ON = (
     *("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"),
-    *("CREDENTIALS_DIRECTORY", "PGPASSWORD"),  # of our database: no executor has to know it
+    *("CREDENTIALS_DIRECTORY", "PGPASSWORD"),  # secrets that executors must not get
 )
 OWN_PREFIX = "FINEGRAIN_"
 
 
 def clean_environment() -> dict[str, str]:
-    """Ours without what speaks of us: systemd's, our database's, our own configuration."""
+    """Returns the environment of this process without variables that are meant for it alone.
+
+    Those of systemd, of the database and of the resource manager's configuration are left out.
+    """
     return {
         name: value
         for name, value in os.environ.items()
@@ -35,7 +38,9 @@ def clean_environment() -> dict[str, str]:
 
 
 def values_of(executor_id: str, own: ConfiguredShape, around: ProviderContext) -> dict[str, str]:
-    """What placeholders are filled with; the handle is not known yet."""
+    """Returns the values of all placeholders; that of the handle is empty, since it is not known
+    yet.
+    """
     shape = own.shape
     cpu_milli, memory_bytes = shape.total.get(CPU_MILLI, 0), shape.total.get(MEMORY_BYTES, 0)
     return {
@@ -55,7 +60,13 @@ def values_of(executor_id: str, own: ConfiguredShape, around: ProviderContext) -
 def environment_of(
     values: Mapping[str, str], own: ConfiguredShape | None, cluster_token: str
 ) -> dict[str, str]:
-    """All of a command's environment; `own` None: the shape is no longer configured."""
+    """Returns the complete environment of a command.
+
+    Args:
+        values: of the placeholders, as `values_of` returns them, with the handle if it is known.
+        own: the shape; None if it is not configured any more.
+        cluster_token: the token with which an executor can join.
+    """
     environment = {
         **clean_environment(),
         "FINEGRAIN_EXECUTOR_ID": values["executor_id"],

@@ -1,8 +1,8 @@
-"""Runs one command of the operator's: no shell, bounded time, bounded output, nothing left running.
+"""Runs one command of the operator: without a shell, with bounded time and bounded output.
 
-Decides when a command is over (its first process ended, whoever else still holds its output) and
-what is kept of what it wrote (the beginning and the end). Runs in a thread, needs no event loop.
-Refuses to know what the command is for.
+A command is over when its first process has ended, even if a process in the background still holds
+its output open. Of each output stream the beginning and the end are kept. The code blocks; it runs
+in a thread and needs no event loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from resource_manager.providers.process_tree import Process, this_process
 from resource_manager.providers.threads import Cancellation
 
-KEPT_BYTES = 32 * 1024  # of the beginning and of the end of each stream
+KEPT_BYTES = 32 * 1024  # kept of the beginning and also of the end of each stream
 TERMINATE_WAIT_S = 3.0
 DRAIN_WAIT_S = 1.0
 END_WAIT_S = 1.0
@@ -27,8 +27,9 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class StillRuns(Exception):
-    """A command that was to be ended does not: it runs as another user (sudo), or hangs in the
-    kernel. `process` leads its group.
+    """A command cannot be killed: it runs as another user (sudo), or hangs in the kernel.
+
+    `process` is the leader of its process group.
     """
 
     def __init__(self, process: Process) -> None:
@@ -38,14 +39,14 @@ class StillRuns(Exception):
 
 @dataclass(slots=True)
 class Kept:
-    """What is kept of a stream of any length."""
+    """The first and last `KEPT_BYTES` of a stream of any length."""
 
     head: bytearray = field(default_factory=bytearray)
     tail: bytearray = field(default_factory=bytearray)
     length: int = 0
 
     def add(self, data: bytes) -> None:
-        """The next part of it."""
+        """Appends the next part of the stream."""
         self.length += len(data)
         room = KEPT_BYTES - len(self.head)
         self.head += data[:room]
@@ -54,7 +55,7 @@ class Kept:
 
     @property
     def text(self) -> str:
-        """As text; what is missing in the middle is told."""
+        """The kept output as text; a line in the middle says how many bytes were left out."""
         left_out = self.length - len(self.head) - len(self.tail)
         middle = f"\n[{left_out} bytes left out]\n".encode() if left_out else b""
         return (bytes(self.head) + middle + bytes(self.tail)).decode(errors="replace")
@@ -62,7 +63,11 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a command ended. `exit_code` as subprocess gives it; `ended_because`: we ended it."""
+    """How a command ended.
+
+    `exit_code` is the value of subprocess: negative for a signal. `ended_because` says why the
+    provider killed the command; it is empty if the command ended by itself.
+    """
 
     argv: tuple[str, ...]
     exit_code: int
@@ -73,7 +78,7 @@ class Outcome:
 
     @property
     def summary(self) -> str:
-        """For people, in one line: how it ended and what it said last."""
+        """One line for people: how it ended and the last lines of its output."""
         if self.ended_because:
             how = self.ended_because
         elif self.exit_code < 0:
@@ -93,19 +98,19 @@ def run_command(
     started: Callable[[Process], None] = lambda _process: None,
     secret: str = "",
 ) -> Outcome:
-    """Runs it to its end; blocks.
+    """Runs a command until it ends; blocks.
 
     Args:
         argv: the program, found in PATH, and its arguments.
-        environment: all of its environment.
-        timeout_s: then its process group is ended.
-        cancellation: likewise when this is set.
-        started: told who runs it, before anything else is done.
-        secret: not kept of what it wrote: `set -x` and the like show it.
+        environment: the complete environment of the command.
+        timeout_s: after this time the command's process group is killed.
+        cancellation: when this is set, the process group is killed, too.
+        started: called with the new process before anything else happens.
+        secret: replaced in the kept output, because a command may print it (`set -x`).
 
     Raises:
-        OSError: it cannot be started.
-        StillRuns: it is to be ended, and goes on.
+        OSError: the command cannot be started.
+        StillRuns: the command had to be killed, but still runs.
     """
     began = time.monotonic()
     child = subprocess.Popen(
@@ -146,7 +151,9 @@ def _without(secret: str, text: str) -> str:
 
 
 def _reap(child: subprocess.Popen[bytes], process: Process) -> int:
-    """Its exit status. One that cannot be ended must not hold this thread for ever."""
+    """Returns the exit status. The wait is bounded, since a process that cannot be killed must not
+    block this thread indefinitely.
+    """
     try:
         return child.wait(END_WAIT_S)
     except subprocess.TimeoutExpired:
@@ -159,7 +166,9 @@ _TIMEOUT, _CANCELLED = "timeout", "it was ended because it is not wanted any mor
 def _follow(
     child: subprocess.Popen[bytes], deadline: float, cancellation: Cancellation
 ) -> tuple[tuple[Kept, Kept], str]:
-    """Reads both streams until the child ended; afterwards only what is there already."""
+    """Reads both streams until the child has ended, then only what is already there
+    (`DRAIN_WAIT_S`).
+    """
     assert child.stdout is not None  # noqa: S101 - asked for
     assert child.stderr is not None  # noqa: S101
     kept = {child.stdout.fileno(): Kept(), child.stderr.fileno(): Kept()}
@@ -179,7 +188,7 @@ def _follow(
                 if not _read(descriptor, kept[descriptor]):
                     poll.unregister(descriptor)
                     del kept[descriptor]
-            if end in ready:  # whoever it left in the background may hold its output for ever
+            if end in ready:  # a background process may hold the output open without end
                 poll.unregister(end)
                 deadline = min(deadline, time.monotonic() + DRAIN_WAIT_S)
             cancelled = cancellation.fileno() in ready
@@ -195,7 +204,7 @@ def _follow(
 
 
 def _read(descriptor: int, into: Kept) -> bool:
-    """Reads what is there; False at the end of the stream."""
+    """Reads the available data; returns False at the end of the stream."""
     try:
         data = os.read(descriptor, _CHUNK_BYTES)
     except BlockingIOError:
@@ -207,7 +216,7 @@ def _read(descriptor: int, into: Kept) -> bool:
 
 
 def end_group(group: int) -> None:
-    """Ends a process group that a command leads: SIGTERM, a moment, SIGKILL."""
+    """Ends a process group: SIGTERM, then SIGKILL for what still runs after `TERMINATE_WAIT_S`."""
     for number, wait_s in ((signal.SIGTERM, TERMINATE_WAIT_S), (signal.SIGKILL, TERMINATE_WAIT_S)):
         with suppress(OSError):
             os.killpg(group, number)
@@ -217,11 +226,13 @@ def end_group(group: int) -> None:
 
 
 def _group_is_running(group: int) -> bool:
-    """Whether any process of it still runs; a leader that waits to be buried does not."""
+    """Returns whether any process of the group still runs. A leader that is a zombie does not
+    count.
+    """
     try:
         os.killpg(group, 0)
     except PermissionError:
-        pass  # all of it runs as somebody else
+        pass  # the group exists, and all its processes run as another user
     except OSError:
         return False
     leader = this_process(group)
@@ -231,7 +242,7 @@ def _group_is_running(group: int) -> bool:
 
 
 def _others(group: int) -> bool:
-    """Whether anybody besides its dead leader is in the group."""
+    """Returns whether any process other than the dead leader is in the group."""
     for name in os.listdir("/proc"):  # noqa: PTH208 - names alone
         if not name.isdigit() or int(name) == group:
             continue
@@ -244,7 +255,7 @@ def _others(group: int) -> bool:
 
 
 def last_lines(text: str, count: int = 3, length: int = 300) -> str:
-    """The last lines of a text, in one, for a message."""
+    """Returns the last lines of a text, joined in one line, for a message."""
     lines = [line.strip() for line in text.splitlines() if line.strip()][-count:]
     said = " / ".join(lines)
     return said if len(said) <= length else "..." + said[-length:]

@@ -1,6 +1,7 @@
-"""The operator's templates: lists of words with placeholders, never given to a shell.
+"""Command templates: lists of words with placeholders, which are never passed to a shell.
 
-Decides which placeholders there are. Refuses to know what a command does.
+`PLACEHOLDERS` lists all placeholders. Their syntax is that of Python's format strings, restricted
+to plain names.
 """
 
 from __future__ import annotations
@@ -26,10 +27,15 @@ PLACEHOLDERS = {
 
 
 def read_template(table: ConfigTable, key: str, *, with_handle: bool) -> tuple[str, ...]:
-    """A template of a shape.
+    """Decodes and checks a template of a shape.
+
+    Args:
+        table: the shape's table.
+        key: name of the template in it.
+        with_handle: whether the placeholder {handle} is allowed.
 
     Raises:
-        ConfigurationError: it is no list of words, or has a placeholder that does not exist.
+        ConfigurationError: the value is not a list of words, or has an unknown placeholder.
     """
     words = table.words(key, least=1)
     known = [name for name in PLACEHOLDERS if with_handle or name != HANDLE]
@@ -51,10 +57,10 @@ def read_template(table: ConfigTable, key: str, *, with_handle: bool) -> tuple[s
 
 
 def fields_of(word: str) -> list[str]:
-    """The placeholders of a word.
+    """Returns the names of the placeholders in a word.
 
     Raises:
-        ValueError: braces that do not match, or more than a name between them.
+        ValueError: braces do not match, or there is more than a name between them.
     """
     names = []
     for _, name, form, conversion in string.Formatter().parse(word):
@@ -67,7 +73,7 @@ def fields_of(word: str) -> list[str]:
 
 
 def fill(template: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """The words of a template with its placeholders filled."""
+    """Returns the words of a template with all placeholders replaced by their values."""
     filled = []
     for word in template:
         parts = []
@@ -80,5 +86,5 @@ def fill(template: Sequence[str], values: Mapping[str, str]) -> list[str]:
 
 
 def uses_handle(template: Sequence[str]) -> bool:
-    """Whether it says what the start command said."""
+    """Returns whether a template has the placeholder {handle}."""
     return any(HANDLE in fields_of(word) for word in template)

@@ -1,8 +1,7 @@
-"""Reads the providers' file: which executors can be asked for, from whom, and within which limits.
+"""Reads the providers' file: which shapes of executors exist, with which provider, and all limits.
 
-Decides what a file may say and what is wrong with one; answers with the numbers that the rules need
-(`engine/model/settings.py: Provisioning`) and with what each provider read for itself. Refuses to
-know what a provider does with that. docs/providers.md is the manual of the file.
+The result has the settings that the engine needs (`engine/model/settings.py: Provisioning`) and,
+for each provider, the settings that its kind decoded. docs/providers.md is the manual of the file.
 """
 
 from __future__ import annotations
@@ -44,13 +43,14 @@ LOOK_INTERVAL_MS = 5 * SECOND_MS
 
 @dataclass(frozen=True, slots=True)
 class ProvidersConfiguration:
-    """The file, read. Empty: no providers are configured.
+    """The decoded file. An empty one means that no providers are configured.
 
     Attributes:
-        provisioning: what the rules need.
-        managers: addresses that executors are told; empty: this resource manager's own.
-        look_interval_ms: how often providers are asked whether what they started still runs.
-        common: by provider, what its kind read of its own table.
+        file: the path of the file; None without one.
+        provisioning: settings for the engine.
+        managers: addresses at which executors register; empty: this resource manager's own.
+        look_interval_ms: how often providers are asked for the status of executors.
+        common: by provider, the decoded table that its shapes share.
         shapes: by provider, its shapes.
     """
 
@@ -66,8 +66,8 @@ def read_providers(file: Path) -> ProvidersConfiguration:
     """Reads and checks the whole file.
 
     Raises:
-        ConfigurationError: it cannot be read or says something that cannot work; one problem, with
-            file, field, value and what was expected.
+        ConfigurationError: the file cannot be read or has an invalid value. The error is the first
+            problem, with file, field, value and what was expected.
     """
     top = ConfigTable(_content(file), file)
     managers = tuple(top.words("manager", ()))
@@ -94,7 +94,7 @@ def read_providers(file: Path) -> ProvidersConfiguration:
 
 
 def no_providers() -> ProvidersConfiguration:
-    """What holds without a file: nothing is asked for."""
+    """Returns the configuration without a file: no executors are requested."""
     nothing = ConfigTable({}, Path())
     common = {
         name: kind.read_common(nothing.table(name)) for name, kind in built_in_kinds().items()
@@ -103,10 +103,12 @@ def no_providers() -> ProvidersConfiguration:
 
 
 def make_providers(read: ProvidersConfiguration, context: ProviderContext) -> dict[str, Provider]:
-    """Every provider of the file by name, and ours in any case.
+    """Creates every provider of the file, by name.
+
+    The built-in ones are always created, to stop what an earlier configuration started.
 
     Raises:
-        ConfigurationError: one cannot work here.
+        ConfigurationError: a provider cannot work on this host.
     """
     return {
         name: find_kind(name).make(common, read.shapes.get(name, ()), context)
@@ -162,11 +164,11 @@ def _shape(table: ConfigTable, name: str, provider: str, read: ReadShape) -> Con
     total = _total(table, read)
     fraction = _fraction(table, total)
     count_max = table.integer("count_max", 0)
-    if "count_max" in table and not count_max:  # whoever writes 0 wants none, not any number
+    if "count_max" in table and not count_max:  # 0 looks like "none", but would mean "no limit"
         table.wrong("count_max", 0, "1 or more; without it there is no limit")
     if read.count_max:
         count_max = min(count_max or read.count_max, read.count_max)
-    exact = Fraction(str(fraction))  # as executors read it: 0.1 is a tenth
+    exact = Fraction(str(fraction))  # executors read it as a decimal, too: 0.1 is exactly a tenth
     default = ResourceProfile(
         cpu_milli=int(total.get(CPU_MILLI, 0) * exact),
         task_heap_memory_bytes=round_down(
@@ -221,12 +223,15 @@ def _amounts(table: ConfigTable, *, required: bool = False) -> dict[str, int]:
 
 
 def _fraction(table: ConfigTable, total: Amounts) -> float:
-    """As an executor finds its default slot; without a word one per whole core, so that what is
-    promised does not hang on how many threads a core has.
+    """Returns the default slot's fraction of an executor, computed as the executor does.
+
+    The default is one slot per whole core, so that the planned size does not depend on how many
+    threads a core has.
     """
     whole_cores = max(1, total.get(CPU_MILLI, 0) // 1000)
     per_core = 1 / whole_cores
-    if Fraction(str(per_core)) < Fraction(1, whole_cores):  # or a third of 3 cores is 0.999
+    # Round up where the float is below the exact fraction: else 1/3 of 3000 milli becomes 999.
+    if Fraction(str(per_core)) < Fraction(1, whole_cores):
         per_core = nextafter(per_core, 1)
     fraction = table.number("default_slot_fraction", per_core)
     if not 0 < fraction <= 1:

@@ -1,8 +1,7 @@
-"""Reads one table of the providers' file key by key: amounts as people write them, one clear error.
+"""Decodes one table of the providers' file key by key, with units as people write them.
 
-Decides how values are written and what an error says (file, field, value, what was expected). Every
-key that nobody asked for is an error, too, with the nearest one that exists. Refuses to know what
-the keys are for.
+Each error names file, field, value and what was expected. A key that the code never reads is an
+error, too; the message suggests the nearest known key.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ COUNT_MAX = 1_000_000
 
 
 class ConfigTable:
-    """A table and where it stands; read every key, then call `end`.
+    """One table of the file. Read every key, then call `end`.
 
     Args:
-        content: as the TOML reader gives it.
+        content: as the TOML reader returns it.
         file: for errors.
-        path: name of the table within the file ("shape small").
+        path: name of the table within the file ("shape small"), for errors.
     """
 
     def __init__(self, content: Mapping[str, Any], file: Path, path: str = "") -> None:
@@ -37,7 +36,12 @@ class ConfigTable:
         self.path = path
 
     def wrong(self, key: str, value: object, expected: str) -> NoReturn:
-        """Ends the reading with the one error that says everything.
+        """Raises the error for an invalid value.
+
+        Args:
+            key: name of the key; empty: the table itself.
+            value: as it stands in the file.
+            expected: what is allowed.
 
         Raises:
             ConfigurationError: always.
@@ -50,21 +54,21 @@ class ConfigTable:
         )
 
     def name(self, key: str) -> str:
-        """How errors call a key."""
+        """Returns the full name of a key for errors."""
         return f"{self.path}.{key}" if self.path and key else self.path or key
 
     def __contains__(self, key: str) -> bool:
         return key in self._content
 
     def text(self, key: str, default: str | None = None, *, empty_ok: bool = False) -> str:
-        """A text; required where there is no default."""
+        """Returns a string; the key is required if there is no default."""
         value = self._get(key, default, "a text")
         if not isinstance(value, str) or not (value or empty_ok or value == default):
             self.wrong(key, value, "a text in quotes")
         return value
 
     def choice(self, key: str, choices: Iterable[str], default: str | None = None) -> str:
-        """One of some words."""
+        """Returns one of the given words."""
         known = list(choices)
         value = self._get(key, default, "one of " + ", ".join(known))
         if value not in known:
@@ -74,15 +78,15 @@ class ConfigTable:
         return str(value)
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Bytes of "256MiB"."""
+        """Returns a size in bytes; the file has a form such as "256MiB"."""
         return self._amount(key, default, parse_bytes)
 
     def cpu(self, key: str, default: int | None = None) -> int:
-        """Thousandths of a core of "0.5"."""
+        """Returns cpu in thousandths of a core; the file has cores, such as "0.5"."""
         return self._amount(key, default, parse_cpu_milli)
 
     def duration_ms(self, key: str, default: int | None = None, *, least_ms: int = 0) -> int:
-        """Milliseconds of "30s"."""
+        """Returns a duration in milliseconds; the file has a form such as "30s"."""
         value = self._amount(key, default, parse_duration_ms)
         if value < least_ms:
             self.wrong(key, self._content.get(key), f"at least {least_ms} ms")
@@ -91,21 +95,21 @@ class ConfigTable:
     def integer(
         self, key: str, default: int | None = None, *, least: int = 0, most: int = COUNT_MAX
     ) -> int:
-        """A whole number."""
+        """Returns a whole number between `least` and `most`."""
         value = self._get(key, default, "a whole number")
         if type(value) is not int or not least <= value <= most:
             self.wrong(key, value, f"a whole number from {least} to {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number, 0 or more, with or without decimals."""
+        """Returns a number, 0 or more, with or without decimals."""
         value = self._get(key, default, "a number")
         if type(value) not in (int, float) or not 0 <= value < float("inf"):
             self.wrong(key, value, "a number, 0 or more")
         return float(value)
 
     def words(self, key: str, default: Iterable[str] | None = None, *, least: int = 0) -> list[str]:
-        """A list of texts."""
+        """Returns a list of strings, with at least `least` of them."""
         value = self._get(key, None if default is None else list(default), "a list of texts")
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
             self.wrong(key, value, 'a list of texts, such as ["a", "b"]')
@@ -114,14 +118,14 @@ class ConfigTable:
         return list(value)
 
     def integers(self, key: str, default: Iterable[int]) -> list[int]:
-        """A list of whole numbers."""
+        """Returns a list of whole numbers."""
         value = self._get(key, list(default), "a list of whole numbers")
         if not isinstance(value, list) or not all(type(each) is int for each in value):
             self.wrong(key, value, "a list of whole numbers, such as [3, 4]")
         return list(value)
 
     def pattern(self, key: str) -> str:
-        """A regular expression; empty where there is none."""
+        """Returns a regular expression; empty if the key is missing."""
         value = self.text(key, "", empty_ok=True)
         try:
             re.compile(value)
@@ -130,7 +134,7 @@ class ConfigTable:
         return value
 
     def labels(self, key: str) -> tuple[tuple[str, str], ...]:
-        """A table of labels, sorted."""
+        """Returns a table of labels as pairs, sorted by name."""
         table = self.table(key)
         for name, value in table._content.items():
             if not LABEL_KEY_PATTERN.fullmatch(name):
@@ -144,19 +148,19 @@ class ConfigTable:
         return tuple(sorted(table._content.items()))
 
     def counts(self, key: str) -> dict[str, int]:
-        """A table of whole numbers, 1 or more each."""
+        """Returns a table of whole numbers, each 1 or more."""
         table = self.table(key)
         return {name: table.integer(name, least=1, most=2**53) for name in table._content}
 
     def table(self, key: str, *, path: str = "") -> ConfigTable:
-        """A table within; empty where it does not stand there."""
+        """Returns the table below this key; an empty one if the key is missing."""
         value = self._get(key, {}, "a table")
         if not isinstance(value, dict):
             self.wrong(key, value, "a table")
         return ConfigTable(value, self.file, path or self.name(key))
 
     def tables(self, key: str, *, path: str = "") -> list[ConfigTable]:
-        """A list of tables ([[key]]), each named by its place."""
+        """Returns a list of tables ([[key]]); errors name each by its position, from 1."""
         value = self._get(key, [], "a list of tables")
         if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
             self.wrong(key, value, f"a list of tables, each written [[{key}]]")
@@ -164,15 +168,15 @@ class ConfigTable:
         return [ConfigTable(each, self.file, f"{name} {n}") for n, each in enumerate(value, 1)]
 
     def plain(self) -> dict[str, Any]:
-        """Everything in it, for whoever checks it later; no key of it is unknown then."""
+        """Returns the whole content, for a caller that checks it later. All keys count as read."""
         self._read_keys = dict.fromkeys(self._content)
         return dict(self._content)
 
     def end(self) -> None:
-        """Returns unless something stands there that nobody asked for.
+        """Checks that every key in the table has been read.
 
         Raises:
-            ConfigurationError: it does.
+            ConfigurationError: there is a key that was not read.
         """
         for key in self._content:
             if key not in self._read_keys:

@@ -1,4 +1,4 @@
-"""Small files that must be there after a crash, and small files that only people read."""
+"""Small files of providers: notes that must survive a crash, and output that only people read."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 def write_durably(path: Path, text: str) -> None:
-    """Replaces a file, whole, and on disk when this returns.
+    """Replaces a file atomically; the new content is on disk when this returns.
 
     Raises:
-        OSError: the disk does not let us.
+        OSError: the file cannot be written.
     """
     fresh = path.with_name(f".{path.name}.new")
     with fresh.open("w", encoding="utf-8") as file:
@@ -22,14 +22,14 @@ def write_durably(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.rename(path)
-    sync_directory(path.parent)
+    sync_directory(path.parent)  # without this a power loss can undo the rename
 
 
 def sync_directory(directory: Path) -> None:
-    """Puts the names in a directory on disk.
+    """Writes the entries of a directory to disk (fsync).
 
     Raises:
-        OSError: the disk does not let us.
+        OSError: the directory cannot be opened or written.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -39,7 +39,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What a file says; empty if there is none, or none that can be read."""
+    """Returns the object in a JSON file; empty if the file is missing or invalid."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -48,7 +48,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def keep_newest(folder: Path, count: int) -> None:
-    """Removes all files of a folder but the newest."""
+    """Removes all files of a folder except the newest `count`."""
     with suppress(OSError):
         files = sorted(folder.iterdir(), key=lambda each: each.stat().st_mtime_ns)
         for old in files[:-count]:
@@ -56,7 +56,7 @@ def keep_newest(folder: Path, count: int) -> None:
 
 
 def tail(path: Path, length: int = 8192) -> str:
-    """The last part of a file, as text; empty if it cannot be read."""
+    """Returns the last `length` bytes of a file as text; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - length))

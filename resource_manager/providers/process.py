@@ -1,16 +1,16 @@
-"""The process provider: executors on this host, each with a share of it that nobody else has.
+"""The process provider: runs executors on this host, each with a share of it that no other has.
 
-Decides which share an executor gets and what it is told. What it started is found again by what
-lies on disk (see `process_executor`) after any crash of the resource manager, and outlives it.
-Refuses to know why an executor is wanted.
+This module gives a share to each executor and writes the executor's configuration. All records are
+on disk (see `process_executor`), so a resource manager that starts after a crash finds every
+executor again. Executors outlive the resource manager.
 
-When a resource manager is gone for good, whatever its process provider started runs on. To end all
-of that: `stop_everything(directory)`, or
+If a resource manager never comes back, the executors of its process provider run on. To stop all of
+them, call `stop_everything(directory)`, or run
 
     python -m resource_manager.providers.process_sweep DIRECTORY
 
-where the directory is `[process] directory` of the providers' file, by default `provided/process`
-in the resource manager's state directory. That needs no resource manager, and may be repeated.
+The directory is `[process] directory` of the providers' file, by default `provided/process` in the
+resource manager's state directory. This needs no resource manager and may be repeated.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ OURS = frozenset(
     | {"stop_tasks_on_exit", "reserved_cpus", "reserved_memory", "helper_socket"}
     | {"helper_state_dir", "front_user", "provided_as"}
 )
-"""Keys of [executor] that an operator cannot set: the provider does."""
+"""Keys of [executor] that an operator cannot set, because the provider sets them."""
 
 _log = get_logger("finegrain.rm.providers.process")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """The table [process]. `executor`: keys of the executors' own configuration."""
+    """The table [process]. `executor` has keys for the executors' own configuration."""
 
     directory: Path | None
     program: tuple[str, ...]
@@ -82,17 +82,17 @@ class ProcessSettings:
 
 @dataclass(frozen=True, slots=True)
 class ProcessShape:
-    """The table [shape.process]."""
+    """The table [shape.process]. `executor` overrides keys of the same name in [process]."""
 
     shares: tuple[Share, ...]
     executor: Mapping[str, Any]
 
 
 class ProcessKind:
-    """How a process provider is configured and made."""
+    """Decodes the configuration of the process provider and creates it."""
 
     def read_common(self, table: ConfigTable) -> ProcessSettings:
-        """The table [process]."""
+        """Decodes the table [process]."""
         directory = table.text("directory", "", empty_ok=True)
         settings = ProcessSettings(
             directory=Path(directory) if directory else None,
@@ -105,13 +105,19 @@ class ProcessKind:
         return settings
 
     def read_shape(self, table: ConfigTable, name: str) -> ReadShape:
-        """The table [shape.process]."""
+        """Decodes the table [shape.process]. Its shares determine capacity and number of the
+        executors.
+        """
         shares = read_shares(table, name)
         settings = ProcessShape(shares, _executor_keys(table))
         return ReadShape(settings, shares[0].total, len(shares))
 
     def check(self, common: ProcessSettings, shapes: Mapping[str, Any], file: Path) -> None:
-        """No part of the host is in two shares, and all of them exist."""
+        """Checks that no two shares overlap, and that this host has what all of them need.
+
+        Raises:
+            ConfigurationError: shares overlap, or this host lacks cpus or memory for them.
+        """
         del common
         shares = [share for each in shapes.values() for share in each.shares]
         if wrong := overlap(shares) or missing_here(shares):
@@ -127,7 +133,13 @@ class ProcessKind:
         shapes: Sequence[ConfiguredShape],
         context: ProviderContext,
     ) -> ProcessProvider:
-        """The provider."""
+        """Creates the provider.
+
+        Raises:
+            ConfigurationError: a standby has no explicit directory, or the resource manager serves
+                TLS and
+                a shape has no CA certificate to verify it with.
+        """
         if context.standby and shapes and common.directory is None:
             raise ConfigurationError(
                 "a standby finds what the leader's process provider started only in the same "
@@ -147,7 +159,7 @@ class ProcessKind:
 
 
 class ProcessProvider:
-    """See the module, and `Provider`."""
+    """Implements `Provider` with processes on this host; see the module."""
 
     def __init__(
         self,
@@ -162,7 +174,9 @@ class ProcessProvider:
         self._threads = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="process-provider")
 
     async def start(self, executor_id: str, shape: str, *, again: bool) -> Started:
-        """See `Provider`; `again` changes nothing, since what is there is always looked at."""
+        """See `Provider`. `again` has no effect, since an existing executor is always
+        looked for.
+        """
         del again
         return await in_thread(self._threads, lambda _: self._start(executor_id, shape))
 
@@ -174,7 +188,7 @@ class ProcessProvider:
         )
 
     async def status(self, executor_id: str, shape: str, handle: str) -> Observation:
-        """See `Provider`; a front that was killed is started again."""
+        """See `Provider`. A front that was killed is restarted here, up to `RESTARTS_MAX` times."""
         return await in_thread(self._threads, lambda _: self._status(executor_id, shape, handle))
 
     def owns(self, executor_id: str) -> bool:
@@ -195,11 +209,11 @@ class ProcessProvider:
         keys = self._keys(own) if own else self._settings.executor
         if os.geteuid() != 0 or keys.get("task_user") == "self":
             path = self.directory / "executors" / executor_id / "tmp"
-            environment["TMPDIR"] = str(path)  # others could not get there
+            environment["TMPDIR"] = str(path)  # no other user has access to it
         return ExecutorDirectory(self.directory, executor_id, self._settings.program, environment)
 
     def _keys(self, own: ConfiguredShape) -> dict[str, Any]:
-        """What the operator says of its executors' configuration."""
+        """Returns the keys of the executors' configuration that the operator set."""
         return {**self._settings.executor, **own.settings.executor}
 
     def _start(self, executor_id: str, shape: str) -> Started:
@@ -247,8 +261,13 @@ class ProcessProvider:
         return Observation(Presence.RUNS, "it was killed and was started again")
 
     def _claim(self, executor: ExecutorDirectory, own: ConfiguredShape) -> None:
-        """Gives it a share that fits beside all that are given: those of live executors, and of
-        dead ones until they are cleared away.
+        """Books a share that does not overlap with any that is in use, and creates the directory.
+
+        A share is in use until the directory of its executor is removed, even if the executor is
+        dead.
+
+        Raises:
+            ProviderFailed: no share is free, or it is not known which shares are in use.
         """
         executor.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._claiming():
@@ -279,8 +298,10 @@ class ProcessProvider:
 
     @contextmanager
     def _claiming(self) -> Iterator[None]:
-        """One at a time, over all processes that use this directory; one of them may be a leader
-        that was stopped in the middle of this, so nobody is waited for without end.
+        """Holds the lock under which shares are given out, across all processes that use this
+        directory.
+
+        The wait is bounded: the lock may be held by an earlier leader that was stopped by SIGSTOP.
         """
         path = self.directory / "lock"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -304,8 +325,9 @@ class ProcessProvider:
     def _configuration(
         self, executor: ExecutorDirectory, own: ConfiguredShape, share: Share
     ) -> str:
-        """Its configuration file. Every key that the host's own file could set and that would
-        contradict a share is set here.
+        """Returns the executor's configuration file.
+
+        It sets every key of the host's own file that could contradict the share.
         """
         around, shape = self._context, own.shape
         run_dir = self.directory / "run"

@@ -1,16 +1,17 @@
-"""One executor of the process provider: its directory, its processes, and how both come to an end.
+"""One executor of the process provider: its directory, its processes, and how both are removed.
 
-    executors/ID/claim.json      the share it has, there before anything is started
-    executors/ID/executor.toml   its configuration; names the front for whoever looks
-    executors/ID/front.json      the process that was started last, and how often that was done
-    executors/ID/output          what it wrote; of much, the part before is in output.earlier
+    executors/ID/claim.json      its share; written before anything is started
+    executors/ID/executor.toml   its configuration; the path also identifies the front's process
+    executors/ID/front.json      the front that was started last, and the number of starts
+    executors/ID/output          its output; after truncation, the part before is in output.earlier
     executors/ID/state/          the executor's own state directory
-    executors/ID/tmp/            scratch directories of tasks, where they run as our own user
-    output/ID.log                what the last executors wrote that are gone
+    executors/ID/tmp/            scratch directories of tasks that run as our own user
+    output/ID.log                output of executors that were removed; only the newest are kept
 
-A directory appears whole, with its claim, and its name goes before its content. So whoever is
-killed between any two steps leaves either nothing, or a directory whose share nobody else gets and
-whose processes are found by it. Everything here blocks and needs no resource manager.
+A directory appears by a rename, complete with its claim. It disappears by a rename before its
+content is deleted. So after a crash between any two steps there is either no directory, or one that
+keeps its share claimed and identifies its processes. All of this code blocks and needs no resource
+manager.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ OUTPUT_FILE = "output"
 EARLIER_FILE = "output.earlier"
 OUTPUT_FOLDER = "output"
 EXECUTORS_FOLDER = "executors"
-HIDDEN = "."  # directories in the making, or going
+HIDDEN = "."  # prefix of directories that are being created or removed
 RESTARTS_MAX = 3
-"""A front that was killed is started again so often: its tasks live on and are taken back."""
+"""How often a killed front is restarted; its tasks survive, and the new front adopts them."""
 KILL_WAIT_S = 10.0
 SERVE_WAIT_S = 30.0
 LEAVE_WAIT_S = 5.0
@@ -66,25 +67,25 @@ OUTPUTS_KEPT_MAX = 100
 OUTPUT_BYTES_MAX = 4 << 20
 NOBODY_LISTENS = "127.0.0.1:9"
 _PAUSE_S = 0.1
-_MANAGER_VARIABLE = "FINEGRAIN_EXECUTOR__MANAGER"  # stronger than the file
+_MANAGER_VARIABLE = "FINEGRAIN_EXECUTOR__MANAGER"  # overrides the file
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Which share an executor has, as it was when that was given."""
+    """The share of an executor, as configured when the executor was created."""
 
     shape: str
     share: Share
 
 
 class ExecutorDirectory:
-    """One executor.
+    """The directory and processes of one executor.
 
     Args:
         directory: of the provider.
-        executor_id: which one.
-        program: how `finegrain` is called.
-        environment: added to that of this process.
+        executor_id: id of the executor.
+        program: the command line that runs `finegrain`.
+        environment: added to the environment of this process.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class ExecutorDirectory:
         program: Sequence[str],
         environment: Mapping[str, str],
     ) -> None:
-        directory = directory.absolute()  # processes are found by it
+        directory = directory.absolute()  # processes are found by the absolute path
         self.path = directory / EXECUTORS_FOLDER / executor_id
         self.executor_id = executor_id
         self._kept_output = directory / OUTPUT_FOLDER
@@ -103,7 +104,7 @@ class ExecutorDirectory:
 
     @property
     def config_file(self) -> Path:
-        """The executor's configuration."""
+        """The path of the executor's configuration."""
         return self.path / CONFIG_FILE
 
     @property
@@ -112,14 +113,15 @@ class ExecutorDirectory:
         return self.path / "state"
 
     def exists(self) -> bool:
-        """Whether anything of this executor may be there."""
+        """Returns whether the directory exists; if so, processes may exist, too."""
         return self.path.is_dir()
 
     def make(self, claim: Claim, configuration: str) -> None:
-        """Makes the directory, with its claim, on disk before anybody can see it.
+        """Creates the directory with claim and configuration; all is on disk before it becomes
+        visible.
 
         Raises:
-            OSError: the disk does not let us.
+            OSError: the files cannot be written.
         """
         fresh = self.path.with_name(f"{HIDDEN}{self.path.name}.new")
         shutil.rmtree(fresh, ignore_errors=True)
@@ -133,7 +135,10 @@ class ExecutorDirectory:
         sync_directory(self.path.parent)
 
     def front(self) -> Process | None:
-        """The live front: the one noted, else (nobody got to note it) the one that can be seen."""
+        """Returns the live front: the one in the note, else one found by its command line.
+
+        The second case is a front that was started just before a crash, without a note.
+        """
         note = self._note()
         if note.get("boot_id") == boot_id():
             noted = Process(int(note["pid"]), int(note["start_ticks"]))
@@ -143,8 +148,10 @@ class ExecutorDirectory:
         return front_of(self.config_file)
 
     def start(self, *, only_to_end: bool = False) -> Process:
-        """Starts the front, detached from us. `only_to_end`: it registers nowhere, so that nobody
-        places anything on it.
+        """Starts the front, detached from this process.
+
+        Args:
+            only_to_end: it must not register, so that the resource manager places nothing on it.
 
         Raises:
             ProviderFailed: the program cannot be run.
@@ -168,34 +175,40 @@ class ExecutorDirectory:
                 f"{command[0]} cannot be started: {error.strerror}; see [process] program",
                 details={"executor_id": self.executor_id},
             ) from None
-        child.returncode = 0  # whoever finds it later buries it; Python need not watch it
+        child.returncode = 0  # Popen need not wait for it; `Process.reap` does that
         front = this_process(child.pid) or Process(child.pid, 0)
         note = {"boot_id": boot_id(), "starts": starts, **asdict(front)}
-        with suppress(OSError):  # a full disk: it is found by its command line all the same
+        with suppress(OSError):  # full disk: it can still be found by its command line
             write_durably(self.path / FRONT_FILE, json.dumps(note))
         return front
 
     def served(self) -> bool:
-        """Whether a front served, and did not end in order since: its tasks may live on."""
+        """Returns whether a front served and did not shut down cleanly since; its tasks may then
+        still run.
+        """
         return (self.state_dir / "endpoint.json").exists()
 
     def may_restart(self) -> bool:
-        """Whether a front that was killed is started again."""
+        """Returns whether a front that was killed may be restarted."""
         return self.served() and int(self._note().get("starts", 0)) <= RESTARTS_MAX
 
     def bound_output(self) -> None:
-        """It writes a line per task as long as it lives; only the newest is kept. What it writes in
-        the middle of this is lost: its descriptor cannot be taken to another file.
+        """Truncates the output file if it is larger than `OUTPUT_BYTES_MAX`; keeps the newest part.
+
+        An executor writes a line per task and may run for a long time. What it writes during the
+        truncation is lost, because its open descriptor cannot be moved to another file.
         """
         with suppress(OSError), (self.path / OUTPUT_FILE).open("r+b") as output:
             if os.fstat(output.fileno()).st_size > OUTPUT_BYTES_MAX:
                 output.seek(-OUTPUT_BYTES_MAX, os.SEEK_END)
-                with suppress(OSError):  # the disk may be full; then it goes
+                with suppress(OSError):  # if the disk is full, the output is dropped
                     (self.path / EARLIER_FILE).write_bytes(output.read())
                 output.truncate(0)
 
     def last_words(self) -> str:
-        """The last thing that the executor wrote, for people."""
+        """Returns the last line of the executor's output, for people; of a JSON log line, the
+        message.
+        """
         said = tail(self.path / OUTPUT_FILE) or tail(self.path / EARLIER_FILE)
         lines = said.splitlines()
         line = next((line for line in reversed(lines) if line.strip()), "")
@@ -206,18 +219,24 @@ class ExecutorDirectory:
             return line.removeprefix("finegrain: ")
 
     def stop(self, timeout_s: float, cancellation: Cancellation | None = None) -> str:
-        """Ends front, tasks, slots and helper, keeps what was written, removes the directory.
+        """Ends front, tasks, slots and helper, saves the output and removes the directory.
 
-        Answers with a message for people: how it ended where that was not in order.
+        Args:
+            timeout_s: for the front to stop in order; after that it is killed.
+            cancellation: when it is set, this gives up at the next wait; a later call starts over.
+
+        Returns:
+            A message for people that says how it ended; empty if it ended in order.
 
         Raises:
-            ProviderFailed: something is left; the directory, and with it the share, stays claimed.
+            ProviderFailed: something is left, or the attempt was cancelled. The directory stays, so
+            the share stays claimed.
         """
         processes = processes_of(self.path)
         if not self.exists() and not processes:
             self._remove_hidden()
             return ""
-        # Looked up at the beginning: somebody may have removed what its helper noted.
+        # Looked up while processes still run: the helper's note of its cgroups may be missing.
         groups = groups_around(processes, self.executor_id)
         how = self._end(timeout_s, cancellation)
         left = self._left(groups)
@@ -247,8 +266,10 @@ class ExecutorDirectory:
         return how
 
     def _end(self, timeout_s: float, cancellation: Cancellation | None) -> str:
-        """In order if it goes; a front that could not leave in order is started once more, finds
-        its helper, slots and tasks, and is told to stop then.
+        """Ends the executor, in order if possible; returns a message for people, as `stop` does.
+
+        If a front did not stop in order, its helper, slots and tasks may be left. A front is then
+        started once more: it finds them, and frees them when it receives SIGTERM.
         """
         front = self.front()
         if front is not None:
@@ -264,7 +285,7 @@ class ExecutorDirectory:
                 return "it had to be killed"
         elif not self._left():
             return ""
-        if not self.exists():  # nothing can be started in it any more
+        if not self.exists():  # without its configuration no front can start
             return ""
         again = self.start(only_to_end=True)
         deadline = time.monotonic() + SERVE_WAIT_S
@@ -280,7 +301,7 @@ class ExecutorDirectory:
         return "it had left slots or tasks, which were ended"
 
     def _leaves(self) -> bool:
-        """Waits a moment until nothing is left: a helper goes after its front."""
+        """Waits up to `LEAVE_WAIT_S` until nothing is left, since a helper ends after its front."""
         deadline = time.monotonic() + LEAVE_WAIT_S
         while self._left():
             if time.monotonic() > deadline:
@@ -292,6 +313,7 @@ class ExecutorDirectory:
         return bool(read_json(self.state_dir / "endpoint.json").get("pid") == front.pid)
 
     def _left(self, groups: Iterable[Path] = ()) -> list[str]:
+        """Lists processes and control groups that still exist, for people."""
         processes = [f"process {each.pid}" for each in processes_of(self.path)]
         here = dict.fromkeys([*control_groups(self.state_dir), *groups])
         return processes + [f"cgroup {group}" for group in here if group.is_dir()]
@@ -300,7 +322,7 @@ class ExecutorDirectory:
         return read_json(self.path / FRONT_FILE)
 
     def _keep_output(self) -> None:
-        """Only people read it: where there is no room, it goes."""
+        """Saves the output for people. If it cannot be saved, it is dropped."""
         with suppress(OSError):
             self._kept_output.mkdir(mode=0o700, exist_ok=True)
             (self.path / OUTPUT_FILE).replace(self._kept_output / f"{self.executor_id}.log")
@@ -313,13 +335,13 @@ class ExecutorDirectory:
 
 
 def _go_on(cancellation: Cancellation | None) -> None:
-    """Returns unless it is not to be ended now, after all: whoever is told next begins anew."""
+    """Raises if the attempt was cancelled; the next call of `stop` starts from the beginning."""
     if cancellation is not None and cancellation.is_set:
         raise ProviderFailed("stopping it was put off")
 
 
 def read_claim(path: Path) -> Claim | None:
-    """The claim in an executor's directory; None if there is none that can be read."""
+    """Returns the claim in an executor's directory; None if it is missing or invalid."""
     note = read_json(path / CLAIM_FILE)
     try:
         return Claim(note["shape"], Share(**note["share"]))
@@ -328,7 +350,7 @@ def read_claim(path: Path) -> Claim | None:
 
 
 def executor_paths(directory: Path) -> list[Path]:
-    """The directories of all executors of which something may be there."""
+    """Returns the directories of all executors, sorted; processes of them may run."""
     try:
         found = list((directory / EXECUTORS_FOLDER).iterdir())
     except OSError:

@@ -1,8 +1,8 @@
-"""The parts of this host that a process provider gives to executors, and that none is given twice.
+"""Shares: the parts of this host that the process provider gives to executors, each only once.
 
-A share is net: an executor gets exactly these cpus, no more cpu time than this, exactly this much
-memory. Lists of cpus are disjoint, or equal with cpu time that fits on them together. Decides what
-may stand beside what; refuses to know processes.
+A share is net: the executor gets exactly these cpus, at most this cpu time and exactly this much
+memory. The cpus of two shares must be disjoint; or they are equal, and the cpu time of all such
+shares together fits on them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MEMORY_BYTES_MIN = 64 * MEMORY_GRAIN_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One part of this host; `name` is its own over all shapes ("small#2").
+    """One part of this host; `name` is unique across all shapes ("small#2").
 
-    `cpus`: exactly these, as the kernel writes them. `cpu_milli`: no more cpu time than this; None:
-    all that the cpus give.
+    `cpus`: exactly these cpus, in the kernel's list format. `cpu_milli`: limit of the cpu time;
+    None: no limit below that of the cpus.
     """
 
     name: str
@@ -36,12 +36,11 @@ class Share:
 
     @property
     def cpu_set(self) -> CpuSet:
-        """The cpus."""
         return CpuSet.parse(self.cpus)
 
     @property
     def total(self) -> Amounts:
-        """What an executor with this share offers."""
+        """The amounts that an executor with this share registers."""
         whole = 1000 * len(self.cpu_set)
         cpu_milli = whole if self.cpu_milli is None else min(whole, self.cpu_milli)
         return {
@@ -51,10 +50,10 @@ class Share:
 
 
 def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
-    """The shares of one shape ([[shape.process.share]]), all of one size.
+    """Decodes the shares of one shape ([[shape.process.share]]), which must all have the same size.
 
     Raises:
-        ConfigurationError: as ConfigTable does; or they differ in size.
+        ConfigurationError: as ConfigTable does; or there are none, or their sizes differ.
     """
     shares = []
     for number, each in enumerate(table.tables("share", path=f"shape {shape}.process.share"), 1):
@@ -85,7 +84,10 @@ def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
 
 
 def overlap(shares: Sequence[Share]) -> str:
-    """Why these cannot be given out at the same time, for people; empty: they can."""
+    """Returns why these shares cannot be used at the same time, for people; empty if they can.
+
+    Cost: quadratic in the number of shares.
+    """
     for one, other in combinations(shares, 2):
         common = one.cpu_set & other.cpu_set
         if not common:
@@ -103,7 +105,7 @@ def overlap(shares: Sequence[Share]) -> str:
 
 
 def missing_here(shares: Sequence[Share]) -> str:
-    """What of the shares this host does not have, for people; empty: it has all of it."""
+    """Returns what this host lacks for these shares, for people; empty if it has everything."""
     allowed = CpuSet(os.sched_getaffinity(0))
     for share in shares:
         if absent := share.cpu_set - allowed:

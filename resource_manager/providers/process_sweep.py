@@ -1,9 +1,9 @@
-"""Ends everything that a process provider started, when its resource manager is gone for good.
+"""Stops everything that a process provider started, after its resource manager is gone for good.
 
     python -m resource_manager.providers.process_sweep DIRECTORY
 
-Decides that one that cannot be ended does not keep the others. Refuses to know whether there still
-is a resource manager that wants executors; that would start new ones.
+An executor that cannot be stopped does not keep the others from being stopped. A resource manager
+that still runs would start new executors; this is not checked.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ def stop_everything(directory: Path, *, timeout_s: float = STOP_TIMEOUT_MS / 100
     """Stops all executors of a process provider and removes their directories; may be repeated.
 
     Args:
-        directory: the provider's (see `process`).
-        timeout_s: for each to leave in order; after that it is killed.
+        directory: of the provider (see `process`).
+        timeout_s: for each executor to stop in order; after that it is killed.
 
     Returns:
-        What could not be ended, one line each for people; empty: nothing is left.
+        One line for people for each executor that could not be stopped; empty: nothing is left.
     """
 
     def stop(path: Path) -> str:
@@ -46,7 +46,7 @@ def stop_everything(directory: Path, *, timeout_s: float = STOP_TIMEOUT_MS / 100
 
 
 def main(arguments: list[str]) -> int:
-    """The command; 1 if something is left."""
+    """Runs the command; returns 1 if something is left, 2 for wrong arguments."""
     if len(arguments) != 1:
         sys.stderr.write("usage: python -m resource_manager.providers.process_sweep DIRECTORY\n")
         return 2

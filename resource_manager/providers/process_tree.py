@@ -1,8 +1,8 @@
-"""What runs on this host on behalf of a directory, and how the last of it is ended.
+"""Finds the processes and control groups that belong to a directory, and ends them.
 
-An executor's processes (front, helper, shims) name files of its directory in their command lines;
-its helper notes the control groups that it made. Both are looked up, never remembered: that holds
-after any crash of whoever started them. Decides what belongs to a directory. Refuses to know why.
+An executor's processes (front, helper, shims) have paths of its directory in their command lines.
+Its helper writes a note of the control groups that it creates. This module looks both up each time
+instead of remembering them, so it also works after any crash.
 """
 
 from __future__ import annotations
@@ -27,18 +27,22 @@ _CGROUPS = "/sys/fs/cgroup"
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process and when it started, in clock ticks since boot: the two are never used again."""
+    """A process, identified by pid and start time (clock ticks since boot), as pids are reused."""
 
     pid: int
     start_ticks: int
 
     def is_running(self) -> bool:
-        """Whether it runs; one that is only waiting to be buried does not."""
+        """Returns whether the process runs; a zombie does not."""
         found = _stat(self.pid)
         return found is not None and found[1] == self.start_ticks and found[0] not in "ZX"
 
     def signal(self, number: int) -> None:
-        """Sends a signal, to this process and to no successor of its number."""
+        """Sends a signal to this process, never to a later process with the same pid.
+
+        The pidfd is opened first and the start time checked after that, so the pid cannot be reused
+        in between.
+        """
         with suppress(OSError):
             descriptor = os.pidfd_open(self.pid)
             try:
@@ -48,7 +52,15 @@ class Process:
                 os.close(descriptor)
 
     def wait(self, timeout_s: float, cancellation: Cancellation | None = None) -> bool:
-        """Waits for its end and buries it if it is ours; whether it ended."""
+        """Waits until the process has ended, and reaps it if it is a child of this process.
+
+        Args:
+            timeout_s: the longest wait.
+            cancellation: ends the wait early when it is set.
+
+        Returns:
+            Whether the process has ended.
+        """
         try:
             descriptor = os.pidfd_open(self.pid)
         except OSError:
@@ -68,26 +80,28 @@ class Process:
         return True
 
     def reap(self) -> None:
-        """Takes its number out of the table of processes, if it is a child of ours that ended."""
+        """Reaps the process if it is a zombie and a child of this process."""
         found = _stat(self.pid)
         if found is not None and found[1] == self.start_ticks and found[0] in "ZX":
-            with suppress(OSError):  # another child of that number is not ours to take
+            with suppress(OSError):  # it is not our child
                 os.waitpid(self.pid, os.WNOHANG)
 
 
 def this_process(pid: int) -> Process | None:
-    """Who has this number now."""
+    """Returns the process that has this pid now; None if there is none."""
     found = _stat(pid)
     return Process(pid, found[1]) if found else None
 
 
 def boot_id() -> str:
-    """Which boot of the host this is."""
+    """Returns the id of the current boot; start times of processes are comparable only within a
+    boot.
+    """
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def command_lines() -> Iterator[tuple[Process, list[str]]]:
-    """Every process on this host that can be seen, with its command line, but this one."""
+    """Yields every visible process on this host except this one, with its command line."""
     for entry in _PROC.iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -100,16 +114,16 @@ def command_lines() -> Iterator[tuple[Process, list[str]]]:
 
 
 def processes_of(directory: Path) -> list[Process]:
-    """The live processes of the executor in a directory."""
+    """Returns the live processes of the executor in a directory."""
     return [process for process, _ in executor_processes(directory)]
 
 
 def executor_processes(directory: Path) -> list[tuple[Process, list[str]]]:
-    """Live processes of executors whose files lie in a directory, with their command lines: fronts,
-    helpers and shims.
+    """Returns live processes of executors whose files are in a directory, with their command lines.
 
-    The path stands alone or in JSON, and never behind more of a path: executors of other clusters
-    on this host may be called the same.
+    These are fronts, helpers and shims. The path of the directory must be the beginning of a path
+    in the command line, alone or within JSON. In the middle of a longer path it does not count,
+    since executors of other clusters on this host may have the same id.
     """
     path = f"{directory.absolute()}/"
     either = "|".join(re.escape(each) for each in (path, json.dumps(path)[1:-1]))
@@ -123,7 +137,7 @@ def executor_processes(directory: Path) -> list[tuple[Process, list[str]]]:
 
 
 def front_of(config_file: Path) -> Process | None:
-    """The live front that was started with this configuration file."""
+    """Returns the live front that was started with this configuration file."""
     for process, words in command_lines():
         if _serves(words) and str(config_file) in words and process.is_running():
             return process
@@ -131,7 +145,7 @@ def front_of(config_file: Path) -> Process | None:
 
 
 def control_groups(state_dir: Path) -> list[Path]:
-    """The control groups that the executor's helper made and that still exist."""
+    """Returns the control groups in the note of the executor's helper that still exist."""
     try:
         note = json.loads((state_dir / "helper" / "helper.json").read_text(encoding="utf-8"))
         paths = [Path(path) for path in dict.fromkeys(note["base"].values())]
@@ -141,8 +155,8 @@ def control_groups(state_dir: Path) -> list[Path]:
 
 
 def fronts_below(directory: Path) -> Iterator[Path]:
-    """The configuration files below a directory that live fronts were started with; they may be
-    gone.
+    """Yields the paths below a directory in the command lines of live fronts: their configuration
+    files, which may have been deleted.
     """
     for process, words in command_lines():
         if _serves(words) and process.is_running():
@@ -150,7 +164,10 @@ def fronts_below(directory: Path) -> Iterator[Path]:
 
 
 def groups_around(processes: Iterable[Process], executor_id: str) -> list[Path]:
-    """The executor's control groups, by who is in them: its helper's note may be gone."""
+    """Returns the control groups of an executor that contain the given processes.
+
+    This finds them even if the helper's note is missing.
+    """
     mark, found = f"/finegrain/{executor_id}/", dict[Path, None]()
     for process in processes:
         with suppress(OSError):
@@ -164,8 +181,13 @@ def groups_around(processes: Iterable[Process], executor_id: str) -> list[Path]:
 
 
 def end_forcibly(processes: Iterable[Process], groups: Iterable[Path], patience_s: float) -> None:
-    """Kills the processes and whatever runs in the control groups, and removes those, as far as the
-    kernel lets us within that time.
+    """Kills the processes and everything in the control groups, and removes these groups.
+
+    Args:
+        processes: to kill.
+        groups: control groups, with all groups below them.
+        patience_s: longest wait for each process, and for all groups together. What the kernel has
+            not removed by then is left.
     """
     found = list(processes)
     for process in found:
@@ -180,6 +202,9 @@ def end_forcibly(processes: Iterable[Process], groups: Iterable[Path], patience_
 
 
 def _removed(top: Path) -> bool:
+    """Kills what runs in a control group and those below, and removes them; returns whether it is
+    gone.
+    """
     for folder, _, _ in os.walk(top, topdown=False):
         group = Path(folder)
         with suppress(OSError):
@@ -192,11 +217,14 @@ def _removed(top: Path) -> bool:
 
 
 def _serves(words: list[str]) -> bool:
+    """Returns whether a command line is that of a front (`finegrain executor serve`)."""
     return "executor" in words and "serve" in words
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """State and start time."""
+    """Returns state and start time of a process from /proc/PID/stat; None if there is no such
+    process.
+    """
     try:
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
         return fields[0], int(fields[19])

@@ -1,20 +1,22 @@
-"""What a provider is: somebody who starts and stops executors when the rules ask for it.
+"""The interface of a provider: the component that starts and stops executors on request.
 
-The rules (`engine/provision`) decide when an executor of which shape is wanted and when it is given
-back; `service/provisioning.py` carries that to a provider; a provider only knows how. Two come with
-finegrain: `process` (on this host) and `command` (the operator's own templates). A third one
-implements `Provider` and `ProviderKind` and names its kind as an entry point of the group
-"finegrain.providers"; docs/providers.md shows one.
+The engine (`engine/provision`) decides when an executor of which shape is needed and when it is
+stopped. `service/provisioning.py` passes these decisions to a provider, which carries them out. Two
+providers come with finegrain: `process` (executors on this host) and `command` (the operator's own
+command templates). A third one implements `Provider` and `ProviderKind` and registers its kind as
+an entry point of the group "finegrain.providers"; docs/providers.md shows an example.
 
-What every provider must guarantee, with the resource manager killed at any moment:
+Every provider must guarantee the following, even if the resource manager is killed at any moment:
 
-- The executor's id is the whole of what it is asked for. `start` may come again for the same id, by
-  a resource manager that does not know whether the first one did anything (`again`): afterwards
-  one executor of that id runs, never two.
-- `stop` may come at any time: before `start` ended, for what never started, for what is gone. It
-  returns only when nothing of that executor is left, and raises if it does not know.
-- Whatever it must know for that is on disk, or can be found out, before anything is started.
-- An executor outlives the resource manager; `close` ends none.
+- An executor is identified by its id alone. `start` may be called again (`again`) for the same id
+  by a resource manager that does not know whether the first call had an effect. Afterwards exactly
+  one executor of that id runs.
+- `stop` may be called at any time: before `start` has returned, for an executor that never started,
+  and for one that has already stopped. It returns only when nothing of that executor is left. It
+  raises if it cannot tell.
+- Before a provider starts anything, whatever it needs for these guarantees is on disk, or can be
+  found out later.
+- An executor outlives the resource manager; `close` stops none.
 """
 
 from __future__ import annotations
@@ -32,24 +34,24 @@ from resource_manager.engine.model.settings import ExecutorShape
 from resource_manager.providers.config_table import ConfigTable
 
 PROVIDED_AS_VARIABLE = "FINEGRAIN_PROVIDED_AS"
-"""Tells an executor the shape as which it was started; it registers with that."""
+"""The environment variable that tells an executor its shape; the executor registers with it."""
 
 
 class ProviderFailed(FinegrainError):
-    """A provider could not do what it was asked for; the message is for the operator."""
+    """A provider could not carry out a request; the message is for the operator."""
 
 
 class Presence(StrEnum):
-    """What a provider sees of an executor."""
+    """Whether an executor runs, as far as its provider can tell."""
 
-    RUNS = "RUNS"  # it runs, or is on its way
-    ENDED = "ENDED"  # it runs no more by itself; something of it may be left: `stop` makes sure
-    UNKNOWN = "UNKNOWN"  # the provider cannot say, now or ever
+    RUNS = "RUNS"  # it runs, or is starting
+    ENDED = "ENDED"  # it ended by itself; processes or files may be left, `stop` removes them
+    UNKNOWN = "UNKNOWN"  # the provider cannot tell, now or in principle
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a provider saw, with a message for people."""
+    """What a provider observed of an executor, with a message for people."""
 
     presence: Presence
     message: str = ""
@@ -57,7 +59,10 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An executor was started. `handle`: what the provider needs to stop it, shown to people."""
+    """Result of a successful start.
+
+    `handle` is what the provider needs to stop the executor; it is shown to people.
+    """
 
     handle: str = ""
     message: str = ""
@@ -65,23 +70,23 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class ProviderContext:
-    """What every provider is told about the resource manager that it works for."""
+    """What every provider knows about the resource manager that it works for."""
 
-    state_dir: Path  # of the resource manager; a provider keeps its notes in a folder below it
-    managers: tuple[str, ...]  # addresses that executors register at
+    state_dir: Path  # of the resource manager; a provider keeps its files in a folder below it
+    managers: tuple[str, ...]  # addresses at which executors register
     cluster_token_file: Path
     cluster_token: str = field(repr=False)
     manager_tls: TlsOptions | None = None
-    standby: bool = False  # another one may have led before, on another host
+    standby: bool = False  # another one may have been leader before, on another host
     log_level: str = "info"
 
 
 @dataclass(frozen=True, slots=True)
 class ReadShape:
-    """What a provider's kind read of its own table of a shape.
+    """A provider's own table of a shape, as its kind decoded it.
 
-    `total`: what such an executor has, where the provider knows better than the operator.
-    `count_max`: no more than so many can exist at a time; 0: no limit.
+    `total`: the capacity of such an executor, if the provider determines it instead of the
+    operator. `count_max`: the maximum number that can exist at a time; 0: no limit.
     """
 
     settings: Any
@@ -91,7 +96,7 @@ class ReadShape:
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredShape:
-    """A shape with what its provider's kind read for itself."""
+    """A shape together with the settings that its provider's kind decoded."""
 
     shape: ExecutorShape
     settings: Any
@@ -99,79 +104,110 @@ class ConfiguredShape:
 
 
 class Provider(Protocol):
-    """Starts and stops executors. Calls about one executor never overlap; others' do.
+    """Starts and stops executors.
 
-    A call may be cancelled (the resource manager stops, or changed its mind): it raises
-    CancelledError only when nothing that it began goes on by itself.
+    Calls about one executor never overlap; calls about different executors may.
+
+    A call may be cancelled, because the resource manager stops or no longer wants its result. It
+    then raises CancelledError only after everything that it began has ended.
     """
 
     async def start(self, executor_id: str, shape: str, *, again: bool) -> Started:
-        """Starts an executor that will register as `executor_id`; returns when that is under way.
+        """Starts an executor that will register as `executor_id`; returns once the start is under
+        way.
 
-        `again`: it may have been started before. Nothing has to be undone after a failure: `stop`
-        follows.
+        After a failure the provider need not undo anything, because `stop` follows.
+
+        Args:
+            executor_id: the id with which the executor must register.
+            shape: name of the shape.
+            again: the executor may have been started before.
 
         Raises:
-            ProviderFailed: it could not be started, with why.
+            ProviderFailed: it could not be started; the message says why.
         """
 
     async def stop(self, executor_id: str, shape: str, handle: str) -> str:
-        """Stops an executor and all that belongs to it; returns when nothing is left, with a
-        message for people (empty: nothing to say).
+        """Stops an executor and everything that belongs to it; returns when nothing is left.
 
-        `handle` is empty where it was never learnt.
+        Args:
+            executor_id: the executor to stop.
+            shape: name of its shape, which may not be configured any more.
+            handle: from `start`; empty if the resource manager never learned it.
+
+        Returns:
+            A message for people; empty if there is nothing to say.
 
         Raises:
-            ProviderFailed: it is not known to be gone. It is tried again later.
+            ProviderFailed: the provider does not know that the executor is gone. The resource
+                manager
+                tries again later.
         """
 
     async def status(self, executor_id: str, shape: str, handle: str) -> Observation:
-        """What is to be seen of an executor that was started. Never raises for what it cannot see.
+        """Returns what can be observed of an executor that was started.
 
-        Cheap: it is asked for every executor every few seconds.
+        It must be cheap: it is called for every executor every few seconds. It does not raise if it
+        cannot observe the executor; it returns UNKNOWN.
         """
 
     def owns(self, executor_id: str) -> bool:
-        """Whether it has notes of an executor: its shape may be configured no longer."""
+        """Returns whether the provider has a record of an executor, even one whose shape is not
+        configured any more.
+        """
 
     def noted(self) -> list[str]:
-        """All executors that it has notes of; may block for a moment. One that the books do not
-        know for long (they were restored, or lost) is stopped.
+        """Returns the ids of all executors that the provider has a record of; may block briefly.
+
+        The resource manager stops an executor that its own state does not contain for a while, for
+        example after its database was restored or lost.
         """
 
     async def close(self) -> None:
-        """Lets go of what it holds in this process; executors run on."""
+        """Frees what the provider holds in this process; executors continue to run."""
 
 
 class ProviderKind(Protocol):
-    """How a provider is configured and made."""
+    """Decodes the configuration of one kind of provider and creates the provider."""
 
     def read_common(self, table: ConfigTable) -> Any:
-        """Reads the table [NAME] of the file, which all shapes of this provider share.
+        """Decodes the table [NAME] of the file, which all shapes of this provider share.
 
         Raises:
             ConfigurationError: as ConfigTable does.
         """
 
     def read_shape(self, table: ConfigTable, name: str) -> ReadShape:
-        """Reads the table [shape.NAME] of one shape.
+        """Decodes the provider's own table [shape.NAME] of the shape `name`.
 
         Raises:
             ConfigurationError: as ConfigTable does.
         """
 
     def check(self, common: Any, shapes: Mapping[str, Any], file: Path) -> None:
-        """Checks what only all shapes together show.
+        """Checks what can only be checked across all shapes.
+
+        Args:
+            common: what `read_common` returned.
+            shapes: settings of each shape, by the shape's name.
+            file: the configuration file, for errors.
 
         Raises:
-            ConfigurationError: they contradict each other.
+            ConfigurationError: shapes contradict each other.
         """
 
     def make(
         self, common: Any, shapes: Sequence[ConfiguredShape], context: ProviderContext
     ) -> Provider:
-        """The provider; also without shapes, to stop what an earlier configuration started.
+        """Creates the provider.
+
+        Args:
+            common: what `read_common` returned.
+            shapes: may be empty; the provider is then still needed to stop what an earlier
+                configuration
+                started.
+            context: the resource manager that the provider works for.
 
         Raises:
-            ConfigurationError: it cannot work here.
+            ConfigurationError: the provider cannot work on this host.
         """

@@ -1,4 +1,4 @@
-"""Which providers there are: two of ours, and whatever is installed as an entry point."""
+"""Finds providers by name: the two built-in ones, and those installed as entry points."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ ENTRY_POINTS = "finegrain.providers"
 
 
 def built_in_kinds() -> dict[str, ProviderKind]:
-    """Those that come with finegrain, by name."""
+    """Returns the kinds that come with finegrain, by name."""
     return {"process": ProcessKind(), "command": CommandKind()}
 
 
 def installed_names() -> list[str]:
-    """Every provider that a shape can name."""
+    """Returns the names of all providers that a shape can use, sorted."""
     return sorted({*built_in_kinds(), *(each.name for each in entry_points(group=ENTRY_POINTS))})
 
 
 def find_kind(name: str) -> ProviderKind:
-    """The kind of a name.
+    """Returns the kind with this name; built-in kinds have priority over entry points.
 
     Raises:
-        ConfigurationError: there is none, or it cannot be loaded.
+        ConfigurationError: there is no such provider, or it cannot be loaded.
     """
     own = built_in_kinds().get(name)
     if own is not None:

@@ -1,7 +1,7 @@
-"""Blocking work of providers in threads, so that whoever asked can change their mind.
+"""Runs blocking work of providers in threads, so that callers can cancel it.
 
-Decides that work which was begun is ended before its caller goes on: two calls about one executor
-never overlap. Refuses to know what the work is.
+A cancelled call returns only after its work has ended. So two calls about one executor never
+overlap.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ T = TypeVar("T")
 
 
 class Cancellation:
-    """Tells work in a thread to come to an end. Takes descriptors only while somebody listens:
-    calls that wait for a thread may be many.
+    """Asks work in a thread to end.
+
+    The pipe is created when `fileno` is first called. Many calls may wait for a thread at a time,
+    and they must not use descriptors.
     """
 
     def __init__(self) -> None:
@@ -28,7 +30,7 @@ class Cancellation:
         self.is_set = False
 
     def fileno(self) -> int:
-        """Readable once it is set."""
+        """Returns a descriptor that becomes readable once the cancellation is set."""
         with self._lock:
             if self._pipe is None:
                 self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -36,13 +38,13 @@ class Cancellation:
             return self._pipe[0]
 
     def set(self) -> None:
-        """Tells it."""
+        """Sets the cancellation."""
         with self._lock:
             self.is_set = True
             self._tell()
 
     def close(self) -> None:
-        """Lets go of it, when the work has ended."""
+        """Closes the descriptors; called when the work has ended."""
         with self._lock:
             for descriptor in self._pipe or ():
                 os.close(descriptor)
@@ -55,9 +57,10 @@ class Cancellation:
 
 
 async def in_thread(threads: ThreadPoolExecutor, work: Callable[[Cancellation], T]) -> T:
-    """Runs it in one of the threads; waits for one if all are busy.
+    """Runs `work` in one of the threads; waits for a thread if all are busy.
 
-    Cancelled, it tells the work, and raises only when that has ended.
+    If the caller is cancelled, this sets the work's cancellation and raises CancelledError only
+    after the work has ended.
     """
     cancellation = Cancellation()
     began = threads.submit(work, cancellation)
@@ -69,11 +72,11 @@ async def in_thread(threads: ThreadPoolExecutor, work: Callable[[Cancellation], 
                 await asyncio.wait([future])
             except asyncio.CancelledError as error:
                 cancelled = error
-                began.cancel()  # where it has no thread yet
+                began.cancel()  # has an effect only while it waits for a thread
                 cancellation.set()
         if cancelled is not None:
             if not future.cancelled():
-                future.exception()  # nobody asks for it any more
+                future.exception()  # marks the exception as retrieved, or asyncio logs it
             raise cancelled
         return future.result()
     finally:
