@@ -1,1 +1,1 @@
-"""`finegrain up`: a cluster on this host."""
+"""The local cluster of `finegrain up`: resource manager and executors on this host."""

@@ -1,7 +1,7 @@
-"""Where the resource manager of `finegrain up` listens when its state directory is used again.
+"""The address of the resource manager of `finegrain up` when its state directory is used again.
 
-Decides that it is where it was, if it can be: batches, jobs and executors that outlived it look for
-it there.
+The former address is kept if possible, because batches, jobs and executors that outlived the
+resource manager look for it there.
 """
 
 from __future__ import annotations
@@ -14,17 +14,21 @@ from pathlib import Path
 from finegrain.options import ListenOptions
 
 ADDRESS_FILE = "up.address"
-"""In the state directory; unlike the manager's own note it stays when `finegrain up` ends."""
+"""A file in the state directory. Unlike the manager's own note it stays after
+`finegrain up` ends.
+"""
 
 
 def write_address(state_dir: Path, address: str) -> None:
-    """For the next one that uses the directory."""
-    with suppress(OSError):  # it is found where it is all the same
+    """Saves the address for the next cluster that uses this directory."""
+    with suppress(OSError):  # this cluster works without the file
         (state_dir / ADDRESS_FILE).write_text(f"{address}\n", encoding="utf-8")
 
 
 def previous_address(state_dir: Path, wanted: ListenOptions) -> ListenOptions:
-    """What is wanted, with the former port in place of any port if nobody else has it now."""
+    """Returns `wanted` with the former port, if `wanted` has port 0 and the former port is free
+    now.
+    """
     host, _, port = wanted.address.rpartition(":")
     if port != "0":
         return wanted

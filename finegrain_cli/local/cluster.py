@@ -1,10 +1,11 @@
-"""A whole cluster on this host, as child processes of whoever asks: `finegrain up`, and tests.
+"""A whole cluster on this host as child processes: for `finegrain up`, and for tests.
 
-Decides the order in which things start and stop, that nothing is left behind, and that the end of
-one process is the end of all. Refuses to know how it is shown to people.
+This module determines the order in which daemons start and stop. Nothing is left behind, and when
+one process ends by itself, all others are stopped.
 
-Tasks run as the user who starts it. Everything lies below one directory: `rm/` (database, tokens),
-`executors/ID/`, `logs/`; sockets lie in a temporary directory of their own, whose path is short.
+Tasks run as the user who starts the cluster. All files are in one directory: `rm/` (database,
+tokens), `executors/ID/`, `logs/`. Only sockets are in a temporary directory, because their path
+must be short.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ LOST_TIMEOUT_MS = 5_000
 
 
 class _Part(TypedDict):
-    """What of this host is divided."""
+    """The part of this host that is divided among the executors."""
 
     cpus: str
     memory_bytes: int | None
@@ -61,7 +62,7 @@ class _Part(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorNote:
-    """One executor that runs."""
+    """Address and pid of an executor that runs."""
 
     executor_id: str
     address: str
@@ -72,21 +73,27 @@ class ExecutorNote:
 class LocalCluster:
     """One resource manager and some task executors on this host.
 
-    In `with`, or `start` and `stop`. After `start`: `address`, `metrics_address`, `state_dir`,
-    `token_file` (the cluster token), `user_token_file`, `notes`; with `scale` also `scaled`.
+    Use it in `with`, or call `start` and `stop`. After `start` these are set: `address`,
+    `metrics_address`, `state_dir`, `token_file` (the cluster token), `user_token_file`, `notes`;
+    with `scale` also `scaled`.
 
     Args:
-        executors: how many, where `shares` does not say; each gets an equal part of this host.
-        shares: executors with their parts, instead.
-        scale: none to begin with; the resource manager starts and stops up to so many itself.
-        state_dir: keep everything here and take it up again; None: a temporary directory.
+        executors: number of executors, without `shares`; each gets an equal part of this host.
+        shares: the executors with their parts, in place of `executors`.
+        scale: start without executors; the resource manager starts and stops up to this many
+            itself.
+        state_dir: directory for everything, used again if it exists; None: a temporary directory.
         listen: address of the resource manager; port 0: the kernel chooses.
+        metrics_listen: likewise for its metrics.
         cpus: divide only these cpus.
         memory_bytes: divide only this much memory.
         isolation: "auto", or "none": no limits are enforced.
-        fairness: who is served next; None: the defaults.
-        log: level of the daemons' logs.
-        show_logs: also let the daemons log to this process's standard error.
+        fairness: settings of the order in which requests are served; None: the defaults.
+        log: level and format of the daemons' logs.
+        show_logs: let the daemons log to this process's standard error.
+
+    Raises:
+        InvalidArgument: there is no executor, or two have the same id.
     """
 
     def __init__(
@@ -152,8 +159,9 @@ class LocalCluster:
         """Starts everything and waits until all executors have registered.
 
         Raises:
-            ConfigurationError: a part did not start; it says what that part said, and nothing is
-                left behind.
+            ConfigurationError: a daemon did not start; the message has its last log line. Nothing
+                is left
+                behind.
         """
         try:
             self._prepare()
@@ -164,14 +172,16 @@ class LocalCluster:
             raise
 
     def ended(self) -> str:
-        """Which part has ended by itself and what it said last; empty while all of them run."""
+        """Returns which daemon ended by itself, with its last log line; empty while all of them
+        run.
+        """
         for daemon in self._daemons():
             if not daemon.runs():
                 return describe_exit(daemon)
         return self.scaled.ended() if self.scaled else ""
 
     def wait(self) -> None:
-        """Blocks as long as all parts run.
+        """Blocks while all daemons run.
 
         Raises:
             FinegrainError: one of them ended.
@@ -181,9 +191,10 @@ class LocalCluster:
         raise FinegrainError(f"{what}; everything else is stopped now")
 
     def stop(self) -> list[str]:
-        """Frees all slots, ends all processes, removes what is temporary; may be repeated.
+        """Frees all slots, ends all processes, removes temporary files; may be repeated.
 
-        Answers with what is left all the same, one line each: processes, cgroups, files.
+        Returns:
+            One line for each process, cgroup or directory that is left nevertheless.
         """
         if self._base is None:
             return []
@@ -225,7 +236,7 @@ class LocalCluster:
                 "another one with --state-dir",
                 details={"state_dir": self.state_dir},
             ) from None
-        # Before anything there is touched: it may be in use, with executors to be left alone.
+        # Before any file is changed: another cluster may use the directory, with live executors.
         self._lock = take_lock(self.state_dir)
         if self._scale is not None:
             self.scaled = ScaledExecutors(
@@ -266,7 +277,7 @@ class LocalCluster:
             options = self._executor_options(share)
             name = f"executor {share.executor_id}"
             self._executors.append(self._daemon(name, share.executor_id, options))
-        for executor in self._executors:  # all at once: starting takes longer than waiting
+        for executor in self._executors:  # all at once: their start-up times then overlap
             executor.start()
         for share, executor in zip(self.shares, self._executors, strict=True):
             self._await(executor, partial(_registered, executor))
@@ -328,13 +339,16 @@ class LocalCluster:
     # -- stop ----------------------------------------------------------------------------------
 
     def _daemons(self) -> Iterator[DaemonProcess]:
-        """Those that have been started."""
+        """Yields the daemons that have been started."""
         if self._manager is not None and self._manager.pid:
             yield self._manager
         yield from (executor for executor in self._executors if executor.pid)
 
     def _end(self, daemon: DaemonProcess) -> None:
-        """Waits for the end that was asked for; an executor that had none in order gets one."""
+        """Waits until a daemon that was asked to stop has ended; kills it after the timeout.
+
+        If an executor did not stop in order, `sweep` frees its slots.
+        """
         if not daemon.pid:
             return
         if not daemon.wait(KILL_GRACE_MS / 1000 + STOP_TIMEOUT_S):
@@ -347,15 +361,19 @@ class LocalCluster:
 def _equal_shares(
     state_dir: Path, executors: int, *, cpus: str, memory_bytes: int | None
 ) -> list[ExecutorShare]:
-    """Equal parts; named by the state directory, since names are shared by the whole host (control
-    groups bear them) and have to stay the same as long as the directory is used."""
+    """Returns equal parts of this host.
+
+    The executors' names contain a hash of the state directory. Names must be unique on the whole
+    host, since control groups are named after them, and must not change while the directory is
+    used.
+    """
     mark = hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:6]
     names = [f"local-{mark}-{number}" for number in range(1, executors + 1)]
     return divide_host(names, cpus=cpus, memory_bytes=memory_bytes)
 
 
 def _registered(executor: DaemonProcess) -> bool:
-    """Whether the executor serves and the resource manager knows it."""
+    """Returns whether the executor serves and the resource manager knows it."""
     note = executor.endpoint()
     if note is None:
         return False

@@ -1,8 +1,8 @@
-"""One daemon as a child process: started with ready-made options, told to stop, listened to.
+"""One daemon as a child process: starts it with given options, stops it, reads its last log line.
 
-Parent and child are both in here. The child gets its options over its standard input, which stays
-open: when the parent is gone, however it went, the child reads the end of it and stops in order.
-Decides nothing about what the daemons are told.
+This module has both sides, parent and child. The child receives its options over standard input,
+which stays open. When the parent ends, even by SIGKILL, the child reads the end of the input and
+stops in order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOT_FOR_CHILDREN = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
 class DaemonProcess:
-    """A daemon in a process and session of its own, so that Ctrl-C reaches the parent alone."""
+    """A daemon in its own process and session, so that Ctrl-C reaches the parent alone."""
 
     def __init__(
         self, name: str, options: Options, log_file: Path, *, temporary_dir: Path, show_log: bool
@@ -40,11 +40,11 @@ class DaemonProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts it, again if it has ended."""
+        """Starts the daemon; may be called again after it has ended."""
         environment = {k: v for k, v in os.environ.items() if k not in NOT_FOR_CHILDREN}
-        environment["TMPDIR"] = str(self._temporary_dir)  # tasks' scratch directories lie in it
+        environment["TMPDIR"] = str(self._temporary_dir)  # for the tasks' scratch directories
         with self._log_file.open("ab") as log:
-            # A session that the child leads: the terminal's signals go to the parent alone.
+            # In its own session the child gets no signals from the terminal.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__],
                 stdin=subprocess.PIPE,
@@ -59,23 +59,26 @@ class DaemonProcess:
             pickle.dump(self.options, pipe)
             pipe.flush()
         except BrokenPipeError:
-            pass  # it died at once; who asks for its state learns so
+            pass  # it ended at once; `runs` and `exit_code` show that
 
     @property
     def pid(self) -> int:
-        """Its process id; 0 before the start."""
+        """The process id; 0 before the start."""
         return self._process.pid if self._process else 0
 
     def exit_code(self) -> int | None:
-        """None while it runs, or before it was started."""
+        """Returns the exit code; None while the daemon runs, or before it was started."""
         return self._process.poll() if self._process else None
 
     def runs(self) -> bool:
-        """Whether it lives."""
+        """Returns whether the process runs."""
         return self._process is not None and self._process.poll() is None
 
     def endpoint(self) -> dict[str, Any] | None:
-        """Where it listens, once it does."""
+        """Returns the note with the addresses that the daemon serves at; None until it serves.
+
+        A note with another pid is ignored; an earlier process left it.
+        """
         try:
             note = json.loads((self.options.state_dir / ENDPOINT_FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -83,12 +86,12 @@ class DaemonProcess:
         return note if isinstance(note, dict) and note.get("pid") == self.pid else None
 
     def terminate(self) -> None:
-        """Asks it to stop in order."""
+        """Asks the daemon to stop in order (SIGTERM)."""
         if self.runs() and self._process:
             self._process.terminate()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for its end; whether it came."""
+        """Waits until the process has ended; returns whether it has."""
         if self._process is None:
             return True
         try:
@@ -100,12 +103,12 @@ class DaemonProcess:
         return True
 
     def kill(self) -> None:
-        """Ends it without order."""
+        """Kills the process (SIGKILL)."""
         if self.runs() and self._process:
             self._process.kill()
 
     def last_words(self) -> str:
-        """The last thing that it logged, as text; empty if nothing is to be read."""
+        """Returns the last log line as text, of a JSON line the message; empty if there is none."""
         try:
             lines = self._log_file.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
@@ -119,7 +122,7 @@ class DaemonProcess:
 
 
 def main() -> int:
-    """The child: takes its options, serves until it is told to stop or the parent is gone."""
+    """Entry point of the child: reads its options, and serves until SIGTERM or the parent's end."""
     options = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our parent, over its own pipe
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     if isinstance(options, ResourceManagerOptions):

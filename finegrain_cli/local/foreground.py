@@ -1,7 +1,7 @@
-"""`finegrain up`: a local cluster as long as somebody looks at it.
+"""`finegrain up`: runs a local cluster in the foreground.
 
-Decides what people are told, and that any way of ending it (Ctrl-C, SIGTERM, the terminal going
-away, the end of a part) stops all of it.
+This module prints what people see. Whatever ends the cluster (Ctrl-C, SIGTERM, a closed terminal, a
+daemon that ended by itself), all of it is stopped.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Stopped(Exception):
-    """Somebody wants us to end."""
+    """A signal asked the command to stop."""
 
 
 def run_in_foreground(cluster: LocalCluster, output: OutputFormat) -> None:
-    """Starts the cluster, says where it is, and serves until it is told to stop.
+    """Starts the cluster, prints its addresses, and serves until a signal arrives.
 
     Raises:
-        ConfigurationError: it did not start.
-        FinegrainError: a part ended by itself, or something was left behind.
+        ConfigurationError: the cluster did not start.
+        FinegrainError: a daemon ended by itself, or something was left behind.
     """
     failure: FinegrainError | None = None
     with _stop_signals():
@@ -116,7 +116,7 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
 
 
 def _example_size(cluster: LocalCluster) -> str:
-    """What a first command may ask for: no more than an executor has that is still to come."""
+    """Returns the size for the first command in the help: at most what a future executor has."""
     total = cluster.scaled.total if cluster.scaled else {}
     cpu_milli = min(500, total.get(CPU_MILLI, 500))
     memory_bytes = min(256 * MIB, total.get(MEMORY_BYTES, 256 * MIB))
@@ -124,7 +124,7 @@ def _example_size(cluster: LocalCluster) -> str:
 
 
 def _scale(cluster: LocalCluster) -> dict[str, Any] | None:
-    """How it grows and shrinks; None: it does not."""
+    """Returns the settings of scaling, for JSON; None without `--scale`."""
     if cluster.scaled is None:
         return None
     scale = cluster.scaled.scale
@@ -144,7 +144,10 @@ def _executors(cluster: LocalCluster) -> list[ExecutorStatus]:
 
 
 def _not_enforced(executors: list[ExecutorStatus]) -> list[str]:
-    """What is not enforced, line by line; the reason and the fix, which are the same, once."""
+    """Returns lines for each limit that is not enforced.
+
+    Reason and fix are the same for several limits, so each is printed once.
+    """
     notes = [note for each in executors if each.isolation for note in each.isolation.notes]
     whats = dict.fromkeys(note.partition(" (")[0] for note in notes)
     whys = dict.fromkeys(note.partition(" (")[2] for note in notes)
@@ -162,7 +165,7 @@ def _user() -> str:
 
 
 def _say(message: str) -> None:
-    """The terminal may be gone."""
+    """Prints a line, also if the terminal is closed."""
     try:
         say(message)
     except OSError:

@@ -1,7 +1,7 @@
-"""What a stopped local cluster has left on this host: looked up, never assumed.
+"""Finds what a stopped local cluster has left on this host; removes nothing.
 
-Decides what counts: processes that name its directories, control groups that its helpers made.
-Refuses to remove anything.
+It looks for processes that have paths of its directories in their command lines, and for control
+groups that its helpers created.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ from resource_manager.providers.process_tree import executor_processes
 
 
 def find_leftovers(base: Path, state_dir: Path, executor_dirs: Sequence[Path]) -> list[str]:
-    """One line per process and per control group that should be gone."""
+    """Returns one line per process and per control group that should not exist any more.
+
+    Args:
+        base: temporary directory of the cluster.
+        state_dir: state directory of the cluster.
+        executor_dirs: state directories of its executors.
+    """
     found = {
         each: words for folder in (base, state_dir) for each, words in executor_processes(folder)
     }
@@ -25,7 +31,7 @@ def find_leftovers(base: Path, state_dir: Path, executor_dirs: Sequence[Path]) -
 
 
 def groups_of(executor_dir: Path) -> list[str]:
-    """The executor's own control groups, by the note of its helper, as far as they exist."""
+    """Returns the executor's control groups that still exist, according to its helper's note."""
     try:
         note = json.loads((executor_dir / "helper" / "helper.json").read_text(encoding="utf-8"))
         paths = dict.fromkeys(note["base"].values())

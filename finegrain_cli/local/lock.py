@@ -1,8 +1,7 @@
-"""That a state directory belongs to one local cluster at a time, until the last of it has ended.
+"""The lock of a state directory: one local cluster uses it at a time, until its last process ends.
 
-Decides who may use it: whoever holds its lock, and the sweeper that was handed that. One that was
-killed left the directory to its sweeper; whoever comes then waits for it. Refuses to know what lies
-in the directory.
+The sweeper of a cluster inherits the lock. If `finegrain up` is killed, the sweeper holds the lock
+while it stops the executors, and the next `finegrain up` waits for it.
 """
 
 from __future__ import annotations
@@ -23,11 +22,12 @@ POLL_INTERVAL_S = 0.1
 
 
 def take_lock(state_dir: Path, *, wait_s: float = SWEEP_WAIT_S) -> int:
-    """A descriptor that holds the lock until all copies of it are closed.
+    """Locks a state directory; returns a descriptor that holds the lock until all copies are
+    closed.
 
     Args:
         state_dir: of the cluster.
-        wait_s: for the sweeper of one that was killed.
+        wait_s: how long to wait for the sweeper of a cluster that was killed.
 
     Raises:
         ConfigurationError: another cluster uses the directory, or it cannot be written.
@@ -46,7 +46,7 @@ def take_lock(state_dir: Path, *, wait_s: float = SWEEP_WAIT_S) -> int:
     except BaseException:
         os.close(descriptor)
         raise
-    with suppress(OSError):  # others are only told whom they meet; the disk may be full
+    with suppress(OSError):  # the pid is only for others' errors; the disk may be full
         os.ftruncate(descriptor, os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0))
     return descriptor
 

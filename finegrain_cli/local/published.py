@@ -1,8 +1,8 @@
-"""How commands in another terminal find what this user runs on this host.
+"""How a command in another terminal finds the resource managers that this user runs on this host.
 
-`finegrain up` puts a note into the user's run directory and keeps it locked while it runs; a note
-that nobody holds is of one that has gone, and is removed. Decides nothing about who is asked when
-several run (`connection.py`).
+`finegrain up` writes a note into the user's run directory and locks it while it runs. An unlocked
+note belongs to a process that has ended; it is removed. If several managers run, `connection.py`
+decides which one is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PART = "up"
 
 @dataclass(frozen=True, slots=True)
 class LocalManager:
-    """A resource manager that runs on this host; its state directory holds the tokens."""
+    """A resource manager that runs on this host; its state directory has the tokens."""
 
     address: str
     state_dir: Path
@@ -56,13 +56,15 @@ def published(note: Mapping[str, Any]) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
-            with suppress(OSError):  # others of this user may be in there
+            with suppress(OSError):  # this user may run other clusters
                 directory.rmdir()
                 directory.parent.rmdir()
 
 
 def find_local_managers() -> list[LocalManager]:
-    """Those of `finegrain up`, then those of `finegrain rm serve` at the usual places."""
+    """Returns the managers of `finegrain up`, then those of `finegrain rm serve` in default
+    directories.
+    """
     found = [*_of_up(), *_of_daemons((state_directory("rm"), SYSTEM_STATE / "rm"))]
     return list(dict.fromkeys(found))
 
@@ -79,7 +81,7 @@ def _of_up() -> Iterator[LocalManager]:
 
 
 def _locked_note(path: Path) -> dict[str, Any] | None:
-    """The note, if whoever wrote it lives; else it is removed."""
+    """Returns the note if the process that wrote it still runs; removes it otherwise."""
     if not is_private(path):
         return None
     try:
@@ -103,7 +105,7 @@ def _of_daemons(state_dirs: tuple[Path, ...]) -> Iterator[LocalManager]:
 
 
 def endpoint_in(state_dir: Path) -> LocalManager | None:
-    """The resource manager that serves from a state directory; None if none does."""
+    """Returns the resource manager that serves from a state directory; None if none does."""
     path = state_dir / ENDPOINT_FILE
     try:
         if not is_private(path):

@@ -1,8 +1,7 @@
-"""Executors of a local cluster that its resource manager starts and stops as they are needed.
+"""Executors of a local cluster that its resource manager starts and stops itself (`--scale`).
 
-Decides the parts of this host that they get, what their providers' file says, and that none of them
-outlives the cluster, however that ends: by itself, or by a sweeper that is still there when
-`finegrain up` itself was killed. Refuses to start one.
+This module divides the host among them and writes their providers' file. It also makes sure that no
+executor outlives the cluster: `finegrain up` stops them, or, if it was killed, the sweeper does.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from finegrain_cli.local.leftovers import groups_of
 from finegrain_cli.local.shares import cpu_milli_of, equal_parts
 from finegrain_cli.local.stop import KILL_GRACE_MS, STOP_TIMEOUT_S
 
-# What is needed at the end is read at the beginning: meanwhile another version may be installed.
+# Imported here rather than at the end: another version may be installed in the meantime.
 from resource_manager.providers.process_executor import ExecutorDirectory, executor_paths
 from resource_manager.providers.process_sweep import stop_everything
 
@@ -40,7 +39,8 @@ IDLE_TIMEOUT_MS = 60_000
 class Scale:
     """How a local cluster grows and shrinks.
 
-    `executors_max`: of them at a time; `idle_timeout_ms`: without slots; then one is given back.
+    `executors_max`: the most executors at a time. `idle_timeout_ms`: an executor without slots is
+    stopped after this time.
     """
 
     executors_max: int
@@ -48,10 +48,12 @@ class Scale:
 
 
 def check_unscaled(state_dir: Path) -> None:
-    """Whether a cluster with executors of its own may use a state directory.
+    """Checks that a cluster without `--scale` may use a state directory.
 
     Raises:
-        ConfigurationError: its books know of executors that somebody has to look after.
+        ConfigurationError: the directory was used with `--scale`, and executors may be left that
+            only
+            a cluster with `--scale` manages.
     """
     if (state_dir / PROVIDERS_FILE).exists():
         raise ConfigurationError(
@@ -65,8 +67,8 @@ class ScaledExecutors:
     """All executors that the resource manager of one local cluster may start.
 
     Args:
-        scale: how many.
-        state_dir: of the cluster; what lies in it is taken up.
+        scale: how many, and for how long they may be idle.
+        state_dir: of the cluster; executors in it are adopted.
         cpus: divide only these cpus.
         memory_bytes: divide only this much memory.
         isolation: "auto", or "none": no limits are enforced.
@@ -93,7 +95,7 @@ class ScaledExecutors:
 
     @property
     def total(self) -> dict[str, int]:
-        """What each of them has."""
+        """The amounts that each executor has."""
         share = self.shares[0]
         return {CPU_MILLI: cpu_milli_of(share), MEMORY_BYTES: share.memory_bytes or 0}
 
@@ -101,7 +103,7 @@ class ScaledExecutors:
         """Writes the providers' file.
 
         Raises:
-            ConfigurationError: the path is too long for the sockets in it.
+            ConfigurationError: the path of the state directory is too long for the sockets in it.
         """
         too_long = len(os.fsencode(self.directory / SOCKET_NAME)) - SOCKET_PATH_MAX
         if too_long > 0:
@@ -114,8 +116,13 @@ class ScaledExecutors:
         self.providers_file.write_text(self._providers(), encoding="utf-8")
 
     def start_sweeper(self, lock: int) -> None:
-        """Starts the sweeper: when this process is gone, and after it the resource manager, it ends
-        what is left of the executors, and holds the lock of the state directory until then.
+        """Starts the sweeper, which stops the executors if this process and the resource manager
+        are gone.
+
+        Args:
+            lock: descriptor of the state directory's lock; the sweeper inherits it and holds it
+                until all
+                executors have ended.
         """
         self._sweeper = subprocess.Popen(
             [sys.executable, "-P", "-m", "finegrain_cli.local.sweeper"],
@@ -132,13 +139,15 @@ class ScaledExecutors:
         self._sweeper.stdin.flush()
 
     def ended(self) -> str:
-        """What has ended that must not; empty while all is well."""
+        """Returns a message if the sweeper has ended, which it must not; empty otherwise."""
         if self._sweeper is None or self._sweeper.poll() is None:
             return ""
         return f"the sweeper of executors ended with exit code {self._sweeper.returncode}"
 
     def stop_executors(self) -> None:
-        """Has all executors end in order: while the resource manager lives, it hears of it."""
+        """Stops all executors in order, while the resource manager still runs and receives their
+        reports.
+        """
         fronts = [
             front
             for path in executor_paths(self.directory)
@@ -151,9 +160,10 @@ class ScaledExecutors:
             front.wait(deadline - time.monotonic())
 
     def sweep(self) -> list[str]:
-        """Ends what is left of all executors, once there is no resource manager any more.
+        """Ends what is left of all executors; called after the resource manager has ended.
 
-        Answers with what could not be ended, one line each.
+        Returns:
+            One line for each thing that could not be ended.
         """
         groups = [
             group for path in executor_paths(self.directory) for group in groups_of(path / "state")

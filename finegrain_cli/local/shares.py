@@ -1,8 +1,8 @@
-"""Divides this host among executors that run on it side by side.
+"""Divides this host into explicit shares for executors that run on it side by side.
 
-Decides explicit, disjoint shares: whole cores each, or single cpus, or where there are fewer cpus
-than executors, amounts of cpu time on the same cpus. One reserve is kept for the host as a whole.
-Refuses to know processes.
+Each share has whole cores; with too few cores, single cpus. With fewer cpus than executors, shares
+are amounts of cpu time on the same cpus. Resources for the system are reserved only once for the
+whole host.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ CPU_MILLI_MIN = 10
 class ExecutorShare:
     """One executor and its part of the host.
 
-    `cpus`: exactly these (empty: all that this process may use); `cpu_milli`: no more cpu time than
-    this; `memory_bytes`: exactly this much. None, and no cpus: all of the host, minus the reserve.
+    `cpus`: exactly these; empty: all that this process may use. `cpu_milli`: at most this cpu time.
+    `memory_bytes`: exactly this much. With no cpus and None: all of the host minus the reserve.
     """
 
     executor_id: str
@@ -41,10 +41,16 @@ class ExecutorShare:
 def divide_host(
     names: Sequence[str], *, cpus: str = "", memory_bytes: int | None = None
 ) -> list[ExecutorShare]:
-    """Equal shares of this host, or of the given part of it; one executor alone needs none.
+    """Returns equal shares of this host, or of the given part. A single executor gets no explicit
+    share.
+
+    Args:
+        names: ids of the executors.
+        cpus: divide only these cpus; empty: all.
+        memory_bytes: divide only this much memory; None: all.
 
     Raises:
-        InvalidArgument: the part does not exist here, or there are too many executors for it.
+        InvalidArgument: the part does not exist here, or is too small for this many executors.
     """
     if len(names) == 1:
         return [ExecutorShare(names[0], cpus=cpus, memory_bytes=memory_bytes)]
@@ -54,8 +60,10 @@ def divide_host(
 def equal_parts(
     names: Sequence[str], *, cpus: str = "", memory_bytes: int | None = None
 ) -> list[ExecutorShare]:
-    """The same with explicit parts of one size, also for one executor alone: where whole cores do
-    not divide evenly, all get the same amount of cpu time on the same cpus.
+    """Like `divide_host`, but all shares are explicit and have the same size, even a single one.
+
+    If whole cores cannot be divided evenly, every executor gets the same amount of cpu time on the
+    same cpus. Example: 3 executors on 4 cores get 1333 thousandths of a core each, on all 4.
 
     Raises:
         InvalidArgument: as `divide_host`.
@@ -70,7 +78,7 @@ def equal_parts(
 
 
 def cpu_milli_of(share: ExecutorShare) -> int:
-    """The cpu time of a share with explicit cpus, in thousandths of a core."""
+    """Returns the cpu time of a share with explicit cpus, in thousandths of a core."""
     return 1000 * len(CpuSet.parse(share.cpus)) if share.cpu_milli is None else share.cpu_milli
 
 
@@ -88,7 +96,7 @@ def _host(cpus: str, memory_bytes: int | None) -> tuple[HostTopology, Capacity]:
 
 
 def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> list[ExecutorShare]:
-    """Equal shares of a capacity of this topology, in order of the names.
+    """Returns equal shares of a capacity of this topology, in order of the names.
 
     Raises:
         InvalidArgument: an executor would get less than 10 thousandths of a core or 4 MiB.
@@ -120,7 +128,11 @@ def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> 
 
 
 def _parts(topology: HostTopology, usable: CpuSet, count: int) -> list[CpuSet]:
-    """`count` disjoint sets of cpus, whole cores where there are enough; empty: too few cpus."""
+    """Returns `count` disjoint sets of cpus, of whole cores if there are enough cores, else of
+    cpus.
+
+    Empty: there are fewer cpus than `count`. Sizes differ by at most one core.
+    """
     cores = [core.cpus & usable for core in topology.cores if not core.cpus.isdisjoint(usable)]
     if len(cores) < count:
         cores = [CpuSet([cpu]) for cpu in usable]

@@ -1,7 +1,6 @@
-"""How parts of a local cluster end: in order, and all of what belongs to them.
+"""Stops daemons of a local cluster in order, with everything that belongs to them.
 
-Decides how long the end of one part may take and that a second Ctrl-C does not cut it short.
-Refuses to know which parts there are.
+It has the time limits for each daemon, and keeps a second Ctrl-C from interrupting the stop.
 """
 
 from __future__ import annotations
@@ -23,8 +22,10 @@ POLL_INTERVAL_S = 0.05
 
 
 def sweep(executor: DaemonProcess) -> None:
-    """An executor that crashed left its helper, slots and tasks: started again it finds them all,
-    and stopped in order it frees them."""
+    """Frees what a crashed executor left: its helper, slots and tasks.
+
+    The executor is started again, which adopts all of them, and is then stopped in order.
+    """
     executor.start()
     deadline = time.monotonic() + SWEEP_TIMEOUT_S
     while executor.runs() and executor.endpoint() is None and time.monotonic() < deadline:
@@ -36,7 +37,7 @@ def sweep(executor: DaemonProcess) -> None:
 
 
 def describe_exit(daemon: DaemonProcess) -> str:
-    """How a daemon ended, and what it said last."""
+    """Returns how a daemon ended, with its last log line."""
     code = daemon.exit_code() or 0
     if code < 0:
         return f"the {daemon.name} was killed by signal {-code}"
@@ -47,7 +48,7 @@ def describe_exit(daemon: DaemonProcess) -> str:
 
 @contextmanager
 def signals_deferred() -> Iterator[None]:
-    """While everything is being stopped, a second Ctrl-C must not leave half of it behind."""
+    """Ignores SIGINT, SIGTERM and SIGHUP, with a message, so that a stop is not left half done."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

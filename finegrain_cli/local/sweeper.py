@@ -1,8 +1,10 @@
-"""Ends the executors that a local cluster's resource manager started, when `finegrain up` is gone.
+"""Stops the executors that a local cluster's resource manager started, if `finegrain up` was
+killed.
 
-A process of its own, in a session of its own. It is told over its standard input what to sweep; the
-end of that input says that whoever told it is gone. Decides how long the resource manager may take
-to follow; holds its state directory meanwhile, so that no new one begins.
+The sweeper is its own process in its own session. It receives on standard input what to sweep; the
+end of the input tells it that `finegrain up` is gone. It then waits for the resource manager to
+end, kills it after a timeout, and holds its state directory, so that no new one can start
+meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from pathlib import Path
 
 from finegrain.errors import ConfigurationError
 
-# What is needed at the end is read at the beginning: meanwhile another version may be installed.
+# Imported here rather than at the end: another version may be installed in the meantime.
 from resource_manager.providers.process_sweep import stop_everything
 from resource_manager.providers.process_tree import this_process
 from resource_manager.service.state_dir import locked_state_dir
@@ -27,7 +29,7 @@ POLL_INTERVAL_S = 0.1
 
 
 def main() -> int:
-    """The sweeper; 1 if something is left."""
+    """Runs the sweeper; returns 1 if something is left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     line = sys.stdin.readline()
@@ -41,8 +43,9 @@ def main() -> int:
 
 @contextmanager
 def _after_manager(state_dir: Path) -> Iterator[None]:
-    """Waits for the end of the resource manager of a state directory, and makes it end if that
-    takes too long.
+    """Waits until the resource manager of a state directory has ended, and locks the directory.
+
+    After `MANAGER_EXIT_TIMEOUT_S` it kills the resource manager.
     """
     deadline = time.monotonic() + MANAGER_EXIT_TIMEOUT_S
     with ExitStack() as stack:
@@ -54,7 +57,7 @@ def _after_manager(state_dir: Path) -> Iterator[None]:
                 owner = error.details.get("pid", "")
             if time.monotonic() > deadline:
                 if not owner.isdecimal() or (manager := this_process(int(owner))) is None:
-                    break  # the directory itself cannot be used any more
+                    break  # no manager holds it; the directory is unusable
                 manager.signal(signal.SIGKILL)
             time.sleep(POLL_INTERVAL_S)
         yield
