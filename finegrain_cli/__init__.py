@@ -1,1 +1,1 @@
-"""The `finegrain` command; the only package that may import all others, each lazily."""
+"""The `finegrain` command. Only this package may import all others, and it imports them lazily."""

@@ -1,7 +1,7 @@
-"""Entry of the `finegrain` script: names the extra to install where it is missing, or hands over.
+"""Entry point of the `finegrain` script.
 
-Decides nothing else, so that plain `pip install finegrain` (the client alone) still answers
-`finegrain` with one clear line instead of a traceback.
+If only the client is installed (plain `pip install finegrain`), the command line's dependencies are
+missing. The script then prints one clear line instead of a traceback.
 """
 
 import sys
@@ -12,7 +12,7 @@ _EXIT_USAGE = 2
 
 
 def main() -> None:
-    """Run the command line, or exit with 2 and the way out when its extra is not installed."""
+    """Runs the command line; exits with 2 and an install hint if its dependencies are missing."""
     missing = [module for module in _NEEDED if find_spec(module) is None]
     if missing:
         print(

@@ -1,4 +1,4 @@
-"""Options that many commands share, each declared once, and how errors become exit codes."""
+"""Options that many commands share, hints for errors, and the mapping of errors to exit codes."""
 
 from __future__ import annotations
 
@@ -66,14 +66,21 @@ HINTS: dict[Reason, str] = {
 def enter_command(
     output: OutputFormat, manager: str = "", token_file: str = "", config_file: str = ""
 ) -> None:
-    """Makes a command's common options those of this invocation."""
+    """Makes these common options those of the current invocation.
+
+    Args:
+        output: form of the output.
+        manager: addresses of resource managers, separated by commas; empty: not given.
+        token_file: file with the token; empty: not given.
+        config_file: configuration file; empty: not given.
+    """
     enter(
         Invocation(output=output, manager=manager, token_file=token_file, config_file=config_file)
     )
 
 
 def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
-    """Lets a command raise `FinegrainError`: one line with a hint, exit code by its kind."""
+    """Decorates a command so that a `FinegrainError` becomes one line, a hint and an exit code."""
 
     @wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -87,7 +94,11 @@ def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
 
 
 def confirm(what: str, *, yes: bool) -> None:
-    """Says what a destructive command will do; asks where somebody can answer."""
+    """Prints what a destructive command will do; asks for confirmation on a terminal, unless `yes`.
+
+    Raises:
+        typer.Abort: the user declined.
+    """
     import sys
 
     say(what)

@@ -1,8 +1,8 @@
-"""How a command finds the resource manager and a token, and gets a client.
+"""Finds the resource manager and the token for a command, and opens a client.
 
-Flag or environment first, then the configuration, then the resource manager that this user runs on
-this host (`finegrain up`, `finegrain rm serve`), then the default address. Nothing in here imports
-gRPC or the configuration's model before it is asked for.
+The address is taken from, in this order: flag or environment variable, the configuration, the
+resource manager that this user runs on this host (`finegrain up`, `finegrain rm serve`), the
+default. To start fast, this module imports gRPC and the configuration's model only when needed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOKEN_FILES = ("cluster.token", "user.token")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the resource manager is and what to show it. `token_file` None: no token was found."""
+    """Addresses of the resource manager, and credentials. `token_file` None: no token was found."""
 
     addresses: tuple[str, ...]
     token_file: Path | None
@@ -37,11 +37,15 @@ class Target:
 
 
 def resolve_target(invocation: Invocation | None = None) -> Target:
-    """Settles the target of this invocation.
+    """Determines the target of this invocation.
+
+    Args:
+        invocation: None: the current one.
 
     Raises:
-        ConfigurationError: the configuration cannot be used, or several resource managers run here
-            and nobody said which.
+        ConfigurationError: the configuration is invalid; or several resource managers run on this
+            host
+            and no address was given.
     """
     from finegrain_cli.config.daemon_options import rm_state_dir, tls_options
 
@@ -67,10 +71,10 @@ def resolve_target(invocation: Invocation | None = None) -> Target:
 
 
 def open_cluster(budget_s: float = PATIENCE_S) -> blocking.Cluster:
-    """A blocking client of this invocation's cluster; use it in `with`.
+    """Returns a blocking client of this invocation's cluster, for use in `with`.
 
     Args:
-        budget_s: how long one call may take with all its tries; somebody is waiting for it.
+        budget_s: limit of one call including all retries; short by default, as a person waits.
     """
     from finegrain_client import blocking
 
@@ -85,10 +89,10 @@ def open_cluster(budget_s: float = PATIENCE_S) -> blocking.Cluster:
 
 
 def open_cluster_async(budget_s: float) -> finegrain_client.Cluster:
-    """An asyncio client of this invocation's cluster; use it in `async with`.
+    """Returns an asyncio client of this invocation's cluster, for use in `async with`.
 
     Args:
-        budget_s: how long one call may take with all its tries.
+        budget_s: limit of one call including all retries.
     """
     import finegrain_client
 

@@ -1,7 +1,6 @@
-"""What the common options settled, once per invocation: configuration, output form, addresses.
+"""The options of the current invocation: configuration, form of the output, addresses.
 
-Commands take it from `current()`; nothing in here imports gRPC before a command asks for a
-connection.
+Commands get them from `current()`. Nothing here imports gRPC.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Invocation:
-    """Global options of this invocation, as given; empty where they were not."""
+    """Global options of this invocation; empty if not given."""
 
     config_file: str = ""
     manager: str = ""
@@ -28,10 +27,11 @@ class Invocation:
     _configuration: Configuration | None = None
 
     def configuration(self) -> Configuration:
-        """The merged configuration (flag > environment > file > default), read once.
+        """Returns the merged configuration (flag > environment > file > default); reads it only
+        once.
 
         Raises:
-            ConfigurationError: a file cannot be read, a key is unknown, or a value is wrong.
+            ConfigurationError: a file cannot be read, a key is unknown, or a value is invalid.
         """
         if self._configuration is None:
             from finegrain_cli.config.load import load_configuration
@@ -42,7 +42,7 @@ class Invocation:
 
 
 def warn_of(configuration: Configuration) -> None:
-    """Says on standard error what the configuration should be written as."""
+    """Prints the configuration's warnings, such as renamed keys, on standard error."""
     for warning in configuration.warnings:
         print(f"warning: {warning}", file=sys.stderr)
 
@@ -56,7 +56,7 @@ def enter(invocation: Invocation) -> None:
 
 
 def current() -> Invocation:
-    """The invocation at hand; one without options where none was entered."""
+    """Returns the current invocation; one without options if none was entered."""
     invocation = _CURRENT.get()
     if invocation is None:
         invocation = Invocation()

@@ -1,6 +1,6 @@
-"""Exit codes of the `finegrain` command. Documented in docs/cli.md, and frozen.
+"""Exit codes of the `finegrain` command. They are documented in docs/cli.md and must not change.
 
-`finegrain run` passes the exit code of its command through; its own failures use the codes that
+`finegrain run` returns the exit code of its command. For its own failures it uses the codes that
 shells and container tools use (125 to 128).
 """
 
@@ -12,7 +12,7 @@ from finegrain import errors
 
 
 class ExitCode(IntEnum):
-    """What the command's exit status says."""
+    """Exit status of the command."""
 
     OK = 0
     ERROR = 1
@@ -58,7 +58,7 @@ _BY_CLASS: tuple[tuple[type[errors.FinegrainError], ExitCode], ...] = (
 
 
 def exit_code_of(error: errors.FinegrainError) -> ExitCode:
-    """The exit code for an error: by its reason where that says more, else by its class."""
+    """Returns the exit code for an error: by its reason if listed, else by its class."""
     if error.reason in _BY_REASON:
         return _BY_REASON[error.reason]
     for kind, code in _BY_CLASS:

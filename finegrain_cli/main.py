@@ -1,4 +1,4 @@
-"""The `finegrain` command: which commands there are. Each lives in `commands` and imports late."""
+"""The `finegrain` command: registers all commands. Each is in `commands` and imports lazily."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _options(
 
 
 def main() -> None:
-    """Runs the command line; what the reader of a pipe does not want to know is no error."""
+    """Runs the command line. A closed pipe (`finegrain ... | head`) ends it without a traceback."""
     if settings.COMPLETE_VARIABLE in os.environ:
         from typer._completion_classes import completion_init
 

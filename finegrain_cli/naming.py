@@ -1,4 +1,4 @@
-"""What people mean by the beginning of an id, or by the name of a job."""
+"""Expands what people type: the beginning of an id, or the name of a job."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ENDED_STATES = ("CANCELLED", "REJECTED", "RELEASED", "LOST")
 
 
 def full_allocation_id(cluster: Cluster, text: str) -> str:
-    """The full id of a request or slot, whether it lives or has ended.
+    """Returns the full id of a request or slot, active or ended; active ones have priority.
 
     Raises:
-        NotFound: there is none.
-        InvalidArgument: it could be several.
+        NotFound: no id begins like this.
+        InvalidArgument: several ids begin like this.
     """
     active = [each.allocation_id for each in cluster.requests(allocation_ids=[text])]
     ended = [] if active else cluster.requests(allocation_ids=[text], states=ENDED_STATES)
@@ -27,12 +27,14 @@ def full_allocation_id(cluster: Cluster, text: str) -> str:
 
 
 def full_job_id(cluster: Cluster, text: str) -> str:
-    """The full id of a job, whether it lives or has ended: by its id, by its name if it is the only
-    one of that name, or by the beginning of its id.
+    """Returns the full id of a job, active or ended.
+
+    `text` may be its id, its name if only one job has it, or the beginning of its id. Names have
+    priority over beginnings of ids.
 
     Raises:
-        NotFound: there is none.
-        InvalidArgument: it could be several.
+        NotFound: there is no such job.
+        InvalidArgument: there are several.
     """
     jobs = cluster.jobs(include_ended=True)
     named = [each for each in jobs if each.name == text]
@@ -52,17 +54,23 @@ def full_job_id(cluster: Cluster, text: str) -> str:
 
 
 def _described(jobs: list[JobStatus]) -> str:
-    """Some of these, the newest first."""
+    """Returns up to five of these jobs as text, the newest first."""
     some = [f"{each.job_id} ({'ended' if each.ended else 'lives'})" for each in jobs[:-6:-1]]
     return ", ".join(some) + (", ..." if len(jobs) > len(some) else "")
 
 
 def only(what: str, text: str, found: list[str], reason: Reason) -> str:
-    """The one that is meant, of those that are `text` or begin so.
+    """Returns the one id that equals `text` or, failing that, begins with it.
+
+    Args:
+        what: kind of the thing, for errors.
+        text: what the user typed.
+        found: candidates.
+        reason: reason of NotFound.
 
     Raises:
         NotFound: there is none.
-        InvalidArgument: it could be several.
+        InvalidArgument: there are several.
     """
     if text in found:
         return text

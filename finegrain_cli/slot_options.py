@@ -1,6 +1,4 @@
-"""Options that say what a command needs and what it gets, for `run` and `batch` alike: each is
-declared once, and read in one way.
-"""
+"""Options that describe a slot, shared by `run` and `batch`: their declarations and decoding."""
 
 from __future__ import annotations
 
@@ -85,10 +83,10 @@ def slot_spec(
     cpu_exclusive: str = "",
     numa: str = "",
 ) -> fg.SlotSpec:
-    """The slot that these options ask for.
+    """Returns the slot that these options request; the texts are as typed on the command line.
 
     Raises:
-        InvalidArgument: one of them cannot be read.
+        InvalidArgument: an option cannot be decoded.
     """
     import finegrain_client
     from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaPolicy, QosClass
@@ -113,10 +111,10 @@ def slot_spec(
 
 
 def seconds(option: str, text: str) -> float | None:
-    """A duration in seconds; None where nothing was said.
+    """Returns a duration in seconds; None if the option was not given.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: the text is not a duration.
     """
     return parse_duration_ms(option, text) / 1000 if text else None
 

@@ -1,1 +1,1 @@
-"""`finegrain batch`: threads of work in the foreground or in the background."""
+"""`finegrain batch`: runs many threads of work, in the foreground or in the background."""

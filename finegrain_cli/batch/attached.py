@@ -1,6 +1,6 @@
-"""A batch that somebody else works on: shown while it gets on, or told to stop.
+"""Follows or stops a batch that another process works on.
 
-Decides what Ctrl-C means for whoever only looks: the batch goes on without them.
+Ctrl-C ends only the display; the batch continues.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ STOP_TIMEOUT_S = 60.0
 
 
 def follow(path: Path, *, quiet: bool) -> BatchStatus:
-    """Shows how a batch gets on until nobody works on it any more.
+    """Shows the progress of a batch until no process works on it.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; nothing but this looking ends.
+        KeyboardInterrupt: Ctrl-C was pressed; the batch continues.
     """
     from finegrain_client.batch.status import read_status
 
@@ -49,11 +49,11 @@ def follow(path: Path, *, quiet: bool) -> BatchStatus:
 
 
 def stop(path: Path) -> BatchStatus:
-    """Tells whoever works on a batch to stop, and waits until nobody does.
+    """Asks the runner of a batch to stop, and waits until no process works on it.
 
     Raises:
-        FailedPrecondition: somebody works on it on another host.
-        ConfigurationError: its runner does not end, or is not ours.
+        FailedPrecondition: the runner is on another host.
+        ConfigurationError: the runner does not end, or belongs to another user.
     """
     from finegrain_client.batch.status import read_status
 
@@ -71,7 +71,7 @@ def stop(path: Path) -> BatchStatus:
                 f"pid {batch.runner_pid} on {batch.runner_host} works on it; stop it there",
                 details={"pid": batch.runner_pid, "host": batch.runner_host},
             )
-        if batch.runner_pid > 0 and signalled_pid != batch.runner_pid:  # once: twice means at once
+        if batch.runner_pid > 0 and signalled_pid != batch.runner_pid:  # a second SIGINT ends it
             signalled_pid = batch.runner_pid
             _interrupt(signalled_pid)
         time.sleep(POLL_INTERVAL_S / 5)
@@ -82,7 +82,7 @@ def _interrupt(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGINT)
     except ProcessLookupError:
-        pass  # it has just ended
+        pass  # it ended in the meantime
     except PermissionError:
         raise ConfigurationError(
             f"pid {pid}, which works on it, belongs to somebody else", details={"pid": pid}

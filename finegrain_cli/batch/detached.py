@@ -1,7 +1,6 @@
-"""A batch in the background: a runner in a session of its own, with a log beside the state file.
+"""Starts a batch in the background: a runner in its own session, with a log beside the state file.
 
-Decides when it counts as begun: once it has a job and has told how it gets on. Refuses to know what
-it does then.
+The start is complete when the runner has a job and has reported progress.
 """
 
 from __future__ import annotations
@@ -32,8 +31,9 @@ ERROR_LINE = re.compile(r"finegrain: (.*) \[([A-Z0-9_]+)\]")
 
 
 class NotStartedError(FinegrainError):
-    """The runner in the background ended before it had begun: with what it said last, the code that
-    this ended with, and its exit code.
+    """The runner in the background ended before the batch started.
+
+    It has the error that the runner printed, with its code, and the runner's exit code.
     """
 
     def __init__(self, exit_code: int, log: Path, output: str) -> None:
@@ -50,15 +50,18 @@ class NotStartedError(FinegrainError):
 
 
 def log_file_of(state_file: Path) -> Path:
-    """Where its runner says what it has to say."""
+    """Returns the log file of a batch's runner."""
     return state_file.with_name(state_file.name + LOG)
 
 
 def start_detached(state_file: Path) -> BatchStatus:
-    """Starts a runner that outlives this process and its terminal; returns when it has begun.
+    """Starts a runner that outlives this process and its terminal; returns when the batch has
+    started.
+
+    It also returns after `START_TIMEOUT_S`, with the runner still at work.
 
     Raises:
-        NotStartedError: it could not.
+        NotStartedError: the runner ended with an error.
     """
     from finegrain_client.batch.status import read_status
 
@@ -67,7 +70,7 @@ def start_detached(state_file: Path) -> BatchStatus:
     start_time, deadline = datetime.now(UTC), time.monotonic() + START_TIMEOUT_S
     process = _start(state_file, log)
     while True:
-        exit_code = process.poll()  # before the look: what has ended has left what it had to
+        exit_code = process.poll()  # before the read: an ended runner has then written all
         batch = read_status(state_file)
         if exit_code not in (None, ExitCode.OK, ExitCode.THREADS_FAILED):
             raise NotStartedError(exit_code or 0, log, _last_output(log, log_offset))
@@ -89,7 +92,7 @@ def _start(state_file: Path, log: Path) -> subprocess.Popen[bytes]:
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         return subprocess.Popen(
-            # -P: no module of whoever is here counts as one of Python's.
+            # -P: modules in the current directory must not replace Python's.
             [sys.executable, "-P", "-m", "finegrain_cli", "batch", "--runner", str(state_file)],
             stdin=subprocess.DEVNULL,
             stdout=descriptor,

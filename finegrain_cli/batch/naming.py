@@ -1,6 +1,6 @@
-"""Which batch is meant: a name, the name of a state file, or its path.
+"""Finds the batch that a user means: by name, name of the state file, or path.
 
-Decides that the newest one of a name is meant. Refuses to know what is in a batch.
+If several batches have the same name, the newest one is meant.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 
 def found_batches() -> list[BatchStatus]:
-    """All batches of this user whose state files lie where they lie by default, newest last. Files
-    that are no batches, or are just being made, are passed over.
+    """Returns all batches of this user in the default folder, newest last.
+
+    Files that are not batches, or that are just being created, are skipped.
     """
     from finegrain_client.batch.status import read_status, state_files
 
@@ -32,11 +33,13 @@ def found_batches() -> list[BatchStatus]:
 
 
 def state_file_of(text: str) -> Path:
-    """The state file that is meant: by its path, else that of the newest batch of that name, or
-    whose file's name is or begins so.
+    """Returns the state file of a batch.
+
+    `text` may be, in order of priority: the path of the file, the file's name without suffix, the
+    name of a batch, the beginning of the file's name. Of several, the newest batch is chosen.
 
     Raises:
-        NotFound: there is none.
+        NotFound: there is no such batch.
     """
     from finegrain_client.batch.status import default_folder
 
@@ -60,12 +63,12 @@ def state_file_of(text: str) -> Path:
 
 
 def short_name(batch: BatchStatus) -> str:
-    """What it is called on the command line, unambiguously."""
+    """Returns the unique name of a batch on the command line."""
     return Path(batch.state_file).stem
 
 
 def command_for(state_file: Path, option: str = "--attach") -> str:
-    """The command that goes on with a batch."""
+    """Returns the command that continues a batch, or that applies `option` to it."""
     from finegrain_client.batch.status import default_folder
 
     known = state_file.parent == default_folder().absolute()

@@ -1,7 +1,5 @@
-"""How a batch gets on, for people, on standard error: a bar on a terminal, else a line now and
-then.
-
-Decides what is shown and how often. Refuses to know where progress comes from.
+"""Shows progress of a batch on standard error: a bar on a terminal, else a line from
+time to time.
 """
 
 from __future__ import annotations
@@ -22,28 +20,29 @@ if TYPE_CHECKING:
     from finegrain_client.batch.values import Progress
 
 GOING_ON = ("OPEN", "STOPPING")
-"""States in which it is worth saying what a batch waits for; later its summary says why it ended.
-"""
+"""States in which the display says what a batch waits for; later its summary says why it ended."""
 
 LINE_EVERY_S = 10.0
-"""Between two lines where there is no terminal."""
+"""Shortest time between two lines without a terminal."""
 
 
 class Display(Protocol):
-    """Whoever shows progress."""
+    """Something that shows progress."""
 
     def show(self, progress: Progress) -> None:
-        """This is how it stands now."""
+        """Shows the current progress."""
 
     def say(self, message: str) -> None:
-        """A message for people, which the bar must not tear."""
+        """Prints a message for people without breaking the bar."""
 
     def close(self) -> None:
-        """The terminal is to be as it was."""
+        """Ends the display and restores the terminal."""
 
 
 def progress_text(progress: Progress) -> str:
-    """In one line: "312 of 500 done, 12 running, 170 queued, 6 failed, 38 % of the cluster"."""
+    """Returns one line: "312 of 500 done, 12 running, 170 queued, 6 failed, 38 % of the
+    cluster".
+    """
     parts = [f"{progress.done} of {progress.threads} done", *_counts(progress)]
     if progress.failed:
         parts.append(f"{progress.failed} failed")
@@ -58,7 +57,7 @@ def progress_text(progress: Progress) -> str:
 
 @contextmanager
 def display(name: str, threads: int, *, quiet: bool = False) -> Iterator[Display]:
-    """Shows progress while the context lasts: with a bar if standard error is a terminal."""
+    """Shows progress within the context: as a bar if standard error is a terminal."""
     if quiet:
         yield _Quiet()
     elif sys.stderr.isatty():
@@ -82,7 +81,7 @@ class _Quiet:
 
 
 class _Lines:
-    """The first, the last, and one every so often in between, if anything changed."""
+    """Prints the first and the last state, and one every `LINE_EVERY_S` if anything changed."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -105,7 +104,7 @@ class _Lines:
 
 
 class _Bar:
-    """A bar of done threads, with the numbers behind it."""
+    """A bar of threads that are done, followed by numbers."""
 
     def __init__(self, name: str, threads: int) -> None:
         from rich.console import Console
@@ -133,7 +132,7 @@ class _Bar:
     def close(self) -> None:
         try:
             self._bar.stop()
-        except OSError:  # its terminal is gone; what it shows goes on
+        except OSError:  # the terminal is closed; the batch continues
             discard_standard_error()
 
     def show(self, progress: Progress) -> None:

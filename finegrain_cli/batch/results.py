@@ -1,7 +1,5 @@
-"""What a batch leaves behind: a summary on standard output, and results.json and results.csv in the
-directory for results.
-
-Decides the form of both. Refuses to know how results come about.
+"""Output of a batch: a summary on standard output, and results.json and results.csv in its
+directory.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ TAILS = ("stdout_tail", "stderr_tail")
 
 
 def print_outcome(batch: BatchStatus, form: OutputFormat) -> None:
-    """The summary of a batch; as JSON lines the results themselves, one per line."""
+    """Prints the summary of a batch; as JSON lines the result of each thread, one per line."""
     from finegrain_client.batch.status import read_thread_results
 
     if form is OutputFormat.JSONL:
@@ -37,7 +35,7 @@ def print_outcome(batch: BatchStatus, form: OutputFormat) -> None:
             print_json_line(result.to_dict())
         return
     found = read_thread_results(batch.state_file, failed_only=True)
-    if form is not OutputFormat.JSON:  # there may be a million
+    if form is not OutputFormat.JSON:  # there may be a million failures
         found = islice(found, FAILURES_SHOWN)
     failures = list(found)
     shown = {**batch_dict(batch), "failures": [each.to_dict() for each in failures]}
@@ -45,18 +43,20 @@ def print_outcome(batch: BatchStatus, form: OutputFormat) -> None:
 
 
 def batch_dict(batch: BatchStatus) -> dict[str, Any]:
-    """JSON-able form of a batch. Of the environment only the names are shown."""
+    """Returns a batch in a form for JSON. Of its environment only the names are shown."""
     shown = {"batch": short_name(batch), **batch.to_dict()}
     shown["spec"]["env"] = sorted(shown["spec"]["env"])
     return shown
 
 
 def write_results(batch: BatchStatus) -> None:
-    """Writes results.json (everything) and results.csv (a row per thread) into the directory for
-    results, each whole or not at all. Nothing where the batch has no such directory.
+    """Writes results.json (everything) and results.csv (a row per thread) into the results
+    directory.
+
+    Each file is replaced atomically. A batch without a results directory writes nothing.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: a file cannot be written.
     """
     from finegrain_client.batch.status import read_thread_results
 
@@ -124,6 +124,6 @@ def _text(batch: BatchStatus, failures: list[ThreadResult]) -> str:
 
 
 def _why(result: ThreadResult) -> str:
-    """How it ended, in one line."""
+    """Returns in one line how a thread ended."""
     tries = f" ({result.attempts} attempts)" if result.attempts > 1 else ""
     return " ".join((result.message or result.reason).split()) + tries

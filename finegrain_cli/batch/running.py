@@ -1,8 +1,7 @@
-"""What happens between `finegrain batch` and its exit code: a batch is begun, taken up, shown, or
-stopped; its results are written down, and told.
+"""The main sequence of `finegrain batch`: start, continue, follow or stop a batch, and report it.
 
-Decides exit codes, and what Ctrl-C means: once, the batch stops and can be taken up again; twice,
-this process ends at once, and the batch can be taken up all the same.
+Exit codes are chosen here. The first Ctrl-C stops the batch, which can be continued later. The
+second one ends this process at once; the batch can still be continued.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from finegrain_client.batch.values import BatchState
 if TYPE_CHECKING:
     from finegrain_client.batch.spec import BatchSpec
 
-OUTAGE_S = 60.0  # one call, with all its tries; the runner itself tries on
+OUTAGE_S = 60.0  # limit of one call with all retries; the runner itself keeps retrying
 COMPANION_SUFFIXES = ("-wal", "-shm", ".lock", detached.LOG)
-"""What lies beside a state file, and goes with it; nothing else is touched."""
+"""Files beside a state file that are removed together with it; no others are."""
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
-    """What the command was told besides."""
+    """Options of the command, besides the description of the batch."""
 
     form: OutputFormat
     quiet: bool = False
@@ -50,10 +49,16 @@ class BatchOptions:
 
 
 def start(spec: BatchSpec, state: str, results: str, options: BatchOptions) -> int:
-    """A new batch; answers with the exit code.
+    """Starts a new batch and returns the exit code.
+
+    Args:
+        spec: the batch.
+        state: path of the state file; empty: a new file in the default folder.
+        results: directory for results; empty: none.
+        options: of the command.
 
     Raises:
-        FinegrainError: it could not be begun; nothing is left of it.
+        FinegrainError: the batch could not be started; nothing is left of it.
     """
     asyncio.run(_check_connection())
     path = Path(state).absolute() if state else default_state_file(spec.name)
@@ -67,10 +72,10 @@ def start(spec: BatchSpec, state: str, results: str, options: BatchOptions) -> i
 
 
 def attach(name: str, options: BatchOptions) -> int:
-    """Shows a batch that somebody works on, or goes on with one that nobody does.
+    """Follows a batch that a process works on, or continues one without a process.
 
     Raises:
-        FinegrainError: there is no such batch, or it could not be gone on with.
+        FinegrainError: there is no such batch, or it could not be continued.
     """
     path = state_file_of(name)
     if options.detach and (batch := read_status(path)).is_worked_on:
@@ -92,10 +97,10 @@ def attach(name: str, options: BatchOptions) -> int:
 
 
 def stop(name: str, options: BatchOptions) -> int:
-    """Tells whoever works on a batch to stop, and says how it stands then.
+    """Asks the runner of a batch to stop, waits for it, and prints the state of the batch.
 
     Raises:
-        FinegrainError: there is no such batch, or its runner cannot be told.
+        FinegrainError: there is no such batch, or its runner could not be stopped.
     """
     path = state_file_of(name)
     batch = attached.stop(path)
@@ -108,11 +113,13 @@ def stop(name: str, options: BatchOptions) -> int:
 
 
 def work_on(path: Path, options: BatchOptions) -> int:
-    """Works on a batch that nobody works on, until it is done, stopped, or Ctrl-C; tells how it
-    came out.
+    """Works on a batch that no other process works on; reports the outcome and returns the exit
+    code.
+
+    It returns when the batch is done or stopped, or after Ctrl-C.
 
     Raises:
-        FinegrainError: it could not be gone on with.
+        FinegrainError: the batch could not be continued.
     """
     spec = read_status(path).spec
     try:
@@ -130,7 +137,7 @@ def work_on(path: Path, options: BatchOptions) -> int:
 
 
 async def _work(path: Path, shown: Display, *, retry_failed: bool) -> int:
-    """Works on it; the number of the signal that asked for its end, or 0."""
+    """Works on the batch; returns the number of the termination signal that arrived, or 0."""
     async with open_cluster_async(OUTAGE_S) as cluster:
         job = BatchJob(cluster, state_file=path)
         signals = _Signals(job, path, shown)
@@ -139,7 +146,9 @@ async def _work(path: Path, shown: Display, *, retry_failed: bool) -> int:
 
 
 class _Signals:
-    """Ctrl-C and its like: once, the batch stops; twice, this process ends."""
+    """Handles SIGINT, SIGTERM and SIGHUP: the first stops the batch, the second ends
+    this process.
+    """
 
     def __init__(self, job: BatchJob, path: Path, shown: Display) -> None:
         self.first = 0
@@ -150,27 +159,27 @@ class _Signals:
         loop = asyncio.get_running_loop()
         for number in ENDING_SIGNALS:
             hardened = number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
-            if not hardened:  # else somebody has said nohup
+            if not hardened:  # under nohup, SIGHUP stays ignored
                 loop.add_signal_handler(number, self._take, number)
 
     def _take(self, number: int) -> None:
         if self.first:
             self._shown.close()
             say(f"finegrain: ended at once; go on with {command_for(self._path)}")
-            os._exit(ExitCode.SIGNAL + number)  # whatever counts is on disk already
+            os._exit(ExitCode.SIGNAL + number)  # the state is on disk already
         self.first = number
         self._cancelling = asyncio.ensure_future(self._job.cancel())
         self._shown.say("finegrain: stopping what runs; once more to end at once")
 
 
 async def _end_leftover_job(path: Path) -> None:
-    """Ends the job that a runner may have left when it was killed."""
+    """Ends the job of a runner that was killed before it could do that."""
     async with open_cluster_async(PATIENCE_S) as cluster:
         await BatchJob(cluster, state_file=path).cancel()
 
 
 async def _check_connection() -> None:
-    """One who has mistyped the address learns it before anything is made."""
+    """Connects once, so that a wrong address fails before any file is created."""
     async with open_cluster_async(PATIENCE_S) as cluster:
         await cluster.info()
 
@@ -198,7 +207,9 @@ def _print_detached(batch: BatchStatus, options: BatchOptions, where: str) -> in
 
 
 def _remove_unless_started(path: Path) -> None:
-    """Removes the state file of a batch that never had a job: nobody will want to go on with it."""
+    """Removes the state file of a batch that never had a job, since there is nothing to
+    continue.
+    """
     with suppress(FinegrainError):
         batch = read_status(path)
         if not (batch.job_id or batch.is_worked_on):
@@ -223,7 +234,7 @@ def _write_error(error: OSError, path: Path) -> ConfigurationError:
 
 
 def _report_outcome(batch: BatchStatus, options: BatchOptions) -> int:
-    """Says how a batch came out; the exit code that says the same."""
+    """Prints how a batch ended and returns the exit code for that."""
     _keep_results(batch)
     print_outcome(batch, options.form)
     progress = batch.progress

@@ -1,1 +1,3 @@
-"""The commands, by what they are about. Each module registers its own; imports stay inside."""
+"""The commands, one module per topic. Each module registers its commands, and imports
+inside them.
+"""

@@ -1,4 +1,4 @@
-"""`finegrain advise`: into how many threads a job's work should be split."""
+"""`finegrain advise`: recommends into how many threads a job's work should be split."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command of this module."""
+    """Registers the command of this module."""
     app.command()(reporting_errors(advise))
 
 
@@ -61,7 +61,7 @@ def advise(
 
 
 def advice_text(advice: fg.ThreadAdvice) -> str:
-    """The recommendation first, then what it goes by, then what is to be kept in mind."""
+    """Returns the recommendation, then the observations it is based on, then caveats."""
     number = advice.threads_recommended
     others = [
         f"{count} {what}"

@@ -1,5 +1,5 @@
-"""`finegrain batch`: one command for each of many threads of work; `finegrain batches`: which there
-are.
+"""`finegrain batch` runs one command for each of many threads of work; `finegrain batches` lists
+batches.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ ONE_OF = "--threads N and -- COMMAND, or else --attach NAME, or --stop NAME"
 
 
 class OnFailure(StrEnum):
-    """What becomes of the others when a thread has failed for good."""
+    """What happens to the other threads when a thread has finally failed."""
 
     CONTINUE = "continue"
     STOP = "stop"
 
 
 def _names(incomplete: str) -> list[str]:
-    """Batches whose names begin so, for the completion of shells."""
+    """Returns names of batches that begin like this, for shell completion."""
     from finegrain_client.batch.status import state_files
 
     return [path.stem for path in state_files() if path.stem.startswith(incomplete)]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
+    """Registers the commands of this module."""
     settings = {"allow_interspersed_args": False}
     app.command(context_settings=settings)(reporting_errors(batch))
     app.command()(reporting_errors(batches))
@@ -261,9 +261,10 @@ def batches(
 
 
 def _directory(program: str, cwd: str) -> str:
-    """Where to run: a program that is named by a relative path is meant to be where its caller is.
+    """Returns the working directory of the command; empty: a scratch directory.
 
-    A program such as ./work.sh would not be found in a scratch directory.
+    A program with a relative path, such as ./work.sh, runs in the caller's directory, because it
+    would not be found in a scratch directory.
     """
     if cwd:
         return str(Path(cwd).absolute())

@@ -1,8 +1,7 @@
-"""Start the daemons: the resource manager, an executor, or both for one person.
+"""Commands that start daemons: the resource manager, an executor, or a whole local cluster.
 
-The flags of the two daemons are the keys of the configuration, so they are made only when one of
-these commands is asked for. Nothing here imports gRPC: an executor's helper has to be started
-before that.
+The daemons' flags are generated from the keys of the configuration, only when one of these commands
+is used. Nothing here imports gRPC, because an executor's helper must be started before that.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ EXECUTOR_SECTIONS = ("executor", "log")
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
+    """Registers the commands of this module."""
     app.command()(reporting_errors(up))
     for name, help_, group in (
         ("rm", "The resource manager as a daemon.", _ResourceManagerGroup),
@@ -179,7 +178,9 @@ def serve_helper(config: ConfigOption = "", **given: Any) -> None:
 
 
 def _need(extra: str, *modules: str) -> None:
-    """A missing extra is named, instead of a traceback. Looks without importing."""
+    """Raises an error that names the extra to install if modules are missing; imports
+    none of them.
+    """
     from importlib.util import find_spec
 
     missing = [module for module in modules if find_spec(module) is None]
@@ -192,7 +193,9 @@ def _need(extra: str, *modules: str) -> None:
 
 
 class _LateGroup(TyperGroup):
-    """A group whose commands are made when somebody asks for them."""
+    """A group whose commands are created when they are used, since their flags are costly to
+    generate.
+    """
 
     sections: tuple[str, ...]
     serves: ClassVar[dict[str, Any]]

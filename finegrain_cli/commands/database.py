@@ -1,4 +1,4 @@
-"""Look after the database of the resource manager: `finegrain db ...`."""
+"""`finegrain db ...`: maintains the database of the resource manager."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FINDINGS = (
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
+    """Registers the commands of this module."""
     group = typer.Typer(no_args_is_help=True)
     for command in (upgrade, check, backup, restore, raise_epoch):
         group.command()(reporting_errors(command))
@@ -154,18 +154,23 @@ def raise_epoch(
 
 
 def _url(given: str, *, make: bool = False) -> str:
-    """Which database; `make`: the resource manager's state directory, too, as its start would."""
+    """Returns the URL of the database.
+
+    Args:
+        given: on the command line; empty: that of the configuration.
+        make: create the resource manager's state directory, as its own start does.
+    """
     from finegrain_cli.config.daemon_options import database_url, rm_state_dir
 
     settings = current().configuration().settings
     if make and not given and not settings.rm.database:
-        with suppress(OSError):  # then the database says what is wrong with its folder
+        with suppress(OSError):  # the database reports the problem with its folder
             rm_state_dir(settings.rm).mkdir(mode=0o700, parents=True, exist_ok=True)
     return given or database_url(settings)
 
 
 def _shown(url: str) -> str:
-    """Without the password."""
+    """Returns the URL without the password."""
     from resource_manager.storage.location import DatabaseUrl
 
     return str(DatabaseUrl.parse(url))

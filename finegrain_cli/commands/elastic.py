@@ -1,4 +1,4 @@
-"""Growing and shrinking: slots that change their size, executors that come and go as needed."""
+"""Commands for elasticity: resizes of slots, and executors that are started on demand."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from finegrain_client.blocking import Cluster
 
 WATCH_INTERVAL_S = 0.5
-QUIET_S = 1.5  # waiting is not worth a word before
+QUIET_S = 1.5  # a shorter wait is not worth a message
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
+    """Registers the commands of this module."""
     for command in (resize, providers):
         app.command()(reporting_errors(command))
 
@@ -104,7 +104,7 @@ def resize(
 
 @contextmanager
 def _explaining_wait(cluster: Cluster, allocation_id: str) -> Iterator[None]:
-    """Says once, when it takes a while, what a change of size waits for."""
+    """Prints once why a resize waits, if it takes longer than `QUIET_S`."""
 
     def explain() -> None:
         with suppress(FinegrainError):

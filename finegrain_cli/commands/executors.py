@@ -1,6 +1,6 @@
-"""`finegrain executors`: the list, and settings of how their hosts give cpus.
+"""`finegrain executors`: lists executors, and shows or sets how their hosts assign cpus.
 
-Decides what `executors ID` means: the list, unless ID is the name of a command.
+`executors ID` lists that executor, unless ID is the name of a subcommand.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DefaultsOption = Annotated[
 
 
 class _ListUnlessNamed(TyperGroup):
-    """`executors [ID]` is `executors list [ID]`."""
+    """A group in which `executors [ID]` means `executors list [ID]`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = args and (args[0] in self.commands or args[0] == "--help")
@@ -46,7 +46,7 @@ class _ListUnlessNamed(TyperGroup):
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
+    """Registers the commands of this module."""
     from finegrain_cli.commands.lists import executors
 
     group = typer.Typer(cls=_ListUnlessNamed)
@@ -175,14 +175,18 @@ def set_(
 
 
 def _subject(executor: str, *, defaults: bool) -> str | None:
-    """The executor that is meant; None: the cluster."""
+    """Returns the executor to change; None for the cluster's defaults.
+
+    Raises:
+        InvalidArgument: both an executor and --defaults are given, or neither.
+    """
     if defaults == bool(executor):
         raise InvalidArgument("EXECUTOR", executor, "either the name of an executor, or --defaults")
     return executor or None
 
 
 def _word(label: str, text: str) -> str | None:
-    """The word in its own spelling; None: it was not given."""
+    """Returns the word in its canonical spelling; None if it was not given."""
     if not text:
         return None
     from finegrain.cpu_words import read_word

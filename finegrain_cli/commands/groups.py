@@ -1,4 +1,4 @@
-"""`finegrain groups`: resource groups, what they get, their weights and limits."""
+"""`finegrain groups`: shows resource groups with their shares, and sets weights and limits."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ WATCH_INTERVAL_S = 1.0
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 NONE = "none"
 
-_AMOUNT = re.compile(r"[0-9]{1,18}")  # whether it is too large, the client says
+_AMOUNT = re.compile(r"[0-9]{1,18}")  # the client checks for too large amounts
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME")]
 JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
+    """Registers the commands of this module."""
     group = typer.Typer(invoke_without_command=True)
     group.callback()(reporting_errors(show))
     group.command(name="set")(reporting_errors(set_))

@@ -1,4 +1,6 @@
-"""What this host has, what is wrong with it, and how an executor sees it."""
+"""Commands about hosts: what this host has, what is wrong with it, how an executor's
+cpus are used.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,13 @@ FINDINGS = (
     Column("finding", lambda row: row["message"]),
 )
 REPORTED = ("cpus", "announced", "now", "settings", "zones", "pools", "lost_cpus")
-"""What the report on an executor's cpus adds to the executor."""
+"""Keys that the report on an executor's cpus adds to the executor's JSON form."""
 
 STYLES = {"ok": Style.GOOD, "warn": Style.DOUBTFUL, "fail": Style.BAD}
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
+    """Registers the commands of this module."""
     for command in (detect, topo, doctor):
         app.command()(reporting_errors(command))
 
@@ -168,7 +170,12 @@ def _lines(rows: list[dict[str, str]]) -> list[str]:
 
 
 def _executor_id(cluster: Cluster, text: str) -> str:
-    """The full id: exactly this one, else the only one that begins so."""
+    """Returns the full id of an executor: an exact match, or the only one that begins like this.
+
+    Raises:
+        NotFound: there is no such executor.
+        InvalidArgument: there are several.
+    """
     ids = [each.executor_id for each in cluster.executors()]
     found = [text] if text in ids else [each for each in ids if each.startswith(text)]
     if not found:

@@ -1,4 +1,6 @@
-"""What there is: executors, slots, requests, jobs, events, and one screen of it all."""
+"""Commands that list executors, slots, requests, jobs and events, and one that summarises the
+state.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ AllOption = Annotated[bool, typer.Option("--all", help="Ended ones, too.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
+    """Registers the commands of this module."""
     for command in (status, slots, requests, jobs, events):
         app.command()(reporting_errors(command))
 
@@ -130,7 +132,8 @@ def requests(
     with open_cluster() as cluster:
 
         def read() -> Rows:
-            # A member of a range may stand within an entry that is named for another one.
+            # "ID.7" is a member of a range. A list without ids may show it within an entry that
+            # has the id of another member, so the request names it.
             only = [allocation_id] if "." in allocation_id else []
             found = cluster.requests(job_id=job, allocation_ids=only)
             if all_ or allocation_id:
@@ -199,7 +202,12 @@ def _follow_events(cluster: Cluster, subject_id: str, newest: int, output: Outpu
 
 
 def _chosen(rows: Rows, key: str, wanted: str, reason: Reason) -> Rows:
-    """The row of that id, else those whose id begins so; all if nothing was asked."""
+    """Returns the row with this id, or else those whose id begins with it; all rows for an empty
+    id.
+
+    Raises:
+        NotFound: there is no such row.
+    """
     if not wanted:
         return rows
     exact = [row for row in rows if row[key] == wanted]
@@ -230,7 +238,9 @@ def _show(
 
 
 def _watch_lines(key: str, read: Callable[[], Rows]) -> None:
-    """One line per row that came or changed; a row that went is {key: id, "gone": true}."""
+    """Prints a line per row that is new or changed, and {key: id, "gone": true} per row that is
+    gone.
+    """
     before: dict[str, Mapping[str, Any]] = {}
     while True:
         now = {str(row[key]): row for row in read()}

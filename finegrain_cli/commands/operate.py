@@ -1,4 +1,4 @@
-"""The levers of operators, and the answer to "why does it wait"."""
+"""Commands for operators: drain, release, terminate and others; and `explain`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what wou
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
+    """Registers the commands of this module."""
     for command in (explain, drain, undrain, forget, release, terminate):
         app.command()(reporting_errors(command))
 

@@ -1,4 +1,4 @@
-"""`finegrain run`: one command in one slot, as if it ran here."""
+"""`finegrain run`: runs one command in one slot, as if it ran in this terminal."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PLACEMENTS = ("anywhere", "same-executor", "same-label", "spread")
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command of this module."""
+    """Registers the command of this module."""
     settings = {"allow_interspersed_args": False}
     app.command(context_settings=settings)(run)
 

@@ -1,4 +1,4 @@
-"""The configuration in force, the version, and completion for shells."""
+"""Commands that show the effective configuration, the version, and shell completion."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Shell(StrEnum):
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this module."""
+    """Registers the commands of this module."""
     config = typer.Typer(no_args_is_help=True)
     config.command()(reporting_errors(show))
     config.command()(reporting_errors(check))

@@ -1,4 +1,6 @@
-"""`finegrain simulate ...`: the real rules in virtual time; no cluster is needed or touched."""
+"""`finegrain simulate ...`: runs the real engine in virtual time; no cluster is needed
+or changed.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ NO_HALF_LIFE_ALIAS = "none"
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the commands of this module, and `figures`."""
+    """Registers the commands of this module, and `figures`."""
     group = typer.Typer(no_args_is_help=True)
     group.command()(reporting_errors(trace))
     simulate_figures.register(group)
@@ -201,7 +203,7 @@ def _weights(text: str) -> dict[str, float]:
 
 
 def _progress(order: str) -> Progress | None:
-    """Tells how far it is, where somebody looks."""
+    """Returns a function that shows progress, if standard error is a terminal."""
     if not sys.stderr.isatty():
         return None
 
@@ -228,7 +230,11 @@ def _check_plots(names: list[str]) -> None:
 
 
 def _check_output_files(names: list[str]) -> None:
-    """Before a replay that may take minutes, not after it."""
+    """Checks paths of output files before a replay, which may take minutes.
+
+    Raises:
+        ConfigurationError: a path is a directory, or is in a folder that does not exist.
+    """
     for name in names:
         path = Path(name)
         if path.is_dir() or not path.parent.is_dir():

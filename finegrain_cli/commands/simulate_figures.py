@@ -1,4 +1,6 @@
-"""`finegrain simulate figures`: Figures 3-1 to 3-10, run by the real engine, as text and as PNG."""
+"""`finegrain simulate figures`: runs Figures 3-1 to 3-10 with the real engine; draws
+text and PNG.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    """Adds the command to `finegrain simulate`."""
+    """Registers the command with `finegrain simulate`."""
     app.command()(reporting_errors(figures))
 
 

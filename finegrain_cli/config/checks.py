@@ -1,6 +1,6 @@
-"""What is wrong with a configuration although every single value can be read.
+"""Checks of a configuration beyond single values: their combinations, and the files they name.
 
-Decides by the values and by the files that they name; starts nothing and connects to nothing.
+Nothing is started and no connection is opened.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAIRS = (
 
 
 def find_problems(settings: Settings) -> list[str]:
-    """One line per problem, each with the key and the way out."""
+    """Returns one line per problem, each with the key and what to do."""
     return [
         *_addresses(settings),
         *_beyond_loopback(settings),
@@ -77,7 +77,7 @@ def _beyond_loopback(settings: Settings) -> Iterator[str]:
                     f"{name}.tls_certificate and {name}.tls_key, or {name}.insecure if you mean it"
                 )
         except FinegrainError:
-            continue  # no address at all: said above
+            continue  # not an address; `_addresses` reports it
 
 
 def _files(settings: Settings) -> Iterator[str]:
@@ -125,10 +125,12 @@ def _cpus(settings: Settings) -> Iterator[str]:
 
 
 def _providers(settings: Settings) -> Iterator[str]:
-    """What is wrong in the providers' file; of shares, what this host does not have."""
+    """Reports what is invalid in the providers' file, including shares that this host does not
+    have.
+    """
     file = Path(settings.rm.providers_file)
     if not settings.rm.providers_file or not os.access(file, os.R_OK):
-        return  # said above
+        return  # `_files` reports it
     from resource_manager.providers.config import read_providers
 
     try:

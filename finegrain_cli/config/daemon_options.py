@@ -1,4 +1,4 @@
-"""Makes the daemons' options out of settings. What is not set stays at the daemon's own default."""
+"""Converts settings to the daemons' options. What is not set keeps the daemon's own default."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DATABASE_FILE = "finegrain.db"
 
 
 def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
-    """Options of `finegrain rm serve`."""
+    """Returns the options of `finegrain rm serve`."""
     rm = settings.rm
     return ResourceManagerOptions(
         state_dir=rm_state_dir(rm),
@@ -59,7 +59,7 @@ def resource_manager_options(settings: Settings) -> ResourceManagerOptions:
 
 
 def fairness_options(settings: Settings) -> Fairness:
-    """Who is served next, as the section `fairness` says."""
+    """Returns the options of the section `fairness`."""
     section = settings.fairness
     return Fairness(
         order=cast("Order", section.order),
@@ -75,7 +75,7 @@ def fairness_options(settings: Settings) -> Fairness:
 
 
 def task_executor_options(settings: Settings) -> TaskExecutorOptions:
-    """Options of `finegrain executor serve`."""
+    """Returns the options of `finegrain executor serve`."""
     own = settings.executor
     name = own.executor_id or "executor"
     return TaskExecutorOptions(
@@ -133,12 +133,12 @@ def task_executor_options(settings: Settings) -> TaskExecutorOptions:
 
 
 def rm_state_dir(rm: RmSection) -> Path:
-    """The resource manager's state directory."""
+    """Returns the resource manager's state directory."""
     return Path(rm.state_dir) if rm.state_dir else state_directory("rm")
 
 
 def database_url(settings: Settings) -> str:
-    """URL of the resource manager's database."""
+    """Returns the URL of the resource manager's database."""
     path = (rm_state_dir(settings.rm) / DATABASE_FILE).absolute()
     return settings.rm.database or f"sqlite:///{path}"
 
@@ -155,14 +155,17 @@ def _listen(section: ListenSection) -> ListenOptions:
 
 
 def tls_options(ca: str, certificate: str, key: str) -> TlsOptions | None:
-    """TLS by the files named; None where none is."""
+    """Returns TLS options with these files; None if all are empty."""
     if not (ca or certificate or key):
         return None
     return TlsOptions(ca=_path(ca), certificate=_path(certificate), key=_path(key))
 
 
 def _executor_tls(rm: RmSection) -> TlsOptions | None:
-    """A certificate and its key replace the RM's own together: one does not go with another's."""
+    """Returns the resource manager's TLS options as a client of executors.
+
+    Certificate and key are only replaced together, since a key fits only its own certificate.
+    """
     own = rm.executor_tls_certificate or rm.executor_tls_key
     certificate, key = (
         (rm.executor_tls_certificate, rm.executor_tls_key)

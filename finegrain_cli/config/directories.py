@@ -1,4 +1,6 @@
-"""Where state and sockets lie when nobody says: system directories for root, else XDG ones."""
+"""Default directories of state and sockets: system directories for root, XDG directories for
+others.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ SYSTEM_RUN = Path("/run/finegrain")
 
 
 def state_directory(part: str) -> Path:
-    """Default state directory of "rm" or "executor"."""
+    """Returns the default state directory of "rm" or "executor"."""
     if os.geteuid() == 0:
         return SYSTEM_STATE / part
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
@@ -22,7 +24,10 @@ def state_directory(part: str) -> Path:
 
 
 def run_directory(part: str) -> Path:
-    """Default directory of sockets and notes; short: socket paths have 107 bytes at most."""
+    """Returns the default directory of sockets and notes.
+
+    Its path must be short, because a socket's path has at most 107 bytes.
+    """
     chosen = os.environ.get("FINEGRAIN_RUN_DIR")
     if chosen:
         return Path(chosen) / part
@@ -35,10 +40,10 @@ def run_directory(part: str) -> Path:
 
 
 def make_private(directory: Path) -> None:
-    """Makes a directory of `run_directory` and its parent, or checks that they are ours alone.
+    """Creates a directory of `run_directory` and its parent, or checks that they are private.
 
     Raises:
-        ConfigurationError: somebody else could have put something in there.
+        ConfigurationError: it cannot be created, or another user could have written to it.
     """
     for path in (directory.parent, directory):
         try:
@@ -58,7 +63,9 @@ def make_private(directory: Path) -> None:
 
 
 def is_private(path: Path) -> bool:
-    """Whether a file or directory is no link, and only we or root can have written it."""
+    """Returns whether only this user or root can write to a file or directory, and it is no
+    symlink.
+    """
     try:
         found = path.lstat()
     except OSError:

@@ -1,6 +1,6 @@
-"""Flags of a command, made of the keys of the configuration, so that every key has its flag.
+"""Generates the flags of a command from the keys of the configuration, so that every key has one.
 
-Decides their names and help. A flag is read by the same code as the key of a file.
+A flag's value is decoded by the same code as the value of a key in a file.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _METAVARS = {"manager": "HOST:PORT[,...]", "labels": "KEY=VALUE", "memory_pools"
 
 
 def parameters(*sections: str) -> list[inspect.Parameter]:
-    """One parameter of a typer command per key, and a hidden one per old name of it; None means
-    that the flag was not given.
+    """Returns one parameter of a typer command per key, and a hidden one per old name of the key.
+
+    The value None means that the flag was not given.
     """
     keys = [key for section in sections for key in keys_of(section)]
     return [
@@ -32,7 +33,7 @@ def parameters(*sections: str) -> list[inspect.Parameter]:
 
 
 def flags_given(sections: tuple[str, ...], given: Mapping[str, Any]) -> list[Flag]:
-    """The flags that were given, by the values of the `parameters`."""
+    """Returns the flags that were given, from the values of the `parameters`."""
     found: list[Flag] = []
     for key in (key for section in sections for key in keys_of(section)):
         for name in (*old_names(key.section, key.name), key.name):
@@ -48,8 +49,9 @@ def flags_given(sections: tuple[str, ...], given: Mapping[str, Any]) -> list[Fla
 
 
 def flag_name(key: Key, name: str = "") -> str:
-    """The flag of a key: "--log-level" for log.level, "--listen" for rm.listen; with `name` as it
-    is for that, older, name of the key.
+    """Returns the flag of a key: "--log-level" for log.level, "--listen" for rm.listen.
+
+    With `name`, an older name of the key, it returns the flag of that name.
     """
     name = name or key.name
     name = _NAMES.get(name, name.replace("_", "-"))
@@ -103,5 +105,5 @@ def _value(given: Any) -> Any:
     if not isinstance(given, list):
         return given
     if not all("=" in each for each in given):
-        return ",".join(given)  # refused with the words for this key
+        return ",".join(given)  # decoding fails with this key's error
     return {name: text for name, _, text in (each.partition("=") for each in given)}

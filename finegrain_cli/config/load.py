@@ -1,7 +1,8 @@
-"""Merges the configuration and remembers where each value came from.
+"""Merges the configuration and records where each value comes from.
 
-Order, strongest first: flags, environment (FINEGRAIN_RM__LISTEN), the named file or the user's, the
-host's file, defaults. A key that nobody knows is refused with the nearest one that exists.
+Order, highest priority first: flags, environment (FINEGRAIN_RM__LISTEN), the file given with
+--config or else the user's file, the host's file, defaults. An unknown key is an error that names
+the nearest known key.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Configuration:
 
     Attributes:
         settings: all of them.
-        origins: for "section.key" where a value that is set came from.
-        warnings: names that were used and are no longer the right ones, in sentences.
+        origins: for each "section.key" that is set, where its value comes from.
+        warnings: one sentence for each deprecated name that was used.
     """
 
     settings: Settings
@@ -43,7 +44,7 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A value of the command line for one key; `name` as people write it ("--listen")."""
+    """A value of the command line for one key; `name` is as typed ("--listen")."""
 
     name: str
     section: str
@@ -58,15 +59,15 @@ def load_configuration(
     environment: Mapping[str, str] | None = None,
     flags: Sequence[Flag] = (),
 ) -> Configuration:
-    """Reads and merges everything.
+    """Reads and merges the configuration.
 
     Args:
-        config_file: instead of the user's own file.
-        environment: instead of the process's.
-        flags: what the command line says, strongest of all.
+        config_file: replaces the user's own file.
+        environment: replaces that of the process.
+        flags: of the command line; they have the highest priority.
 
     Raises:
-        ConfigurationError: a file is missing or no TOML, a key is unknown, a value is wrong.
+        ConfigurationError: a file is missing or not TOML, a key is unknown, or a value is invalid.
     """
     environment = os.environ if environment is None else environment
     given = [
@@ -76,7 +77,7 @@ def load_configuration(
 
 
 def _merged(layers: Iterable[tuple[str, list[Value]]]) -> Configuration:
-    """Merges layers, the weakest first, each with where its values come from."""
+    """Merges layers, lowest priority first; each is the origin and its values."""
     merged: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
     warnings: list[str] = []
@@ -90,13 +91,13 @@ def _merged(layers: Iterable[tuple[str, list[Value]]]) -> Configuration:
 
 
 def user_file(environment: Mapping[str, str]) -> Path:
-    """Where the user's own configuration file would be."""
+    """Returns the path of the user's configuration file, whether it exists or not."""
     base = environment.get("XDG_CONFIG_HOME") or Path(environment.get("HOME", "/")) / ".config"
     return Path(base) / "finegrain" / "config.toml"
 
 
 class Value(NamedTuple):
-    """One value of a layer; `warning` if it was given under an old name."""
+    """One value of a layer; `warning` is set if it was given under an old name."""
 
     section: str
     key: str
@@ -105,10 +106,11 @@ class Value(NamedTuple):
 
 
 def check_file(path: Path) -> Configuration:
-    """The configuration of one file alone, with defaults.
+    """Returns the configuration of one file alone, with defaults.
 
     Raises:
-        ConfigurationError: it cannot be read, is no TOML, has an unknown key or a wrong value.
+        ConfigurationError: the file cannot be read or is not TOML, a key is unknown, or a value is
+            invalid.
     """
     return _merged([(str(path), _from_file(path))])
 
@@ -156,7 +158,7 @@ def _from_file(path: Path) -> list[Value]:
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, list[Value]]]:
     for name, text in sorted(environment.items()):
         if not name.startswith(ENV_PREFIX) or ENV_SEPARATOR not in name:
-            continue  # FINEGRAIN_MANAGER and the like belong to flags and to tasks
+            continue  # FINEGRAIN_MANAGER and similar variables are for flags and tasks
         section, _, given_name = name.removeprefix(ENV_PREFIX).lower().partition(ENV_SEPARATOR)
         key = RENAMED.get((section, given_name), given_name)
         _check_section(section, name)
@@ -208,7 +210,7 @@ def _validated(merged: dict[str, dict[str, Any]], origins: Mapping[str, str]) ->
 
 
 def _given(problem: Any) -> str:
-    """The value as people wrote it, or would write it where it has been read already."""
+    """Returns the value as typed, or, if it was already decoded, in the unit that people use."""
     value, kind = problem["input"], _kind(problem)
     return amount_text(kind, value) if kind and type(value) is int else repr(value)
 
@@ -219,7 +221,7 @@ def _kind(problem: Any) -> Kind | None:
 
 
 def _expected(problem: Any) -> str:
-    """What was expected, in the units that people write."""
+    """Returns what is allowed, in the unit that people use."""
     context = problem.get("ctx", {})
     bounds = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
     for bound, words in bounds.items():

@@ -1,8 +1,8 @@
-"""Every key that can be configured, once: its name, its unit, its default and its help.
+"""The model of the configuration: for every key its name, unit, default and help.
 
-The model is what `config show` prints, what docs/configuration.md lists, and what the daemons'
-options are made from. Amounts are written as people write them ("256M", "0.5", "10m"); what comes
-out are bytes, thousandths of a core and milliseconds. Defaults stand in those units already.
+`config show` prints it, docs/configuration.md is generated from it, and the daemons' options are
+made from its values. Amounts are typed with units ("256M", "0.5", "10m"). Decoded values and
+defaults are in bytes, thousandths of a core and milliseconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FAIRNESS = Fairness()
 
 
 class Kind(StrEnum):
-    """What a number counts, where people write it with a unit."""
+    """What a number counts, if people type it with a unit."""
 
     SIZE = "bytes"
     CPU = "thousandths of a core"
@@ -69,7 +69,7 @@ def _pairs(value: Any) -> Any:
 
 
 def _word(kind: type[StrEnum], *without: StrEnum) -> BeforeValidator:
-    """Reads a word of a vocabulary; empty: it is not said."""
+    """Decodes a word of a vocabulary; an empty text means that it is not set."""
 
     def read(value: Any) -> Any:
         if not value or not isinstance(value, str):
@@ -89,7 +89,8 @@ DurationOrNever = Annotated[
     int | None,
     _reader(parse_duration_ms),
     Kind.DURATION,
-    BeforeValidator(lambda value: None if value == "never" else value),  # the last one reads first
+    # The last validator runs first, so the parser never sees "never".
+    BeforeValidator(lambda value: None if value == "never" else value),
 ]
 HalfLife = Annotated[
     int | None,
@@ -109,7 +110,7 @@ DefaultExclusive = Annotated[str, _word(ExclusivePolicy, ExclusivePolicy.DEFAULT
 
 
 class Section(BaseModel):
-    """A table of the file; keys that it does not know are refused."""
+    """A table of the file; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid")
 

@@ -1,6 +1,7 @@
-"""The table of all keys in docs/configuration.md, made of the model.
+"""Generates the table of all keys in docs/configuration.md from the model.
 
-`python -m finegrain_cli.config.reference` writes it into the page; a test proves it current.
+`python -m finegrain_cli.config.reference` writes it into the page; a test checks that the page is
+up to date.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ COMMANDS = {
 
 
 def reference() -> str:
-    """One table per section: key, flag, default, meaning."""
+    """Returns one table per section: key, flag, default, meaning."""
     parts = [BEGIN]
     for section, holder in Settings.model_fields.items():
         model = holder.annotation
@@ -41,7 +42,7 @@ def reference() -> str:
 
 
 def updated(page: str) -> str:
-    """The page with today's tables between the marks."""
+    """Returns the page with current tables between the marks."""
     before, _, rest = page.partition(BEGIN)
     return before + reference() + rest.partition(END)[2]
 

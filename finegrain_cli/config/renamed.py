@@ -1,4 +1,4 @@
-"""Keys that got another name. The old one is accepted for one minor version, with a warning."""
+"""Keys that were renamed. The old name is accepted for one minor version, with a warning."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ RENAMED: Mapping[tuple[str, str], str] = {
     ("fairness", "service"): "usage_measure",
     ("fairness", "tally_interval"): "usage_interval",
 }
-"""New name by section and old name; from 0.2 on, to be dropped with 0.3."""
+"""New name by section and old name; deprecated since 0.2, to be removed in 0.3."""
 
 
 def old_names(section: str, key: str) -> list[str]:
-    """The names that a key had before."""
+    """Returns the former names of a key."""
     return [old for (place, old), new in RENAMED.items() if (place, new) == (section, key)]
 
 
 def renaming_warning(old: str, new: str) -> str:
-    """What whoever uses an old name is told; both names as the user writes them."""
+    """Returns the warning for the use of an old name; both names are as the user types them."""
     return f"{old} is now called {new}; the old name goes with the next minor version"

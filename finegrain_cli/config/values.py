@@ -1,7 +1,6 @@
-"""Values of the configuration as people write them, and the list of all keys with what they mean.
+"""Converts values of the configuration to text, and lists all keys with their meaning.
 
-Decides that what is shown can be put into a file again and means the same. Refuses to know where
-values come from.
+The text can be put into a file again and has the same meaning there.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ NEVER = "never"
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key that can be configured."""
+    """One key of the configuration."""
 
     section: str
     name: str
@@ -35,32 +34,31 @@ class Key:
 
     @property
     def path(self) -> str:
-        """As errors and `config show` name it: "rm.listen"."""
+        """The name in errors and in `config show`: "rm.listen"."""
         return f"{self.section}.{self.name}"
 
     @property
     def variable(self) -> str:
-        """The environment variable that sets it."""
+        """The environment variable that sets the key."""
         return f"FINEGRAIN_{self.section}__{self.name}".upper()
 
     @property
     def kind(self) -> Kind | None:
-        """What its number counts; None for what is written without a unit."""
+        """What its number counts; None for a value without a unit."""
         return next((each for each in _markers(self.field) if isinstance(each, Kind)), None)
 
     @property
     def default(self) -> Any:
-        """Its default, in base units."""
+        """The default, in base units."""
         return self.field.get_default()
 
     @property
     def help(self) -> str:
-        """What it means."""
         return self.field.description or ""
 
 
 def all_keys() -> Iterator[Key]:
-    """Every key, section by section."""
+    """Yields every key, section by section."""
     for section, holder in Settings.model_fields.items():
         model: Any = holder.annotation
         for name, field in model.model_fields.items():
@@ -68,22 +66,22 @@ def all_keys() -> Iterator[Key]:
 
 
 def keys_of(section: str) -> list[Key]:
-    """The keys of one section."""
+    """Returns the keys of one section."""
     return [key for key in all_keys() if key.section == section]
 
 
 def value_of(settings: BaseModel, key: Key) -> Any:
-    """The value that a key has, in base units."""
+    """Returns the value of a key, in base units."""
     return getattr(getattr(settings, key.section), key.name)
 
 
 def shown(value: Any) -> Any:
-    """A value for programs: in base units, without passwords."""
+    """Returns a value for programs: in base units, with passwords in URLs masked."""
     return _PASSWORD.sub(r"\1:***@", value) if isinstance(value, str) else value
 
 
 def toml_text(key: Key, value: Any) -> str:
-    """A value as it can stand in a file; empty where it is not set and cannot be written."""
+    """Returns a value as TOML; empty if it is not set and TOML has no form for that."""
     if value is None:
         return json.dumps(NEVER) if key.default is not None else ""
     if isinstance(value, Mapping):
@@ -97,7 +95,7 @@ def toml_text(key: Key, value: Any) -> str:
 
 
 def amount_text(kind: Kind, amount: int) -> str:
-    """An amount in the largest unit that divides it: "64MiB", "30s", "0.01"."""
+    """Returns an amount in the largest unit that divides it: "64MiB", "30s", "0.01"."""
     if kind is Kind.CPU:
         return format_cpu(amount)
     units = _SIZES if kind is Kind.SIZE else _DURATIONS

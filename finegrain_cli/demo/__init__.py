@@ -1,1 +1,1 @@
-"""`./dev demo`: a small cluster on this host, a real job through it, nothing left at the end."""
+"""`./dev demo`: runs a real job on a small cluster on this host, and leaves nothing behind."""

@@ -1,4 +1,7 @@
-"""Starts the cluster, runs the story, checks the books, stops. Exit code 1 on any mismatch."""
+"""Runs the demo: starts a cluster, runs the job, checks that all resources are free, stops.
+
+The exit code is 1 if anything does not match.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from finegrain_cli.demo.job_master import DemoPlan, count_words
 from finegrain_cli.demo.report import DemoLog, report
 from finegrain_cli.local.cluster import ExecutorShare, LocalCluster
 
-# Control groups carry these names: two demos at once on one host must not share them.
+# Control groups have these names, so two demos on one host at a time need different ones.
 EXECUTORS = (f"demo-{os.getpid()}-a", f"demo-{os.getpid()}-b")
 MEMORY_BYTES = 1024 * MIB
 RELEASE_CHECKS = 100
@@ -25,11 +28,11 @@ PACKAGES = ("finegrain", "finegrain_cli", "finegrain_client", "resource_manager"
 
 
 def main() -> int:
-    """Runs the demo; 0 if everything was as it should be."""
+    """Runs the demo; returns 0 if there was no mismatch."""
     log = DemoLog()
     cpus = sorted(os.sched_getaffinity(0))
     share_milli = min(1000, 1000 * len(cpus) // len(EXECUTORS))
-    dedicated_cpus = len(cpus) >= len(EXECUTORS)  # else they share the time of one
+    dedicated_cpus = len(cpus) >= len(EXECUTORS)  # else they share the time of one cpu
     shares = [
         ExecutorShare(
             executor_id=name,
@@ -80,7 +83,7 @@ async def _run(local: LocalCluster, plan: DemoPlan, log: DemoLog) -> Counter[str
 
 
 async def _check_all_released(cluster: fg.Cluster, log: DemoLog) -> None:
-    """Waits until the last slot is gone, then checks that the books are at zero."""
+    """Waits until all slots are released, then checks that nothing is booked any more."""
     for _ in range(RELEASE_CHECKS):
         if not await cluster.slots():
             break
@@ -103,7 +106,7 @@ def _check_words(words: Counter[str], plan: DemoPlan, log: DemoLog) -> None:
 
 
 def _sources() -> tuple[Path, ...]:
-    """The project's own sources, wherever it is installed."""
+    """Returns the project's own source files, wherever it is installed."""
     from importlib.util import find_spec
 
     files: list[Path] = []

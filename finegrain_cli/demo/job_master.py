@@ -1,8 +1,8 @@
-"""The demo's job master: a word count over real files, through the public client alone.
+"""The demo's job master: counts words in real files, with nothing but the public client.
 
-Map tasks run in slots of many sizes, reduce tasks read the maps' output from their standard input.
-On the way one request has to wait and says why, one executor is drained, and one task eats more
-memory than its slot has; and one task has a cpu to itself.
+Map tasks run in slots of many sizes. Reduce tasks read the maps' output from standard input. On the
+way one request waits and explains why, one executor is drained, one task exceeds the memory of its
+slot, and one task has a dedicated cpu.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ EAT_MEMORY = "held = []\nwhile True: held.append(bytearray(1 << 20))"
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """What the job works on: `share_milli` is the cpu of each of the two executors."""
+    """Input of the job. `share_milli` is the cpu of each of the two executors, in thousandths of a
+    core.
+    """
 
     files: tuple[Path, ...]
     share_milli: int
@@ -42,7 +44,10 @@ class DemoPlan:
 
     @property
     def map_specs(self) -> list[fg.SlotSpec]:
-        """16 sizes: 4 to 11.5 % of an executor's cpu, 32 to 62 MiB; more than one executor has."""
+        """16 sizes: 4 to 11.5 % of an executor's cpu and 32 to 62 MiB each.
+
+        Together they are more than one executor has.
+        """
         return [
             fg.SlotSpec(
                 cpu_milli=self.share_milli * (40 + 5 * index) // 1000,
@@ -52,12 +57,12 @@ class DemoPlan:
         ]
 
     def chunks(self) -> list[list[str]]:
-        """The files dealt out to the maps."""
+        """Returns the files of each map task."""
         return [[str(path) for path in self.files[index::MAPS]] for index in range(MAPS)]
 
 
 async def count_words(cluster: fg.Cluster, plan: DemoPlan, log: DemoLog) -> Counter[str]:
-    """Runs the whole story and returns the words counted."""
+    """Runs the whole demo and returns the words counted."""
     async with cluster.job("wordcount") as job:
         slots = await _carve(job, plan, log)
         tasks = [
@@ -116,7 +121,9 @@ async def _waiting_request(job: fg.Job, plan: DemoPlan, log: DemoLog) -> fg.Requ
 async def _finish_maps(
     slots: Sequence[fg.Slot], tasks: Sequence[fg.Task], log: DemoLog
 ) -> list[str]:
-    """Waits for the maps, gives each slot back as its task ends; returns the lines they wrote."""
+    """Waits for the maps and releases each slot when its task ends; returns the lines
+    of all maps.
+    """
 
     async def finish(index: int) -> list[str]:
         result = (await tasks[index].wait()).check()
@@ -159,7 +166,7 @@ async def _reduce(job: fg.Job, plan: DemoPlan, lines: list[str], log: DemoLog) -
 
 
 async def _exceed_memory_limit(job: fg.Job, plan: DemoPlan, log: DemoLog) -> None:
-    """A task that wants more memory than its slot has dies alone, and is reported as such."""
+    """Shows that a task that exceeds its slot's memory is killed alone, and reported as such."""
     (request,) = await job.request_slots(
         fg.SlotSpec(cpu_milli=plan.share_milli // 2, memory_bytes=40 * fg.MIB)
     )
@@ -177,7 +184,7 @@ async def _exceed_memory_limit(job: fg.Job, plan: DemoPlan, log: DemoLog) -> Non
 
 
 async def _dedicated_cpu(cluster: fg.Cluster, job: fg.Job, plan: DemoPlan, log: DemoLog) -> None:
-    """A pinned slot: nobody else's tasks run on its cpu, but for best-effort ones."""
+    """Shows a pinned slot: only its own and best-effort tasks run on its cpu."""
     if not plan.dedicated_cpus:
         log.progress("this host has too few cpus to give one away: left out the pinned slot")
         return

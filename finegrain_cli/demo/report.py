@@ -1,4 +1,4 @@
-"""What the demo tells: progress line by line, and at the end what ran where and how."""
+"""Output of the demo: progress line by line, and at the end a table of all tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from finegrain_client import Slot, TaskResult
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One task that ran: what, where, within which limits, and what it used."""
+    """One task that ran: where, with which limits, and what it used."""
 
     what: str
     executor_id: str
@@ -23,36 +23,38 @@ class Record:
 
     @classmethod
     def of(cls, what: str, slot: Slot, result: TaskResult) -> Record:
-        """The record of a task that ended in `slot`."""
+        """Returns the record of a task that ended in `slot`."""
         return cls(what, slot.executor_id, slot.profile.cpu_milli, slot.memory_bytes, result)
 
 
 @dataclass(slots=True)
 class DemoLog:
-    """Progress on standard error, facts for the report, and what turned out wrong."""
+    """Prints progress on standard error; collects records for the report, and mismatches."""
 
     started_at: float = field(default_factory=time.monotonic)
     records: list[Record] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
 
     def progress(self, text: str) -> None:
-        """One line of progress, with the seconds since the start."""
+        """Prints one line of progress, with the seconds since the start."""
         say(f"[{time.monotonic() - self.started_at:5.1f} s] {text}")
 
     def record(self, what: str, slot: Slot, result: TaskResult) -> TaskResult:
-        """Notes a task that ended."""
+        """Records a task that ended; returns its result."""
         self.records.append(Record.of(what, slot, result))
         return result
 
     def expect(self, condition: bool, what: str) -> None:
-        """Notes a mismatch unless `condition`."""
+        """Records a mismatch if `condition` is false."""
         if not condition:
             self.mismatches.append(what)
             self.progress(f"MISMATCH: {what}")
 
 
 def report(records: Sequence[Record]) -> str:
-    """The table of all tasks: where they ran, their limits, what they used, how they ended."""
+    """Returns the table of all tasks: where they ran, their limits, what they used, how
+    they ended.
+    """
     columns = [
         Column("task", lambda each: each.what),
         Column("executor", lambda each: each.executor_id),

@@ -17,7 +17,7 @@ WORD = re.compile(r"[A-Za-z]{3,}")
 
 
 def count_words(paths: Iterable[str]) -> Counter[str]:
-    """Words of the files in lower case with how often they occur."""
+    """Returns how often each word occurs in the files, in lower case."""
     words: Counter[str] = Counter()
     for path in paths:
         with open(path, encoding="utf-8") as file:
@@ -26,12 +26,12 @@ def count_words(paths: Iterable[str]) -> Counter[str]:
 
 
 def part_of(word: str, parts: int) -> int:
-    """Which reducer a word belongs to; the same in every process."""
+    """Returns the reducer of a word; the same in every process, unlike Python's `hash`."""
     return zlib.crc32(word.encode()) % parts
 
 
 def split(words: Counter[str], parts: int) -> list[Counter[str]]:
-    """The words by reducer."""
+    """Splits the words by reducer."""
     result: list[Counter[str]] = [Counter() for _ in range(parts)]
     for word, count in words.items():
         result[part_of(word, parts)][word] = count
@@ -39,7 +39,7 @@ def split(words: Counter[str], parts: int) -> list[Counter[str]]:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs one map or one reduce."""
+    """Runs one map or one reduce task."""
     if arguments[0] == "map":
         for part in split(count_words(arguments[2:]), int(arguments[1])):
             print(json.dumps(part))

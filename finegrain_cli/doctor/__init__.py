@@ -1,1 +1,1 @@
-"""What `finegrain doctor` looks at, one module per question; all of them only look."""
+"""The checks of `finegrain doctor`, one module per topic. None of them changes anything."""

@@ -1,7 +1,7 @@
-"""Whether slots can be enforced: control groups, their version, controllers, and who may use them.
+"""Checks whether limits of slots can be enforced: control groups, version, controllers, access.
 
-Sees what the calling process sees: a daemon that systemd starts has a group of its own. Tries what
-can be tried without a trace (a group made and removed again), and moves no process.
+The result holds for the calling process: a daemon that systemd starts has another control group.
+Access is tested by creating and removing a group; no process is moved.
 """
 
 from __future__ import annotations
@@ -24,24 +24,26 @@ NONE_MEANS = "executors run with isolation none: amounts are booked, and nothing
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Where the calling process is: directory by v1 controller, and in the unified hierarchy."""
+    """The control groups of the calling process: by controller (v1), and in the unified hierarchy
+    (v2).
+    """
 
     v1: dict[str, Path] = field(default_factory=dict)
     v2: Path | None = None
 
     @property
     def version(self) -> str:
-        """v1, v2, hybrid (v1 controllers count then) or none."""
+        """ "v1", "v2", "hybrid" (both; the v1 controllers are used) or "none"."""
         if self.v1:
             return "hybrid" if self.v2 else "v1"
         return "v2" if self.v2 else "none"
 
 
 def examine_cgroups(root: Path = ROOT) -> Iterator[Finding]:
-    """Version, controllers, and whether groups can be made.
+    """Checks version and controllers, and whether groups can be created.
 
     Args:
-        root: stands for "/"; tests give other trees.
+        root: stands for "/" in tests.
     """
     groups = read_groups(root)
     if groups.version == "none":
@@ -54,7 +56,7 @@ def examine_cgroups(root: Path = ROOT) -> Iterator[Finding]:
 
 
 def read_groups(root: Path = ROOT) -> Groups:
-    """Finds mounts and own groups in /proc/self, never by convention."""
+    """Finds mounts and own groups in /proc/self rather than at the usual paths."""
     own: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         _number, names, path = line.split(":", 2)
@@ -123,7 +125,7 @@ def _v2(own: Path) -> Iterator[Finding]:
 
 
 def _cannot_make(parent: Path) -> str:
-    """Why no group can be made below `parent`; empty: it can."""
+    """Returns why no group can be created below `parent`; empty if it can."""
     probe = parent / f"finegrain-doctor-{os.getpid()}"
     try:
         probe.mkdir()

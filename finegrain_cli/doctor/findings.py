@@ -1,6 +1,6 @@
-"""What an examination finds, and how the examinations are run.
+"""Findings of `finegrain doctor`, and the loop that runs its examinations.
 
-Decides that an examination that fails itself is a finding, too, and never the end of the others.
+An examination that fails with an error is a finding, too; the others still run.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from finegrain.errors import FinegrainError
 
 
 class Grade(StrEnum):
-    """How bad it is."""
+    """How serious a finding is."""
 
     OK = "ok"
-    WARN = "warn"  # it works, and something is not as it could be
-    FAIL = "fail"  # it cannot work like this
+    WARN = "warn"  # it works, but something could be better
+    FAIL = "fail"  # it cannot work in this state
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `fix`: exactly what to do about it; empty where all is well."""
+    """One result of an examination. `fix`: exactly what to do; empty if all is well."""
 
     name: str
     grade: Grade
@@ -31,7 +31,7 @@ class Finding:
     fix: str = ""
 
     def to_dict(self) -> dict[str, str]:
-        """JSON-able form."""
+        """Returns a form that can be written as JSON."""
         return {
             "name": self.name,
             "grade": self.grade.value,
@@ -44,22 +44,21 @@ Examination: TypeAlias = Callable[[], Iterator[Finding]]
 
 
 def ok(name: str, message: str) -> Finding:
-    """All is well."""
     return Finding(name, Grade.OK, message)
 
 
 def warn(name: str, message: str, fix: str) -> Finding:
-    """It works, and something is not as it could be."""
+    """Returns a finding for something that works, but could be better."""
     return Finding(name, Grade.WARN, message, fix)
 
 
 def fail(name: str, message: str, fix: str) -> Finding:
-    """It cannot work like this."""
+    """Returns a finding for something that cannot work in this state."""
     return Finding(name, Grade.FAIL, message, fix)
 
 
 def examine(examinations: Sequence[tuple[str, Examination]]) -> Iterator[Finding]:
-    """Runs them in order; one that breaks is told and the next one follows."""
+    """Runs examinations in order; an error of one becomes a finding."""
     for name, examination in examinations:
         try:
             yield from examination()

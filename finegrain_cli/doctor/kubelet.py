@@ -1,4 +1,4 @@
-"""Whether a kubelet on this host and an executor would give the same cpus away. Changes nothing."""
+"""Checks whether a kubelet on this host and an executor would use the same cpus."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ NAME = "kubelet"
 
 
 def examine_kubelet(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
-    """What a kubelet here has written down, as far as we may read it, beside what an executor of
-    this configuration would offer.
+    """Compares the kubelet's files, as far as they are readable, with an executor's slots.
+
+    Args:
+        settings: the executor is examined as this configuration would start it.
+        root: stands for "/" in tests.
     """
     from finegrain_cli.config.daemon_options import task_executor_options
     from task_executor.helper.kubelet import KubeletFiles
@@ -49,7 +52,7 @@ def examine_kubelet(settings: Settings, root: Path = Path("/")) -> Iterator[Find
 
 
 def _apart(state: KubeletState, online: CpuSet, slot_cpus: CpuSet) -> Finding:
-    """Whether every cpu is given away by one of the two only."""
+    """Checks that no cpu is given away by both the kubelet and the executor."""
     if state.cpu_manager_policy != "static":
         return ok(NAME, "it gives no cpus away (cpu manager policy none)")
     both = (online - state.reserved_cpus) & slot_cpus

@@ -1,4 +1,4 @@
-"""Whether the daemons' ports are free, whose they are if not, and whether somebody answers."""
+"""Checks whether the daemons' ports are free, who uses them, and whether a manager answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OUR_MODULES = (["finegrain_cli"], ["finegrain_cli.local.daemon_process"])
 
 
 def examine_ports(settings: Settings) -> Iterator[Finding]:
-    """Each address that a daemon would listen at."""
+    """Checks each address that a daemon would listen at."""
     for key, address in (
         ("rm.listen", settings.rm.listen),
         ("rm.metrics_listen", settings.rm.metrics_listen),
@@ -34,10 +34,10 @@ def examine_ports(settings: Settings) -> Iterator[Finding]:
 
 
 def examine_manager(*, named: bool) -> Iterator[Finding]:
-    """Whether a resource manager answers.
+    """Checks whether a resource manager answers.
 
     Args:
-        named: somebody said which one, so that silence is a failure.
+        named: the user gave its address, so no answer is a failure rather than a warning.
     """
     from finegrain_cli.common import HINTS
     from finegrain_cli.connection import open_cluster, resolve_target
@@ -99,7 +99,9 @@ def _is_ours(words: list[str]) -> bool:
 
 
 def _owner(port: int) -> tuple[int, list[str]] | None:
-    """Pid and command line of who listens at a port, as far as we may look."""
+    """Returns pid and command line of the process that listens at a port; None if it is not
+    visible.
+    """
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
     marks = {f"socket:[{inode}]" for inode in inodes}
     for process in Path("/proc").iterdir():

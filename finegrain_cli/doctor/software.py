@@ -1,4 +1,4 @@
-"""What this host's software can do: Python, SQLite, the GPU driver, the clock."""
+"""Checks the software of this host: Python, SQLite, the GPU driver, the clock."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PARTS = {
     "task executor": ("task-executor", ("grpc", "structlog", "prometheus_client")),
 }
 CLOCK_UNSYNCHRONISED = 0x0040  # STA_UNSYNC of adjtimex(2)
-SIZE_OF_TIMEX = 208  # struct timex on 64 bit Linux; more does no harm
+SIZE_OF_TIMEX = 208  # struct timex on 64 bit Linux; a larger buffer does no harm
 OFFSET_OF_STATUS = 40
 
 
 def examine_software() -> Iterator[Finding]:
-    """Versions, and which parts of finegrain are installed."""
+    """Reports versions, and which parts of finegrain are installed."""
     yield ok("python", f"{platform.python_version()} ({sys.executable})")
     for part, (extra, modules) in PARTS.items():
         missing = [module for module in modules if find_spec(module) is None]
@@ -36,7 +36,7 @@ def examine_software() -> Iterator[Finding]:
 
 
 def examine_gpus() -> Iterator[Finding]:
-    """Whether GPUs can be told from one another."""
+    """Checks whether NVML can identify the GPUs of this host."""
     from task_executor.host.detection import detect
     from task_executor.host.nvml import PynvmlSource
 
@@ -55,9 +55,9 @@ def examine_gpus() -> Iterator[Finding]:
 
 
 def examine_clock() -> Iterator[Finding]:
-    """Whether the kernel says that something keeps the clock right."""
+    """Checks whether the kernel regards the clock as synchronised."""
     libc = ctypes.CDLL(None, use_errno=True)
-    buffer = ctypes.create_string_buffer(SIZE_OF_TIMEX * 2)  # modes 0: only read
+    buffer = ctypes.create_string_buffer(SIZE_OF_TIMEX * 2)  # modes = 0: only read
     if libc.adjtimex(buffer) < 0:
         yield warn("clock", f"cannot be asked: {os.strerror(ctypes.get_errno())}", "none needed")
         return

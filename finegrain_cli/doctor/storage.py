@@ -1,4 +1,4 @@
-"""What the daemons need on disk: state directories, tokens, the database. Changes nothing."""
+"""Checks what the daemons need on disk: state directories, tokens, the database."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOKEN_MODES = {"cluster.token": 0o600, "user.token": 0o640}
 
 
 def examine_directories(settings: Settings) -> Iterator[Finding]:
-    """Whether state directories are there, or can be made."""
+    """Checks whether state directories exist, or can be created."""
     from finegrain_cli.config.daemon_options import task_executor_options
 
     executor = task_executor_options(settings)
@@ -40,7 +40,7 @@ def examine_directories(settings: Settings) -> Iterator[Finding]:
 
 
 def examine_tokens(settings: Settings) -> Iterator[Finding]:
-    """Whether the tokens are there and nobody else can read them."""
+    """Checks whether the tokens exist and no other user can read them."""
     from finegrain.rpc.tokens import read_token
 
     named = {
@@ -72,7 +72,9 @@ def examine_tokens(settings: Settings) -> Iterator[Finding]:
 
 
 def examine_database(settings: Settings) -> Iterator[Finding]:
-    """Whether the database can be reached, has the right schema, and who holds it."""
+    """Checks whether the database can be reached and has the right schema, and who has
+    locked it.
+    """
     from finegrain_cli.config.daemon_options import database_url
     from resource_manager.storage import schema
     from resource_manager.storage.location import DatabaseUrl

@@ -29,7 +29,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Stopped(Exception):
-    """A signal asked the command to stop."""
+    """A termination signal arrived."""
 
 
 def run_in_foreground(cluster: LocalCluster, output: OutputFormat) -> None:

@@ -1,7 +1,7 @@
-"""`finegrain run --gang`: one command in every slot of a gang, as one command.
+"""`finegrain run --gang`: runs one command in every slot of a gang, as if it were one command.
 
-Decides that the first member that fails ends the others and gives the exit code, as mpirun does,
-and how members know each other. Refuses to know where they are placed.
+As with mpirun, the first member that fails ends the others and determines the exit code. Members
+learn their index, the gang's size and its id from environment variables.
 """
 
 from __future__ import annotations
@@ -35,11 +35,18 @@ async def run_gang(
     environment: Mapping[str, str],
     signals: Signals,
 ) -> int:
-    """Gets all slots, runs the command in each, and returns the exit code of the whole.
+    """Requests all slots, runs the command in each, and returns the exit code of the whole.
+
+    Args:
+        job: the job that requests the slots.
+        options: the command and its slot.
+        wanted: size and placement of the gang.
+        environment: of the commands; each gets variables of the gang in addition.
+        signals: forwards signals to all members.
 
     Raises:
-        FinegrainError: there was no gang to run in, or it lost a slot.
-        EndedEarlyError: a signal asked for the end before there was one.
+        FinegrainError: the gang was not granted, or lost a slot.
+        EndedEarlyError: a termination signal arrived before the gang was granted.
     """
     gang_id = new_id()
     requests = await job.request_slots(
@@ -52,7 +59,7 @@ async def run_gang(
         )
     )
     first = await signals.unless_ended(granted(requests[0], options.wait_timeout_s))
-    others = [await each.granted() for each in requests[1:]]  # all were granted at once
+    others = [await each.granted() for each in requests[1:]]  # a gang is granted as a whole
     members = _Members([first, *others], gang_id, options, environment, signals)
     code = await members.run()
     await job.release(members.slots)
@@ -60,7 +67,7 @@ async def run_gang(
 
 
 class _Members:
-    """The commands of one gang, from the first start to the last end."""
+    """The commands of one gang, from the first start until the last has ended."""
 
     def __init__(
         self,
@@ -82,10 +89,12 @@ class _Members:
         self._error: FinegrainError | None = None
 
     async def run(self) -> int:
-        """Runs all of them to their ends; 0, or the code of the first that failed.
+        """Runs all members until they have ended; returns 0, or the exit code of the first that
+        failed.
 
         Raises:
-            FinegrainError: that one failed without a code; the others are ended.
+            FinegrainError: the first failure had no exit code, such as a lost slot; the others are
+                ended.
         """
         works = [asyncio.ensure_future(self._run_one(index)) for index in range(len(self.slots))]
         try:
@@ -98,7 +107,7 @@ class _Members:
         return self._code or 0
 
     async def _run_one(self, index: int) -> None:
-        """One member, from start to end, and what that means for the others."""
+        """Runs one member until it has ended; if it fails, ends the others."""
         try:
             code = await self._code_of(index)
         except fg.TaskNotStarted as error:
@@ -124,7 +133,7 @@ class _Members:
         )
         self._tasks[index] = task
         self._signals.forward_to(task)
-        if self._has_failed:
+        if self._has_failed:  # another member failed while this one started
             self._end(task)
         try:
             result = await task.wait()
@@ -138,7 +147,7 @@ class _Members:
         return self._code is not None or self._error is not None
 
     def _fail(self, code: int | None, message: str, error: FinegrainError | None = None) -> None:
-        """The first failure counts, and ends the others; what they end with is no news."""
+        """Records the first failure and ends the other members; later failures are ignored."""
         if self._has_failed:
             return
         self._code, self._error = code, error
@@ -158,4 +167,4 @@ async def _cancel(task: fg.Task, grace_s: float) -> None:
     try:
         await task.cancel(grace_s)
     except FinegrainError:
-        pass  # whoever waits for the task hears of it
+        pass  # whatever awaits `task.wait` gets the error

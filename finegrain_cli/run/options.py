@@ -1,6 +1,6 @@
-"""What `finegrain run` was told, and what one command and a gang of them have in common.
+"""Options of `finegrain run`, and code that single commands and gangs share.
 
-Decides a command's environment, and what is said of its end. Refuses to wait for anything.
+This is the environment of a command, its exit code, and the report after it has ended.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from finegrain_cli.exit_codes import ExitCode
 from finegrain_cli.text.output import say
 
 PASSED_VARIABLES = ("PATH", "LANG", "LANGUAGE", "TERM", "TZ")
-"""Variables of the caller that a command gets without asking; every LC_* likewise."""
+"""Variables of the caller that a command gets by default, together with every LC_* variable."""
 
 
 @dataclass(frozen=True, slots=True)
 class GangOptions:
-    """What `--gang` was told."""
+    """Options of a gang (`--gang` and those that belong to it)."""
 
     members: int
     placement: str  # "ANYWHERE", "SAME_EXECUTOR", "SAME_LABEL", "SPREAD"
@@ -30,7 +30,7 @@ class GangOptions:
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Everything that `finegrain run` was told."""
+    """All options of `finegrain run`."""
 
     argv: tuple[str, ...]
     slot: fg.SlotSpec
@@ -47,10 +47,10 @@ class RunOptions:
 
 
 def environment_of(wanted: tuple[str, ...]) -> dict[str, str]:
-    """The command's environment: a few variables of the caller, and what `--env` says.
+    """Returns the command's environment: a few variables of the caller, and those of `--env`.
 
     Raises:
-        InvalidArgument: a name is empty, or a variable to pass on is not set here.
+        InvalidArgument: a name is empty, or a variable to pass on is not set.
     """
     result = {
         name: value
@@ -66,7 +66,7 @@ def environment_of(wanted: tuple[str, ...]) -> dict[str, str]:
 
 
 def start_failure(reason: Reason) -> int:
-    """The exit code where a command could not be started."""
+    """Returns the exit code for a command that could not be started."""
     if reason is Reason.COMMAND_NOT_FOUND:
         return ExitCode.NOT_FOUND_COMMAND
     if reason is Reason.COMMAND_NOT_EXECUTABLE:
@@ -75,12 +75,20 @@ def start_failure(reason: Reason) -> int:
 
 
 def exit_code_of_task(result: fg.TaskResult) -> int:
-    """As a shell shows it."""
+    """Returns the exit code as a shell does: 128 plus the signal's number if a signal ended the
+    task.
+    """
     return ExitCode.SIGNAL + result.signal if result.signal else result.exit_code
 
 
 def report(result: fg.TaskResult, options: RunOptions, member: int | None = None) -> None:
-    """Says on standard error what neither output nor exit code says."""
+    """Prints on standard error what output and exit code do not show.
+
+    Args:
+        result: of the task.
+        options: of this run; with `stats` also memory and cpu time are printed.
+        member: index in the gang; None: a single command.
+    """
     what = "the command" if member is None else f"member {member}"
     start = "finegrain: " if member is None else f"finegrain: {what}: "
     if result.oom_killed or result.timed_out:

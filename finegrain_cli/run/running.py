@@ -1,7 +1,6 @@
-"""What happens between `finegrain run` and its exit code: wait, run, forward, leave nothing behind.
+"""The main sequence of `finegrain run`: wait for a slot, run the command, release the slot.
 
-Output and input are bytes and pass through unchanged. A gang of commands is run by
-`gangs.py`.
+Input and output are bytes and are passed on unchanged. `gangs.py` runs the command of a gang.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from finegrain_cli.run.streams import pass_on, standard_input
 from finegrain_cli.run.waiting import granted
 from finegrain_cli.text.output import say
 
-OUTAGE_S = 60.0  # an outage of the resource manager that a run lives through
+OUTAGE_S = 60.0  # longest outage of the resource manager that a run survives
 
 
 def run_command(options: RunOptions) -> int:
-    """Runs it and returns the exit code of `finegrain run`.
+    """Runs the command and returns the exit code of `finegrain run`.
 
     Raises:
         FinegrainError: the command could not be run at all.
@@ -43,7 +42,7 @@ async def _run(options: RunOptions) -> int:
     environment = environment_of(options.env)
     signals = Signals(options.grace_s)
     async with open_cluster_async(PATIENCE_S) as cluster:
-        await cluster.info()  # one who has mistyped the address learns it soon
+        await cluster.info()  # a wrong address fails after 5 s, not after OUTAGE_S
     async with (
         open_cluster_async(OUTAGE_S) as cluster,
         cluster.job(options.name, group=options.group) as job,

@@ -1,7 +1,7 @@
-"""Where signals to `finegrain run` go: to whoever waits for a slot, later to the command.
+"""Handles signals to `finegrain run`: they end the wait for a slot, or go to the command.
 
-Signals that ask for an end (SIGINT, SIGTERM, SIGHUP) go to the command first; what is still there
-after the grace period is killed. Other signals are only passed on.
+Termination signals (SIGINT, SIGTERM, SIGHUP) are forwarded to the command first. If it still runs
+after the grace period, it is killed. Other signals are only forwarded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OTHER_SIGNALS = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class EndedEarlyError(Exception):
-    """A signal asked for the end before there was a command to pass it to."""
+    """A termination signal arrived before there was a command to forward it to."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -28,10 +28,10 @@ class EndedEarlyError(Exception):
 
 
 class Signals:
-    """Takes the process's signals over, inside a running event loop.
+    """Handles the signals of this process; must be created inside a running event loop.
 
     Args:
-        grace_s: between a signal that asks for the end, and SIGKILL.
+        grace_s: time from a termination signal until SIGKILL.
     """
 
     def __init__(self, grace_s: float) -> None:
@@ -45,11 +45,15 @@ class Signals:
 
     @property
     def ask_for_the_end(self) -> bool:
-        """Whether one came that asks for the end."""
+        """Whether a termination signal has arrived."""
         return self._ending.done()
 
     async def unless_ended(self, waiting: Coroutine[Any, Any, T]) -> T:
-        """What is waited for, or EndedEarlyError as soon as a signal asks for the end."""
+        """Returns the result of `waiting`.
+
+        Raises:
+            EndedEarlyError: a termination signal arrived first; `waiting` is cancelled.
+        """
         work = asyncio.ensure_future(waiting)
         either: set[asyncio.Future[Any]] = {work, self._ending}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -60,7 +64,7 @@ class Signals:
         raise EndedEarlyError(self._ending.result())
 
     def forward_to(self, task: fg.Task) -> None:
-        """From now on signals go to this task, too; one that asked for the end before, as well."""
+        """Forwards signals to this task, too, including an earlier termination signal."""
         if not self._tasks:
             for number in OTHER_SIGNALS:
                 self._loop.add_signal_handler(number, self._take, number)

@@ -1,6 +1,7 @@
-"""Standard input and output of commands in slots: bytes, passed on unchanged or line by line.
+"""Standard input and output of commands in slots.
 
-Decides what happens when nobody reads any more, and how lines of several members are kept apart.
+Bytes are passed on unchanged, or line by line with a label, so that lines of several members stay
+apart. This module also handles an output whose reader has gone.
 """
 
 from __future__ import annotations
@@ -18,19 +19,22 @@ LINE_BYTES_MAX = 64 * 1024
 
 
 def pass_on(chunk: fg.OutputChunk) -> None:
-    """Writes what a command wrote to the same stream of ours."""
+    """Writes a chunk of a command's output to the same stream of this process."""
     write(chunk.stream, chunk.data)
 
 
 def write(name: str, data: bytes) -> None:
-    """Writes to our standard output or error; both may have no reader any more."""
+    """Writes to standard output or error of this process.
+
+    If the stream has no reader any more, this process receives SIGTERM and later output is dropped.
+    """
     stream = sys.stdout if name == "stdout" else sys.stderr
     try:
         stream.buffer.write(data)
         stream.buffer.flush()
     except BrokenPipeError:
-        # Nobody reads any more: end, once, as a command at the head of a pipe does. What still
-        # comes goes nowhere.
+        # End like any command in a pipe whose reader has gone. /dev/null takes the output that
+        # still arrives, so this happens only once.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
@@ -38,8 +42,9 @@ def write(name: str, data: bytes) -> None:
 
 
 class LabelledLines:
-    """Passes a command's output on line by line, each behind a label, so that lines of several
-    commands never mix. A line that is longer than 64 KiB is cut in two.
+    """Passes on a command's output line by line, each after a label.
+
+    So lines of several commands never mix. A line longer than 64 KiB is split.
     """
 
     def __init__(self, label: str) -> None:
@@ -47,7 +52,7 @@ class LabelledLines:
         self._begun: dict[str, bytes] = {"stdout": b"", "stderr": b""}
 
     def __call__(self, chunk: fg.OutputChunk) -> None:
-        """Takes some output in; passes on whatever lines are complete."""
+        """Takes a chunk of output and writes all lines that are complete."""
         *lines, rest = (self._begun[chunk.stream] + chunk.data).split(b"\n")
         while len(rest) >= LINE_BYTES_MAX:
             lines.append(rest[:LINE_BYTES_MAX])
@@ -57,7 +62,7 @@ class LabelledLines:
             write(chunk.stream, b"".join(self._label + line + b"\n" for line in lines))
 
     def end(self) -> None:
-        """Passes on what has no end of line."""
+        """Writes the rest of each stream, which has no newline."""
         for name, rest in self._begun.items():
             if rest:
                 write(name, self._label + rest + b"\n")
@@ -65,7 +70,11 @@ class LabelledLines:
 
 
 def standard_input() -> AsyncIterator[bytes] | None:
-    """Our standard input as chunks; None where there is none, or a terminal that others use."""
+    """Returns chunks of standard input.
+
+    None if it is closed, or if it is a terminal and this process is in the background: reading
+    would stop the process.
+    """
     try:
         if os.isatty(0) and os.tcgetpgrp(0) != os.getpgrp():
             return None
@@ -81,7 +90,7 @@ async def _read_input() -> AsyncIterator[bytes]:
         ready = asyncio.Event()
         try:
             loop.add_reader(0, ready.set)
-        except PermissionError:  # a plain file is always ready
+        except PermissionError:  # epoll refuses a regular file, which is always readable
             ready.set()
         try:
             await ready.wait()

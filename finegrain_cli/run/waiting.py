@@ -1,4 +1,4 @@
-"""Waiting for a slot, and saying why when that takes a while."""
+"""Waits for a slot, and prints the reason if that takes long."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ import asyncio
 import finegrain_client as fg
 from finegrain_cli.text.output import say
 
-QUIET_S = 1.5  # waiting for a slot is not worth a word before
+QUIET_S = 1.5  # a shorter wait is not worth a message
 
 
 async def granted(request: fg.Request, timeout_s: float | None) -> fg.Slot:
-    """The slot; says why it waits when that takes a while."""
+    """Returns the slot of a request; prints why it waits after `QUIET_S`.
+
+    Args:
+        request: the request to wait for.
+        timeout_s: limit of the wait; None: no limit.
+
+    Raises:
+        StillWaiting: the slot was not granted within `timeout_s`.
+    """
     loop = asyncio.get_running_loop()
     started = loop.time()
     quiet = QUIET_S if timeout_s is None else min(QUIET_S, timeout_s)
@@ -27,7 +35,7 @@ async def granted(request: fg.Request, timeout_s: float | None) -> fg.Slot:
         return await request.granted()
     try:
         return await request.granted(max(0.0, timeout_s - (loop.time() - started)))
-    except fg.StillWaiting as error:  # in all it was what had been said
+    except fg.StillWaiting as error:  # report the whole timeout, not the part that was left
         raise fg.StillWaiting(
             request.allocation_id, timeout_s, request.state, error.reason
         ) from None

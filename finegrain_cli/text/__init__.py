@@ -1,1 +1,1 @@
-"""What commands print: tables, maps, explanations."""
+"""Text that commands print: tables, maps, explanations."""

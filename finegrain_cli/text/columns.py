@@ -1,4 +1,4 @@
-"""How each kind of thing looks as a row of a table. Rows are what JSON output shows."""
+"""Columns of the tables for each kind of thing. A row is the mapping that JSON output shows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 
 
 def age(row: Row, key: str) -> str:
-    """Time since a timestamp of the row, for people."""
+    """Returns the time since a timestamp of the row, for people; "-" without one."""
     text = row.get(key)
     if not text:
         return "-"
@@ -31,12 +31,14 @@ def age(row: Row, key: str) -> str:
 
 
 def memory_of(amounts: Mapping[str, int]) -> int:
-    """Memory of amounts with one pool or with a pool per part."""
+    """Returns the memory of amounts, in bytes: of the one pool, or the sum of the pools
+    per part.
+    """
     return amounts.get(MEMORY_BYTES, 0) or sum(amounts.get(part, 0) for part in MEMORY_PARTS)
 
 
 def amounts_text(amounts: Mapping[str, int]) -> str:
-    """Amounts in one line: "cpu 1.5, memory 2Gi, license 3"."""
+    """Returns amounts in one line: "cpu 1.5, memory 2Gi, license 3"."""
     parts = [f"cpu {format_cpu(amounts.get(CPU_MILLI, 0))}"]
     parts.append(f"memory {format_bytes(memory_of(amounts))}")
     parts += [
@@ -48,7 +50,7 @@ def amounts_text(amounts: Mapping[str, int]) -> str:
 
 
 def profile_text(data: Mapping[str, Any] | None) -> str:
-    """A resource profile in one line; "default" for an unknown one."""
+    """Returns a resource profile in one line; "default" for an unknown one."""
     if data is None:
         return "default"
     profile = ResourceProfile.from_dict(data)
@@ -58,7 +60,7 @@ def profile_text(data: Mapping[str, Any] | None) -> str:
 
 
 def size_text(row: Row) -> str:
-    """A slot's profile, and what it is to become: "cpu 1, memory 1Gi -> cpu 2, ... (waiting)"."""
+    """Returns a slot's profile with its resizes: "cpu 1, memory 1Gi -> cpu 2, ... (waiting)"."""
     changes = (
         f" -> {profile_text(each['profile'])} ({each['state'].lower()})"
         for each in row.get("resizes") or ()
@@ -111,7 +113,7 @@ def _isolation(row: Row) -> str:
     isolation = row.get("isolation")
     if not isolation:
         return "-"
-    # What tasks are not held to, beside a driver that holds them to all the rest.
+    # Countable resources may only be declared although the driver enforces all others.
     declared = ", resources declared" if isolation.get("countable") == "declared" else ""
     return f"{isolation['driver']}{declared}"
 

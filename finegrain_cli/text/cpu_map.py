@@ -1,8 +1,12 @@
-"""The cpus of an executor's host as text: a character for each, with what it is used for.
+"""Draws the cpus of an executor's host as text: one character per cpu shows what it is used for.
 
-Decides the layout for people: packages, in them NUMA nodes, in them rows of cores, a character per
-hardware thread, a wider gap where the last-level cache changes. Fits on a screen of a hundred
-columns however many cpus there are, and needs no colour. Programs take the report itself.
+The layout is: packages, in them NUMA nodes, in them rows of cores, with one character per hardware
+thread. A wider gap marks a change of the last-level cache. Lines have at most a hundred columns for
+any number of cpus, and colour is not needed. Programs use the report itself.
+
+Example of a row that starts with cpu 8, with two threads per core; A is a pinned slot:
+
+           8 AA ss ss  ss ss
 """
 
 from __future__ import annotations
@@ -24,14 +28,14 @@ if TYPE_CHECKING:
     from finegrain_client.types.topology import TopologyReport
 
 WIDTH: Final = 96
-LABEL: Final = 9  # of a row: blanks, and the number of its first cpu
+LABEL: Final = 9  # width of a row's label: its first cpu, right-aligned
 
 ID_LENGTH_MIN: Final = 8
 
 SHARED, RESERVED, STRICT, KUBELET = "s", "r", "x", "k"
 ISOLATED, OFFLINE, FOREIGN, UNLETTERED = "i", "-", ".", "*"
 LETTERS: Final = string.ascii_uppercase + string.digits + "abcdefghjlmnopqtuvwyz"
-"""Marks of slots that have cpus of their own; what is not in here stands for something else."""
+"""Marks of pinned slots. Missing letters have another meaning (`SHARED`, `RESERVED`, ...)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +47,14 @@ class _Core:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Which character stands for which cpus; slots in order of their first cpu."""
+    """Which character stands for which cpus; slots are ordered by their first cpu."""
 
     slots: tuple[tuple[str, SlotStatus], ...]
-    others: tuple[tuple[str, CpuSet], ...]  # first ones go before later ones
+    others: tuple[tuple[str, CpuSet], ...]  # by priority, highest first
 
     @classmethod
     def of(cls, report: TopologyReport) -> Marks:
-        """What is shown of a report."""
+        """Returns the marks for a report."""
         pinned = sorted((each for each in report.slots if each.cpus), key=_place)
         letters = iter(LETTERS)
         now, announced, settings = report.now, report.announced, report.settings
@@ -77,7 +81,10 @@ class Marks:
         )
 
     def by_cpu(self) -> dict[int, str]:
-        """The character of every cpu that has one; an offline cpu has no other."""
+        """Returns the character of every cpu that has one.
+
+        An offline cpu always shows as offline, and a pinned slot has priority over all other marks.
+        """
         offline = self.others[0][1]
         found: dict[int, str] = {}
         for mark, cpus in reversed(self.others):
@@ -88,7 +95,7 @@ class Marks:
 
 
 def drawing(report: TopologyReport, marks: Marks) -> list[str]:
-    """Packages, NUMA nodes and cores."""
+    """Returns the lines of the map: packages, NUMA nodes and cores."""
     topology, by_cpu = report.topology, marks.by_cpu()
     cores = [
         (int(each["package_index"]), int(each["numa_node_id"]), _core(each))
@@ -113,7 +120,7 @@ def drawing(report: TopologyReport, marks: Marks) -> list[str]:
 
 
 def legend(report: TopologyReport, marks: Marks) -> list[str]:
-    """What the characters stand for, as far as they are drawn."""
+    """Returns the meaning of each character that occurs in the map."""
     by_cpu = marks.by_cpu()
     drawn = set(by_cpu.values())
     shown = list(_pinned(report, marks))
@@ -135,7 +142,7 @@ def legend(report: TopologyReport, marks: Marks) -> list[str]:
 
 
 def settings_lines(report: TopologyReport) -> list[str]:
-    """Which settings hold and where they come from; what a kubelet says."""
+    """Returns the effective settings with their origins, and the settings of a kubelet."""
     settings = report.settings
     known = {
         "bind": settings.bind,
@@ -174,7 +181,7 @@ def settings_lines(report: TopologyReport) -> list[str]:
 
 
 def remarks(report: TopologyReport) -> list[str]:
-    """What is out of the ordinary."""
+    """Returns warnings about the current state: lost cpus, squeezed slots, notes."""
     lost = [
         f"slot {each.allocation_id} has lost cpus {each.cpus}, which are offline or a kubelet's"
         for each in report.lost_cpus
@@ -224,7 +231,7 @@ def _amounts(zone: Zone) -> Iterator[str]:
 
 
 def _rows(cores: Sequence[_Core], by_cpu: Mapping[int, str]) -> list[str]:
-    """Cores side by side, kind by kind; a new row for each kind, and where a row is full."""
+    """Returns rows of cores; each kind of core starts a new row, and so does a full row."""
     first: dict[str, int] = {}
     for core in cores:
         first[core.kind] = min(core.cpus[0], first.get(core.kind, core.cpus[0]))
@@ -247,7 +254,7 @@ def _rows(cores: Sequence[_Core], by_cpu: Mapping[int, str]) -> list[str]:
 
 
 def _pinned(report: TopologyReport, marks: Marks) -> Iterator[str]:
-    """A line per slot that has cpus of its own."""
+    """Yields a line per pinned slot; long ones are folded."""
     short = ShortIds(text for each in report.slots for text in (each.allocation_id, each.job_id))
     for mark, slot in marks.slots:
         assignment = slot.assignment
@@ -269,13 +276,17 @@ def _pinned(report: TopologyReport, marks: Marks) -> Iterator[str]:
 
 
 class ShortIds:
-    """Ids as short as they can be told apart among some of them, 8 characters at least."""
+    """Shortens ids to at least 8 characters such that they stay unique within the given ids."""
 
     def __init__(self, ids: Iterable[str]) -> None:
         self._ids = sorted(set(ids))
 
     def of(self, known: str) -> str:
-        """The beginning of one of them."""
+        """Returns the shortened form of one of the ids.
+
+        Only its neighbours in sorted order can have a longer common beginning, so only these are
+        compared.
+        """
         at = bisect_left(self._ids, known)
         near = self._ids[max(at - 1, 0) : at] + self._ids[at + 1 : at + 2]
         length = ID_LENGTH_MIN
@@ -285,8 +296,8 @@ class ShortIds:
 
 
 def _folded(line: str, indent: int) -> list[str]:
-    """A line of limited width and what is beyond it, broken behind commas: between parts, else
-    within a list of numbers.
+    """Breaks a line at commas to the limited width: between parts, else within a list
+    of numbers.
     """
     lines = []
     while len(line) > WIDTH:

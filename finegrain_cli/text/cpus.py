@@ -1,4 +1,4 @@
-"""CPU policies of requests, cpus of slots and settings of hosts in words, for tables."""
+"""CPU policies of requests, cpus of slots and settings of hosts as text, for tables."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SETTINGS = {
     "default-bind": "default_bind",
     "default-exclusive": "default_exclusive",
 }
-"""Settings of a host: what the command line calls them, and what all else does."""
+"""Settings of a host: their names on the command line, and in code and JSON."""
 
 
 def policy_text(policy: Row) -> str:
-    """What a request says of its cpus: "LSR, bind FullPCPUs:required"; "-": nothing."""
+    """Returns a request's CPU policy: "LSR, bind FullPCPUs:required"; "-" without one."""
     parts = [] if policy["qos"] == "LS" else [str(policy["qos"])]
     for name in ("bind", "exclusive", "numa"):
         if policy[name] != DEFAULT:
@@ -33,12 +33,14 @@ def policy_text(policy: Row) -> str:
 
 
 def class_text(slot: Row) -> str:
-    """The QoS class of a slot."""
+    """Returns the QoS class of a slot."""
     return str((slot["assignment"] or {}).get("qos", "LS"))
 
 
 def cpus_text(slot: Row) -> str:
-    """Where a slot runs: its own cpus, or the shared pools: "2-3", "shared", "shared of node 1"."""
+    """Returns where a slot runs: its dedicated cpus or pool: "2-3", "shared", "shared
+    of node 1".
+    """
     assignment = slot["assignment"] or {}
     if slot["cpus"]:
         return str(slot["cpus"])
@@ -50,18 +52,18 @@ def cpus_text(slot: Row) -> str:
 
 
 def nodes_text(slot: Row) -> str:
-    """The NUMA nodes that a slot is bound to; "-" for none."""
+    """Returns the NUMA nodes that a slot is bound to; "-" for none."""
     shares = (slot["assignment"] or {}).get("numa", ())
     return ",".join(str(each["node"]) for each in shares) or "-"
 
 
 def notes_text(slot: Row) -> str:
-    """What a slot preferred and could not have; "-" for nothing."""
+    """Returns the preferences of a slot that could not be met; "-" for none."""
     return "; ".join((slot["assignment"] or {}).get("notes", ())) or "-"
 
 
 def policy_rows(policy: Row) -> list[dict[str, str]]:
-    """Settings of a host, a row for each: what holds, by whom, and what is set here."""
+    """Returns a row per setting of a host: effective value, its origin, and the value set here."""
     effective, here = policy["effective"], policy["set"]
     strict = effective["strictly_reserved_cpus"]
     holds = {**effective, "reserved_strict": f"cpus {strict}" if strict else "no"}

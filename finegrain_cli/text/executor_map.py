@@ -1,7 +1,6 @@
-"""A registered executor as text: its host cpu by cpu, and its slots in their places.
+"""Draws a registered executor as text: its host cpu by cpu, and where its slots run.
 
-Decides the order of the picture and how slots in shared pools are listed. How cpus are drawn is
-`cpu_map.py`'s business.
+This module arranges the parts and lists slots in shared pools; `cpu_map.py` draws the cpus.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ if TYPE_CHECKING:
 Data = Mapping[str, Any]
 
 SLOTS_LISTED_MAX = 20
-"""Slots listed of each pool; there can be thousands, and `finegrain slots` lists them all."""
+"""The most slots listed per pool. A pool may have thousands; `finegrain slots` lists all."""
 
 _PoolKey = tuple[str, tuple[tuple[int, int], ...]]
-"""QoS class, and which pools; none: all of the class."""
+"""QoS class, and package and node of each pool; without pools: all pools of the class."""
 
 
 def executor_text(executor: Data, report: TopologyReport) -> str:
-    """The whole picture of one executor, by its JSON form and the report on its cpus."""
+    """Returns the whole text for one executor, from its JSON form and the report on its cpus."""
     state = str(executor["state"]) + (", draining" if executor["draining"] else "")
     lines = [f"{executor['executor_id']} ({state}) at {executor['address']}"]
     if executor["unreachable_reason"]:
@@ -50,7 +49,7 @@ def executor_text(executor: Data, report: TopologyReport) -> str:
 
 
 def _pools(report: TopologyReport) -> list[str]:
-    """Slots without cpus of their own, by the pools that they run in."""
+    """Lists slots without dedicated cpus, by the pools that they run in."""
     members: dict[_PoolKey, list[SlotStatus]] = {("LS", ()): [], ("BE", ()): []}
     jobs = ShortIds(each.job_id for each in report.slots)
     for slot in report.slots:
@@ -93,7 +92,7 @@ def _count(slots: int) -> str:
 
 
 def _with_gpus(topology: Data) -> HostTopology:
-    """A host of nothing but the GPUs that it told of."""
+    """Returns a topology with nothing but the GPUs that the executor reported."""
     gpus = tuple(_gpu(index, device) for index, device in enumerate(topology.get("devices", ())))
     return HostTopology(online=EMPTY, allowed=EMPTY, cores=(), numa_nodes=(), gpus=gpus)
 

@@ -1,4 +1,6 @@
-"""An explanation as text: what was asked, what each host lacks, and what would make it fit."""
+"""Prints an explanation: what was requested, what each host lacks, and which change would make it
+fit.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def amount_text(dimension: str, amount: int) -> str:
-    """An amount in the unit that people read for its dimension."""
+    """Returns an amount in the unit that people use for its dimension."""
     if dimension in (CPU_MILLI, BEST_EFFORT_CPU_MILLI):
         return format_cpu(amount)
     if dimension.endswith("_bytes"):
@@ -32,14 +34,14 @@ def amount_text(dimension: str, amount: int) -> str:
 
 
 def dimension_name(dimension: str) -> str:
-    """A dimension without its unit: "cpu", "memory"."""
+    """Returns a dimension without its unit: "cpu", "memory"."""
     return (
         dimension.removeprefix(EXTENDED_PREFIX).removesuffix("_milli").removesuffix("_bytes")
     ).replace("_", " ")
 
 
 def explanation_text(found: Explanation) -> str:
-    """The whole explanation, as `finegrain explain` prints it."""
+    """Returns the whole explanation, as `finegrain explain` prints it."""
     request = found.request.to_dict()
     state = found.request.state
     lines = [
@@ -84,7 +86,7 @@ def explanation_text(found: Explanation) -> str:
 
 
 def _order(found: Explanation) -> list[str]:
-    """Who is served before it, what stops it, what is held for it or for others."""
+    """Lists who is served before the request, what blocks it, and which capacity is reserved."""
     lines = [f"  choice   {step.summary}" for step in found.steps]
     for limit in found.limits:
         name = limit.dimension

@@ -1,4 +1,4 @@
-"""Resource groups as text: a tree with weights, shares, service, what waits, and limits."""
+"""Resource groups as text: a tree with weights, shares, usage, waiting requests and limits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MEASURES = {
 
 
 def groups_text(found: Groups, jobs: Sequence[JobStatus] = (), *, wide: bool = False) -> str:
-    """What `finegrain groups` prints."""
+    """Returns the text that `finegrain groups` prints."""
     rows = _rows(found, jobs)
     heading, *lines = table_lines([each for each in COLUMNS if wide or not each.wide], rows)
     held = [f"held: {each.summary}" for each in found.reservations]
@@ -32,7 +32,7 @@ def groups_text(found: Groups, jobs: Sequence[JobStatus] = (), *, wide: bool = F
 
 
 def limits_text(amounts: Mapping[str, int]) -> str:
-    """Limits in one line: "cpu 64, memory 1Ti, license 3"; "-" where there is none."""
+    """Returns limits in one line: "cpu 64, memory 1Ti, license 3"; "-" without limits."""
     named = {
         CPU_MILLI: lambda amount: f"cpu {format_cpu(amount)}",
         MEMORY_BYTES: lambda amount: f"memory {format_bytes(amount)}",
@@ -45,14 +45,14 @@ def limits_text(amounts: Mapping[str, int]) -> str:
 
 
 def used_text(amounts: Mapping[str, int]) -> str:
-    """What slots have, likewise; memory that executors pool by part is one."""
+    """Returns what slots use, in the same form; memory that is pooled per part is summed up."""
     found = {CPU_MILLI: amounts.get(CPU_MILLI, 0), MEMORY_BYTES: memory_of(amounts)}
     found |= {name: each for name, each in amounts.items() if name.startswith(EXTENDED_PREFIX)}
     return limits_text({name: amount for name, amount in found.items() if amount})
 
 
 def _rows(found: Groups, jobs: Sequence[JobStatus]) -> list[Row]:
-    """Each group, indented by its level, with its jobs behind it."""
+    """Returns a row for each group, indented by its level, followed by rows of its jobs."""
     levels: dict[str, int] = {"": -1}
     of_group: dict[str, list[JobStatus]] = {}
     for job in jobs:

@@ -1,7 +1,8 @@
-"""What goes to standard output, and how: tables for people, JSON for programs, errors for both.
+"""Output of commands: tables for people, JSON for programs, errors for both.
 
-Standard output is data; messages, progress and warnings go to standard error. Colour only on a
-terminal, and never where NO_COLOR is set or TERM is "dumb" (FORCE_COLOR and --color override).
+Data goes to standard output; messages, progress and warnings go to standard error. Colour is used
+only on a terminal, and not if NO_COLOR is set or TERM is "dumb". FORCE_COLOR and --color override
+this.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ API_VERSION = "finegrain/v1"
 
 
 class OutputFormat(StrEnum):
-    """Forms of `-o`."""
+    """Values of `-o`."""
 
     TABLE = "table"
     WIDE = "wide"
@@ -30,7 +31,7 @@ class OutputFormat(StrEnum):
 
 
 class ColorChoice(StrEnum):
-    """Forms of `--color`."""
+    """Values of `--color`."""
 
     AUTO = "auto"
     ALWAYS = "always"
@@ -38,7 +39,7 @@ class ColorChoice(StrEnum):
 
 
 class Style(StrEnum):
-    """How a word stands out: the parameters of the terminal's SGR sequence."""
+    """How a word is highlighted: the parameter of the terminal's SGR sequence."""
 
     BOLD = "1"
     GOOD = "32"
@@ -51,7 +52,11 @@ _CHOICE: ContextVar[ColorChoice] = ContextVar("colour", default=ColorChoice.AUTO
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table: its heading, how a row fills it, and whether only `wide` shows it."""
+    """One column of a table.
+
+    `text` returns the cell of a row. A column with `wide` is only shown by `-o wide`; one with
+    `right` is right-aligned.
+    """
 
     heading: str
     text: Callable[[Any], str]
@@ -60,7 +65,7 @@ class Column:
 
 
 def colour_wanted(choice: ColorChoice, stream: Any) -> bool:
-    """Whether to colour what is written to `stream`."""
+    """Returns whether output to `stream` has colour."""
     if choice is not ColorChoice.AUTO:
         return choice is ColorChoice.ALWAYS
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
@@ -69,12 +74,12 @@ def colour_wanted(choice: ColorChoice, stream: Any) -> bool:
 
 
 def choose_colour(choice: ColorChoice) -> None:
-    """Makes this the choice for what `painted` returns."""
+    """Sets the choice that `painted` uses."""
     _CHOICE.set(choice)
 
 
 def painted(text: str, style: Style) -> str:
-    """The text for standard output, in its style where colour is wanted there."""
+    """Returns the text for standard output, in this style if colour is wanted there."""
     if not colour_wanted(_CHOICE.get(), sys.stdout):
         return text
     return f"\x1b[{style.value}m{text}\x1b[0m"
@@ -83,7 +88,14 @@ def painted(text: str, style: Style) -> str:
 def print_list(
     kind: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], form: OutputFormat
 ) -> None:
-    """Prints rows: as a table, as one JSON object with `items`, or one JSON object per line."""
+    """Prints rows: as a table, as one JSON object with `items`, or one JSON object per line.
+
+    Args:
+        kind: of the list, for JSON.
+        rows: the data.
+        columns: of the table.
+        form: of the output.
+    """
     if form is OutputFormat.JSON:
         print_json({"api_version": API_VERSION, "kind": kind, "items": list(rows)})
     elif form is OutputFormat.JSONL:
@@ -95,7 +107,14 @@ def print_list(
 
 
 def print_object(kind: str, data: Mapping[str, Any], form: OutputFormat, text: str) -> None:
-    """Prints one thing: `text` for people, or the data with its kind for programs."""
+    """Prints one thing: `text` for people, or the data with its kind for programs.
+
+    Args:
+        kind: of the thing, for JSON.
+        data: for JSON.
+        form: of the output.
+        text: for people.
+    """
     if form is OutputFormat.JSON:
         print_json({"api_version": API_VERSION, "kind": kind, **data})
     elif form is OutputFormat.JSONL:
@@ -105,7 +124,7 @@ def print_object(kind: str, data: Mapping[str, Any], form: OutputFormat, text: s
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Any]) -> None:
-    """Prints what `table_lines` gives."""
+    """Prints the lines of `table_lines`, with the heading in bold."""
     heading, *lines = table_lines(columns, rows)
     print(painted(heading, Style.BOLD))
     for line in lines:
@@ -113,7 +132,9 @@ def print_table(columns: Sequence[Column], rows: Iterable[Any]) -> None:
 
 
 def table_lines(columns: Sequence[Column], rows: Iterable[Any]) -> list[str]:
-    """Columns two spaces apart under headings in capitals; nothing is cut off."""
+    """Returns a table, with headings in capitals and columns two spaces apart; nothing
+    is cut off.
+    """
     cells = [[column.text(row) for column in columns] for row in rows]
     headings = [column.heading.upper() for column in columns]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
@@ -133,12 +154,12 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 def print_json_line(data: Mapping[str, Any]) -> None:
-    """Prints one JSON document on one line, at once."""
+    """Prints one JSON document on one line and flushes, so that readers get it at once."""
     print(json.dumps(data, ensure_ascii=False, separators=(",", ":")), flush=True)
 
 
 def say(message: str) -> None:
-    """A message for people, on standard error. That nobody is there to read it is no error."""
+    """Prints a message for people on standard error; a closed standard error is not an error."""
     try:
         print(message, file=sys.stderr, flush=True)
     except OSError:
@@ -146,14 +167,22 @@ def say(message: str) -> None:
 
 
 def discard_standard_error() -> None:
-    """The reader of standard error is gone: a pipe, or a terminal that was closed."""
+    """Redirects standard error to /dev/null after its reader has gone (a pipe, a closed
+    terminal).
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)
 
 
 def print_error(error: FinegrainError, form: OutputFormat, hint: str = "") -> None:
-    """One line, a hint and the stable code on standard error; as JSON also on standard output."""
+    """Prints an error with code and hint on standard error; with JSON also on standard output.
+
+    Args:
+        error: to print.
+        form: of the output.
+        hint: what the user can do; empty: none.
+    """
     say(f"finegrain: {error.message} [{error.reason}]")
     if hint:
         say(f"hint: {hint}")

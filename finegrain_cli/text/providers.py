@@ -1,4 +1,4 @@
-"""How the cluster grows and shrinks, as text: shapes, executors that were asked for, and why."""
+"""Provisioning as text: shapes, executors that were requested, and why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NONE = (
 
 
 def providers_text(found: Providers, *, wide: bool = False) -> str:
-    """What `finegrain providers` prints."""
+    """Returns the text that `finegrain providers` prints."""
     data = found.to_dict()
     if not (found.shapes or found.executors):
         return NONE
@@ -46,7 +46,9 @@ def _limits_lines(data: Mapping[str, Any]) -> list[str]:
 
 
 def pending_rows(found: Providers) -> list[dict[str, Any]]:
-    """Executors that were asked for and have not registered, as rows of the executors' table."""
+    """Returns executors that were requested and have not registered, as rows of the executors'
+    table.
+    """
     totals = {each.name: dict(each.total) for each in found.shapes}
     labels = {each.name: dict(each.labels) for each in found.shapes}
     return [
@@ -75,7 +77,7 @@ def _table(columns: tuple[Column, ...], rows: list[Mapping[str, Any]], *, wide: 
 
 
 def _limits(amounts: Mapping[str, int]) -> str:
-    """Amounts of which some may be absent."""
+    """Returns limits as text; a dimension without a limit is left out."""
     named = {
         CPU_MILLI: lambda amount: f"cpu {format_cpu(amount)}",
         MEMORY_BYTES: lambda amount: f"memory {format_bytes(amount)}",
