@@ -1,1 +1,3 @@
-"""The real engine in virtual time: clusters, jobs and batch logs, without clock, wire or hosts."""
+"""Runs the real engine in virtual time, for synthetic jobs and batch logs: no clock, network or
+hosts.
+"""

@@ -1,13 +1,12 @@
-"""Drives the real engine through virtual time, from one moment at which something happens to the
-next.
+"""Drives the real engine through virtual time, from one moment with an event to the next.
 
-It plays everybody whom the engine talks to: job masters that submit and release, executors that
-carry out every command at once, a clock, and a store that forgets. So what is decided here is
-decided by the very rules of the service, and the same input gives the same run. It knows no rule of
-the choice itself, reads no file and no clock but for a stopwatch around decisions.
+The simulator takes the place of everything that the engine talks to: job masters that submit and
+release, executors that carry out each command at once, the clock, and a store that keeps nothing.
+All decisions are the engine's own, and the same input gives the same run. The only real clock is a
+stopwatch around decisions.
 
-At one moment things go in this order: threads end, their slots are taken down, jobs arrive, all
-that fits is placed; then nothing is left to be done and time goes on.
+At one moment events happen in this order: threads end, their slots are freed, jobs arrive, and
+everything that fits is placed. Then time advances.
 """
 
 from __future__ import annotations
@@ -49,14 +48,16 @@ from resource_manager.simulator.nodes import Command, Labels, Node, SimulatedExe
 from resource_manager.simulator.plan import Effort, Kind, Submitted, simulated
 
 ONE_CPU = ResourceProfile(1_000)
-"""The profile of a thread, where nothing else is said: a core."""
+"""Default profile of a thread: one core."""
 
 START_TIME_MS = 1_700_000_000_000
-"""Wall clock at virtual time 0: seen in messages alone."""
+"""Wall clock time at virtual time 0; it appears only in messages."""
 
 QUIET_MS = 60_000
-"""If a timer rang and nothing came of it, the next one may ring so much later. Somebody who is
-passed over and cannot be helped is looked at every second; months would never end.
+"""Delay of the next timer after a timer that had no effect.
+
+The engine retries a starved request every second, even if nothing can help it. Without this delay a
+replay of months would not end.
 """
 
 _SUBMITTED_AT_ONCE = 10_000
@@ -69,12 +70,13 @@ class Cluster:
         now_ms: virtual time.
         jobs_over: how many jobs have ended, or were rejected.
         log: every run of a thread, and every job.
-        state: the engine's books, to be looked at.
+        state: the engine's state, for inspection.
         effort: what the decisions cost.
-        events: how many cluster events there were, by kind.
-        waiting_kinds: how many lots of requests of each kind wait.
-        changed_nodes: those on which slots came or went, until somebody empties the set.
-        on_settled: called after every moment, when nothing is left to be decided.
+        events: number of cluster events, by kind.
+        waiting_kinds: how many requests of each kind wait; a gang counts as one.
+        changed_nodes: nodes whose slots changed; a reader empties the set.
+        on_settled: called after every moment, when no decision is left.
+        executors: the simulated executors, by node.
     """
 
     def __init__(
@@ -95,12 +97,12 @@ class Cluster:
         self.settings = simulated(settings or EngineSettings())
         self.state = fresh(self.settings, 1, self.at)
         self._stopwatch = stopwatch
-        self._jobs: dict[str, Submitted] = {}  # those that have not ended
+        self._jobs: dict[str, Submitted] = {}  # jobs that have not ended
         self._future: list[tuple[int, int, str]] = []  # heap of (moment, number, job): arrivals
         self._ending: list[tuple[int, int, str, str]] = []  # (moment, number, job, allocation)
         self._orders: list[tuple[int, int, Callable[[Instant], Event]]] = []
         self._number = 0
-        self._effects = 0  # seen so far
+        self._effects = 0  # number of effects seen so far
         self._quiet_until_ms = 0
         self._wire: list[Command] = []
         self.executors = {node.name: SimulatedExecutor(node) for node in nodes}
@@ -113,18 +115,24 @@ class Cluster:
 
     @property
     def at(self) -> Instant:
-        """The present moment."""
+        """The current moment."""
         return Instant(self.now_ms, START_TIME_MS + self.now_ms)
 
     @property
     def waiting(self) -> int:
-        """Threads that have arrived and not started."""
+        """Number of threads that have arrived and not started."""
         return sum(
             job.record.waiting for job in self._jobs.values() if job.record.job_id in self.log.jobs
         )
 
     def ends_at(self, allocation_id: str) -> int:
-        """When a thread that runs will end, in virtual milliseconds. Raises KeyError: none does."""
+        """Returns when a running thread will end, in virtual milliseconds.
+
+        Cost: linear in the number of running threads.
+
+        Raises:
+            KeyError: no such thread runs.
+        """
         for moment, _, _, name in self._ending:
             if name == allocation_id:
                 return moment
@@ -141,20 +149,23 @@ class Cluster:
         gang: bool = False,
         labels: Labels = (),
     ) -> JobRecord:
-        """Lets a job come at a moment that is not over, with a thread per duration.
+        """Schedules the arrival of a job with one thread per duration.
 
         Args:
-            job_id: its name, not used before.
-            durations_ms: how long each thread takes on a node of speed 1; `[ms] * count` for equal
+            job_id: name of the job, not used before.
+            durations_ms: run time of each thread on a node of speed 1; `[ms] * count` for equal
                 ones.
-            group: its resource group; one that nobody made is made with weight 1.
-            profile: what each thread asks for.
-            at_ms: when it comes, in virtual milliseconds.
+            group: resource group; if it does not exist, it is created with weight 1.
+            profile: of each thread.
+            at_ms: time of arrival, in virtual milliseconds; not in the past.
             gang: all threads start at once, or none.
-            labels: that a node must carry; sorted.
+            labels: required of a node; sorted.
 
         Returns:
-            The record of the job, which fills while time goes on.
+            The record of the job, which is updated as time advances.
+
+        Raises:
+            ValueError: the id was used before, the time is in the past, or there are no threads.
         """
         if job_id in self._jobs or job_id in self.log.jobs:
             raise ValueError(f"job {job_id} was submitted before")
@@ -177,7 +188,7 @@ class Cluster:
         return record
 
     def at_moment(self, at_ms: int, event: Callable[[Instant], Event]) -> None:
-        """Lets something else happen: an event of the engine, made for its moment."""
+        """Schedules another event of the engine; `event` makes it from its moment."""
         heapq.heappush(self._orders, (at_ms, self._next_number(), event))
 
     def set_group(
@@ -190,7 +201,16 @@ class Cluster:
         minimum: Amounts | None = None,
         maximum: Amounts | None = None,
     ) -> None:
-        """Lets a resource group be made, or changed, at a moment; before jobs arrive at it."""
+        """Schedules the creation or change of a resource group.
+
+        Args:
+            name: of the group.
+            at_ms: when; the change precedes arrivals of jobs at the same moment.
+            weight: None: unchanged.
+            parent: None: unchanged.
+            minimum: guaranteed amounts.
+            maximum: limits.
+        """
         self.at_moment(
             at_ms,
             lambda at: GroupSet(
@@ -199,11 +219,13 @@ class Cluster:
         )
 
     def end_job(self, job_id: str, at_ms: int) -> None:
-        """Lets a job end before its time: what runs of it stops, what waits never runs."""
+        """Schedules the early end of a job: its running threads stop, its waiting ones
+        never start.
+        """
         self.at_moment(at_ms, lambda at: JobEndRequested(at, job_id, "ENDED"))
 
     def run(self, until_ms: int | None = None) -> None:
-        """Lets time pass until nothing more happens, or up to and including a moment."""
+        """Advances time until no event is left, or up to and including a moment."""
         while (moment := self._next_moment()) is not None:
             if until_ms is not None and moment > until_ms:
                 break
@@ -250,7 +272,7 @@ class Cluster:
         return events
 
     def _ends(self) -> list[Event]:
-        """Threads that are over give their slots back; a job whose last one it was ends."""
+        """Releases the slots of threads that are over; ends a job after its last thread."""
         over: dict[str, list[str]] = {}
         while self._ending and self._ending[0][0] <= self.now_ms:
             _, _, job_id, allocation_id = heapq.heappop(self._ending)
@@ -259,7 +281,7 @@ class Cluster:
         for job_id, names in over.items():
             job = self._jobs.get(job_id)
             if job is None:
-                continue  # it was ended from outside
+                continue  # `end_job` ended it before
             for name in names:
                 self.log.ended(job.running.pop(name), self.now_ms)
             events.append(SlotsReleased(self.at, job_id, tuple((name, 0) for name in names)))
@@ -320,7 +342,7 @@ class Cluster:
         result = step(self.state, Decide(self.at))
         took = self._stopwatch() - before
         self._take_in(result.effects)
-        self.state.changes.take()  # nobody keeps them
+        self.state.changes.take()  # there is no store to write them to
         effort = self.effort
         effort.decisions += 1
         effort.cpu_s += took
@@ -341,7 +363,7 @@ class Cluster:
                 self._wire.append(effect)
 
     def _granted(self, event: JobEvent) -> None:
-        """The job master starts a thread in the slot at once."""
+        """Starts a thread in the slot at once, as a job master would."""
         job, slot = self._jobs[event.job_id], event.slot or {}
         executor = self.executors[str(slot["executor_id"])]
         name = event.allocation_id
@@ -356,7 +378,10 @@ class Cluster:
         heapq.heappush(self._ending, entry)
 
     def _submitted(self, event: RequestsSubmitted, outcomes: list[ItemOutcome]) -> None:
-        """All threads of a job ask for the same: they are all taken in, or none is."""
+        """Records whether a job was accepted.
+
+        All its threads have the same request, so either all are accepted or none.
+        """
         refused = next((outcome for outcome in outcomes if outcome.reason), None)
         job = self._jobs.get(event.job_id)
         if refused is None and job is not None:
@@ -371,7 +396,7 @@ class Cluster:
         job = self._jobs.pop(job_id, None)
         if job is None:
             return
-        for number in job.running.values():  # ended from outside: they are cut off
+        for number in job.running.values():  # only after `end_job`: the threads are cut off
             self.log.ended(number, self.now_ms)
         if lots := job.record.waiting:
             self._wait_with(job.kind, -(1 if job.record.gang else lots))

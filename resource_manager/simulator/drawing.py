@@ -1,7 +1,6 @@
-"""Pictures of a run as text: what ran on each thread of capacity, and who had how much of it.
+"""Pictures of a run as text: what ran on each thread of capacity, and each flow's share over time.
 
-Decides how such pictures look in a terminal and in a document, and what they consist of; the same
-pictures become PNG files in `drawing_png.py`. Refuses to know where the runs come from.
+The text is for terminals and documents. `drawing_png.py` draws the same pictures as PNG files.
 """
 
 from __future__ import annotations
@@ -23,8 +22,10 @@ EDGE = "|"
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A thread of work on its thread of capacity. `mark` is the one character that it is drawn with
-    if that is not its job's; `label` is its name where there is room.
+    """A thread of work on its thread of capacity.
+
+    `mark` is the character with which it is drawn; empty: that of its job. `label` is its name,
+    shown where there is room.
     """
 
     lane: str
@@ -37,9 +38,9 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Threads of capacity, one below another, and what ran on them when.
+    """Threads of capacity, one below another, and what ran on them.
 
-    `marks` gives the character of each job; `meanings` what other marks mean.
+    `marks` is the character of each job; `meanings` explains other marks.
     """
 
     title: str
@@ -50,13 +51,13 @@ class Timeline:
 
     @property
     def end_s(self) -> float:
-        """When the last of it is over."""
+        """The time when the last thread of work ends."""
         return max((each.end_s for each in self.bars), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """How much of the capacity each flow has over time; drawn from the bottom in their order."""
+    """How much of the capacity each flow has over time; drawn from the bottom in this order."""
 
     title: str
     capacity: float
@@ -66,10 +67,17 @@ class Area:
 
 
 def timeline_text(timeline: Timeline, end_s: float = 0.0, width: int = WIDTH) -> str:
-    """The timeline in characters: a line per thread of capacity, `width` columns up to `end_s`.
+    """Returns the timeline as text: a line per thread of capacity, with `width` columns up to
+    `end_s`.
 
-    A thread of work begins with an edge where it is wide enough to have one; one that is narrower
-    than a column may be hidden by the next. At the end stands how many there were.
+    A thread of work begins with an edge if it has at least two columns. One that is narrower than a
+    column may be hidden by the next one. The number at the end of a line counts its threads of
+    work.
+
+    Args:
+        timeline: to draw.
+        end_s: end of the time axis; 0: that of the timeline.
+        width: columns of the time axis.
     """
     end_s = end_s or timeline.end_s or 1.0
     names = max(map(len, timeline.lanes), default=0)
@@ -94,7 +102,13 @@ def timeline_text(timeline: Timeline, end_s: float = 0.0, width: int = WIDTH) ->
 
 
 def area_text(area: Area, width: int = WIDTH, height: int = HEIGHT) -> str:
-    """The shares in characters: each column is a slice of time, filled up by its mean shares."""
+    """Returns the shares as text: each column is a slice of time, filled with its mean shares.
+
+    Args:
+        area: to draw.
+        width: columns of the time axis.
+        height: lines for the whole capacity.
+    """
     end_ms = round(area.end_s * 1_000) or 1
     columns = []
     for column in range(width):
@@ -116,7 +130,7 @@ def area_text(area: Area, width: int = WIDTH, height: int = HEIGHT) -> str:
 
 
 def table_text(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown, its columns filled up so that it reads as plain text, too."""
+    """Returns a Markdown table with padded columns, so that it is also readable as plain text."""
     cells = [list(headings), *(list(row) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [_row(row, widths) for row in cells]
@@ -130,7 +144,9 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _axis(end_s: float, width: int, names: int) -> str:
-    """Seconds at the beginning, at the end, and in the middle if there is room."""
+    """Returns the time axis: seconds at the beginning, the end and, if there is room,
+    the middle.
+    """
     middle, end = f"{end_s / 2:g}", f"{end_s:g} s"
     row = "0".ljust(width // 2 - len(middle) // 2) + middle
     if len(row) + len(end) >= width:

@@ -1,6 +1,6 @@
-"""The same pictures as PNG files, with matplotlib (the extra `plots`), imported when it is needed.
+"""Draws the pictures of `drawing.py` as PNG files, with matplotlib (the extra `plots`).
 
-Decides colours and sizes. Draws on a canvas in memory: no display is needed or touched.
+matplotlib is imported only when it is needed. It draws into memory, so no display is used.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, which those can tell apart who see few colours.
+# The palette of Okabe and Ito, which people with colour blindness can tell apart.
 COLOURS = ("#56B4E9", "#E69F00", "#009E73", "#CC79A7", "#0072B2", "#D55E00", "#F0E442", "#999999")
 WIDTH_INCHES = 9.0
 DOTS_PER_INCH = 90
 
 
 def require_matplotlib() -> None:
-    """Raises ConfigurationError, with the way out, where matplotlib is not installed."""
+    """Checks that matplotlib is installed.
+
+    Raises:
+        ConfigurationError: it is not; the message says how to install it.
+    """
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigurationError(
             "pictures as PNG need matplotlib: pip install 'finegrain[plots]', or do without them"
@@ -33,7 +37,7 @@ def require_matplotlib() -> None:
 
 
 def save_png(path: Path, pictures: Sequence[Timeline | Area]) -> None:
-    """Draws the pictures one below another, on one scale of time, into one file.
+    """Draws the pictures one below another, with the same time axis, into one file.
 
     Raises:
         ConfigurationError: matplotlib is not installed.
@@ -63,7 +67,16 @@ def save_lines_png(
 ) -> None:
     """Draws quantities that change in steps over time, one line each, into one file.
 
-    Raises: as `save_png`.
+    Args:
+        path: of the file.
+        title: of the picture.
+        lines: the quantities, by name.
+        end_s: end of the time axis.
+        unit: label of the vertical axis.
+
+    Raises:
+        ConfigurationError: matplotlib is not installed.
+        OSError: the file cannot be written.
     """
     require_matplotlib()
     figure = _figure(4.0)
@@ -95,7 +108,7 @@ def _height(picture: Timeline | Area) -> float:
 
 
 def _colours(pictures: Sequence[Timeline | Area]) -> dict[str, str]:
-    """One colour per flow (and other meaning) of all the pictures."""
+    """Assigns a colour to each flow, and to each other meaning, of all the pictures."""
     names: dict[str, None] = {}
     for each in pictures:
         names |= dict.fromkeys(each.marks)

@@ -1,6 +1,6 @@
-"""What came of the figures in words: for people as text, for programs as plain data.
+"""Reports the results of the figures: as text for people, as plain data for programs.
 
-Decides which numbers are told of a figure. Units: seconds, threads of capacity.
+Units are seconds and threads of capacity.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from resource_manager.simulator.figures import Choice, FigureResult, Phase, tole
 
 
 def figure_text(result: FigureResult, end_s: float = 0.0) -> str:
-    """One figure: what the paper says, the picture, and its numbers.
+    """Returns one figure as text: the picture, its numbers, and what the paper says.
 
-    `end_s` is where the axis of time ends, so that several figures can share a scale.
+    Args:
+        result: of the figure.
+        end_s: end of the time axis, so that several figures can share a scale.
     """
     picture = result.picture
     if isinstance(picture, Timeline):
@@ -29,7 +31,9 @@ def figure_text(result: FigureResult, end_s: float = 0.0) -> str:
 
 
 def shared_end_s(results: Mapping[str, FigureResult], name: str) -> float:
-    """Where a figure's axis of time ends: it shares that of its counterpart, if that was run."""
+    """Returns the end of a figure's time axis, which it shares with its counterpart if that was
+    run.
+    """
     mine = results[name]
     pair = [
         each
@@ -40,7 +44,9 @@ def shared_end_s(results: Mapping[str, FigureResult], name: str) -> float:
 
 
 def comparison_text(results: Mapping[str, FigureResult]) -> str:
-    """Coarse against fine: a table of the figures whose counterparts were run, too; else empty."""
+    """Returns a table of coarse against fine, for figures whose counterparts were run;
+    else empty.
+    """
     rows = []
     for fine in results.values():
         coarse = results.get(fine.set_up.coarse)
@@ -88,7 +94,7 @@ def _change(
 
 
 def figure_data(result: FigureResult) -> dict[str, Any]:
-    """One figure for programs: plain values, no pictures."""
+    """Returns one figure as plain values for programs, without pictures."""
     set_up = result.set_up
     return {
         "figure": set_up.figure,

@@ -1,10 +1,9 @@
 """The set-ups of Figures 3-1 to 3-10 of "Improved Batch Processing Through Fine-Grained Thread
 Submission" (Oracle Utilities Cloud Services; below: the paper), as data.
 
-Decides what runs in each: the numbers that the text gives (thread counts, tallies, weights, how
-many threads of work a thread of capacity does, 60 threads of capacity), and where it shows a
-picture without numbers, plausible ones, which `assumed` of each set-up names. Refuses to know how
-it runs.
+Numbers are those of the paper's text: thread counts, usage, weights, threads of work per thread of
+capacity, 60 threads of capacity. Where the paper shows a picture without numbers, plausible ones
+are chosen; `assumed` of each set-up names them.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from itertools import pairwise
 from resource_manager.engine.model.settings import Fairness
 
 SEED_MEASURE = Fairness(usage_measure="slots", half_life_ms=None, lookahead_ms=0)
-"""Service as the paper defines it, and nothing else: time that threads ran."""
+"""Usage exactly as the paper defines it: the time that threads ran."""
 
 COUNTED_IN_SLOTS = Fairness(usage_measure="slots")
-"""The default choice, with a slot as the unit of service."""
+"""The default settings, but with slots as the unit of usage."""
 
 UNITS = 100
-"""Pieces of work of Job 1: a thread of work each when fine, ten together when coarse."""
+"""Pieces of work of Job 1: one per thread of work if fine, about ten per thread if coarse."""
 
 STATE_U_UNIT = 54
 STATE_U_MS = 360_000
@@ -30,8 +29,10 @@ STATE_U_MS = 360_000
 
 @dataclass(frozen=True, slots=True)
 class FigureJob:
-    """A job of a figure. `marks` names threads (from 0) that a picture shows with a letter of their
-    own; `only_on` is the one thread of capacity that it may run on.
+    """A job of a figure.
+
+    `marks` names threads (from 0) that the picture shows with their own letter. `only_on` is the
+    one thread of capacity on which the job may run.
     """
 
     name: str
@@ -45,10 +46,10 @@ class FigureJob:
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """One figure: what there is, what comes, and what the paper says of it.
+    """One figure: the capacity, the jobs, and what the paper says about it.
 
-    `speeds` has a number per thread of capacity; `coarse` is the figure that shows the same work
-    in few threads; `looked_at_ms` is a moment whose choice is looked at closely.
+    `speeds` has a number per thread of capacity. `coarse` is the figure that shows the same work in
+    few threads. `looked_at_ms` is a moment whose choice is examined.
     """
 
     figure: str
@@ -61,16 +62,18 @@ class SetUp:
     coarse: str = ""
     looked_at_ms: int | None = None
     meanings: Mapping[str, str] = field(default_factory=dict)
-    shares: bool = False  # drawn as shares over time instead of a line per thread of capacity
+    shares: bool = False  # drawn as shares over time, not as a line per thread of capacity
 
 
 def lane_names(count: int) -> list[str]:
-    """C1, C2, ... as the paper names its threads of capacity."""
+    """Returns C1, C2, ..., the names of threads of capacity in the paper."""
     return [f"C{number}" for number in range(1, count + 1)]
 
 
 def unit_ms(number: int) -> int:
-    """How long the piece of work of this number (from 1) takes: 50 to 70 s, for ever the same."""
+    """Returns the duration of a piece of work (numbered from 1): 50 to 70 s, the same
+    in every run.
+    """
     return 1_000 * (50 + number * 17 % 21)
 
 
@@ -82,7 +85,7 @@ def _units(*, state_u: bool) -> list[int]:
 
 
 def _coarse(units: Sequence[int], threads: int) -> list[int]:
-    """The same work in few threads, each with its part of the pieces in a row."""
+    """Returns the same work in few threads; each has consecutive pieces."""
     ends = [len(units) * number // threads for number in range(threads + 1)]
     return [sum(units[first:after]) for first, after in pairwise(ends)]
 
@@ -215,16 +218,18 @@ def _choices() -> list[SetUp]:
 
 
 def _varied(count: int, mean_ms: int) -> list[int]:
-    """Durations from half to one and a half times the mean, for ever the same."""
+    """Returns durations from half to one and a half times the mean, the same in every run."""
     return [mean_ms // 2 + mean_ms * (number * 37 % 101) // 100 for number in range(count)]
 
 
 def figure_3_10(
     thread_ms: int = 60_000, fairness: Fairness = COUNTED_IN_SLOTS, lanes: int = 60
 ) -> SetUp:
-    """Sixty threads of capacity and three jobs: DEFAULT2 ends first, then MED1, then DEFAULT1.
+    """Returns the set-up with 60 threads of capacity and three jobs: DEFAULT2 ends first, then
+    MED1, then DEFAULT1.
 
-    The work is what these shares need for 1,200 s, 600 s and 400 s, whatever a thread takes.
+    The work is as much as these shares complete in 1,200 s, 600 s and 400 s, for any length of a
+    thread.
     """
 
     def job(name: str, mark: str, work_s: int, group: str = "default") -> FigureJob:
@@ -251,9 +256,15 @@ def figure_3_10(
 
 
 def one_after_another(thread_ms: int, fairness: Fairness, *, alike: bool = False) -> SetUp:
-    """The three jobs of Figure 3-10, coming one by one: DEFAULT1 at 0, MED1 at 600 s, DEFAULT2 at
-    1,200 s, which is done after another 600 s or so. Threads take half to one and a half times
-    `thread_ms`, or all the same.
+    """Returns a set-up in which the three jobs of Figure 3-10 arrive one by one.
+
+    DEFAULT1 arrives at 0, MED1 at 600 s and DEFAULT2 at 1,200 s, which is done after about another
+    600 s.
+
+    Args:
+        thread_ms: mean duration of a thread.
+        fairness: settings of the engine.
+        alike: all threads take `thread_ms`; else half to one and a half times as long.
     """
 
     def job(name: str, mark: str, work_s: int, at_s: int, group: str = "default") -> FigureJob:
@@ -278,6 +289,6 @@ def one_after_another(thread_ms: int, fairness: Fairness, *, alike: bool = False
 
 
 def all_set_ups() -> dict[str, SetUp]:
-    """Every figure by its number, in order."""
+    """Returns all figures by number, in order."""
     every = [*_coarse_and_fine(), *_choices(), figure_3_10()]
     return {each.figure: each for each in every}

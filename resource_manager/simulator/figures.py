@@ -1,7 +1,6 @@
-"""The figures of `figure_setups.py`, run by the real engine: what came of each, in numbers and
-pictures.
+"""Runs the figures of `figure_setups.py` with the real engine, and measures them.
 
-Decides what is measured of a figure. Refuses to know where that is printed or drawn.
+A result has numbers and a picture as data; other modules print and draw them.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from resource_manager.simulator.nodes import Node
 from resource_manager.simulator.share_error import TOLERANCE, WINDOW_S, Comparison, Usage
 
 GROUP_WEIGHTS: Mapping[str, float] = {"default": 1.0, "medium": 4.0}
-"""The delivered groups that the figures speak of."""
+"""Weights of the predefined groups that occur in the figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """When a job came, when its first thread began and when its last one was over, in seconds."""
+    """When a job arrived, when its first thread started and when its last one ended, in seconds."""
 
     name: str
     threads: int
@@ -37,15 +36,15 @@ class JobResult:
 
     @property
     def took_s(self) -> float:
-        """From its coming to its completion."""
+        """Time from arrival to completion."""
         return self.done_s - self.submitted_s
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Who was served at a moment, on which thread of capacity, and the tallies at that moment.
+    """Which job was served at a moment, on which thread of capacity, and the usage at that moment.
 
-    `jobs` are seconds that threads ran; `groups` the same by group, divided by its weight.
+    `jobs` is the seconds that threads ran; `groups` the same by group, divided by its weight.
     """
 
     at_s: float
@@ -57,12 +56,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A time in which the same jobs had work waiting, beside the ideal.
+    """An interval in which the same jobs had waiting work, compared with the ideal schedule.
 
-    It begins when a job has nothing waiting any more. `converged_s` is how long it took until
-    everybody was served fairly, None if that lasted longer than the phase; `error` the largest
-    relative difference over the time after that. `shares` are mean threads of capacity after that,
-    and after the last thread of such a job; `ideal` what they were to be.
+    It begins when a job has no waiting work any more. `converged_s` is the time until all jobs were
+    served fairly; None if that took longer than the phase. `error` is the largest relative
+    difference after that time. `shares` are mean threads of capacity, measured after convergence
+    and after the last thread of the jobs without waiting work; `ideal` is what they should be.
     """
 
     start_s: float
@@ -75,11 +74,11 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class FigureResult:
-    """A figure that was run."""
+    """The result of one figure."""
 
     set_up: SetUp
     jobs: tuple[JobResult, ...]
-    lane_threads: Mapping[str, Mapping[str, int]]  # threads of capacity to threads of work, by job
+    lane_threads: Mapping[str, Mapping[str, int]]  # per thread of capacity: threads of work, by job
     makespan_s: float
     utilisation: float
     choice: Choice | None
@@ -88,16 +87,16 @@ class FigureResult:
 
     @property
     def mean_s(self) -> float:
-        """Mean of the jobs' completion times."""
+        """Mean completion time of the jobs."""
         return sum(job.took_s for job in self.jobs) / len(self.jobs)
 
     def job(self, name: str) -> JobResult:
-        """The job of that name."""
+        """Returns the job with this name."""
         return next(each for each in self.jobs if each.name == name)
 
 
 def run_figure(set_up: SetUp) -> FigureResult:
-    """Lets the figure happen, from the first job's coming to the last one's end."""
+    """Runs a figure from the arrival of its first job to the end of its last one."""
     log = run_set_up(set_up).log
     jobs = tuple(_job_result(log, job.name) for job in set_up.jobs)
     makespan_s = max(job.done_s for job in jobs)
@@ -121,9 +120,9 @@ def run_figure(set_up: SetUp) -> FigureResult:
 
 
 def run_set_up(set_up: SetUp, until_ms: int | None = None) -> Cluster:
-    """A simulated cluster in which all of the figure has happened, or all up to a moment.
+    """Returns a simulated cluster after the whole figure, or after a moment of it.
 
-    Every thread of capacity is a host with one core: so the host's name is the thread's.
+    Each thread of capacity is a host with one core, so the host's name is that of the thread.
     """
     names = lane_names(len(set_up.speeds))
     nodes = [
@@ -144,9 +143,11 @@ def run_set_up(set_up: SetUp, until_ms: int | None = None) -> Cluster:
 
 
 def choice_at(log: RunLog, moment_ms: int) -> Choice:
-    """What was served at that moment; tallies are summed up from the log, not asked of the engine.
+    """Returns what was served at a moment, and the usage, computed from the log and not by the
+    engine.
 
-    Raises StopIteration if nothing was.
+    Raises:
+        StopIteration: nothing was served at that moment.
     """
     served = next(run for run in log if run.start_ms == moment_ms)
     jobs = {job.job_id: 0.0 for job in log.jobs.values()}
@@ -160,7 +161,7 @@ def choice_at(log: RunLog, moment_ms: int) -> Choice:
 
 
 def phases(set_up: SetUp, log: RunLog, window_s: float = WINDOW_S) -> list[Phase]:
-    """The times between one job's running out of waiting work and the next one's."""
+    """Returns the intervals between the moments at which jobs run out of waiting work."""
     comparison = compared(set_up, log)
     dry_s = {job.name: (log.jobs[job.name].last_start_ms or 0) / 1_000 for job in set_up.jobs}
     times = sorted({0.0, *dry_s.values()})
@@ -186,7 +187,7 @@ def phases(set_up: SetUp, log: RunLog, window_s: float = WINDOW_S) -> list[Phase
 
 
 def compared(set_up: SetUp, log: RunLog) -> Comparison:
-    """The run beside the ideal, in threads of capacity."""
+    """Compares the run with the ideal schedule, in threads of capacity."""
     groups = sorted({job.group for job in set_up.jobs})
     tree = IdealTree(
         [
@@ -208,7 +209,7 @@ def compared(set_up: SetUp, log: RunLog) -> Comparison:
 
 
 def tolerated() -> str:
-    """What counts as served fairly, in words."""
+    """Returns what counts as served fairly, in words."""
     return f"every window of {WINDOW_S:g} s within {TOLERANCE:.0%} of its share"
 
 
@@ -224,7 +225,9 @@ def _job_result(log: RunLog, name: str) -> JobResult:
 
 
 def _host(lane: str) -> str:
-    """Hosts are tried in the order of their names: C02 before C10."""
+    """Returns a host's name with leading zeros, since hosts are tried in order of names: C002,
+    C010.
+    """
     return f"C{int(lane[1:]):03}"
 
 

@@ -1,14 +1,13 @@
-"""The ideal weighted fluid schedule: what every flow would get at each moment if capacity could be
-divided as finely as water. Decides what is fair. Refuses to know how the engine comes near it.
+"""The ideal weighted fluid schedule: each flow's fair share if capacity were infinitely divisible.
 
-Generalised processor sharing (Parekh and Gallager, "A Generalized Processor Sharing Approach to
-Flow Control in Integrated Services Networks", 1993), nested (Bennett and Zhang, "Hierarchical
-Packet Fair Queueing Algorithms", 1996): the capacity of a node is divided among those of its
-children that want some, in proportion to their weights, and what a child cannot use is divided
-among the others. It has no memory: who is idle saves nothing up.
+This is generalised processor sharing (Parekh and Gallager, "A Generalized Processor Sharing
+Approach to Flow Control in Integrated Services Networks", 1993), nested (Bennett and Zhang,
+"Hierarchical Packet Fair Queueing Algorithms", 1996). The capacity of a node in the tree is divided
+among its children with demand, in proportion to their weights. What a child cannot use is divided
+among the others. The schedule has no memory: an idle flow gains no credit.
 
-Amounts are in any one unit of capacity (threads of capacity, cores, dominant share), times in
-seconds, service in their product.
+Amounts are in any one unit of capacity (threads of capacity, cores, dominant share), times are in
+seconds, and service is in their product.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ ROOT = ""
 
 @dataclass(frozen=True, slots=True)
 class IdealFlow:
-    """A resource group or a job: below whom it stands, and what it may have.
+    """A resource group or a job: its parent, weight and limits.
 
-    `minimum` is served before siblings without one (as far as there is demand), `maximum` is
-    never exceeded.
+    `minimum` is served before siblings without one, as far as there is demand. `maximum` is never
+    exceeded.
     """
 
     id: str
@@ -40,7 +39,7 @@ class IdealFlow:
 
 @dataclass(frozen=True, slots=True)
 class Basin:
-    """One of those that water is divided among: at least `lower`, at most `upper`."""
+    """A flow in the water filling of `divide`: it gets at least `lower` and at most `upper`."""
 
     id: str
     weight: float
@@ -52,7 +51,11 @@ class IdealTree:
     """Flows below the root, at any depth; a flow without children is a leaf and has a demand."""
 
     def __init__(self, flows: Iterable[IdealFlow]) -> None:
-        """Raises InvalidArgument for a weight that is not positive, an unknown parent, a circle."""
+        """Builds the tree.
+
+        Raises:
+            InvalidArgument: a weight is not positive, a parent is unknown, or there is a cycle.
+        """
         self._flows = {each.id: each for each in flows}
         self._depth: dict[str, int] = {ROOT: 0}
         for each in self._flows.values():
@@ -76,13 +79,18 @@ class IdealTree:
         return depth
 
     def flow(self, flow_id: str) -> IdealFlow:
-        """What was said of this flow."""
+        """Returns the flow with this id."""
         return self._flows[flow_id]
 
     def shares(self, demands: Mapping[str, float], capacity: float) -> dict[str, float]:
-        """What each flow with demand gets of `capacity`: leaves and all above them, the root too.
+        """Returns the share of `capacity` of each flow with demand: leaves, all flows above, and
+        the root.
 
-        `demands` says how much each leaf could use. O(n log n) in the flows that have demand.
+        O(n log n) in the flows that have demand.
+
+        Args:
+            demands: how much each leaf could use.
+            capacity: to divide.
         """
         below, upper = self._wanted(demands)
         found = {ROOT: min(capacity, upper.get(ROOT, 0.0))}
@@ -102,7 +110,7 @@ class IdealTree:
     def _wanted(
         self, demands: Mapping[str, float]
     ) -> tuple[dict[str, list[str]], dict[str, float]]:
-        """Children with demand of each flow that has some, and the most that each flow can use."""
+        """Returns the children with demand of each flow, and the most that each flow can use."""
         below: dict[str, list[str]] = {}
         upper: dict[str, float] = {}
         leaves = {each: demand for each, demand in demands.items() if demand > 0}
@@ -122,10 +130,14 @@ class IdealTree:
 
 
 def divide(capacity: float, basins: Sequence[Basin]) -> dict[str, float]:
-    """Water filling: each gets weight x level, but at least `lower` and at most `upper`.
+    """Divides capacity by water filling: each gets weight x level, at least `lower`, at most
+    `upper`.
 
-    The level is the one at which all of `capacity` is used, or everybody has `upper`. If the lower
-    bounds alone are more than there is, each gets the same part of its own.
+    The level is such that all of `capacity` is used, or every flow has its `upper`. If the lower
+    bounds alone exceed the capacity, each flow gets the same fraction of its own.
+
+    Example: A (weight 1, upper 2), B (weight 1) and C (weight 2) share 10. The level is 2.67: A has
+    2, B 2.67 and C 5.33.
     """
     lowest = math.fsum(each.lower for each in basins)
     if lowest > capacity:
@@ -137,7 +149,12 @@ def divide(capacity: float, basins: Sequence[Basin]) -> dict[str, float]:
 
 
 def _level(spare: float, basins: Sequence[Basin]) -> float:
-    """How high the water stands when `spare` was poured in beyond everybody's lower bound."""
+    """Returns the level at which `spare` is used up beyond all lower bounds.
+
+    Walks over the levels at which the slope changes: a basin starts to fill at lower / weight and
+    is full at upper / weight. In the example of `divide` the slope is 4 up to level 2, which takes
+    8 of the 10. Then A is full and the slope is 3, so the level is 2 + 2 / 3.
+    """
     turns = sorted(
         turn
         for each in basins
@@ -158,12 +175,15 @@ def _level(spare: float, basins: Sequence[Basin]) -> float:
 
 
 def _lasting(work: float, share: float) -> float:
+    """Returns how long `work` takes with this share."""
     return work / share if share > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class FluidJob:
-    """Work that arrives at a leaf: `work` in capacity x seconds, at most `width` of it at once."""
+    """Work that arrives at a leaf: `work` in capacity x seconds; at most `width` is
+    used at a time.
+    """
 
     flow: str
     arrives_s: float
@@ -173,7 +193,7 @@ class FluidJob:
 
 @dataclass(frozen=True, slots=True)
 class FluidSegment:
-    """A time in which nothing changes, and what each flow that gets something gets in it."""
+    """An interval without changes, and the share of each flow in it."""
 
     start_s: float
     end_s: float
@@ -182,13 +202,13 @@ class FluidSegment:
 
 @dataclass(frozen=True, slots=True)
 class FluidSchedule:
-    """The whole course: its segments, and when each job is done."""
+    """The whole schedule: its segments, and when each job is done."""
 
     segments: tuple[FluidSegment, ...]
     ends_s: Mapping[str, float]
 
     def share_at(self, flow_id: str, at_s: float) -> float:
-        """What the flow gets at that moment; 0 outside of the schedule."""
+        """Returns the share of a flow at a moment; 0 outside of the schedule."""
         for each in self.segments:
             if each.start_s <= at_s < each.end_s:
                 return each.shares.get(flow_id, 0.0)
@@ -196,10 +216,13 @@ class FluidSchedule:
 
 
 def fluid_schedule(tree: IdealTree, jobs: Iterable[FluidJob], capacity: float) -> FluidSchedule:
-    """How the jobs would run as fluids, from the first arrival until the last is done.
+    """Returns how the jobs would run as fluids, from the first arrival until the last is done.
 
-    One job per leaf. A fluid job can use its width until it is done: it has no last threads that
-    leave capacity behind. Raises InvalidArgument for a job that never ends, since a maximum is 0.
+    There is one job per leaf. Unlike a real job, a fluid one can use its width until it is done: no
+    last threads leave capacity idle.
+
+    Raises:
+        InvalidArgument: the capacity is not positive, or a job never ends because a maximum is 0.
     """
     if not capacity > 0:
         raise InvalidArgument("capacity", str(capacity), "more than 0")
@@ -224,7 +247,8 @@ def fluid_schedule(tree: IdealTree, jobs: Iterable[FluidJob], capacity: float) -
         if left:
             segments.append(FluidSegment(now, end, shares))
         for duration, flow in dry:
-            # What ends within a part in 10^12 of the segment ends with it: sums of floats differ.
+            # Jobs that should end together differ by rounding errors of floats, so all that end
+            # within a relative 10^-12 of this segment's end, end with it.
             if duration <= lasts * (1 + 1e-12):
                 del left[flow]
                 ends[flow] = end

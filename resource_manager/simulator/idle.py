@@ -1,10 +1,9 @@
-"""Is capacity idle while work waits that fits? Looked at after every moment of a run.
+"""Checks after every moment of a run whether capacity is idle although a waiting request fits.
 
-Reckons on its own, from what the executors have free, and not from the engine's index: for each
-kind of request that waits, on which nodes there is room for how many. Kept up to date with the
-nodes that changed, so that a look costs the kinds that wait times the nodes that changed. Capacity
-that is held for somebody who was passed over for too long is not idle, nor is what a group must not
-use because of its maximum.
+The check computes independently of the engine's index. For each waiting kind of request it keeps
+the number of slots that fit on each node, and updates it for nodes that changed. So a check costs
+the number of waiting kinds times the number of changed nodes. Capacity that is reserved for a
+starved request does not count as idle, nor does capacity beyond the maximum of a group.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from resource_manager.simulator.plan import Kind
 
 @dataclass(slots=True, eq=False)
 class _Room:
-    """How many slots of one profile fit on each node that carries the labels."""
+    """How many slots of one profile fit on each node that has the labels."""
 
     need: dict[str, int]
     by_node: dict[str, int] = field(default_factory=dict)
     total: int = 0
 
     def update(self, node: str, free: Amounts) -> None:
-        """Looks at one node again."""
+        """Recomputes one node."""
         fit = min(free.get(each, 0) // amount for each, amount in self.need.items())
         self.total += fit - self.by_node.get(node, 0)
         self.by_node[node] = fit
 
 
 class IdleCheck:
-    """Watches a cluster.
+    """Watches a cluster for idle capacity.
 
     Attributes:
-        looks: moments that were looked at.
-        findings: what was idle beside whom, a sentence each; the first ones.
-        idle_moments: moments at which there was anything.
+        checks: number of moments that were checked.
+        findings: a sentence for each kind that waits beside enough room; only the first ones.
+        idle_moments: number of moments with any finding.
     """
 
     FINDINGS_MAX = 20
@@ -55,7 +54,7 @@ class IdleCheck:
         cluster.on_settled.append(self.check)
 
     def check(self, cluster: Cluster) -> None:
-        """Looks at the present moment."""
+        """Checks the current moment."""
         self.checks += 1
         changed = cluster.changed_nodes | self._holds(cluster)
         cluster.changed_nodes = set()
@@ -68,7 +67,7 @@ class IdleCheck:
             )
 
     def _holds(self, cluster: Cluster) -> set[str]:
-        """Nodes on which more or less is held than at the last look."""
+        """Returns the nodes whose reserved capacity has changed since the last check."""
         if not cluster.events["reservation_made"]:
             return set()
         hosts = cluster.state.hosts.items()
@@ -82,7 +81,7 @@ class IdleCheck:
         return changed
 
     def _fitting(self, cluster: Cluster, changed: Iterable[str]) -> Iterator[Kind]:
-        """Kinds of requests that wait and would fit by capacity alone."""
+        """Yields waiting kinds of requests that fit by capacity alone."""
         needed = {(kind.profile, kind.labels) for kind in cluster.waiting_kinds}
         self._rooms = {key: room for key, room in self._rooms.items() if key in needed}
         for name in changed:
@@ -97,7 +96,7 @@ class IdleCheck:
                 yield kind
 
     def _free(self, cluster: Cluster, name: str) -> Amounts:
-        """What anybody may have there whom nothing is held for."""
+        """Returns the free amounts of a node that are not reserved."""
         free = cluster.executors[name].free
         if name not in self._held:
             return free
@@ -114,7 +113,9 @@ class IdleCheck:
 
 
 def _allowed(cluster: Cluster, kind: Kind) -> bool:
-    """True if no maximum of its group, or of one above it, stops the whole of a kind."""
+    """Returns whether no maximum, of the kind's group or a group above, blocks `together` such
+    slots.
+    """
     limited = [each for each in above(cluster.state.groups, kind.group) if each.maximum]
     if not limited:
         return True

@@ -1,6 +1,6 @@
-"""What ran, where and when: the one record that tables, plots and measures are made from.
+"""The record of what ran, where and when; all tables, plots and measures are made from it.
 
-Kept in columns, so that a million runs take tens of megabytes. Knows nothing of the engine.
+It is stored in columns, so that a million runs take only tens of megabytes.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Run(NamedTuple):
-    """One thread of work on one thread of capacity. Times are virtual milliseconds."""
+    """One thread of work in one slot. Times are virtual milliseconds."""
 
     job_id: str
     group: str
-    thread: int  # of the job, from 0
+    thread: int  # index in the job, from 0
     node: str
-    lane: int  # of the node: the lowest number that was free
+    lane: int  # row of the node's timeline: the lowest free number
     submit_ms: int
     start_ms: int
-    end_ms: int | None  # None: it still runs
+    end_ms: int | None  # None: still running
     profile: ResourceProfile
 
 
 @dataclass(slots=True, eq=False)
 class JobRecord:
-    """A job that was submitted, and how far it has come."""
+    """A job that was submitted, and its progress."""
 
     job_id: str
     group: str
     submit_ms: int
     profile: ResourceProfile
     threads: int
-    gang: bool = False  # all threads at once
-    work_ms: int = 0  # sum of its threads' durations on nodes of speed 1
-    longest_ms: int = 0  # the longest of them
-    rejected: str = ""  # why nothing of it was ever going to run
+    gang: bool = False  # all threads start at once
+    work_ms: int = 0  # sum of its threads' durations at speed 1
+    longest_ms: int = 0  # the longest of these durations
+    rejected: str = ""  # the reason, if the job was rejected
     started: int = 0
     finished: int = 0
     first_start_ms: int | None = None
@@ -52,12 +52,12 @@ class JobRecord:
 
     @property
     def waiting(self) -> int:
-        """Threads that have not started."""
+        """Number of threads that have not started."""
         return 0 if self.rejected or self.end_ms is not None else self.threads - self.started
 
 
 class RunLog:
-    """All runs in the order of their starts, and all jobs in the order of their arrival."""
+    """All runs in the order in which they started, and all jobs in the order of arrival."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, JobRecord] = {}
@@ -94,13 +94,24 @@ class RunLog:
         return (self[number] for number in range(len(self)))
 
     def arrived(self, job: JobRecord) -> None:
-        """A job came."""
+        """Records the arrival of a job."""
         self.jobs[job.job_id] = job
         self._numbers[job.job_id] = len(self._job_list)
         self._job_list.append(job)
 
     def started(self, job: JobRecord, thread: int, node: str, lane: int, now_ms: int) -> int:
-        """A thread begins; answers with the run's number, for `ended`."""
+        """Records the start of a thread.
+
+        Args:
+            job: a job that has arrived.
+            thread: index of the thread.
+            node: where it runs.
+            lane: row of the node's timeline.
+            now_ms: virtual time.
+
+        Returns:
+            The number of the run, for `ended`.
+        """
         number = self._node_numbers.get(node)
         if number is None:
             number = self._node_numbers[node] = len(self._nodes)
@@ -118,7 +129,7 @@ class RunLog:
         return len(self._start) - 1
 
     def ended(self, number: int, now_ms: int) -> None:
-        """A thread is over."""
+        """Records the end of a run."""
         self._end[number] = now_ms
         self._job_list[self._job[number]].finished += 1
 
@@ -127,7 +138,12 @@ class RunLog:
         key: Callable[[Run], K],
         amount: Callable[[Run], float] = lambda _: 1,
     ) -> Mapping[K, Steps]:
-        """How much runs at any time, per key: slots, or what `amount` says of a run."""
+        """Returns per key how much runs over time.
+
+        Args:
+            key: of a run.
+            amount: what a run counts; default: each counts 1.
+        """
         changes: dict[K, list[tuple[int, float]]] = {}
         for run in self:
             much = amount(run)
@@ -138,7 +154,9 @@ class RunLog:
         return {name: steps_of(some) for name, some in changes.items()}
 
     def waiting(self, key: Callable[[Run], K]) -> Mapping[K, Steps]:
-        """How many threads wait at any time, per key; of those that have started by now."""
+        """Returns per key how many threads wait over time; counts only threads that have started
+        since.
+        """
         changes: dict[K, list[tuple[int, float]]] = {}
         for run in self:
             if run.start_ms > run.submit_ms:
@@ -148,15 +166,15 @@ class RunLog:
 
 
 def by_group(run: Run) -> str:
-    """Key of a run's group."""
+    """Returns the group of a run, as a key."""
     return run.group
 
 
 def by_job(run: Run) -> str:
-    """Key of a run's job."""
+    """Returns the job of a run, as a key."""
     return run.job_id
 
 
 def cores(run: Run) -> float:
-    """The cores that a run has."""
+    """Returns the cores of a run."""
     return run.profile.cpu_milli / 1_000

@@ -1,9 +1,10 @@
-"""What a run of a log was like: waits, slowdowns, use of the capacity, and who got how much of it.
+"""Measures of a replayed log: waits, slowdowns, utilisation, and each group's share of the
+capacity.
 
-Bounded slowdown after D. G. Feitelson, "Metrics for parallel job scheduling and their convergence"
-(JSSPP 2001): response time over run time, the latter at least `SLOWDOWN_BOUND_MS`, the whole at
-least 1. A run that shows a share within so many percent of the ideal says so over windows of time:
-see `share_gap`.
+Bounded slowdown is defined by D. G. Feitelson, "Metrics for parallel job scheduling and their
+convergence" (JSSPP 2001): response time over run time, where the latter is at least
+`SLOWDOWN_BOUND_MS` and the result at least 1. How far shares are from the ideal is measured over
+windows of time, see `ShareGap`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ Cost = Callable[[ResourceProfile], float]
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How values are spread; percentiles are values that occur (nearest rank). All 0 of none."""
+    """Distribution of values. Percentiles are values that occur (nearest rank). Without values all
+    are 0.
+    """
 
     count: int = 0
     mean: float = 0.0
@@ -35,7 +38,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
-        """Of any values, in any order."""
+        """Returns the distribution of values, which may be in any order."""
         ordered = sorted(values)
         if not ordered:
             return cls()
@@ -50,19 +53,27 @@ class Spread:
 
 
 def nearest_rank(ordered: Sequence[float], quantile: float) -> float:
-    """The least of the values that at least this part of them does not exceed."""
+    """Returns the smallest value such that at least this fraction of the values is not above it."""
     return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
 
 
 def wait_ms(job: JobRecord) -> int:
-    """From arrival until its first thread began. Raises ValueError if none did."""
+    """Returns the time from a job's arrival until its first thread started.
+
+    Raises:
+        ValueError: no thread has started.
+    """
     if job.first_start_ms is None:
         raise ValueError(f"nothing of job {job.job_id} has run")
     return job.first_start_ms - job.submit_ms
 
 
 def bounded_slowdown(job: JobRecord) -> float:
-    """Of a job that is over; its run time is that of its longest thread."""
+    """Returns the bounded slowdown of a job; its run time is that of its longest thread.
+
+    Raises:
+        ValueError: the job has not ended.
+    """
     if job.end_ms is None:
         raise ValueError(f"job {job.job_id} is not over")
     response = job.end_ms - job.submit_ms
@@ -70,17 +81,19 @@ def bounded_slowdown(job: JobRecord) -> float:
 
 
 def whole_capacity_use(log: RunLog, amount: Callable[[Run], float]) -> Steps:
-    """How much of something all runs have at any time."""
+    """Returns how much of something all runs together have over time."""
     return log.running(lambda _: "", amount).get("", Steps())
 
 
 def waiting_threads(log: RunLog) -> Steps:
-    """How many threads wait at any time."""
+    """Returns how many threads wait over time."""
     return log.waiting(lambda _: "").get("", Steps())
 
 
 def mean_while(value: Steps, condition: Steps, begin_ms: int, end_ms: int) -> tuple[float, int]:
-    """Mean of a value over the time in which a condition is not 0, and how long that is."""
+    """Returns the mean of a value over the time in which a condition is not 0, and the length of
+    that time.
+    """
     whole, lasted = 0.0, 0
     for since, until, holds in condition.pieces(begin_ms, end_ms):
         if holds:
@@ -91,7 +104,7 @@ def mean_while(value: Steps, condition: Steps, begin_ms: int, end_ms: int) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What each group uses and could use from this moment until the next one, in cost."""
+    """The usage and demand of each group from this moment until the next one, in cost."""
 
     at_ms: int
     running: Mapping[str, float]
@@ -99,7 +112,7 @@ class Moment:
 
 
 def moments(log: RunLog, cost: Cost) -> Iterator[Moment]:
-    """The course of a run, a moment for each time at which anything of it changes."""
+    """Yields a moment for each time at which usage or demand of a group changes."""
     known: dict[ResourceProfile, float] = {}
     changes: dict[int, dict[str, list[float]]] = {}
 
@@ -138,7 +151,9 @@ def _add(sums: dict[str, float], name: str, more: float) -> None:
 
 @dataclass(slots=True)
 class Account:
-    """Service of one group over a run, in cost x seconds: what it received, and what was due."""
+    """Service of one group over a run, in cost x seconds: received, and due by the
+    ideal schedule.
+    """
 
     received: float = 0.0
     due: float = 0.0
@@ -148,28 +163,33 @@ class Account:
 class ShareGap:
     """How far a run was from the ideal schedule, over windows of `window_ms`.
 
-    `error` is the part of all service, over all windows in which somebody waited, that went to
-    others than the ideal gives it to: half the sum of the differences, over the sum received.
+    `error` is the fraction of all service that went to other groups than in the ideal schedule:
+    half the sum of absolute differences, over the sum received, of all windows in which requests
+    waited.
     """
 
     window_ms: int
     windows: int
     error: float
-    worst: float  # of a single window
+    worst: float  # the largest error of a single window
 
 
 def share_gaps(
     course: Iterable[Moment], tree: IdealTree, windows_ms: Sequence[int]
 ) -> tuple[dict[str, Account], list[ShareGap]]:
-    """Compares a run with the ideal weighted fluid schedule, which divides what is in use at
-    each moment among the groups that have work.
+    """Compares a run with the ideal weighted fluid schedule.
 
-    What rigid jobs leave idle is counted as lost capacity elsewhere, not as unfairness here.
+    The ideal schedule divides what is in use at each moment among the groups that have work.
+    Capacity that rigid jobs leave idle counts as lost utilisation elsewhere, not as unfairness
+    here.
 
     Args:
         course: of the run.
         tree: with the groups as leaves.
-        windows_ms: lengths of windows, at the end of each of which accounts are compared.
+        windows_ms: lengths of windows; received and due service are compared at the end of each.
+
+    Returns:
+        The account of each group, and one gap per length of windows.
     """
     accounts: dict[str, Account] = {}
     ledgers = [_Ledger(length) for length in windows_ms]
@@ -203,7 +223,7 @@ def _enter(
 
 
 class _Ledger:
-    """Accounts per window; a time without anybody waiting leaves no entry."""
+    """Accounts per window; a time in which nothing waits is not counted."""
 
     def __init__(self, window_ms: int) -> None:
         self.window_ms = window_ms

@@ -1,8 +1,7 @@
-"""What a simulated cluster consists of: nodes, how fast they are, and an executor's half of the
-conversation with the engine.
+"""Nodes of a simulated cluster, and the executors that run on them.
 
-A simulated executor carries out every command at once and to the letter, as task_executor.proto
-says: it numbers its states, and knows nothing of queues, weights or time.
+A simulated executor carries out each command completely and at once, and numbers its reports as
+task_executor.proto requires.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ SlotKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One host. `labels` is sorted; a thread takes its duration / `speed` here."""
+    """One host. `labels` are sorted. A thread runs for its duration divided by `speed`."""
 
     name: str
     total: Amounts
@@ -46,7 +45,7 @@ class Node:
 
 
 def equal_nodes(count: int, cpus: int = 1, memory_bytes: int = 0) -> list[Node]:
-    """So many nodes of so many cores each: node-000, node-001, ..."""
+    """Returns `count` nodes with `cpus` cores each: node-000, node-001, ..."""
     total = {CPU_MILLI: cpus * 1_000}
     if memory_bytes:
         total[MEMORY_BYTES] = memory_bytes
@@ -56,17 +55,19 @@ def equal_nodes(count: int, cpus: int = 1, memory_bytes: int = 0) -> list[Node]:
 
 @dataclass(slots=True, eq=False)
 class SimulatedExecutor:
-    """One node's slot table. A lane is a row of the timeline: the lowest number that is free."""
+    """The slot table of one node. A lane is a row of the timeline: each slot has the lowest free
+    one.
+    """
 
     node: Node
-    rm_epoch: int = 0  # none seen before it registers
+    rm_epoch: int = 0  # 0 until it has registered
     free: dict[str, int] = field(default_factory=dict)
     slots: dict[SlotKey, ReportedSlot] = field(default_factory=dict)
     lanes: dict[SlotKey, int] = field(default_factory=dict)
     registration_number: int = 0
     report_number: int = 0
     command_number: int = 0
-    _free_lanes: list[int] = field(default_factory=list)  # a heap; those below the highest in use
+    _free_lanes: list[int] = field(default_factory=list)  # heap, below the highest in use
     _separate: bool = False
 
     def __post_init__(self) -> None:
@@ -74,7 +75,7 @@ class SimulatedExecutor:
         self._separate = has_separate_pools(self.node.total)
 
     def register(self, at: Instant) -> ExecutorRegistered:
-        """The event with which it announces itself."""
+        """Returns the event that registers the executor."""
         name = self.node.name
         registration = Registration(
             executor_id=name,
@@ -88,15 +89,15 @@ class SimulatedExecutor:
         return ExecutorRegistered(at, registration, self._report())
 
     def registered(self, answer: RegistrationAnswer, rm_epoch: int) -> None:
-        """Its registration was taken in."""
+        """Takes the answer to its registration."""
         self.rm_epoch = rm_epoch
         self.registration_number = answer.registration_number
 
     def carry_out(self, command: Command, at: Instant) -> CommandAnswered:
-        """Does what it is told, all of it and at once.
+        """Carries out a command at once and returns its answer.
 
         Raises:
-            InvariantBroken: the engine orders what does not fit, or out of order.
+            InvariantBroken: the engine's command does not fit, or is out of order.
         """
         if (command.registration_number, command.command_number) != (
             self.registration_number,

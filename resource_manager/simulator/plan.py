@@ -1,5 +1,5 @@
-"""What the driver of a simulated cluster works with: the rules of the service without what does not
-exist in virtual time, jobs on their way, and what their threads wait with.
+"""Types of the simulated cluster: adapted engine settings, submitted jobs, and kinds of
+requests.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ _WITHOUT_LIMIT = 2**31
 
 
 def simulated(settings: EngineSettings) -> EngineSettings:
-    """The same rules without what does not exist here: silence, leases, restarts, limits of memory.
+    """Returns the settings without what does not exist in a simulation.
 
-    A thread may ask for no memory, or for no cpu: logs often do not record it.
+    There are no silent executors, leases or restarts, and no limits that protect a real service's
+    memory. A thread may request no memory or no cpu, since logs often do not record it.
     """
     return replace(
         settings,
@@ -40,7 +41,9 @@ def simulated(settings: EngineSettings) -> EngineSettings:
 
 @dataclass(slots=True)
 class Effort:
-    """How much the engine did. `cpu_s` is seconds of cpu in decisions; so is the longest one."""
+    """How much the engine did. `cpu_s` and `longest_cpu_s` are cpu seconds of all and of the
+    longest decision.
+    """
 
     decisions: int = 0
     placed: int = 0
@@ -50,7 +53,7 @@ class Effort:
 
 
 class Kind(NamedTuple):
-    """Requests that are all alike, and how many of them have to start together."""
+    """Properties of equal requests; `together`: how many of them must start at once."""
 
     profile: ResourceProfile
     labels: Labels
@@ -60,22 +63,22 @@ class Kind(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Submitted:
-    """A job on its way: what is to run of it, and what runs."""
+    """A job that was submitted: its threads' durations and its running threads."""
 
     record: JobRecord
     durations_ms: Sequence[int]
     labels: Labels
-    running: dict[str, int] = field(default_factory=dict)  # allocation id to number of the run
+    running: dict[str, int] = field(default_factory=dict)  # number in the log, by allocation id
 
     @property
     def kind(self) -> Kind:
-        """What it waits with."""
+        """The kind of its requests."""
         record = self.record
         together = record.threads if record.gang else 1
         return Kind(record.profile, self.labels, together, record.group)
 
     def request(self, allocation_id: str, gang_id: str = "") -> RequestSpec:
-        """What it asks for, for one thread or for a range of them."""
+        """Returns the request of one thread, or of a range of threads."""
         return RequestSpec(
             allocation_id, self.record.profile, required_labels=self.labels, gang_id=gang_id
         )

@@ -1,7 +1,6 @@
-"""Runs a log through the engine under one policy and measures what came of it.
+"""Replays a log through the engine with one policy, and measures the outcome.
 
-Decides what a report about a log contains. Refuses to know where the log comes from and how the
-report is shown.
+`Outcome` has everything that a report about a log contains.
 """
 
 from __future__ import annotations
@@ -38,29 +37,29 @@ HOUR_MS = 3_600_000
 SHARE_WINDOWS_MS = (HOUR_MS, 24 * HOUR_MS)
 
 PROGRESS_EVERY = 500
-"""Moments between two times that progress is told."""
+"""Moments between two calls of the progress function."""
 
 Progress = Callable[[int, int], None]
-"""Told how many jobs are over, and how many there are."""
+"""Called with the number of jobs that are over and the number of all jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a log is to be run.
+    """How a log is replayed.
 
-    `weights` of resource groups by name; `moldable`: parts of a job run one by one instead of
-    starting together.
+    `weights` of resource groups are by name. With `moldable`, the parts of a job run one by one
+    instead of starting together.
     """
 
     settings: EngineSettings = field(default_factory=EngineSettings)
-    group_by: str = ""  # empty: as the log suggests
+    group_by: str = ""  # empty: the log's first key of owners
     weights: Mapping[str, float] = field(default_factory=dict)
     moldable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """What became of the jobs of one resource group."""
+    """Measures of the jobs of one resource group."""
 
     name: str
     weight: float
@@ -72,18 +71,18 @@ class GroupResult:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a log under one policy. Times in milliseconds."""
+    """Measures of a log under one policy. Times are in milliseconds."""
 
     policy: str
-    jobs: int  # that ran to their end
+    jobs: int  # that ran until they ended
     rejected: Mapping[str, int]  # by reason
-    unserved: int  # that still waited when nothing could happen any more
+    unserved: int  # that still waited when no event was left
     wait: Spread
     slowdown: Spread
     makespan_ms: int
     utilisation: float  # of all cpus, from the first arrival to the last end
-    utilisation_while_waiting: float  # of the time in which somebody waited
-    waiting_time_ms: int  # how long that was
+    utilisation_while_waiting: float  # only of the time in which requests waited
+    waiting_time_ms: int  # length of that time
     shares: Sequence[ShareGap]
     groups: Sequence[GroupResult]
     idle_checks: int
@@ -92,19 +91,25 @@ class Outcome:
     reservations: int
     effort: Effort
     begin_ms: int  # the first arrival
-    cores: Mapping[str, Steps]  # in use, by group, those with most work first
-    waiting: Steps  # threads that wait
-    waits_ms: Sequence[int]  # of the jobs in order of arrival
+    cores: Mapping[str, Steps]  # in use, by group; groups with most work first
+    waiting: Steps  # threads that wait, over time
+    waits_ms: Sequence[int]  # of the jobs, in order of arrival
 
 
 def replay(
     workload: Workload, nodes: Sequence[Node], plan: Plan, progress: Progress | None = None
 ) -> Outcome:
-    """Runs a whole log; the same input gives the same outcome (but for the cpu time it took).
+    """Replays a whole log. The same input gives the same outcome, except for the cpu time it took.
+
+    Args:
+        workload: the jobs.
+        nodes: of the simulated cluster.
+        plan: how to replay them.
+        progress: called from time to time.
 
     Raises:
-        InvalidArgument: `group_by` is nothing that the log records, or a weight is given to a group
-            that no job is of.
+        InvalidArgument: the log does not record `group_by`, or a weight is for a group without
+            jobs.
     """
     fitted, labelled = workload.fitted(nodes)
     key = plan.group_by or (workload.owner_keys[0] if workload.owner_keys else "none")

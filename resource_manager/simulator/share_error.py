@@ -1,9 +1,8 @@
-"""How far a run is from the ideal fluid schedule, and how long it takes to come near it.
+"""Measures how far a run is from the ideal fluid schedule, and how long it takes to converge.
 
-Decides what "within 5 % of its share" means: of the service that a flow receives in a window of
-time, compared with what the ideal would have given it in the same window with the demand that it
-really had then. A window, since one slot is a whole thing: with 60 slots a share of 6 moves in
-steps of 17 %. Refuses to know where the run comes from.
+"Within 5 % of its share" compares the service that a flow received in a window of time with what
+the ideal schedule gives it in that window, for the demand that the flow really had. Windows are
+needed because slots are indivisible: with 60 slots, a share of 6 moves in steps of 17 %.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from itertools import pairwise
 from resource_manager.simulator.ideal import ROOT, IdealTree
 
 TOLERANCE = 0.05
-"""Largest relative difference from its share with which a flow counts as served fairly."""
+"""The largest relative difference from its share with which a flow counts as fairly served."""
 
 WINDOW_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a run looks like from this moment until the next one of its series.
+    """Usage and demand from this moment until the next one of the series.
 
-    `running` is what the slots of each leaf cost, `demand` what they and those that wait would
-    cost together, `capacity` what there is.
+    `running` is the cost of each leaf's slots, `demand` the cost of its slots and waiting requests
+    together, `capacity` the total.
     """
 
     at_s: float
@@ -37,13 +36,20 @@ class Usage:
 
 
 class Comparison:
-    """A run beside the ideal: service received and service due of every flow, over any time.
+    """Compares a run with the ideal schedule: received and due service of each flow, over any
+    interval.
 
-    Flows are those of the tree (leaves and those above them) that ever had demand.
+    Flows are those of the tree (leaves and all above them) that ever had demand.
     """
 
     def __init__(self, tree: IdealTree, usages: Iterable[Usage], end_s: float) -> None:
-        """`usages` in order of time; what the last one says holds until `end_s`."""
+        """Sums up service, so that `received` and `due` cost O(log n).
+
+        Args:
+            tree: the flows.
+            usages: in order of time.
+            end_s: the last usage holds until then.
+        """
         steps = list(usages)
         self._tree = tree
         self._times = [each.at_s for each in steps] + [end_s]
@@ -75,19 +81,21 @@ class Comparison:
 
     @property
     def flows(self) -> list[str]:
-        """Ids of the flows that ever had demand, without the root, in order."""
+        """Ids of the flows that ever had demand, without the root, sorted."""
         return sorted(self._due.keys() - {ROOT})
 
     def received(self, flow: str, start_s: float, end_s: float) -> float:
-        """Service that the flow received in that time, in capacity x seconds."""
+        """Returns the service that a flow received in an interval, in capacity x seconds."""
         return self._between(self._received[flow], start_s, end_s)
 
     def due(self, flow: str, start_s: float, end_s: float) -> float:
-        """Service that the ideal would have given it in that time."""
+        """Returns the service that the ideal schedule gives the flow in an interval."""
         return self._between(self._due[flow], start_s, end_s)
 
     def error(self, flow: str, start_s: float, end_s: float) -> float:
-        """Difference of the two relative to what was due; infinite if that was nothing."""
+        """Returns the relative difference of received and due service; infinite if
+        nothing was due.
+        """
         due = self.due(flow, start_s, end_s)
         apart = abs(self.received(flow, start_s, end_s) - due)
         if due > 0:
@@ -95,7 +103,7 @@ class Comparison:
         return math.inf if apart > 0 else 0.0
 
     def errors(self, start_s: float, end_s: float) -> dict[str, float]:
-        """The error of every flow that was due anything in that time."""
+        """Returns the error of each flow that was due any service in an interval."""
         return {
             flow: self.error(flow, start_s, end_s)
             for flow in self.flows
@@ -103,11 +111,13 @@ class Comparison:
         }
 
     def worst_error(self, start_s: float, end_s: float) -> float:
-        """The largest of the errors; 0 if nobody was due anything."""
+        """Returns the largest of the errors; 0 if no flow was due any service."""
         return max(self.errors(start_s, end_s).values(), default=0.0)
 
     def lag(self, flow: str, start_s: float, end_s: float) -> float:
-        """The most that the flow was behind what had been due since `start_s`."""
+        """Returns the largest amount by which the flow was behind its due service since
+        `start_s`.
+        """
         times = [start_s, *self._inside(start_s, end_s), end_s]
         return max(self.due(flow, start_s, at) - self.received(flow, start_s, at) for at in times)
 
@@ -119,12 +129,22 @@ class Comparison:
         window_s: float = WINDOW_S,
         tolerance: float = TOLERANCE,
     ) -> float | None:
-        """Seconds from the change until every flow stays within the tolerance.
+        """Returns the seconds from a change until every flow stays within the tolerance.
 
-        The least T so that each window of `window_s` that begins at or after change + T and ends
-        at or before `until_s` shows every flow within the tolerance. None if the last one does not,
-        or there is none. Windows are looked at that begin or end where the run changes: the error
-        of one between two of them is never larger than both of theirs. So T is one of those times.
+        This is the least T such that every window that begins at or after change + T and ends at or
+        before `until_s` has every flow within the tolerance.
+
+        Only windows that begin or end at a change of the run are checked. The error of any window
+        between two of them is at most the larger of their errors, so T is one of those times.
+
+        Args:
+            change_s: time of the change.
+            until_s: end of the interval that is examined.
+            window_s: length of the windows.
+            tolerance: the largest relative error.
+
+        Returns:
+            T; None if the last window is not within the tolerance, or if there is no window.
         """
         last = until_s - window_s
         if last < change_s:
@@ -156,7 +176,7 @@ class Comparison:
 
 
 def changes_of_demand(usages: Sequence[Usage]) -> list[float]:
-    """When the set of flows that have demand changed, the beginning included."""
+    """Returns when the set of flows with demand changed, including the beginning."""
     first = [usages[0].at_s] if usages else []
     return first + [
         after.at_s for before, after in pairwise(usages) if _wanting(before) != _wanting(after)

@@ -1,4 +1,4 @@
-"""Functions of time that are constant between moments: exact, so that nothing has to be sampled."""
+"""Functions of time that are constant between moments. They are exact; nothing is sampled."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """`values[i]` holds from `times_ms[i]` until the next time; before the first one it is 0."""
+    """A step function: `values[i]` holds from `times_ms[i]` until the next time; before the first,
+    0.
+    """
 
     times_ms: Sequence[int] = ()
     values: Sequence[float] = ()
 
     def at(self, time_ms: int) -> float:
-        """The value at (and right after) a moment."""
+        """Returns the value at (and right after) a moment. O(log n)."""
         number = bisect_right(self.times_ms, time_ms)
         return self.values[number - 1] if number else 0
 
     def pieces(self, begin_ms: int, end_ms: int) -> Iterator[tuple[int, int, float]]:
-        """(from, until, value) without gaps over an interval."""
+        """Yields (from, until, value) for each constant piece of an interval, without gaps."""
         since, number = begin_ms, bisect_right(self.times_ms, begin_ms)
         value = self.values[number - 1] if number else 0
         while number < len(self.times_ms) and self.times_ms[number] < end_ms:
@@ -31,20 +33,23 @@ class Steps:
             yield since, end_ms, value
 
     def integral(self, begin_ms: int, end_ms: int) -> float:
-        """Value x milliseconds over an interval."""
+        """Returns the integral over an interval, in value x milliseconds."""
         return sum((until - since) * value for since, until, value in self.pieces(begin_ms, end_ms))
 
     def mean(self, begin_ms: int, end_ms: int) -> float:
-        """Average over an interval; 0 over an empty one."""
+        """Returns the mean over an interval; 0 for an empty one."""
         return self.integral(begin_ms, end_ms) / (end_ms - begin_ms) if end_ms > begin_ms else 0
 
     def most(self) -> float:
-        """The highest value, at least 0."""
+        """Returns the highest value, at least 0."""
         return max(self.values, default=0)
 
 
 def steps_of(changes: Iterable[tuple[int, float]]) -> Steps:
-    """The running sum of (moment, change), which need no order."""
+    """Returns the running sum of (moment, change) pairs, which may be in any order.
+
+    Example: (5, +2), (0, +1), (9, -1) is 1 from 0, 3 from 5 and 2 from 9.
+    """
     summed: dict[int, float] = {}
     for time_ms, change in changes:
         summed[time_ms] = summed.get(time_ms, 0) + change

@@ -1,7 +1,8 @@
-"""Pictures of a replayed log: use of the cores by group, who waits, and how waits are spread.
+"""Pictures of a replayed log: cores in use by group, waiting threads, and the distribution of
+waits.
 
-As text for terminals and documents, as PNG with matplotlib (the extra `plots`). Both show, for each
-policy, the same; time is in days.
+They are drawn as text, or as PNG with matplotlib (the extra `plots`), for each policy. Time is in
+days.
 """
 
 from __future__ import annotations
@@ -24,16 +25,23 @@ DAY_MS = 86_400_000
 GROUPS_NAMED = 7
 OTHERS = "others"
 POINTS = 400
-"""Slices of time that a curve consists of."""
+"""Number of time slices of a curve."""
 
 LEVELS = " .:-=+*#%@"
-"""Marks of text, from nothing to all."""
+"""Characters for the height of a curve, from nothing to all."""
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
 
 def slices(steps: Steps, begin_ms: int, end_ms: int, count: int) -> list[float]:
-    """Means over so many equal slices of an interval."""
+    """Returns the means of a quantity over `count` equal slices of an interval.
+
+    Args:
+        steps: the quantity.
+        begin_ms: begin of the interval.
+        end_ms: end of the interval.
+        count: number of slices.
+    """
     length = max(end_ms - begin_ms, count)
     edges = [begin_ms + length * number // count for number in range(count + 1)]
     means, pieces, number = [0.0] * count, steps.pieces(begin_ms, begin_ms + length), 0
@@ -52,7 +60,13 @@ def slices(steps: Steps, begin_ms: int, end_ms: int, count: int) -> list[float]:
 
 
 def trace_plot_text(outcomes: Sequence[Outcome], total_cores: float, width: int = WIDTH) -> str:
-    """All pictures in characters: a line is a curve, its marks how high it is."""
+    """Returns all pictures as text: one line per curve, whose characters show its height.
+
+    Args:
+        outcomes: one per policy.
+        total_cores: of the cluster.
+        width: columns of the time axis.
+    """
     end_ms = max(outcome.begin_ms + outcome.makespan_ms for outcome in outcomes)
     begin_ms = min(outcome.begin_ms for outcome in outcomes)
     names = max(len(outcome.policy) for outcome in outcomes)
@@ -79,6 +93,11 @@ def trace_plot_text(outcomes: Sequence[Outcome], total_cores: float, width: int 
 
 def save_trace_png(path: Path, outcomes: Sequence[Outcome], total_cores: float) -> None:
     """Draws all pictures into one file.
+
+    Args:
+        path: of the file.
+        outcomes: one per policy.
+        total_cores: of the cluster.
 
     Raises:
         ConfigurationError: matplotlib is not installed.
@@ -156,7 +175,7 @@ def _sum_of(curves: Mapping[str, Steps], begin_ms: int, end_ms: int, count: int)
 
 
 def _marks(curve: Sequence[float], most: float) -> str:
-    """Anything above nothing is seen."""
+    """Returns a curve as characters; rounds up, so that any value above 0 is visible."""
     top = len(LEVELS) - 1
     return "".join(
         LEVELS[min(top, max(1, math.ceil(value / most * top - 1e-9)))] if value > 0 else LEVELS[0]

@@ -1,6 +1,6 @@
-"""The report about a log that was replayed: as data for programs, as tables for people.
+"""The report about a replayed log: as data for programs, and as tables for people.
 
-Decides names, units and order. All times in the data are seconds.
+All times in the data are in seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from resource_manager.simulator.replay import GroupResult, Outcome, Plan
 from resource_manager.simulator.traces.jobs import Workload
 
 GROUPS_SHOWN = 12
-"""Groups that the tables for people name, those with most service first."""
+"""Number of groups in the tables for people; those with most service come first."""
 
 Data = dict[str, Any]
 
@@ -26,12 +26,12 @@ Data = dict[str, Any]
 def trace_data(
     workload: Workload, nodes: Sequence[Node], plan: Plan, outcomes: Sequence[Outcome]
 ) -> Data:
-    """The whole report; JSON-able.
+    """Returns the whole report in a form for JSON.
 
     Args:
-        workload: what was replayed, as `Workload.picked` gave it.
-        nodes: on what.
-        plan: how; of the fairness settings all but the order hold for each outcome.
+        workload: what was replayed, as `Workload.picked` returned it.
+        nodes: of the simulated cluster.
+        plan: of the replay; of its fairness settings, each outcome has its own order.
         outcomes: one per policy.
     """
     fairness = plan.settings.fairness
@@ -127,7 +127,7 @@ def _group_data(group: GroupResult) -> Data:
 
 
 def trace_text(data: Data) -> str:
-    """The report for people, from its data."""
+    """Returns the report for people, from its data."""
     blocks = [_heading(data), _policies(data["policies"])]
     blocks += [_groups(policy) for policy in data["policies"] if len(policy["groups"]) > 1]
     blocks += [

@@ -1,1 +1,1 @@
-"""Logs of real clusters, read as jobs and nodes that the simulator can run."""
+"""Readers for logs of real clusters, which return jobs and nodes that the simulator can run."""

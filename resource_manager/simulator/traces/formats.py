@@ -1,4 +1,4 @@
-"""Which reader a log is for: told by its first line, or by name."""
+"""Selects the reader for a log: by the log's first line, or by name."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ READERS: dict[str, Callable[[Path], Workload]] = {
     "openb": gpu_cluster.read_gpu_cluster,
     "dlrm": inference.read_inference,
 }
-"""Formats by name."""
+"""Readers by name of the format."""
 
 _COLUMNS = {"wagap": grid.COLUMNS, "openb": gpu_cluster.COLUMNS, "dlrm": inference.COLUMNS}
 
 
 def read_workload(path: Path, format_name: str = "") -> Workload:
-    """Reads a log; without a name its format is told by its first line that says anything.
+    """Reads a log.
+
+    Args:
+        path: of the log.
+        format_name: empty: detected from the first line that is not blank.
 
     Raises:
-        InvalidArgument: it cannot be read, is of no known format, or a record is broken.
+        InvalidArgument: the log cannot be read, has no known format, or has an invalid record.
     """
     name = format_name or _detected(path)
     if name not in READERS:

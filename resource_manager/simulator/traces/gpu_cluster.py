@@ -1,8 +1,8 @@
-"""Requests of a production GPU cluster in which several may share a GPU (openb, 2023).
+"""Requests of a production GPU cluster in which several requests may share a GPU (openb, 2023).
 
-A GPU is 1000 of the extended resource gpu_milli of its node. That is coarser than the truth: which
-of a node's GPUs a part comes from is not modelled, so two halves that are left on two GPUs pass for
-a whole one.
+A GPU counts as 1000 of its node's extended resource gpu_milli. This is coarser than reality: it is
+not modelled which of the node's GPUs a part comes from, so two free halves of two GPUs count as a
+whole GPU.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _NOTES = (
 
 
 def read_gpu_cluster(path: Path) -> Workload:
-    """Requests of the log, each one slot.
+    """Returns the requests of the log; each is one slot.
 
     Raises:
-        InvalidArgument: it cannot be read, or a record is broken.
+        InvalidArgument: the log cannot be read, or a record is invalid.
     """
     left_out: Counter[str] = Counter()
     jobs = [_job(row, left_out) for row in csv_rows(path, COLUMNS)]

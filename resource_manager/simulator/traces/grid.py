@@ -1,8 +1,8 @@
-"""A log of two clusters of the Czech national grid: columns picked from a longer SWF.
+"""A log of two clusters of the Czech national grid, with selected columns of a longer SWF.
 
-What is asked for stands in `nodespec`: `8:ppn=8:cl_zegox` is 8 nodes with 8 cpus each of cluster
-zegox, `#excl` whole nodes. Other properties (file systems, places, nodes not to be used) are left
-aside; a node that is named stands for its cluster.
+The column `nodespec` has the request: `8:ppn=8:cl_zegox` is 8 nodes with 8 cpus each of cluster
+zegox, and `#excl` means whole nodes. Other properties (file systems, sites, excluded nodes) are
+ignored. A request for a named node counts as one for its cluster.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _NOTES = (
 
 
 def read_grid(path: Path) -> Workload:
-    """Jobs of the log; a part of a job is what it has on one node.
+    """Returns the jobs of the log; a part of a job is what it has on one node.
 
     Raises:
-        InvalidArgument: it cannot be read, or a record is broken.
+        InvalidArgument: the log cannot be read, or a record is invalid.
     """
     left_out: Counter[str] = Counter()
     jobs = [_job(row, left_out) for row in csv_rows(path, COLUMNS)]
@@ -58,7 +58,7 @@ def read_grid(path: Path) -> Workload:
 
 
 def _job(row: Row, left_out: Counter[str]) -> TraceJob | None:
-    if row.text("run").startswith("-"):  # its end was missing when the log was made
+    if row.text("run").startswith("-"):  # negative: the log has no end of this job
         left_out["no end recorded"] += 1
         return None
     asked = row.text("nodespec")

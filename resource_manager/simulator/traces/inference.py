@@ -1,7 +1,7 @@
 """Instances of recommendation inference services, split into CPU and GPU parts (dlrm, 2025).
 
-RDMA is percent of a network card and disk is GiB, both extended resources. How many instances of
-one application a node may have at most is not modelled.
+RDMA (percent of a network card) and disk (GiB) are extended resources. The maximum number of
+instances of one application per node is not modelled.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _NOTES = (
 
 
 def read_inference(path: Path) -> Workload:
-    """Instances of the log, each one slot.
+    """Returns the instances of the log; each is one slot.
 
     Raises:
-        InvalidArgument: it cannot be read, or a record is broken.
+        InvalidArgument: the log cannot be read, or a record is invalid.
     """
     rows = list(csv_rows(path, COLUMNS))
     moments = ("creation_time", "scheduled_time", "deletion_time")

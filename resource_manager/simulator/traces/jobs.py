@@ -1,7 +1,7 @@
-"""What a log says, whatever its format: jobs with their size, place in time and owner.
+"""The content of a log, independent of its format: jobs with size, times and owner.
 
-Decides how a log becomes something to run on given nodes: what of it is picked, how owners become
-resource groups, and what is left out because these nodes do not have it. Knows no format.
+This module also adapts a log to a simulated cluster: it selects jobs, maps owners to resource
+groups, and drops what the given nodes do not have.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES, Resour
 from resource_manager.simulator.nodes import Labels, Node
 
 PARTS_MAX = 1_000_000
-"""Of one job: more are a mistake in the log, and would take all memory."""
+"""Limit of parts per job. More are a mistake in the log, and would use up all memory."""
 
 ARRIVALS_MS_MAX = 36_500 * 24 * 3_600_000
-"""From the first to the last: the rules of silent executors allow for no longer a life."""
+"""Limit of the time from the first arrival to the last.
+
+It must stay below the timeout of the simulated executors, which send no heartbeats.
+"""
 
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
 _NAME_LENGTH_MAX = 63
@@ -27,10 +30,10 @@ _NAME_LENGTH_MAX = 63
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """One job of a log: `count` equal parts that start together, each with a profile.
+    """One job of a log: `count` equal parts that start together, each with this profile.
 
-    Times are milliseconds; `submit_ms` counts from whatever the log counts from. `owners` says by
-    key (user, group, queue, ...) whose it is.
+    Times are in milliseconds; `submit_ms` has the origin of the log. `owners` has the job's owner
+    by key (user, group, queue, ...).
     """
 
     name: str
@@ -40,24 +43,24 @@ class TraceJob:
     profile: ResourceProfile
     owners: Mapping[str, str] = field(default_factory=dict)
     labels: Labels = ()
-    whole_nodes: bool = False  # each part has all cpus of its node
-    one_of: tuple[str, tuple[str, ...]] = ("", ())  # a label of the node, and values that will do
-    waited_ms: int | None = None  # on the cluster of the log, where it was recorded
+    whole_nodes: bool = False  # each part gets all cpus of its node
+    one_of: tuple[str, tuple[str, ...]] = ("", ())  # label of a node and accepted values
+    waited_ms: int | None = None  # on the cluster of the log, if recorded
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs of a log in order of arrival, with what is to be known about them.
+    """The jobs of a log in order of arrival.
 
-    `left_out` counts records that are no jobs to run, by reason; `notes` say what of the log is not
-    modelled.
+    `left_out` counts, by reason, records that are not jobs to run. `notes` say what of the log is
+    not modelled.
     """
 
     name: str
     format: str
     jobs: tuple[TraceJob, ...]
     owner_keys: tuple[str, ...] = ()  # the first one is the default
-    nodes: str = ""  # the cluster that the log is from, where it says so
+    nodes: str = ""  # the cluster of the log, if the log names it
     left_out: Mapping[str, int] = field(default_factory=Counter)
     notes: tuple[str, ...] = ()
 
@@ -69,11 +72,18 @@ class Workload:
         until_ms: int | None = None,
         speedup: float = 1.0,
     ) -> Workload:
-        """The jobs that arrive in an interval after the first one, at most so many; the first of
-        them then arrives at 0, and all come `speedup` times as fast.
+        """Returns the jobs that arrive in an interval.
+
+        The first of them then arrives at 0, and all arrive `speedup` times as fast.
+
+        Args:
+            limit: the most jobs; None: all.
+            from_ms: begin of the interval, counted from the log's first job.
+            until_ms: end of the interval, exclusive; None: the end of the log.
+            speedup: factor by which arrivals are compressed.
 
         Raises:
-            InvalidArgument: none is left, one has too many parts, or the last comes too late.
+            InvalidArgument: no job is left, one has too many parts, or the last arrives too late.
         """
         first = min((job.submit_ms for job in self.jobs), default=0)
         chosen = sorted(
@@ -102,11 +112,12 @@ class Workload:
         return replace(self, jobs=jobs)
 
     def fitted(self, nodes: Sequence[Node]) -> tuple[Workload, list[Node]]:
-        """The same jobs as they can be asked for on these nodes, and the nodes with the labels that
-        are needed for that.
+        """Returns the same jobs as requests that these nodes can serve, and the nodes with added
+        labels.
 
-        Of what no node has at all (memory, an extended resource) nothing is asked for, which is
-        noted.
+        A resource that no node has at all (memory, an extended resource) is dropped from all
+        requests, with a note. A choice of label values, which requests cannot express, becomes a
+        label on each node with one of these values.
         """
         known = {name for node in nodes for name in node.total}
         notes = list(self.notes)
@@ -119,10 +130,10 @@ class Workload:
         return replace(self, jobs=jobs, notes=tuple(notes)), labelled
 
     def group_of(self, job: TraceJob, key: str) -> str:
-        """Name of the resource group of a job: "user-12"; "default" where nothing is recorded.
+        """Returns the name of a job's resource group: "user-12"; "default" if no owner is recorded.
 
         Raises:
-            InvalidArgument: the log does not record such a key.
+            InvalidArgument: the log does not record this key.
         """
         if key == "none":
             return "default"
@@ -136,7 +147,7 @@ class Workload:
 
 
 def _unique(names: Iterable[str]) -> Iterator[str]:
-    """The same names, numbered where a log has one several times: "7", "7#2"."""
+    """Yields the names; repeated ones get a number: "7", "7#2"."""
     seen: Counter[str] = Counter()
     for name in names:
         seen[name] += 1
@@ -163,7 +174,9 @@ def _fitted(
 
 
 def _whole(job: TraceJob, nodes: Sequence[Node]) -> int:
-    """All cpus of the smallest kind of node that will do; if none will, what the job says."""
+    """Returns all cpus of the smallest suitable kind of node; if none is suitable, the job's own
+    value.
+    """
     asked = job.profile.cpu_milli
     enough = [
         cpus

@@ -1,7 +1,8 @@
-"""The nodes of a simulated cluster, from a few words or from a list.
+"""The nodes of a simulated cluster, from a short description or from a file.
 
-In words: kinds of nodes, with commas between them. `COUNTxCPUScpu`, then as far as they have any,
-`:SIZE` of memory, `:COUNTgpu`, `:NAME=AMOUNT` of an extended resource, `*SPEED`, `@LABEL=VALUE`:
+A description has kinds of nodes with commas between them. A kind is `COUNTxCPUScpu`, followed by
+optional parts: `:SIZE` of memory, `:COUNTgpu`, `:NAME=AMOUNT` of an extended resource, `*SPEED`,
+`@LABEL=VALUE`. Examples:
 
     128x1cpu
     20x80cpu:505G@cluster=zewura,48x12cpu:90G@cluster=zegox
@@ -28,10 +29,10 @@ _EXPECTED = "kinds of nodes such as 128x1cpu or 20x80cpu:505G:8gpu@zone=a, or a 
 
 
 def read_nodes(text: str, field: str = "--nodes") -> list[Node]:
-    """Nodes by the words above, or of a CSV file if there is one of that name.
+    """Returns nodes from a description, or from a CSV file if `text` is the path of one.
 
     Raises:
-        InvalidArgument: it is neither, or there are none, or too many.
+        InvalidArgument: `text` is neither, or there are no nodes or too many.
     """
     path = Path(text)
     nodes = _listed(path) if path.is_file() else _in_words(text, field)
@@ -77,8 +78,10 @@ def _part(field: str, text: str) -> tuple[str, int]:
 
 
 def _listed(path: Path) -> list[Node]:
-    """A CSV with a header: a name (`name` or `sn`), `cpu_milli`, and as far as there are any
-    `memory_mib`, `gpu`, `model` and `speed`; every other column is a label.
+    """Reads a CSV file with a header.
+
+    Columns are a name (`name` or `sn`), `cpu_milli`, and optionally `memory_mib`, `gpu` and
+    `speed`. Every other column is a label, for example `model`.
     """
     nodes, seen = [], set()
     for row in csv_rows(path, (CPU_MILLI,)):

@@ -1,4 +1,4 @@
-"""Lines and columns of logs, plain or gzip; whatever is wrong is said with file, line and field."""
+"""Lines and columns of logs, plain or gzip; errors name file, line and field."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 def active_queues_of(path: Path) -> Iterator[str]:
-    """The lines of a text file, unpacked if it is gzip (by its content), without line ends.
+    """Yields the lines of a text file without line ends; a gzip file is detected by content and
+    unpacked.
 
     Raises:
-        InvalidArgument: it cannot be read, or is broken.
+        InvalidArgument: the file cannot be read, is not a regular file, or is damaged.
     """
     if path.is_fifo() or path.is_char_device():
         expected = "a file, which can be read more than once; write what the pipe says to one"
@@ -44,7 +45,7 @@ def active_queues_of(path: Path) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One record: its texts by column, and where it stands."""
+    """One record: its texts by column, with file and line."""
 
     texts: Mapping[str, str]
     path: Path
@@ -54,14 +55,20 @@ class Row:
         return column in self.texts
 
     def text(self, column: str) -> str:
-        """What the column says."""
+        """Returns the text of a column."""
         return self.texts[column]
 
     def amount(self, column: str, *, factor: int = 1, least: int = 0, missing: int = 0) -> int:
-        """A number times a factor, rounded down; an empty text, or -1, says that it is missing.
+        """Returns a number times a factor, rounded down.
+
+        Args:
+            column: of the number.
+            factor: converts to base units.
+            least: the smallest valid number, before the factor.
+            missing: returned for an empty text or -1, which mean that nothing was recorded.
 
         Raises:
-            InvalidArgument: it is not a number from `least` on.
+            InvalidArgument: the text is not a number, or below `least`.
         """
         text = self.texts[column].strip()
         if not text or text == "-1":
@@ -71,28 +78,29 @@ class Row:
             if least * factor <= number <= AMOUNT_MAX:
                 return int(number)
         except InvalidOperation:
-            pass  # told below
+            pass  # the error below is raised
         raise self.wrong(column, f"a number of at least {least}, or -1 where it was not recorded")
 
     def amount_if_known(self, column: str, *, factor: int = 1) -> int | None:
-        """The same; None where nothing was recorded."""
+        """Returns the same as `amount`, but None if nothing was recorded."""
         return None if self.is_missing(column) else self.amount(column, factor=factor)
 
     def is_missing(self, column: str) -> bool:
-        """True where nothing was recorded."""
+        """Returns whether nothing was recorded in a column."""
         return self.texts[column].strip() in ("", "-1")
 
     def wrong(self, column: str, expected: str) -> InvalidArgument:
-        """The error that says what is wrong with a column."""
+        """Returns the error for an invalid value in a column."""
         field = f"{self.path.name}, line {self.line}, {column}"
         return InvalidArgument(field, self.texts[column], expected)
 
 
 def csv_rows(path: Path, needed: tuple[str, ...]) -> Iterator[Row]:
-    """The records of a CSV file with a header.
+    """Yields the records of a CSV file with a header.
 
     Raises:
-        InvalidArgument: it cannot be read, lacks a needed column, or a record has too few or too
+        InvalidArgument: the file cannot be read, lacks a needed column, or a record has too few or
+            too
             many fields.
     """
     reader = csv.reader(active_queues_of(path))

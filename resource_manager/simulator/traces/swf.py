@@ -1,8 +1,8 @@
 """The Standard Workload Format of the Parallel Workloads Archive.
 
 Source: S. J. Chapin et al., "Benchmarks and Standards for the Evaluation of Parallel Job
-Schedulers" (JSSPP 1999), and D. G. Feitelson's page of the format: comment lines begin with ";",
-then 18 numbers per job, -1 where something was not recorded.
+Schedulers" (JSSPP 1999), and D. G. Feitelson's page of the format. Comment lines begin with ";".
+Every other line has 18 numbers for one job; -1 means that a value was not recorded.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ FIELDS = (
 )
 
 _OWNERS = ("user", "group", "queue", "application", "partition")
-_PARTS_OF_A_JOB = frozenset({"2", "3", "4"})  # status of checkpoints, which are lines of their own
+_PARTS_OF_A_JOB = frozenset({"2", "3", "4"})  # status of checkpoints, which have separate lines
 
 
 def read_swf(path: Path) -> Workload:
-    """Jobs of a log; a job of p processors is p parts of one cpu, which start together.
+    """Returns the jobs of a log; a job of p processors is p parts of one cpu, which start together.
 
-    Memory is what was asked for per processor, else what was used.
+    Memory per processor is the requested amount, or else the used one.
 
     Raises:
-        InvalidArgument: it cannot be read, or a line is no such record.
+        InvalidArgument: the file cannot be read, or a line is not such a record.
     """
     jobs: list[TraceJob] = []
     left_out: Counter[str] = Counter()
