@@ -83,6 +83,7 @@ def start_detached(state_file: Path) -> BatchStatus:
 
 
 def _start(state_file: Path, log: Path) -> subprocess.Popen[bytes]:
+    # The runner gets none of this command's flags, so they become environment variables.
     target = resolve_target()
     environment = dict(os.environ) | {"FINEGRAIN_MANAGER": ",".join(target.addresses)}
     if target.token_file is not None:

@@ -74,6 +74,7 @@ def write_results(batch: BatchStatus) -> None:
 
 def _write_json(file: TextIO, batch: BatchStatus, results: Iterable[dict[str, Any]]) -> None:
     head = {"api_version": API_VERSION, "kind": "BatchResults", **batch_dict(batch)}
+    # Results are written one by one after the head's other keys: there may be a million.
     text = json.dumps(head, indent=2, ensure_ascii=False)
     file.write(text.removesuffix("\n}") + ',\n  "results": [')
     lines = (json.dumps(each, ensure_ascii=False) for each in results)

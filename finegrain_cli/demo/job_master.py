@@ -1,8 +1,8 @@
 """The demo's job master: counts words in real files, with nothing but the public client.
 
-Map tasks run in slots of many sizes. Reduce tasks read the maps' output from standard input. On the
-way one request waits and explains why, one executor is drained, one task exceeds the memory of its
-slot, and one task has a dedicated cpu.
+Map tasks run in slots of many sizes. Reduce tasks read the maps' output from standard input. In
+addition, one request waits and explains why, and one executor is drained. One task exceeds the
+memory of its slot, and one has a dedicated cpu.
 """
 
 from __future__ import annotations

@@ -67,6 +67,7 @@ def _port(key: str, address: str) -> Finding:
         return ok(key, f"{address}: any free port")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # Old connections in TIME_WAIT must not make the port look busy.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

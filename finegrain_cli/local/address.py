@@ -36,6 +36,7 @@ def previous_address(state_dir: Path, wanted: ListenOptions) -> ListenOptions:
         former = (state_dir / ADDRESS_FILE).read_text(encoding="utf-8").strip()
         former_host, _, former_port = former.rpartition(":")
         with socket.socket() as probe:
+            # Connections of the former process in TIME_WAIT must not make the port look busy.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, int(former_port)))
     except (OSError, ValueError, OverflowError):

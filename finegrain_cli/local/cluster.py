@@ -199,6 +199,7 @@ class LocalCluster:
         if self._base is None:
             return []
         with signals_deferred():
+            # Before the resource manager, so that executors can still report to it; all at once.
             for executor in self._executors:
                 executor.terminate()
             for executor in self._executors:

@@ -48,6 +48,7 @@ def published(note: Mapping[str, Any]) -> Iterator[None]:
     path = directory / f"{os.getpid()}.json"
     fresh = directory / f".{os.getpid()}.new"
     with fresh.open("w", encoding="utf-8") as file:
+        # Locked before the rename: a visible note without a lock counts as left over.
         fcntl.flock(file, fcntl.LOCK_EX)
         json.dump(note, file)
         file.flush()

@@ -41,8 +41,8 @@ class ExecutorShare:
 def divide_host(
     names: Sequence[str], *, cpus: str = "", memory_bytes: int | None = None
 ) -> list[ExecutorShare]:
-    """Returns equal shares of this host, or of the given part. A single executor gets no explicit
-    share.
+    """Returns equal shares of this host, or of the given part. A single executor gets all of that
+    part.
 
     Args:
         names: ids of the executors.

@@ -264,6 +264,7 @@ class CommandProvider:
         Raises:
             ProviderFailed: the command cannot be started or killed, or the note cannot be written.
         """
+        # Before the command starts: after a crash from here on, `stop` finds what it needs.
         self._write_note(executor_id, note)
 
         def noted(process: Process) -> None:

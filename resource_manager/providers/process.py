@@ -277,6 +277,7 @@ class ProcessProvider:
                     f"what {', '.join(unreadable)} holds cannot be read in {self.directory}; stop "
                     "it, or remove its directory if nothing of it runs"
                 )
+            # Live fronts whose directories were deleted: nothing says which shares they have.
             homeless = {path.parent.name for path in fronts_below(self.directory)} - claims.keys()
             if homeless:
                 raise ProviderFailed(

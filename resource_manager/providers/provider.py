@@ -159,8 +159,8 @@ class Provider(Protocol):
     def noted(self) -> list[str]:
         """Returns the ids of all executors that the provider has a record of; may block briefly.
 
-        The resource manager stops an executor that its own state does not contain for a while, for
-        example after its database was restored or lost.
+        After a restore from a backup the resource manager's state may lack some of them. It stops
+        those that stay unknown for a while.
         """
 
     async def close(self) -> None:

@@ -237,6 +237,7 @@ class Cluster:
     # One moment.
 
     def _next_moment(self) -> int | None:
+        # Timers alone do not continue a run: nothing could arrive or end any more.
         known = [heap[0][0] for heap in (self._future, self._ending, self._orders) if heap]
         if not known:
             return None
@@ -247,8 +248,12 @@ class Cluster:
         return max(self.now_ms, moment)
 
     def _live_through(self) -> None:
+        """Runs one moment: ends and scheduled events, then arrivals, then commands until none is
+        left.
+        """
         self.effort.moments += 1
         before = self._effects
+        # In a batch before the arrivals, so that slots are freed before jobs arrive.
         first: list[Event] = [*self._ends(), *self._orders_due()]
         if first:
             self._batch(first)
@@ -369,6 +374,7 @@ class Cluster:
         name = event.allocation_id
         thread = int(name[name.rindex(".") + 1 :])
         lane = executor.lanes[name, int(str(slot["generation"]))]
+        # A gang counts as one waiting item, which is granted with its first thread.
         if not job.record.gang or not job.record.started:
             self._wait_with(job.kind, -1)
         number = self.log.started(job.record, thread, executor.node.name, lane, self.now_ms)

@@ -1,10 +1,12 @@
 """The ideal weighted fluid schedule: each flow's fair share if capacity were infinitely divisible.
 
+The capacity of a node in the tree is divided among its children with demand, in proportion to their
+weights. What a child cannot use is divided among the others. The schedule has no memory: an idle
+flow gains no credit.
+
 This is generalised processor sharing (Parekh and Gallager, "A Generalized Processor Sharing
-Approach to Flow Control in Integrated Services Networks", 1993), nested (Bennett and Zhang,
-"Hierarchical Packet Fair Queueing Algorithms", 1996). The capacity of a node in the tree is divided
-among its children with demand, in proportion to their weights. What a child cannot use is divided
-among the others. The schedule has no memory: an idle flow gains no credit.
+Approach to Flow Control in Integrated Services Networks", 1993). The nested form is from Bennett
+and Zhang, "Hierarchical Packet Fair Queueing Algorithms", 1996.
 
 Amounts are in any one unit of capacity (threads of capacity, cores, dominant share), times are in
 seconds, and service is in their product.
@@ -226,6 +228,7 @@ def fluid_schedule(tree: IdealTree, jobs: Iterable[FluidJob], capacity: float) -
     """
     if not capacity > 0:
         raise InvalidArgument("capacity", str(capacity), "more than 0")
+    # Latest first, so that pop() returns the next arrival.
     coming = sorted(jobs, key=lambda each: (-each.arrives_s, each.flow))
     widths = {each.flow: each.width for each in coming}
     left: dict[str, float] = {}

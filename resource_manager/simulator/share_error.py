@@ -1,8 +1,8 @@
 """Measures how far a run is from the ideal fluid schedule, and how long it takes to converge.
 
-"Within 5 % of its share" compares the service that a flow received in a window of time with what
-the ideal schedule gives it in that window, for the demand that the flow really had. Windows are
-needed because slots are indivisible: with 60 slots, a share of 6 moves in steps of 17 %.
+The error of a flow compares the service that it received in a window of time with its due service:
+what the ideal schedule gives it in that window, for its real demand. Windows are needed because
+slots are indivisible: with 60 slots, a share of 6 moves in steps of 17 %.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ class Comparison:
     ) -> float | None:
         """Returns the seconds from a change until every flow stays within the tolerance.
 
-        This is the least T such that every window that begins at or after change + T and ends at or
-        before `until_s` has every flow within the tolerance.
+        Counted are windows that begin at or after change + T and end at or before `until_s`. The
+        result is the least T for which every flow is within the tolerance in all of them.
 
         Only windows that begin or end at a change of the run are checked. The error of any window
         between two of them is at most the larger of their errors, so T is one of those times.
@@ -152,6 +152,7 @@ class Comparison:
         inside = self._inside(change_s, until_s)
         begins = {change_s, last, *inside, *(each - window_s for each in inside)}
         converged = None
+        # Backwards from the end: the first window beyond the tolerance ends the search.
         for begin in sorted((each for each in begins if change_s <= each <= last), reverse=True):
             if self.worst_error(begin, begin + window_s) > tolerance:
                 break

@@ -42,7 +42,7 @@ def slices(steps: Steps, begin_ms: int, end_ms: int, count: int) -> list[float]:
         end_ms: end of the interval.
         count: number of slices.
     """
-    length = max(end_ms - begin_ms, count)
+    length = max(end_ms - begin_ms, count)  # no slice is shorter than 1 ms
     edges = [begin_ms + length * number // count for number in range(count + 1)]
     means, pieces, number = [0.0] * count, steps.pieces(begin_ms, begin_ms + length), 0
     for since, until, value in pieces:
