@@ -8,7 +8,7 @@ from pathlib import Path
 from finegrain.errors import InvalidArgument
 from resource_manager.simulator.traces import gpu_cluster, grid, inference
 from resource_manager.simulator.traces.jobs import Workload
-from resource_manager.simulator.traces.rows import active_queues_of
+from resource_manager.simulator.traces.rows import lines_of
 from resource_manager.simulator.traces.swf import FIELDS, read_swf
 
 READERS: dict[str, Callable[[Path], Workload]] = {
@@ -39,7 +39,7 @@ def read_workload(path: Path, format_name: str = "") -> Workload:
 
 
 def _detected(path: Path) -> str:
-    first = next((line for line in active_queues_of(path) if line.strip()), "")
+    first = next((line for line in lines_of(path) if line.strip()), "")
     if first.startswith(";") or len(first.split()) == len(FIELDS):
         return "swf"
     header = {column.strip() for column in first.split(",")}

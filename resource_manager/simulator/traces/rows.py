@@ -16,7 +16,7 @@ from finegrain.resources import AMOUNT_MAX
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
-def active_queues_of(path: Path) -> Iterator[str]:
+def lines_of(path: Path) -> Iterator[str]:
     """Yields the lines of a text file without line ends; a gzip file is detected by content and
     unpacked.
 
@@ -103,7 +103,7 @@ def csv_rows(path: Path, needed: tuple[str, ...]) -> Iterator[Row]:
             too
             many fields.
     """
-    reader = csv.reader(active_queues_of(path))
+    reader = csv.reader(lines_of(path))
     header = [name.strip() for name in next(reader, [])]
     for name in needed:
         if name not in header:

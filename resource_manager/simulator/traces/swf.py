@@ -13,7 +13,7 @@ from pathlib import Path
 from finegrain.errors import InvalidArgument
 from finegrain.resources import KIB, ResourceProfile
 from resource_manager.simulator.traces.jobs import TraceJob, Workload
-from resource_manager.simulator.traces.rows import Row, active_queues_of
+from resource_manager.simulator.traces.rows import Row, lines_of
 
 FIELDS = (
     "job number",
@@ -51,7 +51,7 @@ def read_swf(path: Path) -> Workload:
     jobs: list[TraceJob] = []
     left_out: Counter[str] = Counter()
     header: dict[str, str] = {}
-    for number, line in enumerate(active_queues_of(path), start=1):
+    for number, line in enumerate(lines_of(path), start=1):
         if line.startswith(";"):
             name, _, value = line.lstrip("; ").partition(":")
             header.setdefault(name.strip(), value.strip())
