@@ -1,7 +1,7 @@
 """Drives the engine on the writer's thread: reads the state, steps batches, checks invariants.
 
-Within a batch every event is stepped, then `Decide`, then the changes are committed; only then
-answers are made and reads are run. Everything here blocks and belongs to one thread.
+In a batch the driver steps every event, then runs `Decide`, then commits the changes. Only after
+the commit does it build answers and run reads. Everything here blocks and belongs to one thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from resource_manager.storage.store import Store
 _log = get_logger("finegrain.rm.books")
 
 MakeEvent = Callable[[Instant], Event]
-"""Events are made at the moment of their batch, so that time never runs backwards in the books."""
+"""Makes an event at the moment of its batch, so that time never runs backwards in the state."""
 
 Step = Callable[[State, Event], StepResult]
 Check = Callable[[State], Sequence[str]]
@@ -44,18 +44,18 @@ Check = Callable[[State], Sequence[str]]
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """An event, or (`make` None) a read, and whoever waits for it."""
+    """An event, or a read (`make` is None), together with the future of its caller."""
 
     future: asyncio.Future[Any]
     make: MakeEvent | None = None
-    render: Callable[[Any], Any] | None = None  # answer to result, run before the next batch
+    render: Callable[[Any], Any] | None = None  # engine's answer to result; runs on the writer
     read: Callable[[State], Any] | None = None
-    items: int = 1
+    items: int = 1  # rows of the call, for the limits
     value: Any = None
     error: BaseException | None = None
 
     def settle(self) -> None:
-        """Tells whoever waits; on the event loop."""
+        """Resolves the caller's future. Call it on the event loop."""
         if self.future.done():
             return
         if self.error is not None:
@@ -65,11 +65,22 @@ class Item:
 
 
 class StateSuspect(Exception):
-    """A step failed, and may have left the state half-changed: it must be read again."""
+    """A step failed and may have left the state half-changed: it must be read again."""
 
 
 class EngineDriver:
-    """The engine's state, and the store that keeps it."""
+    """Holds the engine's state and the store that keeps it.
+
+    Args:
+        store: the database.
+        settings: the engine's settings.
+        metrics: where durations and failures are counted.
+        holder: name of this process in the lease, for people.
+        address: where others call this process; stored with the lease.
+        step: replaces the engine's step, for tests.
+        check: replaces the invariant check, for tests.
+        clock: replaces the clock, for tests.
+    """
 
     def __init__(
         self,
@@ -87,23 +98,23 @@ class EngineDriver:
         self._settings = settings
         self._metrics = metrics
         self._holder = holder
-        self.address = address  # told to those who find another one in the lead
+        self.address = address  # a process that finds this one leading reports it to its callers
         self._step = step or _engine_step()
         self._check = check or _engine_check()
         self._clock = clock or now
         self._state: State | None = None
-        self._heard: Heard = {}  # by books of this process that were dropped
+        self._heard: Heard = {}  # last reports applied to states that this process dropped
         self.rm_epoch = 0
-        self.broken: list[str] = []  # invariants found broken; nothing is granted any more
-        self._last_batch_ms = 0  # monotonic: when the latest change of the books began; 0: none
-        self._stalled = False  # since the latest tick
+        self.broken: list[str] = []  # broken invariants; if there is one, nothing more is granted
+        self._last_batch_ms = 0  # monotonic: start of the latest batch with a change; 0: none
+        self._stalled = False  # the process stood still since the latest tick
 
     @property
     def state(self) -> State:
-        """The books.
+        """The engine's state.
 
         Raises:
-            Unavailable: they have not been read yet.
+            Unavailable: it has not been read yet.
         """
         if self._state is None:
             raise Unavailable("the resource manager is starting; try again")
@@ -111,20 +122,22 @@ class EngineDriver:
 
     @property
     def unfinished(self) -> bool:
-        """True if the next turn has something to do although nobody may ask for it."""
+        """True if the last decision left work over, which needs another batch without callers."""
         return self._state is not None and not self.broken and self._state.unfinished
 
     def load(self) -> None:
-        """Takes leadership and reads the books; at a higher epoch each time. Raises as both."""
+        """Takes leadership at a higher epoch and reads the state. Raises as `lead` and `read`."""
         self.lead()
         self.read()
 
     def lead(self) -> None:
-        """Takes leadership at a higher epoch; whatever was known before is dropped.
+        """Takes leadership at a higher epoch and drops the state in memory.
 
         Raises:
-            StoreError, NotLeader: as the store says.
+            StoreError: another process leads (STORE_IN_USE), or the database cannot be used.
+            NotLeader: this process led, and another one took over.
         """
+        # Keep which reports were applied: a registration superseded before is still rejected.
         if self._state is not None:
             self._heard |= self._state.hosts.heard()
         self._state = None
@@ -134,10 +147,12 @@ class EngineDriver:
         self._metrics.rm_epoch.set(self.rm_epoch)
 
     def read(self) -> None:
-        """Reads the books; the lease has to be renewed meanwhile, since large ones take long.
+        """Reads the state from the store.
+
+        This can take long, so the caller must renew the lease meanwhile.
 
         Raises:
-            StoreError: as the store says.
+            StoreError: the database cannot be used.
             InvariantBroken: the rows contradict each other.
         """
         with _no_collections():
@@ -153,12 +168,22 @@ class EngineDriver:
         self.check()
 
     def run_batch(self, batch: list[Item], ticked: bool) -> list[Effect]:
-        """One batch: afterwards it is durable and every item has its value or its error.
+        """Runs one batch. Afterwards it is durable, and every item has its value or its error.
+
+        Args:
+            batch: events and reads, in the order in which they are served.
+            ticked: also run the timers.
+
+        Returns:
+            The effects, in order.
 
         Raises:
-            StoreError, NotLeader, InvariantBroken: the commit failed.
-            EpochSeen: the books are not the newest; nothing was stored, nothing may be commanded.
-            StateSuspect: a step failed; the books must be read anew.
+            StoreError: the commit failed.
+            NotLeader: the commit failed because another process leads.
+            InvariantBroken: the changed rows contradict each other; nothing was stored.
+            EpochSeen: an executor knows a newer epoch. Nothing was stored, and this process may
+                not command anything.
+            StateSuspect: a step failed; the state must be read again.
         """
         effects: list[Effect] = []
         if ticked or any(item.make is not None for item in batch):
@@ -168,7 +193,7 @@ class EngineDriver:
         return effects
 
     def check(self) -> float:
-        """Checks all invariants; answers with the seconds that took."""
+        """Checks all invariants and returns how many seconds that took."""
         started = time.perf_counter()
         found = list(self._check(self.state))
         self.broken = found
@@ -185,7 +210,7 @@ class EngineDriver:
         for item in batch:
             if item.make is not None and not item.future.cancelled():
                 effects += self._step_item(item, item.make(at))
-        if ticked:  # last, so that signs of life that waited here count before anybody is lost
+        if ticked:  # after the events: keep-alives of this batch count before an owner is lost
             effects += self._step_internal(Ticked(at, after_stall=self._stalled))
             self._stalled = False
         if not self.broken:
@@ -200,8 +225,10 @@ class EngineDriver:
         return effects
 
     def _notice_stall(self, at: Instant) -> None:
-        """Ticks come many times in a report interval. Where they did not, we stood still, and what
-        was sent to us meanwhile has not been read yet.
+        """Detects that this process stood still, for example because it was suspended.
+
+        Ticks come many times in a report interval. After a longer gap, reports that were sent
+        meanwhile have not been read yet, so the next tick must not count executors as lost.
         """
         before_ms, self._last_batch_ms = self._last_batch_ms, at.monotonic_ms
         stood_still_ms = at.monotonic_ms - before_ms
@@ -212,9 +239,9 @@ class EngineDriver:
     def _observe_grants(self, effects: list[Effect]) -> None:
         for effect in effects:
             if not isinstance(effect, PublishJobEvent) or effect.event.reason:
-                continue  # a grant has no reason: with one, a slot's size is told about
+                continue  # a grant carries no reason; GRANTED with a reason reports a resize
             request = self.state.requests.get(effect.event.allocation_id)
-            # Placements are numbered from the floor on, which a restore raises.
+            # Generations start above a floor, which a restore from a backup raises.
             first = (
                 request is not None
                 and request.generation == self.state.numbers.generation_floor + 1
@@ -233,7 +260,7 @@ class EngineDriver:
             item.error = error
             raise
         except FinegrainError as error:
-            item.error = error  # refused as a whole; the books are as before
+            item.error = error  # refused as a whole; the state is unchanged
             return []
         except Exception as error:
             item.error = FinegrainError("the resource manager failed at this call; see its log")
@@ -248,7 +275,7 @@ class EngineDriver:
             raise StateSuspect(f"{type(event).__name__}: {error!r}") from error
 
     def _finish(self, item: Item) -> None:
-        """Turns the answer into the result, or runs the read."""
+        """Renders the answer into the result, or runs the read."""
         if item.error is not None or item.future.cancelled():
             return
         try:
@@ -262,11 +289,12 @@ class EngineDriver:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Lets the cyclic garbage collector alone while the books are read, and afterwards keeps it
-    from looking through them again and again: they hold no cycles, and looking at a million
-    objects stops everything for a good part of a second.
+    """Disables the cyclic garbage collector during a read, and freezes what was read.
+
+    The state holds no cycles, and one collection over a million objects stops the process for a
+    good part of a second. After `gc.freeze` later collections skip these objects.
     """
-    gc.unfreeze()  # what an earlier reading froze may be garbage by now
+    gc.unfreeze()  # the state that an earlier read froze may be garbage by now
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -278,7 +306,7 @@ def _no_collections() -> Iterator[None]:
 
 
 def now() -> Instant:
-    """This moment: time since boot, suspension included, and the wall clock."""
+    """Returns this moment: time since boot, including suspension, and the wall clock."""
     return Instant(
         monotonic_ms=time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
         time_ms=time.time_ns() // 1_000_000,

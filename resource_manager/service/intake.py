@@ -1,7 +1,7 @@
-"""Where callers hand in what they want of the books, and wait for it.
+"""The callers' side of the writer: callers submit events and reads here and wait for the result.
 
-Decides what is let in (nothing while it could not be served, no more than may wait) and who goes
-before others. Refuses to know how a batch is served, and what becomes of the books.
+`Intake` decides what is admitted: nothing while it could not be served, and no more than the limits
+allow. Urgent items go before all others. `Runner` serves the batches.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Intake(ABC):
-    """The callers' side of the writer; on the event loop."""
+    """Admits events and reads and puts them into the lanes. Runs on the event loop."""
 
     def __init__(self, metrics: ResourceManagerMetrics, limits: LaneLimits) -> None:
         self._metrics = metrics
@@ -30,7 +30,7 @@ class Intake(ABC):
 
     @abstractmethod
     def _refusal(self) -> FinegrainError | None:
-        """What everybody is refused with at present; None: whoever comes is served."""
+        """Returns the error with which every call is refused at present; None: calls are served."""
 
     async def submit(
         self,
@@ -41,20 +41,24 @@ class Intake(ABC):
         owner: str = "",
         urgent: bool = False,
     ) -> T:
-        """Steps an event and answers when it is durable.
+        """Steps an event and returns its result once the change is durable.
 
         Args:
-            make: the event for the moment it is given.
-            render: turns the engine's answer into the result while the books stand still; None:
-                the answer itself (use it only where it is immutable).
+            make: makes the event, given the moment of its batch.
+            render: turns the engine's answer into the result while the state does not change;
+                None: the answer itself (only for immutable answers).
             items: how many items the event carries, for the limits.
-            owner: who takes turns with others: a job, a connection.
-            urgent: goes before others: signs of life and answers of executors.
+            owner: the job or connection whose queue the item joins.
+            urgent: serve before all others; for keep-alives and answers of executors.
+
+        Returns:
+            What `render` returned.
 
         Raises:
-            FinegrainError: as the engine refuses; StoreError when the commit failed (nothing is
-                done, or the outcome is unknown and a repetition settles it) or the database is
-                away; ResourceExhausted when too much waits.
+            FinegrainError: the engine refused the event.
+            StoreError: the commit failed (nothing was done, or the outcome is unknown and a
+                repetition settles it), or the database is away.
+            ResourceExhausted: too many items wait.
         """
         item = Item(self._future(), make=make, render=render, items=items)
         result: T = await self._enqueue(item, None if urgent else owner)
@@ -68,19 +72,22 @@ class Intake(ABC):
         items: int,
         owner: str,
     ) -> list[T]:
-        """Steps the events of one large call in order, and others' calls between them.
+        """Steps the events of one large call in order; other callers' events run between them.
 
-        The first one goes ahead: if it is refused, none of the others is stepped. Admission counts
-        all of them together; afterwards none is refused because too much waits.
+        The first event is stepped alone. If it is refused, none of the others is stepped.
+        Admission counts all events together, so none is refused later because too much waits.
 
         Args:
-            makes: the events, each for the moment it is given.
+            makes: make the events, each given the moment of its batch. At least one.
             render: see `submit`.
             items: how many items one event carries at most.
             owner: see `submit`.
 
+        Returns:
+            The results, in the order of `makes`.
+
         Raises:
-            FinegrainError: see `submit`; the other parts may have been done.
+            FinegrainError: see `submit`. Other events of the call may have been done.
         """
         first, *rest = (
             Item(self._future(), make=each, render=render, items=items) for each in makes
@@ -96,17 +103,21 @@ class Intake(ABC):
     async def read(
         self, fn: Callable[[State], T], *, owner: str | None = None, items: int = 1
     ) -> T:
-        """Runs a function over the books between two batches. It must not keep what it sees.
+        """Runs a function over the state between two batches. It must not keep what it sees.
 
         Args:
             fn: the function.
-            owner: who takes turns with others; None: a small question of the service's own, which
-                is answered before anything else is done.
-            items: how much there is to look at, for the limits.
+            owner: the job or connection whose queue the read joins; None: a short read by the
+                resource manager itself, which is served before all others.
+            items: how many entries the function looks at, for the limits.
+
+        Returns:
+            What the function returned.
 
         Raises:
-            FinegrainError: as the function does; Unavailable while stopping; ResourceExhausted when
-                too much waits.
+            FinegrainError: the function raised it.
+            Unavailable: the resource manager is stopping.
+            ResourceExhausted: too many items wait.
         """
         item = Item(self._future(), read=fn, items=items)
         result: T = await self._enqueue(item, owner)
@@ -119,7 +130,7 @@ class Intake(ABC):
         return asyncio.get_running_loop().create_future()
 
     async def _enqueue(self, item: Item, owner: str | None) -> Any:
-        """Waits for the item's turn; `owner` None: before all others."""
+        """Queues the item and waits for its result; `owner` None: in the urgent lane."""
         self._let_in(owner, item.items)
         self._put(item, owner)
         return await item.future
@@ -135,6 +146,7 @@ class Intake(ABC):
             raise
 
     def _put(self, item: Item, owner: str | None) -> None:
+        # Checked again: the runner may have begun to stop since the item was admitted.
         if (refusal := self._refusal()) is not None:
             raise refusal
         if owner is None:
@@ -145,7 +157,7 @@ class Intake(ABC):
 
 
 def fail(items: Sequence[Item], error: FinegrainError) -> None:
-    """Tells whoever waits for these that nothing came of them; one with an error keeps it."""
+    """Fails these items for their callers. An item that already has an error keeps it."""
     for item in items:
         item.error = item.error or error
         item.settle()

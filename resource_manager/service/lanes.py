@@ -1,12 +1,13 @@
-"""Who is served next by the one writer: fair turns between callers, and bounds on what waits.
+"""Which items the single writer serves next: fair queues between callers, and bounds on them.
 
-Two lanes. Signs of life, answers of executors and small questions of the service itself go first,
-up to a bound per batch. Everything else waits in a line per owner (a job, else a connection), and
-owners take turns, weighted by items: a round robin with credit, after M. Shreedhar and G. Varghese,
-"Efficient fair queueing using deficit round robin" (SIGCOMM 1995), in which an overdraft is paid
-back. So whoever sends much waits for himself: a call of anybody else is in the next batch or, with
-very many owners, after one turn of each. Knows items and owners; not what calls do, nor how a batch
-is served.
+There are two lanes. The urgent lane goes first, up to a bound per batch: keep-alives, answers of
+executors and short reads of the resource manager itself. Everything else waits in one queue per
+owner (a job, else a connection). The queues are served by a round robin with credit, counted in
+items, after M. Shreedhar and G. Varghese, "Efficient fair queueing using deficit round robin"
+(SIGCOMM 1995). Unlike there, a queue may overdraw its credit and pays that back in later rounds.
+
+So an owner that sends much delays itself only. A call of any other owner is in the next batch or,
+with very many owners, is served after one round over all of them.
 """
 
 from __future__ import annotations
@@ -22,46 +23,46 @@ from resource_manager.service.engine_driver import Item
 
 @dataclass(frozen=True, slots=True)
 class LaneLimits:
-    """How much may wait, and how much is served at once; in items, which are the rows of a call."""
+    """How many items may wait, and how many one batch serves. Items are the rows of a call."""
 
-    batch_items_max: int = 2_000  # of one batch, by all owners; a larger call goes alone
-    urgent_items_max: int = 5_000  # of one batch, besides
-    # Waiting; beyond it callers who have something waiting are told to come back, beyond twice as
-    # many all are.
+    batch_items_max: int = 2_000  # of one batch, over all owners; a larger call has its own batch
+    urgent_items_max: int = 5_000  # of one batch, in addition
+    # Items that wait, over all owners. Above it, an owner that already has items waiting must
+    # retry. Above twice as many, every owner must.
     queue_items_max: int = 200_000
-    owner_items_max: int = 40_000  # waiting, of one owner; likewise
-    retry_s: float = 0.5  # when they are told to come back
+    owner_items_max: int = 40_000  # items of one owner that wait; above it, the owner must retry
+    retry_s: float = 0.5  # retry delay given to a refused caller
 
 
 @dataclass(slots=True)
 class _OwnerQueue:
-    """What waits of one owner."""
+    """Items of one owner that wait."""
 
     items: deque[Item] = field(default_factory=deque)
-    waiting: int = 0
-    credit: int = 0
+    waiting: int = 0  # sum of `Item.items`
+    credit: int = 0  # items it may still take in this round; negative: overdrawn
 
 
 class Lanes:
-    """Everything that waits for the writer."""
+    """All items that wait for the writer."""
 
     def __init__(self, limits: LaneLimits) -> None:
         self._limits = limits
         self._urgent: deque[Item] = deque()
-        self._queues: dict[str, _OwnerQueue] = {}  # in order of their turns
-        self._promised: dict[str, int] = {}  # items that are let in and have not come yet
+        self._queues: dict[str, _OwnerQueue] = {}  # in the order in which they are served
+        self._promised: dict[str, int] = {}  # items admitted but not queued yet, by owner
         self.waiting_items = 0
 
     def __bool__(self) -> bool:
         return bool(self._urgent or self._queues)
 
     def put_urgent(self, item: Item) -> None:
-        """Lets an item wait for the very next batch."""
+        """Queues an item for the very next batch."""
         self._urgent.append(item)
         self.waiting_items += item.items
 
     def put(self, item: Item, owner: str) -> None:
-        """Lets an item wait in its owner's line."""
+        """Queues an item in its owner's queue."""
         queue = self._queues.get(owner)
         if queue is None:
             queue = self._queues[owner] = _OwnerQueue()
@@ -70,10 +71,14 @@ class Lanes:
         self.waiting_items += item.items
 
     def check(self, owner: str, items: int) -> None:
-        """Returns if so many more may wait.
+        """Returns if this many more items may wait.
+
+        Args:
+            owner: whose items they are.
+            items: how many.
 
         Raises:
-            ResourceExhausted: too much waits, of this owner or in all.
+            ResourceExhausted: too many items wait, of this owner or in all.
         """
         limits = self._limits
         queue = self._queues.get(owner)
@@ -86,7 +91,7 @@ class Lanes:
                 retry_after_s=limits.retry_s,
             )
         waiting = self.waiting_items + sum(self._promised.values())
-        # Whoever has nothing waiting is not refused over what others send.
+        # An owner with nothing waiting is not refused because of what others send.
         most = limits.queue_items_max if mine else 2 * limits.queue_items_max
         if waiting and waiting + items > most:
             raise ResourceExhausted(
@@ -97,7 +102,7 @@ class Lanes:
 
     @contextmanager
     def promised(self, owner: str, items: int) -> Iterator[None]:
-        """Counts items of an owner that were let in and come when this ends."""
+        """Counts items that were admitted and will be queued when the context ends."""
         if not items:
             yield
             return
@@ -112,11 +117,11 @@ class Lanes:
                 del self._promised[owner]
 
     def gather(self) -> list[Item]:
-        """The next batch; whoever has gone meanwhile is passed over."""
+        """Returns the next batch. Items whose caller has given up are skipped."""
         return [*self._next_urgent(), *self._next_fair()]
 
     def drain(self) -> list[Item]:
-        """Everything, to be refused."""
+        """Removes and returns all items, for the caller to refuse."""
         waiting = list(self._urgent)
         for queue in self._queues.values():
             waiting += queue.items
@@ -135,13 +140,18 @@ class Lanes:
                 yield item
 
     def _next_fair(self) -> Iterator[Item]:
-        """Turn by turn, until the batch is full or nobody waits.
+        """Serves the owners' queues round by round, until the batch is full or all are empty.
 
-        At every turn an owner's credit grows by an equal share of a batch. Who has credit takes
-        items until it is used up, and pays for the last one with later turns.
+        In each round a queue's credit grows by an equal share of a batch, to at most that share. A
+        queue with credit gives items until the credit is used up. The last item may overdraw it.
+
+        Example: with a batch of 2,000 and two owners the share is 1,000. Owner A has calls of 900
+        and 900 items, owner B calls of 10. In the first round A's credit is 1,000: A gives its
+        first call (credit 100) and, since that is above 0, its second one (credit -800). B then
+        gives calls from the 200 items that are left of the batch.
         """
         left = self._limits.batch_items_max
-        alone = True
+        alone = True  # the batch is empty so far: even an item larger than a batch may go
         while self._queues and left > 0:
             share = max(1, self._limits.batch_items_max // len(self._queues))
             served = False
@@ -159,15 +169,16 @@ class Lanes:
                 if not queue.items:
                     del self._queues[owner]
                 elif queue.credit <= 0:
-                    self._queues[owner] = self._queues.pop(owner)  # behind the others
+                    self._queues[owner] = self._queues.pop(owner)  # to the end of the order
                 if left <= 0:
                     return
             if not served and self._queues:
                 if any(queue.credit > 0 for queue in self._queues.values()):
-                    return  # what is left of the batch is too little for them
+                    return  # those with credit have items too large for the rest of the batch
                 least = min(-queue.credit for queue in self._queues.values())
                 for queue in self._queues.values():
-                    queue.credit += least  # as many turns as nobody could use
+                    # All are overdrawn. Skip the rounds in which none could be served.
+                    queue.credit += least
 
     def _take(self, queue: _OwnerQueue) -> Item:
         item = queue.items.popleft()

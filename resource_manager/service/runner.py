@@ -1,14 +1,15 @@
-"""The one writer: the only place where the books change, and the order in which that becomes true.
+"""The single writer of the resource manager: the only place where the engine's state changes.
 
-Take what has arrived, step each event, decide, commit all of it in one transaction, and only then
-answer the callers and let effects out. While a commit runs the next batch gathers, so that one
-fsync serves many callers. Books, commits and reads live on one thread of their own: reads run
-between batches and never show what is not durable, and the event loop stays free for calls.
+The writer takes the calls that have arrived, steps each event, runs `Decide` and commits all
+changes in one transaction. Only then does it answer the callers and release the effects. The next
+batch gathers during a commit, so one fsync serves many callers. State, commits and reads belong to
+one dedicated thread. Reads run between batches, so they never show a change that is not durable,
+and the event loop stays free for calls.
 
-If a commit fails nothing is answered as done: the books in memory are dropped, leadership is taken
-anew (a higher epoch) and the books are read again; as long as the database is away, callers are
-told so at once. Nothing goes out, answers to reads included, before it is sure that nobody else
-leads by now. Knows no rules and no wire form.
+If a commit fails, no call of the batch is answered as done. The writer drops the state in memory,
+takes leadership again at a higher epoch, and reads the state from the database. While the database
+is away, callers are refused at once. Before anything leaves the process, answers to reads included,
+the writer confirms that no other process has become the leader.
 """
 
 from __future__ import annotations
@@ -38,33 +39,33 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RunnerLimits:
-    """Named limits of the writer."""
+    """Limits and intervals of the writer."""
 
     lanes: LaneLimits = field(default_factory=LaneLimits)
     tick_interval_s: float = 0.2
     maintain_interval_s: float = 1.0
     renew_interval_s: float = 0.25
-    unsure_max_s: float = 1.0  # a lease in doubt for longer: callers are sent away
-    check_interval_s: float = 10.0  # of the invariants; longer where a check takes long
-    check_share_max: float = 0.01  # of the writer's time
+    unsure_max_s: float = 1.0  # callers are refused once the lease is in doubt for longer
+    check_interval_s: float = 10.0  # between invariant checks; see `check_share_max`
+    check_share_max: float = 0.01  # of the writer's time; slow checks run less often
     recovery: RecoveryLimits = field(default_factory=RecoveryLimits)
 
 
 class Listener(Protocol):
-    """Whoever carries out what was decided; called on the event loop, in order."""
+    """Carries out what the writer decided. Called on the event loop, in order."""
 
     def on_effects(self, effects: Sequence[Effect]) -> None:
-        """Effects of a batch that is durable."""
+        """Receives the effects of a batch that is durable."""
 
     def on_reload(self, rm_epoch: int) -> None:
-        """The books were read anew: whatever was followed in memory may have gaps."""
+        """The state was read again: what the listener follows in memory may have gaps."""
 
 
 class Runner(Intake):
-    """Owns the books of this incarnation.
+    """Owns the engine's state while this process leads.
 
-    `start` first; then `submit` and `read` (see `Intake`) from the event loop; `fatal` is set when
-    the process has to end, with the error that says why.
+    Call `start` first; then call `submit` and `read` (see `Intake`) from the event loop. When the
+    process has to end, the runner resolves `fatal` with the error that says why.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Runner(Intake):
 
     @property
     def rm_epoch(self) -> int:
-        """The present incarnation."""
+        """Epoch of this incarnation."""
         return self._driver.rm_epoch
 
     @property
@@ -106,14 +107,21 @@ class Runner(Intake):
         return self._refusal() is None and not self._driver.broken
 
     async def start(self, listener: Listener) -> int:
-        """Takes leadership, reads the books and begins; answers with the epoch.
+        """Takes leadership, reads the state and begins to serve.
+
+        Args:
+            listener: receives the effects of every durable batch.
+
+        Returns:
+            The epoch of this incarnation.
 
         Raises:
             StoreError: the database cannot be used, or another process leads.
-            InvariantBroken: what it holds contradicts itself.
+            InvariantBroken: the rows in the database contradict each other.
         """
         self._listener = listener
         await self._in_thread(self._driver.lead)
+        # Renewals must run during the read: reading a large state can take longer than the lease.
         self._lease.start()
         try:
             await self._in_thread(self._driver.read)
@@ -130,7 +138,7 @@ class Runner(Intake):
         return self.rm_epoch
 
     async def stop(self) -> None:
-        """Serves what waits, then gives the database back. New callers are refused at once."""
+        """Serves the calls that wait, then closes the database. New callers are refused at once."""
         self._closing = True
         self._arrived.set()
         if self._writer is not None:
@@ -145,11 +153,11 @@ class Runner(Intake):
         self._thread.shutdown(wait=False)
 
     async def confirm(self) -> None:
-        """Returns when nobody else can be leading; to be called before anything is commanded.
+        """Returns once it is certain that no other process leads. Call it before every command.
 
         Raises:
-            NotLeader: somebody does; this process is about to end.
-            StoreError: the database does not say.
+            NotLeader: another process leads; this process is about to end.
+            StoreError: the database does not say who leads.
         """
         try:
             await self._lease.confirm()
@@ -158,7 +166,7 @@ class Runner(Intake):
             raise
 
     async def in_store(self, fn: Callable[[Store], T]) -> T:
-        """Runs a read-only call of the store (event logs) beside the writer."""
+        """Runs a read-only call of the store (event logs), concurrently with the writer."""
         return await asyncio.get_running_loop().run_in_executor(None, fn, self._driver.store)
 
     def _refusal(self) -> FinegrainError | None:
@@ -182,13 +190,13 @@ class Runner(Intake):
                 await self._serve(batch, ticked=ticked)
                 if self.fatal.done():
                     return
-                if not self._closing:  # else the books may not have been read again
+                if not self._closing:  # when closing, the state may not have been read again
                     await self._maintain()
             if self._closing:
                 return
 
     def _writer_ended(self, task: asyncio.Task[None]) -> None:
-        """A writer that fails must not leave its callers waiting for ever."""
+        """Ends the process if the writer failed, so that no caller waits indefinitely."""
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("writer_failed", exc_info=error)
             self._fail(FinegrainError(f"the writer failed: {error!r}"))
@@ -218,7 +226,11 @@ class Runner(Intake):
                 self._listener.on_effects(effects)
 
     async def _replaced(self) -> NotLeader | None:
-        """The plainer reason why others know a newer epoch, where it is the reason."""
+        """Returns `NotLeader` if a successor is the reason why executors know a newer epoch.
+
+        That error explains more than `EpochSeen`. None: no successor is known, or the database
+        does not answer.
+        """
         try:
             await self._lease.renew()
         except NotLeader as error:
@@ -229,12 +241,16 @@ class Runner(Intake):
 
     def _fail(self, error: FinegrainError) -> None:
         if not self.fatal.done():
-            _log.info("stepping_down", reason=error.reason.value)  # whoever ends us says more
+            _log.info("stepping_down", reason=error.reason.value)  # `main` logs the error itself
             self.fatal.set_result(error)
         self._refuse_all(Unavailable("the resource manager is stopping", reason=Reason.NOT_LEADER))
 
     async def _reload(self, cause: BaseException) -> None:
-        """Reads the books anew, as soon as there is a database to read them from."""
+        """Takes leadership and reads the state again, as soon as the database is back.
+
+        The first attempt follows at once, unless the database is away. Further attempts wait
+        between `RecoveryLimits.pause_s` and `pause_max_s`.
+        """
         at_once = not isinstance(cause, StoreAway)
         while not self._closing:
             if (final := self._recovery.failed(cause, time.monotonic())) is not None:
@@ -273,11 +289,12 @@ class Runner(Intake):
             self._arrived.set()
 
     def _watch_lease(self) -> None:
-        """Sends callers away while the database does not say who leads: another may by now."""
+        """Refuses callers while the database does not say who leads: another process may."""
         self._lease.check()
         if (outage := self._lease.outage) is not None:
             self._refuse_all(outage)
-            for item in self._serving:  # what becomes of it is unknown; a repetition settles it
+            # The batch in flight may still commit. Its callers learn the outcome by repeating.
+            for item in self._serving:
                 if not item.future.done():
                     item.future.set_exception(outage)
 
@@ -298,7 +315,7 @@ class Runner(Intake):
 
 
 def _public(error: BaseException) -> FinegrainError:
-    """What the callers of a batch that came to nothing are told."""
+    """Returns the error for the callers of a batch that was dropped."""
     if isinstance(error, StoreError):
         return error
     return StoreError("the change could not be stored and was not made; try again")
