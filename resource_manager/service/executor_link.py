@@ -1,9 +1,9 @@
-"""Commands to executors: sends each decided one and brings the answer back to the books.
+"""Sends the engine's commands to executors and submits the answers as events.
 
-At most one command per executor is in flight (the engine sees to that); a command whose outcome is
-unknown is reported as such and sent again by the engine with the same number. Decides only how
-calls are made; nothing here retries beyond the channel's own attempts within the deadline.
-Why an executor cannot be dialled is logged once, and again when the cause is another one.
+At most one command per executor is in flight (the engine ensures that). A command whose outcome is
+unknown is reported as undelivered, and the engine sends it again with the same number. Nothing here
+retries beyond the channel's own attempts within the deadline. Why an executor cannot be dialled is
+logged once, and again only when the cause changes.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ from resource_manager.service.wire.encoding import write
 
 COMMAND_DEADLINE_S = 10.0
 PROBE_DEADLINE_S = 5.0
-COMMANDS_IN_FLIGHT_MAX = 1_000  # over all executors
+COMMANDS_IN_FLIGHT_MAX = 1_000  # over all executors, probes not counted
 
 _log = get_logger("finegrain.rm.executor_link")
 
 Command = SendAllocate | SendFree | SendResize
 
 
-_NAMES = {SendAllocate: "allocate", SendFree: "free", SendResize: "resize"}  # in metrics
+_NAMES = {SendAllocate: "allocate", SendFree: "free", SendResize: "resize"}  # labels in metrics
 
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
-    """How executors are dialled."""
+    """How executors are dialled. Without `tls` and `insecure` only loopback addresses work."""
 
     token: str
     tls: TlsOptions | None = None
@@ -69,7 +69,7 @@ class LinkOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Link:
-    """A channel, where it leads, and the calls on it: making those costs more than a call."""
+    """A channel, its address, and its stub. The stub is kept: making one costs more than a call."""
 
     address: str
     channel: grpc.aio.Channel
@@ -77,7 +77,7 @@ class _Link:
 
 
 class ExecutorLinks:
-    """A channel per executor, opened at the first command, closed when it is forgotten."""
+    """Keeps one channel per executor: opens it at the first command, closes it at `forget`."""
 
     def __init__(
         self, runner: Runner, metrics: ResourceManagerMetrics, options: LinkOptions
@@ -86,27 +86,28 @@ class ExecutorLinks:
         self._metrics = metrics
         self._options = options
         self._channels: dict[str, _Link] = {}
-        self._obstacles: dict[str, Obstacle] = {}  # what was logged last, by executor
+        self._obstacles: dict[str, Obstacle] = {}  # last obstacle logged, by executor
         self._slots = asyncio.Semaphore(COMMANDS_IN_FLIGHT_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
 
     def send(self, command: Command) -> None:
-        """Begins to deliver a command; its outcome comes back as an event."""
-        # The epoch of the books that decided it: newer books must not lend it theirs.
+        """Begins to deliver a command. Its outcome comes back as an event."""
+        # The epoch of the state that decided the command. After a reload the command must not
+        # carry the newer epoch.
         self._spawn(self._deliver(command, self._runner.rm_epoch))
 
     def probe(self, probe: ProbeExecutor) -> None:
-        """Begins to find out whether an executor can be dialled; likewise."""
+        """Begins to check whether an executor can be dialled. The outcome is an event, too."""
         self._spawn(self._probe(probe))
 
     def drop_all(self) -> None:
-        """Ends what is in flight: the books that ordered it are gone."""
+        """Cancels all calls in flight: the state that ordered them was dropped."""
         for task in list(self._tasks):
             task.cancel()
 
     def forget(self, executor_id: str) -> None:
-        """Closes the channel to an executor that is no longer in the books."""
+        """Closes the channel to an executor that was deleted from the state."""
         self._obstacles.pop(executor_id, None)
         self._close(executor_id)
 
@@ -116,9 +117,9 @@ class ExecutorLinks:
             self._spawn(known.channel.close())
 
     async def stop(self) -> None:
-        """Ends what is in flight and closes all channels.
+        """Cancels all calls in flight and closes all channels.
 
-        What is decided afterwards is left to whoever leads next.
+        Commands that are decided afterwards are not sent; the next leader sends them again.
         """
         self._stopped = True
         self.drop_all()
@@ -145,11 +146,11 @@ class ExecutorLinks:
     async def _tell(self, executor_id: str, make: MakeEvent) -> None:
         try:
             await self._runner.submit(make, render=lambda _none: None, urgent=True)
-        except FinegrainError as error:  # the books moved on: the engine asks again if it must
+        except FinegrainError as error:  # the state has changed; the engine repeats what it needs
             _log.info("command_outcome_dropped", executor_id=executor_id, error=error.message)
 
     async def _probe(self, probe: ProbeExecutor) -> None:
-        """Makes a call that changes nothing; whatever the executor itself says to it is good."""
+        """Makes a call that changes nothing. Any answer of the executor itself is a success."""
         cause = ""
         try:
             stub = self._stub(probe.executor_id, probe.address)
@@ -178,12 +179,15 @@ class ExecutorLinks:
                     outcome(name, "refused").inc()
                     self._note(command, error, "resize_not_known")
                     return _not_known(command)
-                outcome(name, "undelivered").inc()  # whoever listens there is no executor
+                # Every executor knows this call, so something else listens at the address.
+                outcome(name, "undelivered").inc()
                 return self._undelivered(command, error)
             outcome(name, "refused").inc()
             self._note(command, error, "command_refused")
             return _refused(command, error)
-        except InvalidArgument as error:  # its answer is malformed, or it calls ours so
+        except (
+            InvalidArgument
+        ) as error:  # the answer is malformed, or the executor calls the command so
             outcome(name, "refused").inc()
             self._note(command, error, "command_answer_unusable")
             return _refused(command, error)
@@ -259,7 +263,7 @@ class ExecutorLinks:
         )
 
     def _not_reached(self, executor_id: str, address: str, error: FinegrainError) -> str:
-        """Logs why, unless that is known already; answers with the cause and the way out."""
+        """Logs an obstacle unless it was logged last. Returns the cause with a hint."""
         obstacle = obstacle_of(error)
         if self._obstacles.get(executor_id) is not obstacle:
             self._obstacles[executor_id] = obstacle
@@ -290,7 +294,7 @@ class ExecutorLinks:
 def _outcomes(
     results: Sequence[slots_pb2.ItemResult], ids: Sequence[str]
 ) -> tuple[ItemOutcome, ...]:
-    """One outcome per item, in the order sent.
+    """Returns one outcome per item, in the order sent.
 
     Raises:
         InvalidArgument: the answer does not match the command.
@@ -311,9 +315,11 @@ def _outcomes(
 
 
 def _not_known(command: SendResize) -> Callable[[Any], CommandAnswered]:
-    """Some executors cannot change sizes. One that is asked all the same must not wait for ever for
-    a call that it does not know, and for all that comes behind: the change is refused. It has not
-    counted the command and will refuse the next number; then it registers anew.
+    """Returns a refusal of the resize by an executor that does not know the call.
+
+    Older executors cannot resize slots. The command must not be repeated indefinitely, because all
+    later commands to the executor wait behind it; so the resize counts as refused. The executor
+    has not counted this command number. It refuses the next number, then registers again.
     """
     message = f"executor {command.executor_id} does not know how to change a slot's size"
     refused = ItemOutcome(command.allocation_id, Reason.VERSION_MISMATCH, message)
@@ -323,7 +329,7 @@ def _not_known(command: SendResize) -> Callable[[Any], CommandAnswered]:
         registration_number=command.registration_number,
         command_number=command.command_number,
         outcomes=(refused,),
-        report=Report(report_number=0, rm_epoch=0, command_number=0),  # never newer than others
+        report=Report(report_number=0, rm_epoch=0, command_number=0),  # older than any other report
     )
 
 

@@ -1,8 +1,7 @@
-"""Leadership over time: renewed from a thread of its own, and relied on only while it surely holds.
+"""Renews the leadership lease from a dedicated thread, and confirms it before anything goes out.
 
-Decides when to renew and when the lease has to be asked about before anything goes out. A process
-that was stopped or starved for longer than its lease finds out here, before it answers a caller or
-commands an executor. Refuses to know how a lease is kept; that is the store's.
+A process that was suspended or starved for longer than its lease finds out here, before it answers
+a caller or commands an executor. The store decides how a lease is kept.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ class LeaseKeeper:
     """Keeps the leadership of one store.
 
     Args:
-        store: leads already when `start` is called.
-        interval_s: between two renewals.
-        on_lost: told on the event loop, once, that another leads.
-        unsure_max_s: in doubt for longer, callers are better sent away.
+        store: already leads when `start` is called.
+        interval_s: seconds between two renewals.
+        on_lost: called once, on the event loop, when another process leads.
+        unsure_max_s: callers are refused when the lease has been in doubt for longer.
     """
 
     def __init__(
@@ -44,14 +43,14 @@ class LeaseKeeper:
         self._on_lost = on_lost
         self._unsure_max_s = unsure_max_s
         self._unsure_since_s: float | None = None
-        # Not a task: a busy event loop must not cost the leadership.
+        # A thread, not a task: a busy event loop must not cost the leadership.
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="rm-lease")
         self._renewal: asyncio.Future[None] | None = None
 
     def start(self) -> None:
-        """Begins to renew; again after `pause`."""
+        """Begins to renew. May be called again after `pause`."""
         self._over = threading.Event()
         self._thread = threading.Thread(
             target=self._run,
@@ -62,16 +61,16 @@ class LeaseKeeper:
         self._thread.start()
 
     def pause(self) -> None:
-        """Stops renewing; what is under way ends by itself."""
+        """Stops renewing. A renewal in progress completes by itself."""
         self._over.set()
 
     def stop(self) -> None:
-        """The same for good."""
+        """Stops renewing for good; `start` must not follow."""
         self.pause()
         self._executor.shutdown(wait=False)
 
     def check(self) -> None:
-        """Notes whether the lease holds; to be called regularly."""
+        """Notes whether the lease holds. Call it regularly (the writer's tick does)."""
         if self._store.holds_lease():
             self._unsure_since_s = None
         elif self._unsure_since_s is None:
@@ -79,7 +78,7 @@ class LeaseKeeper:
 
     @property
     def outage(self) -> Unavailable | None:
-        """What callers are told while the database does not say for long who leads."""
+        """The refusal for callers after the lease was in doubt for `unsure_max_s`, or None."""
         since_s = self._unsure_since_s
         if since_s is None or time.monotonic() - since_s < self._unsure_max_s:
             return None
@@ -89,24 +88,29 @@ class LeaseKeeper:
         )
 
     async def confirm(self) -> None:
-        """Returns when nobody can have taken over; asks the database only where that is in doubt.
+        """Returns once it is certain that no other process can have taken over.
+
+        Asks the database only where the lease may have run out.
 
         Raises:
-            NotLeader: another leads.
-            StoreError: the database does not say.
+            NotLeader: another process leads.
+            StoreError: the database does not say who leads.
         """
-        # Again where the answer took so long that the lease may have run out since.
+        # A loop, because the lease may have run out again by the time a slow answer arrives.
         while not self._store.holds_lease():
             if self._renewal is None or self._renewal.done():
                 self._renewal = asyncio.ensure_future(self.renew())
                 self._renewal.add_done_callback(_retrieve_error)
-            await asyncio.shield(self._renewal)  # all who are in doubt wait for one answer
+            # Shielded and shared: all callers in doubt wait for one renewal, and one of them that
+            # is cancelled does not cancel it for the others.
+            await asyncio.shield(self._renewal)
 
     async def renew(self) -> None:
         """Renews now.
 
         Raises:
-            NotLeader, StoreError: see `confirm`.
+            NotLeader: another process leads.
+            StoreError: the database does not say who leads.
         """
         await asyncio.get_running_loop().run_in_executor(self._executor, self._store.renew)
 
@@ -116,11 +120,12 @@ class LeaseKeeper:
             try:
                 self._store.renew()
             except NotLeader as error:
-                with suppress(RuntimeError):  # the loop has been closed
+                with suppress(RuntimeError):  # the event loop has been closed
                     loop.call_soon_threadsafe(self._on_lost, error)
                 return
-            except Exception as error:  # nothing but a successor ends this for good
-                if not (failing or over.is_set()):  # once per outage; a commit says more
+            except Exception as error:  # only a successor ends the renewals for good
+                # Logged once per outage; the commits that fail in it log the details.
+                if not (failing or over.is_set()):
                     _log.warning("renewal_failed", error=str(error))
                 failing = True
             else:
@@ -128,6 +133,6 @@ class LeaseKeeper:
 
 
 def _retrieve_error(renewal: asyncio.Future[None]) -> None:
-    """Whoever asked may have gone; an error is then nobody's."""
+    """Retrieves the error, so that asyncio does not warn when no caller waits any more."""
     if not renewal.cancelled():
         renewal.exception()

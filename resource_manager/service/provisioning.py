@@ -1,12 +1,13 @@
-"""Carries to providers what the rules want of them, and brings back what came of it.
+"""Carries start and stop orders of the rules to providers, and reports the outcomes to the engine.
 
-Decides that an executor has at most one call under way, that a stop goes before a start, and that
-an outcome is told until the books have it. Notices executors that ended by themselves, and clears
-them away. Refuses to know when an executor is wanted and how one is started.
+An executor has at most one call in progress; a stop cancels a start in progress. An outcome is
+submitted again until the state has it. The module also watches the executors it started: it
+reports those that ended by themselves, and stops those that the state does not know. The rules
+(`engine/provision`) decide when an executor is wanted; the provider knows how to start it.
 
-Calls outlast books that are read anew: what they are about is named by an id that is never used
-again, and both outcomes are true whoever asks. They do not outlast leadership, nor this process:
-whoever leads next asks again.
+Calls survive a reload of the state: executor ids are never used again, so an outcome is true for
+any later state. Calls do not survive loss of leadership or the end of this process; the next
+leader orders them again.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Runner
 
 CHECKS_AT_ONCE_MAX = 16
-TELL_PAUSE_S = 0.2
+TELL_PAUSE_S = 0.2  # before an outcome is submitted again
 STRAY_TIMEOUT_S = 60.0
-MESSAGE_LENGTH_MAX = 1_000
+MESSAGE_LENGTH_MAX = 1_000  # of a provider's message; the rest is cut off
 
 _log = get_logger("finegrain.rm.provisioning")
 
@@ -53,19 +54,28 @@ Order = StartExecutor | StopExecutor
 
 @dataclass(frozen=True, slots=True)
 class Providers:
-    """Who starts and stops: providers by name, and which of them a shape belongs to."""
+    """Providers by name, and which of them starts which executor shape."""
 
     by_name: Mapping[str, Provider]
-    of_shape: Mapping[str, str]
-    look_interval_s: float = 5.0
-    stray_timeout_s: float = STRAY_TIMEOUT_S  # unknown to the books for so long: it is stopped
+    of_shape: Mapping[str, str]  # provider's name by shape
+    look_interval_s: float = 5.0  # between two checks of all executors
+    stray_timeout_s: float = STRAY_TIMEOUT_S  # an executor unknown for this long is stopped
 
     def find(self, executor_id: str, shape: str) -> tuple[str, Provider]:
-        """The provider of an executor: the one that has notes of it, since its shape may be
-        configured no longer, or for another provider; else that of its shape.
+        """Returns name and provider of an executor.
+
+        That is the provider that has notes of the executor, else the one configured for its shape.
+        Notes go first because the configuration of a shape may have changed since the start.
+
+        Args:
+            executor_id: the executor.
+            shape: its shape.
+
+        Returns:
+            The provider's name, and the provider.
 
         Raises:
-            ProviderFailed: nobody knows it.
+            ProviderFailed: no provider has notes of it, and its shape is not configured.
         """
         configured = self.of_shape.get(shape, "")
         trouble = ""
@@ -73,7 +83,7 @@ class Providers:
             try:
                 if self.by_name[name].owns(executor_id):
                     return name, self.by_name[name]
-            except Exception as error:  # its notes cannot be read just now, say
+            except Exception as error:  # for example, its notes cannot be read just now
                 trouble = f" (provider {name} cannot say: {error!r})"
         if not configured:
             raise ProviderFailed(
@@ -85,25 +95,25 @@ class Providers:
 
 
 class Carries(Protocol):
-    """What whoever dispatches effects needs of this."""
+    """What the dispatcher of effects needs of `Provisioning`."""
 
     def carry_out(self, order: Order) -> None:
-        """Begins to carry a wish to its provider; the outcome comes back as an event."""
+        """Begins to carry out an order. The outcome comes back as an event."""
 
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """What is under way for one executor, and what comes next."""
+    """The order in progress for one executor, and the one that follows."""
 
     order: Order
-    ended_by_itself: str = ""  # why it is stopped although the rules did not ask for that
-    answered: bool = False  # its provider has; the books may not know yet
-    following: Order | None = None
+    ended_by_itself: str = ""  # why it is stopped although the rules did not order that
+    answered: bool = False  # the provider has answered; the state may not have the outcome yet
+    following: Order | None = None  # the order to carry out next
     task: asyncio.Task[None] | None = None
 
 
 class Provisioning:
-    """One per resource manager; `begin` once it leads, `stop` at its end."""
+    """Carries out orders for one resource manager: `begin` once it leads, `stop` at its end."""
 
     def __init__(
         self, runner: Runner, metrics: ResourceManagerMetrics, providers: Providers
@@ -113,12 +123,12 @@ class Provisioning:
         self._providers = providers
         self._works: dict[str, _Work] = {}
         self._seen: dict[str, Observation] = {}  # what was logged last, by executor
-        self._strays: dict[str, float] = {}  # since when the books do not know them
+        self._strays: dict[str, float] = {}  # since when the state does not know an executor
         self._watcher: asyncio.Task[None] | None = None
         self._over = False
 
     def begin(self) -> None:
-        """Looks after what was started from now on."""
+        """Begins to watch the executors that were started."""
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     def carry_out(self, order: Order) -> None:
@@ -132,13 +142,13 @@ class Provisioning:
         same = type(work.order) is type(order)
         if not same or (work.answered and isinstance(order, StopExecutor)):
             work.following = order
-        else:  # the outcome of the call under way is the answer to this one, too
+        else:  # the outcome of the call in progress answers this order, too
             work.ended_by_itself = ""
         if isinstance(order, StopExecutor) and isinstance(work.order, StartExecutor) and work.task:
             work.task.cancel()
 
     def drop_all(self) -> None:
-        """Another one leads: what is under way is ended, as far as it can be, and not told."""
+        """Cancels the calls in progress without reporting: another resource manager leads."""
         self._over = True
         if self._watcher is not None:
             self._watcher.cancel()
@@ -148,7 +158,7 @@ class Provisioning:
                 work.task.cancel()
 
     async def stop(self) -> None:
-        """Ends what is under way and lets go of the providers; executors run on."""
+        """Cancels the calls in progress and closes the providers. Executors go on running."""
         self.drop_all()
         tasks = [work.task for work in self._works.values() if work.task is not None]
         if self._watcher is not None:
@@ -205,7 +215,7 @@ class Provisioning:
         except ProviderFailed as error:
             message = _shortened(error.message)
             _log.warning("executor_not_stopped", executor_id=executor_id, error=message)
-            if work.ended_by_itself:  # it is looked at again
+            if work.ended_by_itself:  # the next check looks at it again
                 return None
             return lambda at: ProvisionStopFailed(at, executor_id, message)
         message = _shortened("; ".join(each for each in (work.ended_by_itself, said) if each))
@@ -213,7 +223,7 @@ class Provisioning:
         return lambda at: ProvisionEnded(at, executor_id, message)
 
     async def _timed(self, provider: str, call: str, doing: Coroutine[Any, Any, Any]) -> Any:
-        """Counts a call, and turns what a provider should not raise into a failure of its own."""
+        """Counts a provider's call, and turns its unexpected errors into `ProviderFailed`."""
         began, outcome = time.monotonic(), "failed"
         try:
             result = await doing
@@ -234,7 +244,10 @@ class Provisioning:
         return result
 
     async def _tell(self, executor_id: str, make: MakeEvent) -> None:
-        """Until the books have it: the database may be away, and the books may be read anew."""
+        """Submits an outcome until the state has it.
+
+        The database may be away, or the state may be about to be read again.
+        """
         while not self._runner.fatal.done():
             try:
                 await self._runner.submit(make, render=lambda _none: None, urgent=True)
@@ -261,7 +274,7 @@ class Provisioning:
                 present = await self._runner.read(_provisioned_executors)
                 unknown = await self._runner.read(partial(_unknown, executor_ids=noted))
             except FinegrainError:
-                continue  # the books are away for the moment
+                continue  # the state cannot be read at the moment
             self._stop_strays(unknown)
             known = {each.executor_id for each in present}
             self._seen = {
@@ -298,13 +311,16 @@ class Provisioning:
         for name, provider in self._providers.by_name.items():
             try:
                 found += provider.noted()
-            except Exception as error:  # the others are looked after all the same
+            except Exception as error:  # the other providers are asked all the same
                 _log.error("provider_broken", provider=name, call="noted", exc_info=error)
         return found
 
     def _stop_strays(self, unknown: list[str]) -> None:
-        """Books that were restored to an earlier state do not know what was started since. What
-        runs registers, is known then, and is given back like others; the rest goes.
+        """Stops executors that a provider has notes of and the state does not know.
+
+        A database restored from a backup does not know what was started since. An executor that
+        runs registers within the timeout; the state then knows it, and the rules give it back like
+        any other. Whatever is left after the timeout is stopped here.
         """
         now_s = time.monotonic()
         self._strays = {name: self._strays.get(name, now_s) for name in unknown}
@@ -315,7 +331,7 @@ class Provisioning:
                 self._work_on(stray)
 
     def _note(self, executor_id: str, observation: Observation) -> None:
-        """Logs what is news; what is as usual, and says nothing, is none."""
+        """Logs an observation that differs from the last one (at first: running, no message)."""
         if observation != self._seen.get(executor_id, Observation(Presence.RUNS)):
             _log.info(
                 "executor_seen",
@@ -327,7 +343,7 @@ class Provisioning:
 
 
 def _provisioned_executors(state: State) -> list[StopExecutor]:
-    """Those that should run, as what it takes to stop them."""
+    """Returns the executors that should run, as the orders that would stop them."""
     return [
         StopExecutor(each.executor_id, each.shape, each.handle)
         for each in state.provisions.values()
@@ -336,7 +352,7 @@ def _provisioned_executors(state: State) -> list[StopExecutor]:
 
 
 def _unknown(state: State, executor_ids: list[str]) -> list[str]:
-    """Those of whom the books know nothing."""
+    """Returns those of `executor_ids` that the state does not know."""
     return [each for each in executor_ids if not (each in state.provisions or each in state.hosts)]
 
 

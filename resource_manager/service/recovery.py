@@ -1,9 +1,9 @@
-"""When to go on after a failure of the store, and when to give up.
+"""Decides when to go on after a failure of the store, and when to give up.
 
-Decides that a database that is away, or has no room, is waited for as long as it takes, with
-growing pauses; that a failure which comes back although the database is there (a batch that it
-refuses again and again) ends the process after a few times; and that a store that broke for this
-process ends it at once. Refuses to know how books are read.
+- A database that is away or full is waited for indefinitely, with growing pauses.
+- A failure that repeats although the database is there (a batch that it refuses again and again)
+  ends the process after a few attempts.
+- A store that is broken for this process ends it at once.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _log = get_logger("finegrain.rm.recovery")
 
 @dataclass(frozen=True, slots=True)
 class RecoveryLimits:
-    """Named limits; seconds."""
+    """Limits of the recovery; times in seconds."""
 
-    failures_max: int = 5  # within `window_s`, with the database there; one more ends the process
+    failures_max: int = 5  # in `window_s`, with the database there; one more ends the process
     window_s: float = 60.0
-    pause_s: float = 0.2  # after a first failure
+    pause_s: float = 0.2  # after the first failure; doubled with each further one
     pause_max_s: float = 2.0
-    quiet_s: float = 10.0  # without a failure for so long, pauses are short again
-    reminder_s: float = 30.0  # between two lines of the log about a database that stays away
+    quiet_s: float = 10.0  # after this long without a failure, pauses are short again
+    reminder_s: float = 30.0  # between two log lines about a database that stays away
 
 
 class Recovery:
-    """The failures so far. Moments are seconds of a monotonic clock."""
+    """Counts failures. Moments are seconds of a monotonic clock."""
 
     def __init__(self, limits: RecoveryLimits) -> None:
         self._limits = limits
@@ -43,14 +43,14 @@ class Recovery:
         self._logged_at = 0.0
 
     def refusal(self) -> StoreError | None:
-        """What callers are told while the database is away; None: it is there."""
+        """Returns the error for callers while the database is away; None: it is there."""
         away = self._away
         if away is None:
             return None
         return StoreError(away.message, reason=away.reason, details=away.details)
 
     def failed(self, error: BaseException, moment: float) -> FinegrainError | None:
-        """Notes a failure; the error to end the process with, if it has to end."""
+        """Notes a failure. Returns the error to end the process with, or None to try again."""
         if moment - self._last_at > self._limits.quiet_s:
             self._in_a_row = 0
         self._in_a_row += 1
@@ -72,12 +72,12 @@ class Recovery:
         )
 
     def pause_s(self) -> float:
-        """How long to wait before the books are read anew."""
+        """Returns how long to wait before the next attempt: `pause_s`, doubled per failure."""
         doubled = self._limits.pause_s * 2.0 ** min(self._in_a_row - 1, 16)
         return min(doubled, self._limits.pause_max_s)
 
     def recovered(self, moment: float) -> None:
-        """The books have been read."""
+        """Notes that the state has been read again."""
         if self._away is not None:
             _log.warning("database_back", away_s=round(moment - self._away_since, 1))
         self._away = None

@@ -1,7 +1,7 @@
-"""Waiting for one's turn: what a resource manager says and does while another one leads.
+"""Leadership as callers see it: what a resource manager answers, and does, while another one leads.
 
-Decides what callers are told, when leadership is tried for, and which troubles a standby sits out.
-Refuses to know how leadership is kept (the store) and what a leader does (the runner).
+A standby tries to take leadership every `POLL_S` seconds. It waits while another process leads and,
+once it has seen a leader, also while the database is away. Every other error ends the wait.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.runner import Listener, Runner
 from resource_manager.storage.store import StoreAway
 
-POLL_S = 0.1
-AWAY_PAUSE_S = 0.5
+POLL_S = 0.1  # between two attempts while another process leads
+AWAY_PAUSE_S = 0.5  # likewise while the database is away
 
 _log = get_logger("finegrain.rm.standby")
 
 
 class Leadership:
-    """Whether this resource manager leads, and who does where it does not."""
+    """Knows whether this resource manager leads, and if not, which one does."""
 
     def __init__(self, runner: Runner, metrics: ResourceManagerMetrics) -> None:
         self._runner = runner
         self._metrics = metrics
-        self.address = ""  # our own, once the port is bound
+        self.address = ""  # of this resource manager; set when the port is bound
         self.leading = False
         self.standing_by = False
         self.leader = ""
         self.leader_address = ""
 
     def refusal(self) -> Unavailable | None:
-        """What callers are told; None: they are served."""
+        """Returns the error for callers while this one does not lead; None: calls are served."""
         if self.leading:
             return None
         if self._runner.fatal.done():
@@ -65,28 +65,29 @@ class Leadership:
 
     @property
     def unready(self) -> str:
-        """Why not, in a word."""
+        """Why this resource manager is not healthy, in one or two words."""
         return "standby" if self.standing_by and not self.leading else "not ready"
 
     async def take(self, listener: Listener) -> None:
-        """Leads from now on.
+        """Takes leadership now.
 
         Raises:
-            StoreError: another one leads (STORE_IN_USE), or the database cannot be used.
-            FinegrainError: as `Runner.start`.
+            StoreError: another process leads (STORE_IN_USE), or the database cannot be used.
+            FinegrainError: see `Runner.start`.
         """
         await self._runner.start(listener)
 
     async def wait_and_take(self, listener: Listener, waiting: Callable[[], None]) -> None:
-        """Leads as soon as nobody else does.
+        """Waits until no other process leads, then takes leadership.
 
         Args:
             listener: see `Runner.start`.
-            waiting: told once, if there is a wait.
+            waiting: called once if another process leads.
 
         Raises:
-            StoreError: the database cannot be used; one that goes away later is waited for.
-            FinegrainError: as `Runner.start`.
+            StoreError: the database cannot be used. Once this one stands by, a database that goes
+                away is waited for instead.
+            FinegrainError: see `Runner.start`.
         """
         away = False
         while True:
@@ -110,12 +111,12 @@ class Leadership:
                 return
 
     def begin(self) -> None:
-        """Callers are served from now on."""
+        """From now on callers are served."""
         self.leading = True
         self._metrics.leader.set(1)
 
     def end(self) -> None:
-        """Callers are sent away from now on."""
+        """From now on callers are refused."""
         self.leading = False
         self._metrics.leader.set(0)
 

@@ -1,8 +1,8 @@
-"""Watch streams: every job's events, numbered, without gap or repetition, resumable.
+"""Watch streams: deliver each job's events, numbered, without gap or repetition, and resumable.
 
-A stream is only a position. It reads on from the tail that the job's feed keeps in memory while
-somebody watches, and from the store where the tail does not reach back: a slow reader costs no
-memory, it just reads from the store. Knows nothing of gRPC beyond the messages.
+A stream is only a position in the job's event log. It reads from the tail of recent events that the
+job's feed keeps in memory while there are watchers. Where the tail does not reach back far enough,
+it reads from the store, so a slow reader costs no memory.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from resource_manager.service.runner import Runner
 from resource_manager.service.wire.encoding import write
 
 TAIL_EVENTS_MAX = 2_000  # kept in memory per watched job
-MESSAGE_EVENTS_MAX = 500  # in one message
-SNAPSHOT_REQUESTS_MAX = 1_000  # in one message; a larger snapshot comes in several
-SNAPSHOT_SCANNED_MAX = 20_000  # for one message, requests that have ended included
-SNAPSHOT_ITEMS = 500  # what a part counts in turns with others
-JOB_ENDED = "job_ended"  # kind of the cluster event
+MESSAGE_EVENTS_MAX = 500  # per message
+SNAPSHOT_REQUESTS_MAX = 1_000  # per message; a larger snapshot is sent in several parts
+SNAPSHOT_SCANNED_MAX = 20_000  # intervals looked at per message, ended requests included
+SNAPSHOT_ITEMS = 500  # what reading one part counts against the fair queues
+JOB_ENDED = "job_ended"  # kind of the cluster event that ends a job's streams
 KEEPALIVE_MS_MAX = 10_000
-"""Longest silence of an open stream."""
+"""An open stream sends a message at least this often, if only an empty one."""
 
 
 @dataclass(slots=True, eq=False)
 class _Feed:
-    """The newest events of one job that somebody watches."""
+    """The newest events of one job that has watchers."""
 
     tail: deque[JobEvent] = field(default_factory=lambda: deque(maxlen=TAIL_EVENTS_MAX))
-    last_sequence: int = 0  # highest known to be durable
+    last_sequence: int = 0  # highest sequence known to be durable
     watchers: int = 0
-    positions: dict[object, int] = field(default_factory=dict)  # of the streams
-    resyncs: int = 0  # after each of them `last_sequence` may be too low
-    synced: int = 0  # so many of them have been made good
-    ended: bool = False  # the job has; its streams end once they have said everything
+    positions: dict[object, int] = field(default_factory=dict)  # by stream: last event sent
+    resyncs: int = 0  # state reloads so far; each may leave `last_sequence` too low
+    synced: int = 0  # reloads after which `last_sequence` was read from the state again
+    ended: bool = False  # the job has ended; its streams end after the last event
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def publish(self, event: JobEvent) -> None:
-        if event.sequence > self.last_sequence + 1:  # others are in the store only
+        if event.sequence > self.last_sequence + 1:  # the events in between are only in the store
             self.tail.clear()
         if event.sequence > self.last_sequence:
             self.tail.append(event)
             self.last_sequence = event.sequence
 
     def after(self, sequence: int) -> list[JobEvent] | None:
-        """Events of the tail that follow; None: the tail does not reach back so far."""
+        """Returns events of the tail after `sequence`; None: the tail begins later than that."""
         if not self.tail or self.tail[0].sequence > sequence + 1:
             return None
         skipped = sequence + 1 - self.tail[0].sequence
@@ -64,25 +64,28 @@ class _Feed:
         ]
 
     def reached(self, stream: object, position: int) -> None:
-        """A stream has sent events up to this one; what all have sent need not be kept."""
+        """Notes that a stream has sent events up to `position`.
+
+        Drops events from the tail that all streams have sent.
+        """
         self.positions[stream] = position
         sent_by_all = min(self.positions.values())
         while self.tail and self.tail[0].sequence <= sent_by_all:
             self.tail.popleft()
 
     def wake(self) -> None:
-        """Everybody who waits looks again."""
+        """Wakes all streams that wait for events."""
         self.news.set()
         self.news = asyncio.Event()
 
 
 @dataclass(frozen=True, slots=True)
 class _Present:
-    """Where a job stands when a stream begins."""
+    """State of a job when a stream begins."""
 
     last_sequence: int
-    trimmed_sequence: int
-    pause_s: float  # between signs of life
+    trimmed_sequence: int  # events up to this one were deleted
+    pause_s: float  # between two keep-alives of the stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,7 @@ class _Part:
     """One part of a snapshot, as of one moment."""
 
     snapshot: rm_pb2.JobSnapshot
-    last_arrival: int  # of the requests looked at; the next part begins behind it
+    last_arrival: int  # arrival number of the last request looked at; the next part begins after it
 
 
 class WatchHub:
@@ -101,17 +104,17 @@ class WatchHub:
         self._metrics = metrics
         self._feeds: dict[str, _Feed] = {}
         self._cluster_news = asyncio.Event()
-        self._fed: set[_Feed] = set()  # since the last flush
+        self._fed: set[_Feed] = set()  # feeds with news since the last flush
 
     def publish(self, event: JobEvent) -> None:
-        """A job event is durable; its watchers hear of it with the next `flush`."""
+        """Adds a durable job event to its feed. Watchers are woken by the next `flush`."""
         feed = self._feeds.get(event.job_id)
         if feed is not None:
             feed.publish(event)
             self._fed.add(feed)
 
     def flush(self, *, cluster_news: bool) -> None:
-        """Everything of a batch was published: whoever waits looks once."""
+        """Wakes watchers once, after all events of a batch were published."""
         for feed in self._fed:
             feed.wake()
         self._fed.clear()
@@ -120,14 +123,14 @@ class WatchHub:
             self._cluster_news = asyncio.Event()
 
     def publish_cluster(self, event: ClusterEvent) -> None:
-        """A cluster event is durable; likewise. The end of a job ends its streams."""
+        """Notes a durable cluster event. The end of a job ends its streams after `flush`."""
         feed = self._feeds.get(event.job_id)
         if feed is not None and event.kind == JOB_ENDED:
             feed.ended = True
             self._fed.add(feed)
 
     def resync(self) -> None:
-        """The books were read anew; the store may hold events that were never published."""
+        """Handles a reload of the state: the store may hold events that were never published."""
         for feed in self._feeds.values():
             feed.tail.clear()
             feed.resyncs += 1
@@ -136,18 +139,22 @@ class WatchHub:
 
     @property
     def cluster_news(self) -> asyncio.Event:
-        """Set at the next cluster event; to be taken before one looks what there is."""
+        """Set at the next cluster event. Get it before reading what there is, to miss nothing."""
         return self._cluster_news
 
     async def watch(
         self, job_id: str, from_sequence: int
     ) -> AsyncGenerator[rm_pb2.WatchJobResponse, None]:
-        """The stream of one job; an open one keeps the job's lease.
+        """Streams the events of one job. An open stream renews the job's lease.
+
+        Args:
+            job_id: the job.
+            from_sequence: first event to send; 0: begin with a snapshot of the live requests.
 
         Raises:
             OutOfRange: the position is no longer kept, or was never reached.
             NotFound: no such job.
-            FailedPrecondition: JOB_ENDED, after everything that happened was said.
+            FailedPrecondition: JOB_ENDED, after all events were sent.
         """
         loop = asyncio.get_running_loop()
         stream = object()
@@ -158,7 +165,7 @@ class WatchHub:
             if from_sequence:
                 _check_position(position, present)
                 feed.reached(stream, position)
-                yield rm_pb2.WatchJobResponse()  # says at once that a resumed stream stands
+                yield rm_pb2.WatchJobResponse()  # tells the client at once that the stream is open
             else:
                 part = await self._part(job_id, 0)
                 position, shown_upto = part.snapshot.sequence, _upto(part)
@@ -168,11 +175,13 @@ class WatchHub:
             alive_due = 0.0
             while True:
                 feed.reached(stream, position)
-                news = feed.news
+                news = feed.news  # taken before reading, so that an event published since wakes us
                 if over is None and (loop.time() >= alive_due or feed.ended):
                     over = await self._keep_alive(job_id)
                     alive_due = loop.time() + present.pause_s
                 if shown_upto is not None and over is None:
+                    # A part is the state at a later sequence than the part before. The events
+                    # in between go first, so that the client sees everything in order.
                     part = await self._part(job_id, shown_upto)
                     while events := await self._next(
                         job_id, feed, position, upto=part.snapshot.sequence
@@ -204,7 +213,7 @@ class WatchHub:
                 del self._feeds[job_id]
 
     async def _keep_alive(self, job_id: str) -> FinegrainError | None:
-        """Renews the lease; answers with the error if the job is over."""
+        """Renews the job's lease. Returns the error if the job has ended or is unknown."""
         try:
             await self._runner.submit(
                 lambda at: JobKeptAlive(at, job_id), render=lambda _job: None, urgent=True
@@ -221,10 +230,11 @@ class WatchHub:
     async def _next(
         self, job_id: str, feed: _Feed, position: int, *, upto: int | None = None
     ) -> list[JobEvent]:
-        """Events that follow a position, a message full at most; none if there are none yet."""
+        """Returns the next events after `position`, at most one message full; empty: none yet."""
         if upto is not None and position >= upto:
             return []
-        if feed.synced < feed.resyncs:  # every stream asks until one has: any may break off
+        # Every stream asks until one of them succeeded, since any of them may break off.
+        if feed.synced < feed.resyncs:
             resyncs = feed.resyncs
             last = await self._runner.read(lambda state: _last_sequence(state, job_id))
             feed.last_sequence = max(feed.last_sequence, last)
@@ -261,7 +271,7 @@ def _present(state: State, job_id: str) -> _Present:
 
 
 def _snapshot(state: State, job_id: str, after: int) -> _Part:
-    """The part of the snapshot with requests that arrived after this one."""
+    """Builds the next part of a snapshot: live requests with arrival numbers above `after`."""
     job = _known(state, job_id)
     living: list[RequestInterval] = []
     last, more = after, False
@@ -281,7 +291,7 @@ def _snapshot(state: State, job_id: str, after: int) -> _Part:
 
 
 def _upto(part: _Part) -> int | None:
-    """Where the next part begins; None: that was all."""
+    """Returns where the next part begins; None: this was the last one."""
     return part.last_arrival if part.snapshot.more else None
 
 
@@ -305,7 +315,7 @@ def _out_of_range(sequence: int, why: str) -> OutOfRange:
 
 
 async def happens(news: asyncio.Event, timeout_s: float) -> bool:
-    """True if it happened within the time."""
+    """Returns True if `news` is set within `timeout_s` seconds."""
     try:
         async with asyncio.timeout(max(0.0, timeout_s)):
             await news.wait()
