@@ -1,1 +1,1 @@
-"""The resource manager: keeps the books of hosts, slots and requests."""
+"""The resource manager: keeps the state of hosts, slots and requests, and decides placement."""

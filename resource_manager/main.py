@@ -1,9 +1,9 @@
-"""Starts and stops a resource manager: opens what it needs in order, closes it in reverse.
+"""Starts and stops a resource manager: opens what it needs in order, and closes it in reverse.
 
-Order: the state directory is locked, tokens are read, the port is bound (callers get UNAVAILABLE
-until the books are read), then leadership is taken, or waited for by a standby. Everything wrong
-with the configuration ends the process with one clear line. A standby that led and was replaced
-begins anew as a fresh program: nothing of what it had under way can outlast that.
+The order is: lock the state directory, read the tokens, bind the port (callers get UNAVAILABLE
+until the state is read), then take leadership, or wait for it as a standby. A wrong configuration
+ends the process with one clear line. A standby that led and was replaced starts as a fresh program
+in the same process, so that nothing it had in progress can survive.
 """
 
 from __future__ import annotations
@@ -50,21 +50,24 @@ from resource_manager.wiring import (
 
 EXIT_OK, EXIT_FAILED, EXIT_STEPPED_DOWN = 0, 1, 4
 EXIT_REPLACED = 5
-"""Of `serve` only: a standby led and was replaced; `run` begins anew."""
-STOP_GRACE_S = 2.0
+"""From `serve` only: a standby led and was replaced; `run` then starts the program again."""
+STOP_GRACE_S = 2.0  # for calls in progress when the server stops
 COLLECTOR_THRESHOLDS = (10_000, 10, 10)
-"""Every slot leaves some thirty objects that stay: with Python's own 700 the cyclic collector looks
-at them so often that it took a quarter of the time to step events."""
+"""Thresholds for `gc.set_threshold`.
+
+Every slot leaves some thirty objects that stay. With Python's default of 700 the cyclic collector
+scanned them so often that it took a quarter of the time to step events.
+"""
 
 Ready = Callable[[str, str], None]
-"""Called with address and metrics address (empty: none) once calls are served, or stood by for."""
+"""Called with address and metrics address (empty: none) when this one serves or stands by."""
 
 _log = get_logger("finegrain.rm")
 
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A resource manager whose ports are bound; `lead` makes it serve."""
+    """A resource manager whose ports are bound. `lead` makes it serve."""
 
     components: Components
     server: GuardedServer
@@ -76,11 +79,14 @@ class _Running:
 
     @property
     def database(self) -> DatabaseUrl:
-        """Which one it uses."""
+        """The database that it uses."""
         return DatabaseUrl.parse(database_url(self.components.options, self.state_dir))
 
     async def lead(self, ready: Callable[[str], None]) -> None:
-        """Serves from now on; a standby may have to wait before. `ready` is told how it stands.
+        """Takes leadership and begins to serve. A standby first waits until no other one leads.
+
+        Args:
+            ready: called with a status line for systemd, when it stands by and when it serves.
 
         Raises:
             FinegrainError: see `Leadership`.
@@ -112,9 +118,10 @@ class _Running:
 
 
 def run(options: ResourceManagerOptions) -> int:
-    """Serves until SIGTERM or SIGINT; answers with the exit code. Blocks.
+    """Serves until SIGTERM or SIGINT and returns the exit code. Blocks.
 
-    A standby that led and was replaced does not return: the program begins anew in this process.
+    Does not return for a standby that led and was replaced: the program starts again in this
+    process.
     """
     try:
         configure_logging(options.log)
@@ -131,7 +138,7 @@ def run(options: ResourceManagerOptions) -> int:
     if code == EXIT_REPLACED and sys.executable:
         _log.warning("beginning_anew")
         logging.shutdown()
-        os.execv(sys.executable, sys.orig_argv)  # noqa: S606  the same words as before
+        os.execv(sys.executable, sys.orig_argv)  # noqa: S606  the same command line as before
     return code
 
 
@@ -141,12 +148,15 @@ async def serve(
     ready: Ready | None = None,
     handle_signals: bool = False,
 ) -> int:
-    """Serves until it has to end, or until the task is cancelled; answers with the exit code.
+    """Serves until it has to end, or until the task is cancelled.
 
     Args:
-        options: everything it can be told.
-        ready: told the addresses once calls are served.
-        handle_signals: SIGTERM and SIGINT end it in order.
+        options: the configuration.
+        ready: called with the addresses once calls are served, or it stands by.
+        handle_signals: end in order on SIGTERM and SIGINT.
+
+    Returns:
+        The exit code.
     """
     stopping, end_requested = asyncio.Event(), asyncio.Event()
     is_ready = False
@@ -171,7 +181,7 @@ async def serve(
             code = await _until_the_end(running, stopping, report_status)
             if code != EXIT_REPLACED:
                 notify("STOPPING=1")
-        # Whoever was told to end while it closed does not begin anew.
+        # A replaced standby that was also asked to end (SIGTERM) must not start again.
         return EXIT_OK if code == EXIT_REPLACED and end_requested.is_set() else code
     except FinegrainError as error:
         _log.error("cannot_serve", reason=error.reason.value, error=error.message)
@@ -201,6 +211,8 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         server = make_server(components, hub)
         address = await server.start(serving=False)
         components.leadership.address = components.driver.address = advertised(options, address)
+        # Two stops of the server, run in reverse: the second one below gives calls in progress
+        # time to end before the runner stops; this one covers errors in between.
         stack.push_async_callback(server.stop, 0)
         providers = set_up_providers(
             options,
@@ -213,11 +225,11 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         stack.push_async_callback(runner.stop)
         stack.push_async_callback(links.stop)
         stack.push_async_callback(provisioning.stop)
-        # Whoever may not command any more does not end what it began, either.
+        # A resource manager that may no longer command must also cancel the calls in progress.
         runner.fatal.add_done_callback(lambda _fatal: links.drop_all())
         runner.fatal.add_done_callback(lambda _fatal: provisioning.drop_all())
         runner.fatal.add_done_callback(lambda _fatal: components.leadership.end())
-        # Callers go first; what they have begun is still written.
+        # Runs before the runner stops: calls in progress are still committed.
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         metrics_address = await serve_metrics(components, stack)
         stack.callback(remove_endpoint, state_dir)

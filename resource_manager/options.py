@@ -1,6 +1,6 @@
-"""Everything the resource manager can be told.
+"""All options of the resource manager.
 
-Filled by the command line; holds no defaults that read a host.
+The command line fills them. No default here depends on the host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DEFAULT_METRICS_ADDRESS = "127.0.0.1:7171"
 
 @dataclass(frozen=True, slots=True)
 class ResourceManagerOptions:
-    """Options of `finegrain rm serve`; docs/configuration.md lists them for people."""
+    """Options of `finegrain rm serve`; docs/configuration.md describes each."""
 
     state_dir: Path
     database_url: str = ""  # empty: SQLite in the state directory
@@ -26,9 +26,9 @@ class ResourceManagerOptions:
             address=DEFAULT_ADDRESS, metrics_address=DEFAULT_METRICS_ADDRESS
         )
     )
-    advertise_address: str = ""  # where others call it; empty: the bound address
+    advertise_address: str = ""  # where others reach this one; empty: the bound address
     standby: bool = False  # wait while another one leads, instead of ending
-    executor_tls: TlsOptions | None = None  # how executors are dialled; None: as `listen` says
+    executor_tls: TlsOptions | None = None  # for dialling executors; None: as in `listen`
     log: LogOptions = field(default_factory=LogOptions)
     cluster_token_file: Path | None = (
         None  # None: cluster.token in the state directory, made at first start
@@ -45,16 +45,16 @@ class ResourceManagerOptions:
     memory_bytes_min: int = 4 * 1024 * 1024
     job_requests_max: int = 1_000_000  # live requests of one job
     job_scheduling_classes_max: int = (
-        10_000  # different profiles and labels that one job waits with
+        10_000  # different profiles and labels among one job's pending requests
     )
     requests_max: int = 2_000_000  # live requests of all jobs
-    infeasible_after_ms: int = 30_000  # no executor could host it for so long: rejected
-    job_calls_max: int = 64  # calls of one job that wait for an answer
+    infeasible_after_ms: int = 30_000  # no executor could host it for this long: rejected
+    job_calls_max: int = 64  # calls of one job in progress
     job_streams_max: int = 32  # open watch streams of one job
     job_events_max: int = 100_000
     cluster_events_max: int = 1_000_000
     cluster_events_age_ms: int = 7 * 24 * 3600 * 1000
     ended_retention_ms: int = 24 * 3600 * 1000
-    database_lease_ms: int = 1_000  # PostgreSQL leadership
-    providers_file: Path | None = None  # executors that can be asked for; None: none is
+    database_lease_ms: int = 1_000  # PostgreSQL: leadership without renewal
+    providers_file: Path | None = None  # providers and their executor shapes; None: none
     fairness: Fairness = field(default_factory=Fairness)

@@ -1,6 +1,6 @@
-"""The parts of a resource manager and how they are put together, before anything of it runs.
+"""Builds the parts of a resource manager and connects them, before any of them runs.
 
-Decides who is told about whom. Refuses to know in which order they start and stop (`main`).
+`main` starts and stops the parts in order.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ DATABASE_FILE = "finegrain.db"
 
 @dataclass(frozen=True, slots=True)
 class Components:
-    """What most parts of a resource manager are made with."""
+    """What most parts of a resource manager are built from."""
 
     options: ResourceManagerOptions
     settings: EngineSettings
@@ -70,12 +70,12 @@ class Components:
 
     @property
     def tokens(self) -> Tokens:
-        """What callers show."""
+        """The tokens that callers must present."""
         return self.prepared_tokens.tokens
 
 
 class Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
-    """ResourceManagerService: what job masters and what executors use of it."""
+    """ResourceManagerService: the calls of job masters and of executors."""
 
     def __init__(self, components: Components, hub: WatchHub, terms: ExecutorTerms) -> None:
         limits = JobLimits(
@@ -94,10 +94,17 @@ class Servicer(JobCalls, ExecutorCalls, ResourceManagerServiceServicer):
 
 
 def advertised(options: ResourceManagerOptions, bound: str) -> str:
-    """Where others call this one; empty where that cannot be told from the port that is bound.
+    """Returns the address at which others reach this resource manager.
+
+    Args:
+        options: the configuration; an explicit address wins.
+        bound: the address of the port.
+
+    Returns:
+        The address; empty where the bound address (0.0.0.0, for example) is not one to dial.
 
     Raises:
-        ConfigurationError: it cannot be told, and has to be.
+        ConfigurationError: it would be empty, and this is a standby, which needs one.
     """
     if options.advertise_address:
         return options.advertise_address
@@ -116,10 +123,17 @@ def advertised(options: ResourceManagerOptions, bound: str) -> str:
 async def make_components(
     options: ResourceManagerOptions, state_dir: Path, stack: AsyncExitStack
 ) -> Components:
-    """Reads what there is to read and opens the database, as far as others do not lead on it.
+    """Reads the configuration files and opens the database.
+
+    A standby opens its database only when no other process leads on it (`LazyStore`).
+
+    Args:
+        options: the configuration.
+        state_dir: the state directory, locked.
+        stack: closes the store at the end.
 
     Raises:
-        FinegrainError: something of it cannot be used as configured.
+        FinegrainError: something cannot be used as configured.
     """
     providers = read_providers(options)
     settings = settings_of(options, providers.provisioning)
@@ -158,12 +172,12 @@ def _open_store(options: ResourceManagerOptions, state_dir: Path) -> Store:
 
 
 def database_url(options: ResourceManagerOptions, state_dir: Path) -> str:
-    """URL of the database."""
+    """Returns the URL of the database: as configured, else SQLite in the state directory."""
     return options.database_url or sqlite_url((state_dir / DATABASE_FILE).resolve())
 
 
 def make_server(components: Components, hub: WatchHub) -> GuardedServer:
-    """The port for calls, with all that is served there; not bound yet."""
+    """Returns the gRPC server with all its services; the port is not bound yet."""
     listen, tokens, metrics = components.options.listen, components.tokens, components.metrics
     server = GuardedServer(
         listen,
@@ -187,13 +201,13 @@ def make_server(components: Components, hub: WatchHub) -> GuardedServer:
 
 
 async def serve_metrics(components: Components, stack: AsyncExitStack) -> str:
-    """Begins to serve metrics and health; the address, empty where none is wanted."""
+    """Begins to serve metrics and health. Returns the address; empty if none is configured."""
     options, runner, metrics = components.options, components.runner, components.metrics
     if not options.listen.metrics_address:
         return ""
 
     async def refresh() -> None:
-        with contextlib.suppress(Unavailable):  # what is known already is shown all the same
+        with contextlib.suppress(Unavailable):  # then the gauges show the last known values
             await runner.read(lambda state: observe_state(metrics, state, now()))
 
     http = MetricsServer(

@@ -1,1 +1,1 @@
-"""The shell around the engine: gRPC, one writer, timers."""
+"""The shell around the engine: gRPC services, the single writer, links to executors, timers."""

@@ -1,8 +1,7 @@
-"""How much of one job may be under way at once: calls, signs of life, open streams.
+"""Limits how much of one job is in progress at once: calls, keep-alives, open streams.
 
-Counted before a call costs anything: a job that keeps too many open is told to come back, and its
-keep-alives are counted apart, so that it does not lose its lease over that. Knows job ids and
-numbers only.
+It counts before a call costs anything: a job with too many calls open must come back later.
+Keep-alives are counted separately, so that a busy job does not lose its lease.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from finegrain.errors import ResourceExhausted
 
 @dataclass(frozen=True, slots=True)
 class JobLimits:
-    """At once, of one job."""
+    """Limits of one job, at any moment."""
 
-    calls: int = 64  # unary calls that are not answered yet
+    calls: int = 64  # unary calls in progress
     keep_alives: int = 16  # likewise
     streams: int = 32  # open watch streams
-    retry_s: float = 0.5  # when a caller is told to come back
+    retry_s: float = 0.5  # retry delay given to a refused caller
 
 
 class Kind(StrEnum):
-    """What is counted."""
+    """What is counted; the value is the word in messages."""
 
     CALL = "calls"
     KEEP_ALIVE = "keep-alives"
@@ -36,14 +35,14 @@ class Kind(StrEnum):
 
 @dataclass(slots=True)
 class _Place:
-    """Where the large calls of one job take turns."""
+    """The lock that lets one large call of a job be prepared at a time."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0  # the one inside and those who wait: a lock alone does not tell
+    users: int = 0  # calls inside or waiting; the lock cannot tell, and unused ones are deleted
 
 
 class JobAdmission:
-    """What is under way, by job."""
+    """Counts what is in progress, by job."""
 
     def __init__(self, limits: JobLimits | None = None) -> None:
         limits = limits or JobLimits()
@@ -58,10 +57,10 @@ class JobAdmission:
 
     @contextmanager
     def entered(self, kind: Kind, job_id: str) -> Iterator[None]:
-        """Counts something of a job while it lasts.
+        """Counts one call, keep-alive or stream of a job until the context ends.
 
         Raises:
-            ResourceExhausted: there is as much as may be.
+            ResourceExhausted: the job has as many in progress as it may.
         """
         key = kind, job_id
         count = self._under_way.get(key, 0)
@@ -84,7 +83,11 @@ class JobAdmission:
 
     @asynccontextmanager
     async def preparing(self, job_id: str) -> AsyncIterator[None]:
-        """One large call of a job at a time: many of them would share the loop with everybody."""
+        """Admits one large call of a job at a time.
+
+        Decoding a large call alternates with other callers' work on the event loop. Many at once
+        would leave those callers a small share of it.
+        """
         place = self._preparing.setdefault(job_id, _Place())
         place.users += 1
         try:

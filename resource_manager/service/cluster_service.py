@@ -1,4 +1,4 @@
-"""Calls of operators: what there is, what happened, and the levers."""
+"""Operators' calls: lists of what there is, the history of events, and admin calls."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from resource_manager.service.wire import decoding, encoding
 from resource_manager.service.wire.advice import advice_wanted
 
 EVENTS_WAIT_MS_MAX = 30_000
-PREFIX_LENGTH_MIN = 4
+PREFIX_LENGTH_MIN = 4  # of an allocation id; shorter ones could match very many requests
 FILTERED_IDS_MAX = 10_000
-PROVIDERS_ITEMS = 100  # what looking at all that was asked for counts in turns
+PROVIDERS_ITEMS = 100  # what reading all provisions counts against the fair queues
 T = TypeVar("T")
 
 DRAIN_MS_MAX = 366 * 24 * 3600 * 1000
@@ -53,14 +53,14 @@ _STATES = members_of(RequestState, slots_pb2.RequestState.DESCRIPTOR)
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the RM says of itself."""
+    """What the resource manager reports about itself."""
 
     software_version: str
     start_time_ms: int
 
 
 class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
-    """ClusterService."""
+    """ClusterService; protos/finegrain/v1/cluster.proto documents each call."""
 
     def __init__(self, runner: Runner, hub: WatchHub, about: About) -> None:
         self._runner = runner
@@ -205,6 +205,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_ms / 1000
         while True:
+            # Taken before the read: an event that commits in between ends the wait at once.
             news = self._hub.cluster_news
             last = await self._read(lambda state: state.history.last_sequence)
             events = await self._events(request.from_sequence, limit, subject)
@@ -321,12 +322,12 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
         )
 
     async def _read(self, fn: Callable[[State], T], *, items: int = 1) -> T:
-        """Looks at the books in turn with other connections."""
+        """Reads the state, in the caller's fair queue."""
         return await self._runner.read(fn, owner=current_caller().peer, items=items)
 
 
 def _nothing(_answer: Executor | None) -> None:
-    """The answer is a live entity: read what is wanted afterwards."""
+    """Returns nothing: the engine's answer is a live entity, so callers read the state after."""
 
 
 def _states(states: Sequence[slots_pb2.RequestState.ValueType]) -> list[RequestState]:
@@ -346,7 +347,7 @@ def _prefixes(ids: Sequence[str]) -> list[str]:
 
 
 def _refuse_short(state: State, ids: Sequence[str]) -> None:
-    """Lets only ids pass that exist, or beginnings that are not those of very many."""
+    """Raises InvalidArgument for a short prefix, unless a request or range has that very id."""
     for index, each in enumerate(ids):
         if len(each) >= PREFIX_LENGTH_MIN or each.removesuffix(".") in state.ranges:
             continue

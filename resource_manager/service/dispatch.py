@@ -1,5 +1,5 @@
-"""Carries out what a durable batch decided: commands to executors, wishes to providers, events to
-whoever watches.
+"""Carries out the effects of a durable batch: sends commands to executors and orders to providers,
+and publishes events to watchers.
 """
 
 from __future__ import annotations
@@ -42,14 +42,17 @@ _OUTCOMES = {
 
 
 def _outcome(event: JobEvent) -> str | None:
-    """What became of a request. A grant has no reason: with one, a slot's size is told about."""
+    """Returns the metric's label for a job event, or None.
+
+    A grant has no reason. GRANTED with a reason reports a resize, which is not counted.
+    """
     if event.state is RequestState.GRANTED and event.reason:
         return None
     return _OUTCOMES.get(event.state)
 
 
 class Dispatcher:
-    """The runner's listener."""
+    """Listener of the runner."""
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class Dispatcher:
         self._metrics = metrics
 
     def on_effects(self, effects: Sequence[Effect]) -> None:
-        """Carries out each, in order; watchers are woken once."""
+        """Carries out each effect, in order. Watchers are woken once, at the end."""
         outcomes: Counter[str] = Counter()
         cluster_news = False
         for effect in effects:
@@ -89,7 +92,7 @@ class Dispatcher:
             self._metrics.requests.labels(outcome).inc(count)
 
     def on_reload(self, rm_epoch: int) -> None:
-        """Commands under way were ordered by books that are gone; streams look into the store."""
+        """Drops commands in flight, whose state is gone; streams read from the store again."""
         self._links.drop_all()
         self._hub.resync()
 
@@ -97,7 +100,7 @@ class Dispatcher:
         self._hub.publish_cluster(event)
         if event.kind == "executor_forgotten":
             self._links.forget(event.executor_id)
-        # Few of these change the cluster; the many about single slots are for debugging.
+        # Log only the few events that change the cluster; those about single slots are debug.
         if event.allocation_id and not _stdlib_log.isEnabledFor(logging.DEBUG):
             return
         write = _log.debug if event.allocation_id else _log.info

@@ -1,4 +1,4 @@
-"""Calls of executors: they announce themselves and report; the answers only reconcile."""
+"""Executors' calls: they register and report. Commands go to executors by `executor_link`."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from resource_manager.service.wire import decoding, encoding
 
 @dataclass(frozen=True, slots=True)
 class ExecutorTerms:
-    """What executors are told when they register, and which addresses may be dialled."""
+    """What executors receive when they register, and which addresses are accepted."""
 
     report_interval_ms: int
     lost_timeout_ms: int
     user_token_sha256: str
-    loopback_only: bool  # no TLS, and nobody said insecure: the cluster token stays on this host
+    loopback_only: bool  # no TLS and not --insecure: the cluster token must stay on this host
 
 
 class ExecutorCalls:
-    """The part of ResourceManagerService that executors use."""
+    """The part of ResourceManagerService that executors use; see resource_manager.proto."""
 
     def __init__(
         self, runner: Runner, terms: ExecutorTerms, metrics: ResourceManagerMetrics

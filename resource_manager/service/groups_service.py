@@ -1,4 +1,4 @@
-"""Calls of operators about resource groups: what there is, and the levers."""
+"""Operators' calls about resource groups: list, set, delete."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from resource_manager.service.wire.groups import group_set_event
 T = TypeVar("T")
 
 READ_ITEMS = 100
-"""What looking at all groups, and at all that waits in them, counts in turns."""
+"""What reading all groups and their pending requests counts against the fair queues."""
 
 
 class GroupCalls:
-    """Part of ClusterService."""
+    """The part of ClusterService about resource groups."""
 
     _runner: Runner
 
@@ -44,7 +44,7 @@ class GroupCalls:
         self, request: cluster_pb2.SetGroupRequest, context: Any
     ) -> cluster_pb2.SetGroupResponse:
         """See the protocol."""
-        group_set_event(request, now())  # what is malformed is refused before it takes a turn
+        group_set_event(request, now())  # refuses a malformed call before it is queued
         await self._runner.submit(lambda at: group_set_event(request, at), _nothing)
         return cluster_pb2.SetGroupResponse(group=await self._group(request.name))
 
@@ -57,7 +57,7 @@ class GroupCalls:
 
     async def _group(self, name: str) -> cluster_pb2.GroupStatus:
         def read(state: State) -> cluster_pb2.GroupStatus:
-            known_group(state.groups, name)  # it may have been struck since
+            known_group(state.groups, name)  # raises if it was deleted in between
             return next(
                 write(cluster_pb2.GroupStatus, view)
                 for view in views_at(state, now())
@@ -72,10 +72,10 @@ class GroupCalls:
 
 
 def views_at(state: State, at: Instant) -> list[GroupView]:
-    """All groups as they stand at a moment."""
+    """Returns all groups as of a moment. Advances the fairness tree's clock to it."""
     state.flows.advance(at.monotonic_ms)
     return group_views(state.flows, state.groups, groups_waiting_since(state))
 
 
 def _nothing(_answer: Group | None) -> None:
-    """The answer is a live entity: read what is wanted afterwards."""
+    """Returns nothing: the engine's answer is a live entity, so callers read the state after."""

@@ -1,4 +1,4 @@
-"""Calls of operators about how hosts give their cpus: what is set, what holds, and the levers."""
+"""Operators' calls about the cpu policy of hosts: what is set, what is effective, and changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class HostPolicyCalls:
-    """Part of ClusterService."""
+    """The part of ClusterService about host policies."""
 
     _runner: Runner
 
@@ -69,5 +69,5 @@ def _set_response(setting: HostSetting) -> cluster_pb2.SetHostPolicyResponse:
 
 
 def _name(executor_id: str) -> str:
-    """The executor that is meant; empty: the cluster."""
+    """Checks the executor's id; empty means the whole cluster."""
     return executor_id and check_id("executor_id", executor_id)

@@ -1,4 +1,4 @@
-"""Calls of job masters. Checks what is said, asks the books, answers in the protocol's words."""
+"""Job masters' calls: decodes each call, submits it to the writer, and encodes the answer."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from resource_manager.service.wire.slot_reuse import reuse_events, slot_reuses
 
 DEFAULT_GROUP = "default"
 EXPLAINED_EXECUTORS_MAX = 1_000
-CHECKED_AT_ONCE = 200  # requests that hold up the event loop: some 10 us each
-EXPLAIN_ITEMS = 500  # what explaining counts in turns: some 50 ms on the largest clusters
+CHECKED_AT_ONCE = 200  # requests decoded before other calls run; some 10 us each
+EXPLAIN_ITEMS = 500  # what Explain counts against the fair queues: 50 ms on the largest clusters
 
 _Chunk = TypeVar("_Chunk")
 
 
 class JobCalls:
-    """The part of ResourceManagerService that job masters use."""
+    """The part of ResourceManagerService that job masters use; see resource_manager.proto."""
 
     def __init__(
         self,
@@ -130,6 +130,8 @@ class JobCalls:
         ranges = request_ranges(request.ranges)
         checked = None
         members_max = self._settings.gang_members_max
+        # A small call is decoded at once, so that a malformed one is refused before any other
+        # check. A large one is decoded in steps, after the job's secret and limits are checked.
         if len(messages) <= CHECKED_AT_ONCE:
             specs = decoding.slot_requests_from(messages, 0)
             checked = make_submission(specs, request.gangs, members_max=members_max)
@@ -251,7 +253,7 @@ class JobCalls:
     async def _checked(
         self, job_id: str, messages: Sequence[slots_pb2.SlotRequest]
     ) -> list[RequestSpec]:
-        """The requests of a large call; lets other calls go on meanwhile."""
+        """Decodes the requests of a large call in steps, so that other calls run in between."""
         specs: list[RequestSpec] = []
         async with self._admission.preparing(job_id):
             for start in range(0, len(messages), CHECKED_AT_ONCE):
@@ -263,7 +265,7 @@ class JobCalls:
     async def _in_chunks(
         self, makes: Sequence[Callable[[Instant], Event]], items: int, job_id: str
     ) -> list[ItemOutcome]:
-        """The outcomes of one call, in the order sent."""
+        """Submits the events of one call and returns their outcomes, in the order sent."""
         if not makes:
             return []
         answers: list[list[ItemOutcome]] = await self._runner.submit_chunks(
@@ -272,7 +274,7 @@ class JobCalls:
         return [outcome for chunk in answers for outcome in chunk]
 
     def _large_step(self, job_id: str) -> Callable[[MakeEvent], Awaitable[Any]]:
-        """How one step of a large call is handed in."""
+        """Returns the function that submits one step of a large call."""
         return partial(self._runner.submit, items=CHUNK_ITEMS_MAX, owner=job_id)
 
     def _count(self, outcomes: Sequence[ItemOutcome], requests: Sequence[int]) -> None:

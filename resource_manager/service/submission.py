@@ -1,7 +1,7 @@
-"""How calls that ask for slots or sizes become events, and their outcomes an answer.
+"""Turns calls that request slots or resizes into events, and their outcomes into an answer.
 
-Decides where a large call is cut, so that others have their turn in between: never within a gang,
-whose members stand together in line at the place of its first one. Refuses to know what is served.
+A large call is cut into chunks, so that other owners' calls are served in between. A gang is never
+cut: its members are queued together, at the place of its first member.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from resource_manager.service.wire.encoding import slot_status
 from resource_manager.service.wire.gangs import gangs_of_call
 from resource_manager.service.wire.resizes import ResizeMessage, resize_event
 
-CHUNK_ITEMS_MAX = 1_000  # of a large call, between two of which others have their turn
+CHUNK_ITEMS_MAX = 1_000  # per event of a large call
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A whole call, checked.
+    """One call, checked.
 
     Attributes:
-        specs: the requests in the order in which they stand in line.
-        positions: where each of these stands in the call.
-        repeated: by position, the outcome of those that repeat an id; they are not in `specs`.
-        gangs: those that the call declares.
+        specs: the requests, in the order in which they are queued.
+        positions: for each of `specs`, its position in the call.
+        repeated: by position, the outcome of requests that repeat an id; they are not in `specs`.
+        gangs: the gangs that the call declares.
     """
 
     specs: tuple[RequestSpec, ...]
@@ -46,8 +46,8 @@ class Submission:
     gangs: tuple[GangSpec, ...] = ()
 
     def outcomes(self, answered: Sequence[ItemOutcome]) -> list[ItemOutcome]:
-        """All outcomes in the order sent, given those of `specs`."""
-        if not self.repeated and not self.gangs:  # most calls: nothing was moved or left out
+        """Merges the outcomes of `specs` with those of `repeated`, in the order sent."""
+        if not self.repeated and not self.gangs:  # the usual case: nothing was moved or left out
             return list(answered)
         by_position = dict(zip(self.positions, answered, strict=True)) | dict(self.repeated)
         return [by_position[at] for at in range(len(by_position))]
@@ -56,7 +56,14 @@ class Submission:
 def make_submission(
     specs: Sequence[RequestSpec], gangs: Sequence[slots_pb2.Gang], *, members_max: int
 ) -> Submission:
-    """The requests and gangs of a call as they belong together.
+    """Brings the requests and gangs of a call together.
+
+    Example: for requests a, b (gang g), c, d (gang g) the queue order is a, b, d, c.
+
+    Args:
+        specs: the requests, in the order sent.
+        gangs: the gangs that the call declares.
+        members_max: how many members a gang may have.
 
     Raises:
         InvalidArgument: see `gangs_of_call`.
@@ -71,6 +78,7 @@ def make_submission(
         for at in positions:
             if gang_id := specs[at].gang_id:
                 first.setdefault(gang_id, at)
+        # Sort by the position of the gang's first member; the sort is stable.
         positions.sort(key=lambda at: first.get(specs[at].gang_id, at))
     return Submission(tuple(specs[at] for at in positions), tuple(positions), repeated, known)
 
@@ -78,9 +86,12 @@ def make_submission(
 def submission_events(
     job_id: str, call: Submission, ranges: tuple[RangeSpec, ...] = ()
 ) -> list[Callable[[Instant], RequestsSubmitted]]:
-    """The events of one call; ranges come with the last one. What would refuse all of it must be
-    found with the first one.
+    """Returns the events of one call, in order. Ranges are in the last one.
+
+    The first event also carries what follows (`following`), because the engine refuses a whole
+    call at its first event or not at all.
     """
+    # A job has either profiles or none. A call that mixes both is refused, so it stays one event.
     kinds = {spec.profile is None for spec in call.specs}
     kinds |= {each.request.profile is None for each in ranges}
     chunks = list(_chunks(call.specs)) if len(kinds) == 1 else [call.specs]
@@ -114,8 +125,17 @@ async def give_up_ranges(
     make: Callable[..., Event],
     ranges: Sequence[Members],
 ) -> list[ItemOutcome]:
-    """The outcomes of taking members of ranges back, each range in as many steps as it takes, with
-    others' calls between them.
+    """Takes back members of ranges: cancels requests or releases slots.
+
+    Each range takes as many steps as the engine needs; other owners' calls run between them.
+
+    Args:
+        submit: submits one event.
+        make: makes the event, given `ranges` and the moment.
+        ranges: the members (range id, first index, count).
+
+    Returns:
+        One outcome per range, in order.
     """
     outcomes: list[ItemOutcome] = []
     for members in ranges:
@@ -129,17 +149,20 @@ async def give_up_ranges(
 async def resize_slot(
     runner: Runner, message: ResizeMessage, job_id: str | None, *, owner: str
 ) -> slots_pb2.SlotStatus:
-    """Asks for another size of a slot; the slot as it is once that is durable.
+    """Requests another size for a slot.
 
     Args:
-        runner: the one writer.
-        message: what is asked for.
-        job_id: whose slot it must be; None: an operator may ask for anybody's.
-        owner: who takes turns with others.
+        runner: the single writer.
+        message: the call.
+        job_id: the job that must own the slot; None: an operator's call, for any slot.
+        owner: the fair queue to join; see `Intake.submit`.
+
+    Returns:
+        The slot, once the request is durable.
 
     Raises:
         InvalidArgument: a malformed field.
-        FinegrainError: as the engine refuses; see `ResizeRequested`.
+        FinegrainError: the engine refused it; see `ResizeRequested`.
     """
     slot: slots_pb2.SlotStatus = await runner.submit(
         resize_event(message, job_id), _rendered, owner=owner
@@ -169,7 +192,7 @@ def _chunks(specs: Sequence[RequestSpec]) -> Iterator[tuple[RequestSpec, ...]]:
 
 
 def _indivisible(specs: Iterable[RequestSpec]) -> Iterator[list[RequestSpec]]:
-    """What must not be cut: a request, or a gang, whose members stand together."""
+    """Yields what must not be cut: single requests, and gangs with all their members."""
     piece: list[RequestSpec] = []
     for spec in specs:
         if piece and not (spec.gang_id and spec.gang_id == piece[0].gang_id):
