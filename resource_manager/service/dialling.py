@@ -1,7 +1,7 @@
-"""Why an executor that reports cannot be dialled, and what whoever runs it can do about it.
+"""Explains why a registered executor cannot be dialled, and what an operator can do about it.
 
-Judges by the words of gRPC, which has no codes for this (those of grpcio 1.85, see the tests); what
-is not recognised still has the error's own text beside it. Makes no calls.
+gRPC has no codes for these causes, so they are recognised by words in its messages (those of grpcio
+1.85; tests cover them). An unknown message is shown as it is. This module makes no calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from finegrain.errors import (
 
 
 class Obstacle(Enum):
-    """What stands between the RM and an executor; the value is the way out."""
+    """Why the resource manager cannot dial an executor; the value is the hint for the operator."""
 
     REFUSED = (
         "nothing listens there: give the executor an address with --advertise that the resource"
@@ -56,7 +56,7 @@ class Obstacle(Enum):
     OTHER = "see docs/operations.md, Executors that cannot be dialled"
 
 
-_QUESTION = "; is it running, and is the address right?"  # answered here
+_QUESTION = "; is it running, and is the address right?"  # the hint answers it, so it is cut off
 _WORDS = (
     ("WRONG_VERSION_NUMBER", Obstacle.PLAIN_EXECUTOR),
     ("CERTIFICATE_VERIFY_FAILED", Obstacle.OTHER_AUTHORITY),
@@ -75,7 +75,7 @@ _WORDS = (
 
 
 def obstacle_of(error: FinegrainError) -> Obstacle:
-    """What stands in the way, by the error that a call ended with."""
+    """Returns the obstacle that explains the error of a call."""
     if isinstance(error, Unauthenticated):
         return Obstacle.TOKEN
     if isinstance(error, ConfigurationError) and "in clear" in error.message:
@@ -88,11 +88,11 @@ def obstacle_of(error: FinegrainError) -> Obstacle:
 
 
 def cause_of(error: FinegrainError, address: str) -> str:
-    """The same in one line, with the way out."""
+    """Returns error and hint in one line."""
     text = error.message.removeprefix(f"{address} ").removesuffix(_QUESTION)
     return f"{text}; {obstacle_of(error).value}"
 
 
 def was_reached(error: FinegrainError) -> bool:
-    """True if an error shows that an executor has read the call and accepted its token."""
+    """Returns True if the error shows that an executor read the call and accepted its token."""
     return isinstance(error, InvalidArgument | NotFound | PermissionDenied)

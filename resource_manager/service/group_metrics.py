@@ -1,4 +1,4 @@
-"""Fills the gauges of resource groups. One series per group; never one per job."""
+"""Fills the gauges of resource groups: one series per group, never one per job."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from resource_manager.service.metrics import ResourceManagerMetrics
 def observe_groups(
     metrics: ResourceManagerMetrics, views: Iterable[GroupView], time_ms: int
 ) -> None:
-    """How they stand at a moment of the wall clock. Series of groups that were struck go."""
+    """Sets the gauges of all groups.
+
+    Series of deleted groups disappear.
+
+    Args:
+        metrics: the gauges.
+        views: all groups.
+        time_ms: the moment, by the wall clock.
+    """
     for gauge in (
         metrics.group_weight,
         metrics.group_entitled,

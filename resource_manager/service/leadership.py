@@ -1,4 +1,4 @@
-"""The question that goes before everything that is commanded: does anybody else lead?"""
+"""The check before every command: no other resource manager leads."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ CONFIRM_PAUSE_S = 0.2
 
 
 async def may_command(runner: Runner) -> bool:
-    """Waits while it is unsure who leads; False: another one does."""
+    """Waits until it is certain who leads. Returns False if another resource manager does."""
     while True:
         try:
             await runner.confirm()
         except NotLeader:
             return False
-        except StoreError:  # the database does not say; what waits is dropped with the books
+        except StoreError:
+            # The database does not say. If the state is dropped meanwhile, the listener cancels
+            # the command that waits here.
             await asyncio.sleep(CONFIRM_PAUSE_S)
         else:
             return True

@@ -1,7 +1,4 @@
-"""What an operator is told when a resource manager ends because its books are not the newest.
-
-Decides the words and the exact command. Refuses to decide anything else.
-"""
+"""The error text for an operator when a resource manager ends because its database is stale."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from resource_manager.storage.location import DatabaseUrl, sqlite_url
 
 
 def stale_database_message(error: EpochSeen, location: DatabaseUrl) -> str:
-    """The whole error: both epochs, what has probably happened, and the command that helps."""
-    # A password is not shown; the operator fills it in.
+    """Returns the whole error: both epochs, the likely cause, and the command that helps."""
+    # A server's URL is shown without its password; the operator fills it in.
     url = sqlite_url(location.path) if location.is_sqlite else str(location)
     command = f"finegrain db raise-epoch --above-epoch {error.seen} --database {shlex.quote(url)}"
     return (

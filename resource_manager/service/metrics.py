@@ -1,8 +1,8 @@
-"""Every metric of the resource manager, named in one place.
+"""All metrics of the resource manager, declared in one place.
 
-Labels are bounded by configuration, by the number of executors or of resource groups; never job or
-allocation ids.
-Gauges of the cluster are filled from the books when somebody scrapes (`observe_state`).
+The number of label values is bounded by the configuration, by the executors or by the resource
+groups; job and allocation ids are never labels. `observe_state` fills the gauges of the cluster at
+each scrape.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FAST_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1
 
 
 class ResourceManagerMetrics:
-    """All metrics of one RM, on a registry of their own."""
+    """All metrics of one resource manager, on a dedicated registry."""
 
     def __init__(self, software_version: str) -> None:
         self.registry = registry = CollectorRegistry()
@@ -263,7 +263,7 @@ class ResourceManagerMetrics:
         )
 
     def set_amounts(self, executor_id: str, state: str, amounts: Amounts) -> None:
-        """Fills CPU and memory of one executor in one state."""
+        """Sets CPU and memory of one executor in one state (total, reserved, allocated, used)."""
         memory = amounts.get(MEMORY_BYTES, 0) + sum(amounts.get(part, 0) for part in MEMORY_PARTS)
         self.cpu_cores.labels(executor_id, state).set(amounts.get(CPU_MILLI, 0) / 1000)
         self.memory_bytes.labels(executor_id, state).set(memory)

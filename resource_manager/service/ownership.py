@@ -1,7 +1,7 @@
-"""Whose job is it: until roles come, whoever holds the secret that RegisterJob returned.
+"""Proof of owning a job: the caller presents the secret that RegisterJob returned.
 
-The secret is derived, not stored: the same job id and request id give the same secret again, so
-that a repeated registration is the same call. The books keep hashes only.
+The secret is derived, not stored: the same job id and request id give the same secret again, so a
+repeated registration returns the same answer. The state holds hashes only.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ AWAY_PAUSE_S = 0.2
 
 
 class JobSecrets:
-    """Makes and checks job secrets.
+    """Derives and checks job secrets.
 
-    `unlock` comes first, once this process leads.
+    Call `unlock` first, once this process leads.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -34,10 +34,10 @@ class JobSecrets:
         self._hashes: OrderedDict[str, str] = OrderedDict()
 
     async def unlock(self) -> None:
-        """Reads the 256 secret bits of this cluster; waits for a database that goes away meanwhile.
+        """Reads the cluster's 256-bit key. Waits while the database is away.
 
         Raises:
-            StoreError: it cannot be read.
+            StoreError: the key cannot be read.
         """
         while True:
             try:
@@ -49,30 +49,30 @@ class JobSecrets:
                 return
 
     def derive(self, job_id: str, request_id: str) -> str:
-        """The secret of a job.
+        """Returns the secret of a job: HMAC-SHA256 of both ids with the cluster's key.
 
         Raises:
-            Unavailable: before `unlock`.
+            Unavailable: `unlock` has not ended yet.
         """
         if not self._key:
             raise Unavailable("the resource manager is starting; try again")
-        text = f"{job_id}|{request_id}".encode()  # ids hold no bar: the two cannot be confused
+        text = f"{job_id}|{request_id}".encode()  # job ids have no "|": the two stay distinct
         digest = hmac.new(self._key, text, hashlib.sha256).digest()
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
     def remember(self, job_id: str, secret_sha256: str) -> None:
-        """Keeps the hash at hand; the newest registration of an id holds."""
+        """Caches the hash of a job's secret. A newer registration of the same id replaces it."""
         self._hashes[job_id] = secret_sha256
         self._hashes.move_to_end(job_id)
         if len(self._hashes) > CACHED_JOBS_MAX:
             self._hashes.popitem(last=False)
 
     async def check(self, job_id: str) -> None:
-        """Returns if the caller owns the job.
+        """Returns if the caller owns the job. Asks the state only when the cache does not match.
 
         Raises:
-            NotFound: no such job.
-            PermissionDenied: the caller shows no secret or another one.
+            NotFound: the job is unknown.
+            PermissionDenied: the caller presents no secret, or another one.
         """
         caller = current_caller()
         known = self._hashes.get(job_id)

@@ -1,4 +1,4 @@
-"""Pages: sizes, and tokens that carry the key after which the next page begins."""
+"""Pages of lists: page sizes, and tokens that carry the key after which the next page begins."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import json
 from finegrain.errors import InvalidArgument
 
 PAGE_SIZE_DEFAULT = 1_000
-PAGE_SIZE_MAX = 2_000  # entries of a page are made while the books stand still
+PAGE_SIZE_MAX = 2_000  # the writer does nothing else while it builds a page
 _TOKEN_LENGTH_MAX = 1_000
 
 Key = tuple[str | int, ...]
 
 
 def page_size(asked: int) -> int:
-    """How many entries a page has.
+    """Returns how many entries a page has: `asked`, or the default for 0; at most the maximum.
 
     Raises:
-        InvalidArgument: negative.
+        InvalidArgument: `asked` is negative.
     """
     if asked < 0:
         raise InvalidArgument("page_size", asked, f"0 (the default) to {PAGE_SIZE_MAX}")
@@ -27,17 +27,21 @@ def page_size(asked: int) -> int:
 
 
 def token_of(key: Key | None) -> str:
-    """The token for a key; empty: that was all."""
+    """Returns the token for a key; empty if there is no key, so this was the last page."""
     if key is None:
         return ""
     return base64.urlsafe_b64encode(json.dumps(key, separators=(",", ":")).encode()).decode()
 
 
 def key_of(token: str, start: Key) -> Key:
-    """The key in a token; `start`, which also tells the types, for an empty one.
+    """Returns the key in a token.
+
+    Args:
+        token: what the caller sent; empty: from the beginning.
+        start: the key for an empty token. Its types are those that every key must have.
 
     Raises:
-        InvalidArgument: it is no token of this list.
+        InvalidArgument: the token is not one of this list.
     """
     if not token:
         return start

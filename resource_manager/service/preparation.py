@@ -1,7 +1,4 @@
-"""What a resource manager is made with before it starts: the rules' numbers and the tokens.
-
-Decides which of the options cannot work. Refuses to know how anything is started.
-"""
+"""Checks the options before the start: builds the engine's settings and reads the tokens."""
 
 from __future__ import annotations
 
@@ -31,10 +28,14 @@ from resource_manager.options import ResourceManagerOptions
 def settings_of(
     options: ResourceManagerOptions, provisioning: Provisioning | None = None
 ) -> EngineSettings:
-    """The rules' numbers; `provisioning`: those of the providers' file.
+    """Returns the engine's settings.
+
+    Args:
+        options: the configuration.
+        provisioning: what the providers' file says; None: there is none.
 
     Raises:
-        InvalidArgument: a number that cannot work.
+        InvalidArgument: a number is out of its range.
     """
     if options.strategy not in ("pack", "spread"):
         raise InvalidArgument("strategy", options.strategy, "pack or spread")
@@ -69,10 +70,10 @@ def settings_of(
 
 
 def _sound(fairness: Fairness) -> Fairness:
-    """The settings themselves, if they can work.
+    """Returns the settings unchanged after checking their ranges.
 
     Raises:
-        InvalidArgument: one of them cannot.
+        InvalidArgument: one is out of its range.
     """
     for name, value, known in (
         ("order", fairness.order, get_args(Order)),
@@ -99,7 +100,7 @@ def _sound(fairness: Fairness) -> Fairness:
 
 
 def software_version() -> str:
-    """Version of the installed package."""
+    """Returns the version of the installed package."""
     try:
         return version("finegrain")
     except PackageNotFoundError:
@@ -108,16 +109,18 @@ def software_version() -> str:
 
 @dataclass(frozen=True, slots=True)
 class PreparedTokens:
-    """The tokens, and which files were made for them just now."""
+    """The tokens, and the files that were created for them in this start."""
 
     tokens: Tokens
     made: tuple[Path, ...] = ()
 
     def check_shared(self, leader: str) -> None:
-        """Returns unless the tokens cannot be those of a leader that others know already.
+        """Checks that a standby may have the leader's tokens.
+
+        Tokens that this start created cannot be the leader's. Their files are removed again.
 
         Raises:
-            ConfigurationError: they were made just now; they are removed again.
+            ConfigurationError: the tokens were created in this start.
         """
         if not self.made:
             return
@@ -133,7 +136,9 @@ class PreparedTokens:
 
 
 def prepare_tokens(options: ResourceManagerOptions, state_dir: Path) -> PreparedTokens:
-    """The tokens as the options name them, else those in the state directory, made if need be.
+    """Reads the tokens from the configured files, else from the state directory.
+
+    Creates those in the state directory if they are missing.
 
     Raises:
         ConfigurationError: a file is missing, unreadable, malformed, or open to everybody.

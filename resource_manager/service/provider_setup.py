@@ -1,7 +1,4 @@
-"""The providers of a resource manager, made of their file and of what executors have to be told.
-
-Decides what executors are told about us. Refuses to know what providers do with that.
-"""
+"""Builds the providers from their file, and decides which addresses their executors dial."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ from resource_manager.service.provisioning import Providers
 
 
 def read_providers(options: ResourceManagerOptions) -> ProvidersConfiguration:
-    """The providers' file, or nothing where there is none.
+    """Reads the providers' file; without one there are no providers.
 
     Raises:
-        ConfigurationError: it says something that cannot work.
+        ConfigurationError: the file cannot be used.
     """
     return read_file(options.providers_file) if options.providers_file else no_providers()
 
@@ -33,17 +30,21 @@ def set_up_providers(
     cluster_token: str,
     address: str,
 ) -> Providers:
-    """All providers: also those without shapes, which can stop what they started before.
+    """Builds all providers. Those without shapes are included, to stop what they started before.
 
     Args:
-        options: those of the resource manager.
+        options: the configuration of the resource manager.
         read: the providers' file.
-        state_dir: of the resource manager.
-        cluster_token: what executors show.
-        address: where others call us; empty: that is not known.
+        state_dir: state directory of the resource manager.
+        cluster_token: the token that executors present.
+        address: where others reach this resource manager; empty: unknown.
+
+    Returns:
+        The providers.
 
     Raises:
-        ConfigurationError: one cannot work here, or executors could not find us.
+        ConfigurationError: a provider cannot work here, or its executors would have no address
+            to dial.
     """
     managers = read.managers or ((address,) if address else ())
     if read.provisioning and not managers:

@@ -1,4 +1,4 @@
-"""The state directory of one RM: modes, the lock, and the note where it listens."""
+"""The state directory of a resource manager: its modes, its lock, and the endpoint file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ ENDPOINT_FILE = "endpoint.json"
 
 @contextmanager
 def locked_state_dir(path: Path, user_group: str = "") -> Iterator[Path]:
-    """The directory, made if need be (0700, or 0710 for the group of the user token), locked.
+    """Creates the directory if it is missing, and locks it.
+
+    Its mode is 0700, or 0710 if a group may read the user token.
 
     Raises:
-        ConfigurationError: it cannot be made or used, or another process holds it.
+        ConfigurationError: it cannot be created or used, or another process has it locked.
     """
     descriptor = _open_lock(path, user_group)
     try:
@@ -34,10 +36,10 @@ def locked_state_dir(path: Path, user_group: str = "") -> Iterator[Path]:
 
 
 def write_endpoint(state_dir: Path, address: str, metrics_address: str) -> None:
-    """Notes for the command line where this RM listens; the file appears complete.
+    """Writes where this resource manager listens, for the command line. The file appears complete.
 
-    The group that may read the user token may read this, too.
-    Where there is no room for it, this is logged: only people and tools read it.
+    The group that may read the user token may read this file, too. If the disk is full, that is
+    only logged: no other part of the resource manager needs the file.
     """
     path = state_dir / ENDPOINT_FILE
     temporary = path.with_suffix(".tmp")
@@ -53,7 +55,7 @@ def write_endpoint(state_dir: Path, address: str, metrics_address: str) -> None:
 
 
 def remove_endpoint(state_dir: Path) -> None:
-    """Strikes the note, where the disk still lets us."""
+    """Removes the endpoint file, if the disk allows it."""
     with suppress(OSError):
         (state_dir / ENDPOINT_FILE).unlink(missing_ok=True)
 
@@ -87,6 +89,7 @@ def _open_lock(path: Path, user_group: str) -> int:
             "another directory with --state-dir",
             details={"path": path, "pid": holder},
         ) from None
-    with suppress(OSError):  # only a message to others names it; the disk may be full
+    # The process id is only for the message to others; the disk may be full.
+    with suppress(OSError):
         os.ftruncate(descriptor, os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0))
     return descriptor

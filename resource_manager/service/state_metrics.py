@@ -1,4 +1,4 @@
-"""Fills the gauges of the cluster from the books; runs as a read, between two batches."""
+"""Fills the gauges of the cluster from the engine's state. Runs as a read between two batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ from resource_manager.service.metrics import ResourceManagerMetrics
 
 
 def observe_state(metrics: ResourceManagerMetrics, state: State, at: Instant) -> None:
-    """Everything that is a matter of the present state. Series of forgotten executors go."""
+    """Sets every gauge that follows from the present state.
+
+    Series of deleted executors disappear. The cost grows with the number of executors and groups.
+
+    Args:
+        metrics: the gauges.
+        state: the engine's state.
+        at: this moment.
+    """
     view = cluster_view(state)
     metrics.jobs.set(view.jobs)
     metrics.executors.clear()
@@ -82,6 +90,7 @@ def _observe_reservations(metrics: ResourceManagerMetrics, state: State, at: Ins
 
 
 def _oldest_pending_s(state: State, at: Instant) -> float:
+    # The oldest request of each class is at its head.
     heads = [head for shape in state.queue.classes() if (head := shape.head()) is not None]
     oldest = min((state.requests.at(head).create_time_ms for head in heads), default=None)
     return 0.0 if oldest is None else max(0, at.time_ms - oldest) / 1000

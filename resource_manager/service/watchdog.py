@@ -1,7 +1,7 @@
-"""Telling systemd that we live: as a leader, as long as the writer answers.
+"""Sends keep-alives to systemd's watchdog: on a leader, as long as the writer answers.
 
-Decides what counts as an answer: a database that does not answer is no reason to be killed, since
-the next process would find it no better. Refuses to know what is served.
+A database that does not answer is no reason to be killed, since the next process would find it in
+the same condition.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from resource_manager.service.standby import Leadership
 
 
 async def feed_watchdog(runner: Runner, leadership: Leadership) -> None:
-    """Sends signs of life as often as systemd wants them; returns if it does not watch us."""
+    """Notifies systemd as often as it expects; returns at once if it does not watch this process.
+
+    A standby has no writer and is always reported alive.
+    """
     interval_s = watchdog_interval_s()
     while interval_s is not None:
         if not leadership.leading or await writer_answers(runner):
@@ -24,7 +27,7 @@ async def feed_watchdog(runner: Runner, leadership: Leadership) -> None:
 
 
 async def writer_answers(runner: Runner) -> bool:
-    """True if the writer does its work, or only the database keeps it from that."""
+    """Returns True if the writer works, or only the database keeps it from working."""
     try:
         await runner.read(lambda _state: None)
     except StoreError:

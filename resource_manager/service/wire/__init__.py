@@ -1,1 +1,1 @@
-"""Messages to the engine's values, and back: one module per subject."""
+"""Translates messages to the engine's values and back; one module per subject."""

@@ -1,4 +1,4 @@
-"""A recommendation of how many threads to split a job's work into, asked and answered."""
+"""Decodes AdviseThreads: into how many threads to split a job's work."""
 
 from __future__ import annotations
 
@@ -19,10 +19,14 @@ TARGET_MS_MAX = 366 * 24 * 3600 * 1000
 def advice_wanted(
     request: cluster_pb2.AdviseThreadsRequest, now_ms: int
 ) -> Callable[[State], cluster_pb2.AdviseThreadsResponse]:
-    """What is to be looked up in the books.
+    """Returns the function that computes the advice from the engine's state.
+
+    Args:
+        request: the call.
+        now_ms: this moment, monotonic.
 
     Raises:
-        InvalidArgument: a malformed id, a target of no time, a quantile that is none.
+        InvalidArgument: the id is malformed, the target is 0, or the quantile not between 0 and 1.
     """
     job_id = check_id("job_id", request.job_id)
     target_ms, quantile = TARGET_MS, request.quantile or QUANTILE

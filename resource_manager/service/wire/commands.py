@@ -1,4 +1,4 @@
-"""What answers and commands to executors say otherwise than the engine's values."""
+"""Where messages to executors differ from the engine's values: answers and commands."""
 
 from __future__ import annotations
 

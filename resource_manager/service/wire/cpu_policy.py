@@ -1,7 +1,7 @@
-"""What a request may say about its cpus: which policies, strengths and amounts go together.
+"""Checks what a request says about its cpus: which policies, strengths and amounts go together.
 
-Decides it by the request alone; `InvalidArgument` carries the path of the field, and the way out.
-Refuses to know hosts: what one of them can keep is for the engine to say.
+Only the request itself is checked, before any host is looked at. `InvalidArgument` carries the path
+of the field and what to do instead.
 """
 
 from __future__ import annotations
@@ -23,16 +23,21 @@ PINNED = f"{QosClass.LSE} or {QosClass.LSR}"
 
 _REQUIRED = "STRENGTH_REQUIRED"
 _NEEDS_OWN_CPUS = (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
-_DEMANDS_NOTHING = ("Default", "None")
+_DEMANDS_NOTHING = ("Default", "None")  # policies that every host satisfies
 
 
 def request_policy(
     message: slots_pb2.SlotRequest, profile: ResourceProfile | None, field: str
 ) -> CpuPolicy:
-    """What a slot request says about its cpus; `profile` None: unknown.
+    """Returns the cpu policy of a slot request.
+
+    Args:
+        message: the request.
+        profile: its profile; None: unknown.
+        field: path of the request, for errors.
 
     Raises:
-        InvalidArgument: a word that nobody knows, or a combination that no host could keep.
+        InvalidArgument: an unknown word, or a combination that no host could satisfy.
     """
     if not message.HasField("cpu_policy"):
         return PLAIN
@@ -50,7 +55,7 @@ def request_policy(
 
 
 def _check_strengths(policy: CpuPolicy, field: str) -> None:
-    """Nothing is required by which no host can fail."""
+    """Checks that a required policy is one that a host can fail to satisfy."""
     for name, word, required in (
         ("bind", policy.bind, policy.bind_required),
         ("exclusive", policy.exclusive, policy.exclusive_required),
@@ -113,7 +118,10 @@ def _constrained_burst(qos: QosClass, field: str) -> InvalidArgument:
 
 
 def _check_nothing_of_own_cpus(policy: CpuPolicy, field: str) -> None:
-    """Who has no cpus of its own can prefer something of them, in vain, but not require it."""
+    """Checks a request without dedicated cpus: it may prefer policies about them, not require them.
+
+    The preference has no effect.
+    """
     about = (
         ("bind", policy.bind_required and policy.bind in _NEEDS_OWN_CPUS, policy.bind),
         ("exclusive", policy.exclusive_required, policy.exclusive),

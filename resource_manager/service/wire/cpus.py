@@ -1,7 +1,4 @@
-"""What executors tell of the cpus of their hosts, on the wire and in the books.
-
-Decides which messages are well-formed. Refuses to know what follows from them.
-"""
+"""Decodes what executors report about the cpus of their hosts; checks the form only."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ _WORDS = (
 
 
 def cpu_state_from_proto(message: pb.CpuState, field: str) -> CpuState:
-    """What an executor sees of its host's cpus at present.
+    """Decodes what an executor currently sees of its host's cpus.
 
     Raises:
         InvalidArgument: a malformed list, text or amount.

@@ -1,8 +1,7 @@
-"""From requests on the wire to the engine's vocabulary: every field is checked here, and only here.
+"""Decodes calls into the engine's values. Every field is checked here, and only here.
 
-Decides which messages are well-formed; `InvalidArgument` carries the path of the field. Refuses to
-know the books: whether an id is known, a lease allowed or an amount above the minimum is for the
-engine to say.
+`InvalidArgument` carries the path of the field. Only the form is checked: whether an id is known, a
+lease allowed or an amount above the minimum, the engine checks.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ from resource_manager.service.wire.cpu_policy import request_policy
 from resource_manager.service.wire.cpus import cpu_state_from_proto
 
 BATCH_ITEMS_MAX = 10_000
-PIDS_MAX = 4_194_304  # the kernel's own limit
+PIDS_MAX = 4_194_304  # the kernel's limit
 SLOTS_MAX = 1_000_000
 NAME_LENGTH_MAX = 200
 REQUEST_ID_LENGTH_MIN = 16
@@ -47,7 +46,7 @@ REQUEST_ID_LENGTH_MAX = 256
 GRACE_MS_MAX = 24 * 3600 * 1000
 REASON_LENGTH_MAX = 500
 PROTOCOL_VERSION = "1.0"
-"""Version of the protocol that this RM speaks: "MAJOR.MINOR"."""
+"""Version of the protocol that this resource manager speaks: "MAJOR.MINOR"."""
 
 _VERSION = re.compile(r"(\d{1,4})\.(\d{1,4})")
 _REASON_CODE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
@@ -58,20 +57,22 @@ _REPORTED_STATES = {
 
 
 def check_batch(field: str, items: Sequence[object], *, ranges: Sequence[object] = ()) -> None:
-    """Raises InvalidArgument unless there are 1 to `BATCH_ITEMS_MAX` items; with ranges, 0 will do
-    as well.
+    """Checks that there are 1 to `BATCH_ITEMS_MAX` items; 0 are allowed if there are ranges.
+
+    Raises:
+        InvalidArgument: there are too few or too many.
     """
     if not (0 if ranges else 1) <= len(items) <= BATCH_ITEMS_MAX:
         raise InvalidArgument(field, f"{len(items)} items", f"1 to {BATCH_ITEMS_MAX} items")
 
 
 def grace_ms(message: Duration, *, present: bool) -> int | None:
-    """Milliseconds between SIGTERM and SIGKILL; None: the executor's default."""
+    """Returns the milliseconds between SIGTERM and SIGKILL; None: the executor's default."""
     return duration_ms_from_proto(message, "grace", largest_ms=GRACE_MS_MAX) if present else None
 
 
 def request_id(text: str) -> str:
-    """A well-formed request id; the error does not repeat it, because it is a secret."""
+    """Returns a well-formed request id. The error does not repeat it, because it is a secret."""
     fits = REQUEST_ID_LENGTH_MIN <= len(text) <= REQUEST_ID_LENGTH_MAX
     if not fits or not text.isprintable():
         raise InvalidArgument(
@@ -83,9 +84,14 @@ def request_id(text: str) -> str:
 
 
 def slot_request(message: slots_pb2.SlotRequest, field: str) -> RequestSpec:
-    """One slot request."""
+    """Decodes one slot request.
+
+    Raises:
+        InvalidArgument: a field is malformed.
+    """
     allocation_id = message.allocation_id
-    if not ID_PATTERN.fullmatch(allocation_id):  # thousands come at once: no path for sound ones
+    # Thousands come at once: the path of the field is built only for a malformed id.
+    if not ID_PATTERN.fullmatch(allocation_id):
         check_id(f"{field}.allocation_id", allocation_id)
     specified = message.HasField("profile")
     profile = profile_from_proto(message.profile, f"{field}.profile") if specified else None
@@ -122,12 +128,12 @@ def _check_limit(limit: int, profile: ResourceProfile | None, field: str) -> Non
 
 
 def slot_requests_from(messages: Sequence[slots_pb2.SlotRequest], first: int) -> list[RequestSpec]:
-    """A part of a batch, which begins at the position `first`."""
+    """Decodes a part of a batch; `first` is the position of its first request in the call."""
     return [slot_request(each, f"requests[{first + at}]") for at, each in enumerate(messages)]
 
 
 def repetitions(ids: Sequence[str], field: str) -> dict[int, ItemOutcome]:
-    """By position, the refusal of every item whose id stood earlier in the same batch."""
+    """Returns, by position, the refusal of every item whose id stands earlier in the batch."""
     first: dict[str, int] = {}
     repeated: dict[int, ItemOutcome] = {}
     for index, each in enumerate(ids):
@@ -143,7 +149,7 @@ def repetitions(ids: Sequence[str], field: str) -> dict[int, ItemOutcome]:
 
 
 def allocation_ids(ids: Sequence[str], *, ranges: Sequence[object] = ()) -> tuple[str, ...]:
-    """A batch of well-formed ids; none with ranges, if need be."""
+    """Returns a batch of well-formed ids; it may be empty if there are ranges."""
     check_batch("allocation_ids", ids, ranges=ranges)
     return tuple(check_id(f"allocation_ids[{index}]", each) for index, each in enumerate(ids))
 
@@ -151,7 +157,10 @@ def allocation_ids(ids: Sequence[str], *, ranges: Sequence[object] = ()) -> tupl
 def slot_releases(
     messages: Sequence[rm_pb2.SlotRelease], *, ranges: Sequence[object] = ()
 ) -> tuple[tuple[str, int], ...]:
-    """A batch of slots (id, generation; 0: the current one); none with ranges, if need be."""
+    """Returns a batch of slots: (id, generation; 0: the current one).
+
+    It may be empty if there are ranges.
+    """
     check_batch("slots", messages, ranges=ranges)
     slots = tuple((each.allocation_id, each.generation) for each in messages)
     sound = ID_PATTERN.fullmatch
@@ -163,7 +172,12 @@ def slot_releases(
 
 
 def registration(message: rm_pb2.RegisterExecutorRequest) -> Registration:
-    """What an executor announces of itself."""
+    """Decodes what an executor announces about itself.
+
+    Raises:
+        InvalidArgument: a field is malformed.
+        FailedPrecondition: see `check_protocol_version`.
+    """
     check_id("executor_id", message.executor_id)
     check_id("instance_id", message.instance_id)
     check_dialable(message.address, "address")
@@ -197,7 +211,9 @@ def registration(message: rm_pb2.RegisterExecutorRequest) -> Registration:
 
 
 def check_protocol_version(text: str) -> str:
-    """The version itself if both sides understand each other: same major, minors at most one apart.
+    """Returns the version if both sides understand each other.
+
+    They do with the same major version and minor versions at most one apart.
 
     Raises:
         InvalidArgument: malformed.
@@ -219,7 +235,11 @@ def check_protocol_version(text: str) -> str:
 
 
 def report(message: slots_pb2.SlotReport, field: str) -> Report:
-    """One numbered state of an executor."""
+    """Decodes one numbered report of an executor.
+
+    Raises:
+        InvalidArgument: a field is malformed.
+    """
     if message.report_number < 1:
         raise InvalidArgument(f"{field}.report_number", message.report_number, "1 or more")
     _check_counter(f"{field}.rm_epoch", message.rm_epoch)
@@ -230,7 +250,7 @@ def report(message: slots_pb2.SlotReport, field: str) -> Report:
     slots = tuple(
         _reported_slot(each, f"{field}.slots[{index}]") for index, each in enumerate(message.slots)
     )
-    # Two generations of one id may well stand on a host until the older one is freed.
+    # Two generations of one id may exist on a host until the older one is freed.
     if len({(slot.allocation_id, slot.generation) for slot in slots}) != len(slots):
         raise InvalidArgument(
             f"{field}.slots", f"{len(slots)} slots", "every id and generation once"
@@ -253,7 +273,7 @@ def report(message: slots_pb2.SlotReport, field: str) -> Report:
 
 
 def usage(message: slots_pb2.UsageReport, field: str) -> Usage:
-    """What slots really use."""
+    """Decodes what slots really use."""
     return Usage(
         cpu_milli=check_amount(f"{field}.cpu_milli", message.cpu_milli),
         memory_bytes=check_amount(f"{field}.memory_bytes", message.memory_bytes),

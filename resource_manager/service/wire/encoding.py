@@ -1,7 +1,7 @@
-"""Makes messages of the engine's values, by the names of their fields.
+"""Builds messages from the engine's values, by the names of their fields.
 
-Where the protocol's word and the engine's differ stands in the tables of `listed.py`,
-`explained.py` and `commands.py`, and below.
+Where message and value use different names, the tables in `listed.py`, `explained.py`,
+`commands.py` and below say so.
 """
 
 from __future__ import annotations
@@ -53,13 +53,14 @@ ORDERED, WAITING = slots_pb2.SLOT_RESIZE_STATE_ORDERED, slots_pb2.SLOT_RESIZE_ST
 def slot_status(
     slot: Slot, executor_address: str = "", resize_message: str = ""
 ) -> slots_pb2.SlotStatus:
-    """Returns a slot; `resize_message` says why a change of its size waits."""
+    """Returns a slot; `resize_message` says why a resize waits."""
     under_way = []
     if slot.ordered is not None:
         under_way.append(resize_status(slot.ordered, ordered=True))
     if slot.wanted is not None:
         under_way.append(resize_status(slot.wanted, ordered=False, message=resize_message))
-    function = write.function(Slot, slots_pb2.SlotStatus)  # slots are written most often
+    # Called directly, not through `write`, because slots are written most often.
+    function = write.function(Slot, slots_pb2.SlotStatus)
     return function(slot, executor_address=executor_address, resizes=under_way)
 
 
@@ -69,7 +70,7 @@ def slot_status_of_view(view: SlotView) -> slots_pb2.SlotStatus:
 
 
 def resize_status(resize: Resize, *, ordered: bool, message: str = "") -> slots_pb2.SlotResize:
-    """Returns one change of a slot's size; `message` says why it waits."""
+    """Returns one resize of a slot; `message` says why it waits."""
     state = ORDERED if ordered else WAITING
     return write(slots_pb2.SlotResize, resize, state=state, message=message)
 
@@ -83,7 +84,7 @@ def explanation(found: Explanation, state: State) -> rm_pb2.ExplainResponse:
 def groups_message(
     views: list[GroupView], held: list[ReservationView], fairness: Fairness
 ) -> cluster_pb2.ListGroupsResponse:
-    """Returns all groups, how service is counted, and all reservations."""
+    """Returns all groups, the usage settings, and all reservations."""
     return cluster_pb2.ListGroupsResponse(
         groups=write.each(cluster_pb2.GroupStatus, views),
         service_measure=fairness.usage_measure,
@@ -95,7 +96,7 @@ def groups_message(
 
 
 def job_status(view: JobView, flow: FlowView) -> cluster_pb2.JobStatus:
-    """Returns a job with what it has received and gets."""
+    """Returns a job with its usage and current share."""
     since_ms = flow.oldest_wait_time_ms
     return write(
         cluster_pb2.JobStatus,
@@ -109,7 +110,7 @@ def job_status(view: JobView, flow: FlowView) -> cluster_pb2.JobStatus:
 def executor_status(
     view: ExecutorView, *, with_topology: bool = False
 ) -> cluster_pb2.ExecutorStatus:
-    """Returns an executor with its sums."""
+    """Returns an executor with the sums over its slots."""
     if not with_topology:
         return write(cluster_pb2.ExecutorStatus, view)
     topology = topology_dict_to_proto(json.loads(view.executor.registration.topology))
@@ -177,4 +178,4 @@ write = Writer(
         cpus_pb2.EffectiveHostPolicy: effective_policy_to_proto,
     },
 )
-"""Returns the message of a value: `write(cluster_pb2.ClusterEvent, event)`."""
+"""Returns the message of a value, for example `write(cluster_pb2.ClusterEvent, event)`."""

@@ -1,4 +1,4 @@
-"""What explanations say otherwise than the engine's values."""
+"""Where the messages of explanations differ from the engine's values."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Gangs that calls declare.
+"""Decodes the gangs that a call declares; checks the form only.
 
-Decides what a call with gangs must look like; `InvalidArgument` carries the path of the field.
-Refuses to know the books, and whether a gang fits.
+`InvalidArgument` carries the path of the field. Whether a gang fits, the engine decides.
 """
 
 from __future__ import annotations
@@ -29,21 +28,23 @@ def gangs_of_call(
     *,
     members_max: int,
 ) -> tuple[GangSpec, ...]:
-    """The gangs that a call declares, each with all its members among the requests of the call.
+    """Returns the gangs that a call declares.
+
+    All members of a gang must be among the requests of the same call.
 
     Args:
-        messages: what it declares.
-        requests: all its requests, in the order sent.
-        repeated: those of them, by position, whose id stood before.
-        members_max: what one gang may consist of.
+        messages: the declared gangs.
+        requests: all requests of the call, in the order sent.
+        repeated: by position, the requests whose id stands earlier in the call.
+        members_max: how many members a gang may have.
 
     Raises:
-        InvalidArgument: a malformed gang, one that is declared twice or has too few or too many
-            members here, or a request that cannot be a member of the gang that it names.
+        InvalidArgument: a gang is malformed, declared twice, or has too few or too many members in
+            this call; or a request cannot be a member of the gang that it names.
     """
     if not messages and not any(request.gang_id for request in requests):
         return ()
-    if len(messages) > len(requests):  # which costs less to see than to read them all
+    if len(messages) > len(requests):  # cheaper to check than to decode them all
         expected = "at most as many as requests, to which they belong"
         raise InvalidArgument("gangs", f"{len(messages)} gangs", expected)
     gangs: dict[str, GangSpec] = {}
@@ -90,7 +91,7 @@ def _members(
     gangs: Mapping[str, GangSpec],
     repeated: Mapping[int, ItemOutcome],
 ) -> dict[str, list[int]]:
-    """Positions of the members, by gang."""
+    """Returns the positions of the members, by gang."""
     members: dict[str, list[int]] = {}
     for at, request in enumerate(requests):
         gang_id = request.gang_id

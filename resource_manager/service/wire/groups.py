@@ -1,4 +1,4 @@
-"""What operators ask of resource groups: every field is checked here."""
+"""Decodes operators' changes of resource groups; checks every field."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.model.events import GroupSet
 
 NO_LIMIT = -1
-"""An amount that takes a limit away."""
+"""An amount that removes a limit."""
 
 DIMENSIONS_MAX = 64
 """Kinds of resources that one group may limit."""
 
 
 def group_set_event(request: cluster_pb2.SetGroupRequest, at: Instant) -> GroupSet:
-    """What is to become of a group; whether that may be, the engine knows.
+    """Decodes a SetGroup request. Semantic checks are the engine's.
 
     Raises:
-        InvalidArgument: a limit that is none.
+        InvalidArgument: malformed limits.
     """
     return GroupSet(
         at,

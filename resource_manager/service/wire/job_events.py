@@ -1,4 +1,4 @@
-"""Slots as job events carry them: plain data, see `resource_manager/engine/model/offers.py`."""
+"""Builds slot messages from the plain data in job events; see `engine/model/offers.py`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PLAIN = frozenset(
     for field in slots_pb2.SlotStatus.DESCRIPTOR.fields
     if field.message_type is None and field.enum_type is None
 )
-"""Numbers and texts of a slot, which events carry as they are."""
+"""Number and text fields of a slot, which events carry under the same names."""
 
 
 def slot_status_of_event(data: Mapping[str, Any]) -> slots_pb2.SlotStatus:

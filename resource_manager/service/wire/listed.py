@@ -1,4 +1,4 @@
-"""What lists and events of the cluster say otherwise than the engine's values."""
+"""Where the messages of lists and cluster events differ from the engine's values."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _cpus(slot: Slot) -> str:
 
 
 def _error(outcome: ItemOutcome) -> slots_pb2.ItemError | None:
-    if not outcome.reason:  # most often
+    if not outcome.reason:  # the usual case
         return None
     return slots_pb2.ItemError(
         reason=outcome.reason, message=outcome.message, details=dict(outcome.details)

@@ -1,7 +1,4 @@
-"""Ranges of requests, and members of them, as they are on the wire: every field is checked here.
-
-Decides which messages are well-formed. Refuses to know the books.
-"""
+"""Decodes ranges of requests and members of ranges; checks every field, the form only."""
 
 from __future__ import annotations
 
@@ -15,31 +12,31 @@ from resource_manager.engine.model.events import Members
 from resource_manager.engine.queue.ranges import INDEX_END
 from resource_manager.service.wire.decoding import slot_request
 
-RANGES_MAX = 100  # in one call
-MEMBERS_MAX = 1_000_000  # of one range in one call
+RANGES_MAX = 100  # per call
+MEMBERS_MAX = 1_000_000  # per range in one call
 RANGE_ID_LENGTH_MAX = 100
 
 _RANGE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def check_range_count(ranges: Sequence[object]) -> None:
-    """Raises InvalidArgument if there are more than `RANGES_MAX`."""
+    """Raises InvalidArgument if there are more than `RANGES_MAX` ranges."""
     if len(ranges) > RANGES_MAX:
         raise InvalidArgument("ranges", f"{len(ranges)} items", f"at most {RANGES_MAX} items")
 
 
 def request_ranges(messages: Sequence[slots_pb2.RequestRange]) -> tuple[RangeSpec, ...]:
-    """The ranges of a call.
+    """Decodes the ranges of a call.
 
     Raises:
-        InvalidArgument: a field is malformed, or not for ranges.
+        InvalidArgument: a field is malformed, or not allowed for ranges.
     """
     check_range_count(messages)
     return tuple(_request_range(each, f"ranges[{at}]") for at, each in enumerate(messages))
 
 
 def range_members(messages: Sequence[slots_pb2.RangeMembers]) -> tuple[Members, ...]:
-    """Members of ranges (id, first index, count).
+    """Decodes members of ranges: (range id, first index, count).
 
     Raises:
         InvalidArgument: a field is malformed.
@@ -60,6 +57,7 @@ def _request_range(message: slots_pb2.RequestRange, field: str) -> RangeSpec:
     for name in ("allocation_id", "gang_id", "target_address"):
         if value := getattr(asked, name):
             raise InvalidArgument(f"{field}.request.{name}", value, "empty: ranges have none")
+    # A range is decoded as one request with the range's id.
     request = slots_pb2.SlotRequest()
     request.CopyFrom(asked)
     request.allocation_id = range_id

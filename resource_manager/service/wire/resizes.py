@@ -1,7 +1,6 @@
-"""Changes of a slot's size that are asked for.
+"""Decodes requests to resize a slot; checks the form only.
 
-Decides which wishes are well-formed. Refuses to know the books: whether the slot exists, the size
-may be had or the number is the next one is for the engine to say.
+Whether the slot exists, the size is possible or the number is the next one, the engine checks.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _WAITS_FOR_USE = {
 
 
 class ResizeMessage(Protocol):
-    """What the calls of job masters and of operators have in common."""
+    """What the two ResizeSlot calls have in common: job masters' and operators'."""
 
     allocation_id: str
     generation: int
@@ -36,7 +35,7 @@ class ResizeMessage(Protocol):
 
     @property
     def profile(self) -> resources_pb2.ResourceProfile:
-        """The whole of what the slot is to consist of."""
+        """The whole new size of the slot."""
 
     def HasField(self, field_name: Any) -> bool:
         """Whether a field is present."""
@@ -45,10 +44,17 @@ class ResizeMessage(Protocol):
 def resize_event(
     message: ResizeMessage, job_id: str | None
 ) -> Callable[[Instant], ResizeRequested]:
-    """The event of a call; `job_id` None: an operator's.
+    """Decodes a ResizeSlot call.
+
+    Args:
+        message: the call.
+        job_id: the job that must own the slot; None: an operator's call.
+
+    Returns:
+        A function that makes the event, given the moment.
 
     Raises:
-        InvalidArgument: a malformed field.
+        InvalidArgument: a field is malformed.
     """
     allocation_id = check_id("allocation_id", message.allocation_id)
     generation, number = message.generation, message.resize_number

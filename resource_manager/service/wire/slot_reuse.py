@@ -1,7 +1,6 @@
-"""What is asked of slots whose work is done, on the wire.
+"""Decodes ReuseSlots: which slots go on with which requests; checks the form only.
 
-Decides which calls are well-formed. Refuses to know the books: whether a slot may be reused is for
-the engine to say.
+Whether a slot may be reused, the engine decides.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from resource_manager.engine.model.events import Event, SlotsReuseAsked
 from resource_manager.service.wire import decoding
 
 ReusePart = tuple[tuple[str, int, str], ...]
-"""Slots: id, generation, and the request whose work each is to do."""
+"""Slots: (id, generation, id of the request that each serves next)."""
 
 
 def slot_reuses(messages: Sequence[rm_pb2.SlotReuse]) -> ReusePart:
-    """A batch of slots. None of them, and no request, may be named twice.
+    """Decodes a batch of slots. No slot and no request may occur twice.
 
     Raises:
-        InvalidArgument: something is missing, malformed, or there twice.
+        InvalidArgument: something is missing, malformed, or occurs twice.
     """
     decoding.check_batch("slots", messages)
     slots: list[tuple[str, int, str]] = []
@@ -46,7 +45,7 @@ def slot_reuses(messages: Sequence[rm_pb2.SlotReuse]) -> ReusePart:
 def reuse_events(
     job_id: str, parts: Sequence[ReusePart], grace_ms: int | None
 ) -> list[Callable[[Instant], Event]]:
-    """What is to happen, part by part."""
+    """Returns one event per part of the batch."""
     return [
         partial(SlotsReuseAsked, job_id=job_id, slots=part, grace_ms=grace_ms) for part in parts
     ]
