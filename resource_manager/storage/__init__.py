@@ -1,1 +1,1 @@
-"""Durable state: one promise, SQLite and PostgreSQL."""
+"""Durable state: one interface (`Store`), kept by SQLite, PostgreSQL, or memory for tests."""

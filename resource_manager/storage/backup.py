@@ -1,8 +1,7 @@
-"""Copies of an SQLite database, and putting one back.
+"""Backs up an SQLite database, and restores it.
 
-Decides that a copy is complete or absent, that what it replaces is kept, and that a restored
-database continues above every epoch that executors may have seen. Refuses to know PostgreSQL's own
-tools, which do this there.
+A copy is complete or absent. A restore keeps the database that it replaces, and continues above
+every epoch that executors may have seen. For PostgreSQL operators use its own tools.
 """
 
 from __future__ import annotations
@@ -38,21 +37,20 @@ from resource_manager.storage.versions import check_not_ahead
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a restore did. `kept`: where the database that was replaced lies now; None: there was
-    none."""
+    """What a restore did. `kept` is the new path of the replaced database; None: there was none."""
 
     rm_epoch: int
     kept: Path | None
 
 
 def backup(url: str, path: Path) -> None:
-    """Write a complete copy of the database at `url` to `path`, while it is in use or not.
+    """Writes a complete copy of the database at `url` to `path`; the database may be in use.
 
-    An older backup at `path` is replaced when the new one is complete.
+    An older backup at `path` is replaced once the new one is complete.
 
     Raises:
         ConfigurationError: the database is not a file.
-        InvalidArgument: something that is not a backup lies at `path`.
+        InvalidArgument: a file at `path` is not a backup.
         StoreError: the database cannot be read, or the copy cannot be written.
     """
     source = _file(url, "pg_dump --format=custom")
@@ -65,22 +63,30 @@ def backup(url: str, path: Path) -> None:
 
 
 def check_restorable(url: str) -> None:
-    """Raises ConfigurationError if `restore` is not for this kind of database."""
+    """Raises ConfigurationError if `restore` does not support this kind of database."""
     _file(url, "pg_restore, then finegrain db raise-epoch")
 
 
 def restore(url: str, path: Path, *, above_epoch: int) -> Restored:
-    """Put the backup at `path` in the place of the database at `url`.
+    """Replaces the database at `url` with the backup at `path`.
 
-    The resource manager must be stopped. Its next epoch will be above `above_epoch` (the highest
-    that any executor reports), above that of the backup and above that of the replaced database, as
-    far as it is readable. What was acknowledged after the backup was made is not in it.
+    The resource manager must be stopped. Whatever was acknowledged after the backup is lost. The
+    next epoch is above `above_epoch`, above that of the backup and, if it is readable, above that
+    of the replaced database.
+
+    Args:
+        url: the database to replace.
+        path: the backup.
+        above_epoch: the highest epoch that any executor reports.
+
+    Returns:
+        The epoch, and where the replaced database is kept.
 
     Raises:
         ConfigurationError: the database is not a file.
         InvalidArgument: `above_epoch` is negative.
-        StoreError: somebody leads (STORE_IN_USE), or the backup is damaged, newer than this
-            software or not ours; then nothing has changed.
+        StoreError: another process leads (STORE_IN_USE), or the backup is damaged, newer than this
+            software or another program's. Nothing has changed then.
     """
     target = _file(url, "pg_restore, then finegrain db raise-epoch")
     path = path.absolute()
@@ -131,7 +137,7 @@ def _check_sound(database: Path, shown: Path) -> None:
 
 
 def _epoch_if_readable(database: Path) -> int:
-    """What the database to be replaced knows; it may be the damaged reason for the restore."""
+    """Returns the epoch of the database to replace; 0 if it cannot be read (it may be damaged)."""
     try:
         check_is_ours(database)
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
@@ -153,10 +159,10 @@ def _raise_epoch(database: Path, above_epoch: int) -> int:
 
 
 def _set_aside(database: Path) -> Path | None:
-    """Keep the old database under another name, log and all; the name itself stays in use until the
-    new one has it.
+    """Keeps the old database and its WAL under another name; returns its new path, or None.
 
-    A log that stayed beside the new file would be played into it.
+    The old name stays in use until the new database replaces it. The WAL must be moved away,
+    because SQLite would apply it to the new file.
     """
     if not database.exists():
         wal_of(database).unlink(missing_ok=True)

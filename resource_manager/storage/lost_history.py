@@ -1,9 +1,9 @@
 # ruff: noqa: S608  (only constants are put together)
-"""Older books in the place of newer ones: no number of theirs may name two things.
+"""Raises counters after a restore, so that no number names two different things.
 
-Decides what has to skip what was used after the copy was made and is lost with it: the events that
-job masters have heard, and the placements that executors still hold. (What executors order all
-messages by, the epoch, is raised beside this.) Refuses to know how books are copied.
+An older copy of the database does not know what was used after it was made: events that job masters
+have received, and generations of slots that executors still have. Both must be skipped. (The epoch,
+by which executors order all messages, is raised by the caller.)
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SEQUENCE_STEP = 1 << 32
 """More events than one job writes between a backup and its restore."""
 
 GENERATION_STEP = 1_000_000
-"""More placements than one request has in that time."""
+"""More generations than one request uses in that time."""
 
 _SKIP_EVENTS = f"""
     UPDATE jobs SET last_sequence = last_sequence + {SEQUENCE_STEP},
@@ -36,10 +36,10 @@ _SKIP_GENERATIONS = f"""
 
 
 def leave_lost_history(execute: Callable[[str], object]) -> None:
-    """Makes restored books go on beyond what those that they replace may have told.
+    """Raises event sequences and generations above what the lost newer copy may have used.
 
-    A job master that resumes its stream is told OUT_OF_RANGE, and begins anew with a snapshot; a
-    slot that these books do not know is freed, and never taken for one of theirs.
+    A job master that resumes its stream receives OUT_OF_RANGE and begins again with a snapshot. A
+    slot that this database does not know is freed, and is never mistaken for one that it knows.
 
     Args:
         execute: runs one statement in a transaction that the caller commits.

@@ -1,7 +1,7 @@
-"""Runs the migrations: from whatever version a database has to the one this software knows.
+"""Runs Alembic's migrations from the version of a database to the one this software knows.
 
-Decides where the migration files are (in a wheel beside this package, in a checkout at the root)
-and that a run is one transaction. Refuses to know what the single migrations do.
+The migration files are beside this package in a wheel, and at the root in a checkout. A run is one
+transaction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def migrations_folder() -> Path:
-    """Where `env.py` and `versions/` are.
+    """Returns the folder with `env.py` and `versions/`.
 
     Raises:
         ConfigurationError: this installation is incomplete.
@@ -42,7 +42,7 @@ def _config(connection: Connection | None = None) -> Config:
 
 
 def steps(from_version: int) -> list[str]:
-    """What is to be done from this version on, oldest first: "0002 what it does"."""
+    """Returns the migrations above this version, oldest first: "0002 what it does"."""
     from alembic.script import ScriptDirectory
 
     script = ScriptDirectory.from_config(_config())
@@ -54,7 +54,7 @@ def steps(from_version: int) -> list[str]:
 
 
 def migrate(connection: Connection, to_version: int) -> None:
-    """Bring the database up to a version inside the connection's transaction."""
+    """Upgrades the database to a version, inside the connection's transaction."""
     from alembic import command
 
     command.upgrade(_config(connection), revision_name(to_version))
@@ -63,12 +63,12 @@ def migrate(connection: Connection, to_version: int) -> None:
 
 
 def revision_name(version: int) -> str:
-    """How migration number `version` is called."""
+    """Returns Alembic's name of a version: four digits."""
     return f"{version:04d}"
 
 
 def recorded_version(connection: Connection) -> int:
-    """The version a database says it has; 0: none."""
+    """Returns the version recorded in the database; 0: none."""
     if not inspect(connection).has_table("alembic_version"):
         return 0
     found = connection.scalar(text("SELECT version_num FROM alembic_version"))

@@ -1,7 +1,7 @@
-"""A PostgreSQL database as found on a server: how it is reached, recognised, made and upgraded.
+"""Connects to a PostgreSQL database, recognises it, and creates or upgrades its schema.
 
-Decides connection settings and the words of the lease in SQL. Refuses to know the books. All times
-are the database's own (`clock_timestamp()`): hosts' clocks differ, and a frozen host's clock lies.
+All times are the database's own (`clock_timestamp()`), because hosts' clocks differ and the clock
+of a frozen host is wrong.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from resource_manager.storage.postgresql_errors import postgresql_errors
 from resource_manager.storage.tables import SCHEMA_VERSION
 from resource_manager.storage.versions import check_not_ahead, check_not_behind
 
-CONNECTIONS = 3  # writer, two readers; the lease has one of its own
+CONNECTIONS = 3  # writer and two readers; the lease has a dedicated one
 CONNECT_TIMEOUT_S = 5
 SILENCE_MS = 10_000
-"""A server that acknowledges nothing for so long counts as gone."""
+"""A server that acknowledges nothing for this long counts as unreachable."""
 
-POLL_S = 0.1
-LEASE_WAIT_MAX_S = 30.0
+POLL_S = 0.1  # between two attempts to get the lease
+LEASE_WAIT_MAX_S = 30.0  # longest wait for a predecessor's lease
 
 NOW_MS = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 
@@ -35,15 +35,17 @@ DURABLE = (
     "set_config('synchronous_commit', CASE current_setting('synchronous_commit') "
     "WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true)"
 )
-"""For this transaction only, so that it also holds behind a pooler that mixes sessions. Stronger
-settings of the server (remote_apply) stay."""
+"""Makes one transaction durable, even if the server's default is `off`.
+
+Set per transaction, because a pooler mixes sessions. Stronger settings (remote_apply) stay.
+"""
 
 _UPGRADE_LOCK = tables.APPLICATION_ID
-"""Key of the advisory lock under which schemas are made and changed; ends with the transaction."""
+"""Key of the advisory lock for creating and changing the schema; held for one transaction."""
 
 
 def postgresql_engine(location: DatabaseUrl, *, connections: int = CONNECTIONS) -> Engine:
-    """An engine for this database; connects at first use.
+    """Returns an engine for this database; it connects at first use.
 
     Raises:
         ConfigurationError: the driver is not installed.
@@ -61,7 +63,7 @@ def postgresql_engine(location: DatabaseUrl, *, connections: int = CONNECTIONS) 
         "keepalives_interval": 2,
         "keepalives_count": 3,
         "tcp_user_timeout": SILENCE_MS,
-        # Prepared statements belong to a session, which a pooler may swap between transactions.
+        # Prepared statements belong to a session, and a pooler may change it between transactions.
         "prepare_threshold": None,
     }
     given = {key: value for key, value in defaults.items() if key not in location.url.query}
@@ -78,13 +80,13 @@ _MARK = re.compile(r" \[[0-9a-f]{16}\]$")
 
 
 def holder_id() -> str:
-    """What makes a holder unique, however it calls itself; people are not shown it."""
+    """Returns a random suffix that makes a holder unique. It is removed in what people see."""
     return f" [{secrets.token_hex(8)}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who leads, and for how long still; not above 0: nobody, any more."""
+    """Who leads, and for how long; `remaining_ms` of 0 or less: the lease has run out."""
 
     holder: str
     rm_epoch: int
@@ -93,15 +95,18 @@ class Lease:
 
 
 def read_lease(connection: Connection, *, lock: bool = False) -> Lease:
-    """The lease as it stands.
+    """Reads the lease row.
 
     Args:
         connection: in a transaction.
-        lock: keep others from taking or renewing it until the transaction ends.
+        lock: prevent others from taking or renewing the lease until the transaction ends.
+
+    Raises:
+        StoreError: the row is missing (STORE_CORRUPT).
     """
     row = connection.execute(
         text(
-            # Older schemas have no column `address`; software that waits for them still asks.
+            # Older schemas have no column `address`; newer software waiting to upgrade reads them.
             f"SELECT holder, rm_epoch, until_time_ms - {NOW_MS}, "  # noqa: S608
             "coalesce(to_jsonb(leadership) ->> 'address', '') FROM leadership WHERE id = 1"
             + (" FOR UPDATE" if lock else "")
@@ -116,7 +121,7 @@ def read_lease(connection: Connection, *, lock: bool = False) -> Lease:
 
 
 def in_use(location: DatabaseUrl, lease: Lease) -> StoreError:
-    """Somebody leads."""
+    """Returns the error for a database on which another process leads."""
     return StoreError(
         f"the database {location} is in use by {lease.holder} (epoch {lease.rm_epoch}, renewed for "
         f"another {lease.remaining_ms} ms); stop that one first, start this one with --standby to "
@@ -131,10 +136,10 @@ def in_use(location: DatabaseUrl, lease: Lease) -> StoreError:
 
 
 def version_of(connection: Connection, location: DatabaseUrl) -> int:
-    """Schema version of the database; 0: it is empty.
+    """Returns the schema version of the database; 0: it is empty.
 
     Raises:
-        StoreError: it is another program's.
+        StoreError: the database belongs to another program.
     """
     names = set(inspect(connection).get_table_names())
     if not names:
@@ -154,10 +159,21 @@ def version_of(connection: Connection, location: DatabaseUrl) -> int:
 
 
 def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: bool) -> int:
-    """See that the schema is what this software knows; returns the version found (0: empty).
+    """Creates or upgrades the schema so that it is the one this software knows.
+
+    An upgrade waits once for a lease that still runs, at most `LEASE_WAIT_MAX_S`.
+
+    Args:
+        engine: the database.
+        location: its URL, for messages.
+        create: create the schema in an empty database.
+        upgrade: upgrade an older schema.
+
+    Returns:
+        The version found (0: empty).
 
     Raises:
-        StoreError: STORE_SCHEMA, or STORE_IN_USE where an upgrade is due and somebody leads.
+        StoreError: STORE_SCHEMA, or STORE_IN_USE if an upgrade is due and another process leads.
     """
     with postgresql_errors(location):
         with engine.begin() as connection:
@@ -186,7 +202,7 @@ def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: boo
 
 
 def _try_upgrade(engine: Engine, location: DatabaseUrl, give_up_at_s: float | None) -> int:
-    """Upgrade if nobody leads; else returns for how many milliseconds the lease still runs."""
+    """Upgrades unless a process leads; returns how many ms its lease still runs, else 0."""
     with engine.begin() as connection:
         connection.execute(text(f"SELECT pg_advisory_xact_lock({_UPGRADE_LOCK})"))
         connection.execute(text(f"SELECT {DURABLE}"))

@@ -1,9 +1,10 @@
 # ruff: noqa: S608  (only constants are put together, values travel as parameters)
-"""The store in PostgreSQL: several resource managers may want to lead; one does.
+"""The store in PostgreSQL: several resource managers may want to lead, and one does.
 
-Decides that leading means holding a lease row with an epoch, renewed by the database's clock, and
-that every write reads this row FOR SHARE: whoever takes over waits for writes under way, and later
-ones find another epoch. Session locks would not do: they vanish unnoticed behind a pooler.
+To lead means to hold a lease row with an epoch, renewed by the database's clock. Every write
+transaction reads this row FOR SHARE. A successor therefore waits for writes in progress, and later
+writes of the old leader find another epoch. Session locks would not do: a connection pooler can
+drop them unnoticed.
 """
 
 from __future__ import annotations
@@ -46,20 +47,25 @@ Clock = Callable[[], float]
 
 
 def boot_seconds() -> float:
-    """A clock that no adjustment moves, and that runs while the host sleeps."""
+    """Returns seconds of a clock that is never adjusted and runs while the host is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 IDLE_SHARE = 0.4
-"""A transaction in which the client is silent for this share of a lease is broken off: a frozen
-leader must not keep its successor waiting for the row. Measured with 400 ms of 1 s."""
+"""Share of a lease after which the server ends a transaction with an idle client.
+
+A frozen leader must not keep its successor waiting for the row. Measured with 400 ms of 1 s.
+"""
 
 SURE_SHARE = 0.9
-"""So much of a lease is relied on without asking: the rest is for clocks that run apart and for the
-way from the decision to the wire."""
+"""Share of a lease that is relied on without asking the database.
 
-# `durable` is joined so that its setting is made; one statement, so that nothing idles in between.
-# Holders are unique: a row with ours is ours, also where the answer that told us so was lost.
+The rest covers clocks of different speed, and the time from the decision to the wire.
+"""
+
+# `durable` is joined so that its setting takes effect. It is one statement, so that the transaction
+# is never idle. Holders are unique, so a row with this holder is ours, even if the answer of the
+# database was lost.
 _TAKE = text(
     f"""
     WITH durable AS MATERIALIZED (SELECT {DURABLE})
@@ -72,7 +78,7 @@ _TAKE = text(
     """
 )
 
-# Not durable on purpose: a renewal that a crash of the server forgets only ends the lease sooner.
+# Not durable on purpose: if a server crash loses a renewal, the lease only ends sooner.
 _RENEW = text(
     f"""
     WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))
@@ -88,7 +94,8 @@ _GIVE_BACK = text(
     """
 )
 
-# A leader that dies while it waits for another session's lock must not keep the row locked either.
+# A leader that dies while it waits for another session's lock must not keep the row locked either,
+# hence `lock_timeout`.
 _FENCE = f"""
     SELECT {DURABLE}, set_config('idle_in_transaction_session_timeout', %s, true),
         set_config('lock_timeout', %s, true)
@@ -102,7 +109,7 @@ _RISKY_SETTINGS = {
 
 
 class PostgresqlStore(SqlStore):
-    """See the module. Made by `open_store`."""
+    """A store on a server; see the module. Create it with `open_store`."""
 
     def __init__(
         self,
@@ -122,12 +129,12 @@ class PostgresqlStore(SqlStore):
             statements=PostgresqlStatements(),
         )
         self._engine = engine
-        # A connection of its own, kept: renewals never wait for readers, and cost little.
+        # A dedicated connection, kept open: renewals never wait for readers, and cost little.
         self._lease_engine = postgresql_engine(location, connections=1)
         self._single = self._lease_engine.execution_options(isolation_level="AUTOCOMMIT")
         self._kept: Connection | None = None
         self._mark = holder_id()
-        self._lease_lock = threading.Lock()  # no renewal sees half of a new epoch
+        self._lease_lock = threading.Lock()  # a renewal must not see a half-changed epoch
         self._lease_ms = lease_ms
         self._idle_ms = str(max(1, round(lease_ms * IDLE_SHARE)))
         self._clock = clock
@@ -164,7 +171,7 @@ class PostgresqlStore(SqlStore):
             time.sleep(POLL_S)
 
     def _take(self, holder: str, address: str, above_epoch: int) -> int | None:
-        # A store that leads only raises its own epoch; it does not take over from others.
+        # A store that leads raises only its own epoch; it does not take over from another one.
         values: dict[str, Any] = {
             "holder": self._holder or f"{holder}{self._mark}",
             "address": address,
@@ -193,7 +200,7 @@ class PostgresqlStore(SqlStore):
             return self._on_lease_connection(read)
 
     def _on_lease_connection(self, ask: Callable[[Connection], T]) -> T:
-        """One question on the kept connection; anew on another one where that broke meanwhile."""
+        """Runs one query on the kept connection. If that was broken, tries once on a new one."""
         while True:
             used_before = self._kept is not None
             connection = self._kept = self._kept or self._single.connect()
@@ -208,6 +215,7 @@ class PostgresqlStore(SqlStore):
                     raise
 
     def _extend_certainty(self, asked_at_s: float) -> None:
+        # Counted from before the question: the answer may have taken long.
         self._sure_until_s = asked_at_s + self._lease_ms / 1000 * SURE_SHARE
 
     def holds_lease(self) -> bool:
@@ -235,7 +243,7 @@ class PostgresqlStore(SqlStore):
             self._extend_certainty(asked_at_s)
 
     def maintain(self) -> None:
-        """See `Store.maintain`. The server keeps house by itself (autovacuum)."""
+        """See `Store.maintain`. Nothing to do: the server has autovacuum."""
 
     def check(self) -> list[str]:
         """See `Store.check`."""
@@ -264,7 +272,7 @@ class PostgresqlStore(SqlStore):
             self._closed = True
             if self._rm_epoch:
                 values = {"holder": self._holder}
-                with suppress(SQLAlchemyError):  # then the lease runs out by itself
+                with suppress(SQLAlchemyError):  # on an error the lease runs out by itself
                     self._on_lease_connection(lambda one: one.execute(_GIVE_BACK, values))
             if self._kept is not None:
                 with suppress(SQLAlchemyError):
@@ -276,7 +284,7 @@ class PostgresqlStore(SqlStore):
 def open_postgresql(
     location: DatabaseUrl, *, create: bool, upgrade: bool, read_only: bool, lease_ms: int
 ) -> PostgresqlStore:
-    """See `resource_manager.storage.opening.open_store`."""
+    """Opens a server's database; see `resource_manager.storage.opening.open_store`."""
     if lease_ms < LEASE_MS_MIN:
         raise InvalidArgument("lease_ms", lease_ms, f"at least {LEASE_MS_MIN}")
     engine = postgresql_engine(location)

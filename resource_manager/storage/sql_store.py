@@ -1,7 +1,7 @@
-"""What both databases do alike: a batch into tables, tables into a snapshot, logs by position.
+"""What SQLite and PostgreSQL have in common: batches to tables, tables to a snapshot, event logs.
 
-Decides the order of writes within a transaction. Refuses to know how a transaction is fenced, how
-connections are made and what a driver's error means; each database says that for itself.
+Subclasses add how a transaction is fenced, how connections are made, and what a driver's error
+means.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from resource_manager.storage.store import NotLeader, Store
 T = TypeVar("T")
 
 ROWS_AT_A_TIME = 2_000
-"""Fetched at once when tables are read."""
+"""Rows fetched at once when tables are read."""
 
 
 class SqlStore(Store):
-    """A store on two engines: one that writes, one that only reads."""
+    """A store on two SQLAlchemy engines: one that writes, one that only reads."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class SqlStore(Store):
 
     @abstractmethod
     def _fence(self, connection: Connection) -> bool:
-        """Whether this store leads at its epoch; holds for the rest of the transaction."""
+        """Returns True if this store leads at its epoch; stays true until the transaction ends."""
 
     @abstractmethod
     def _errors(self) -> AbstractContextManager[None]:
-        """Turns the driver's errors into ours."""
+        """Turns the driver's errors into `FinegrainError`s."""
 
     def _writer_engine(self) -> Engine:
         if self._writer is None:
@@ -66,7 +66,7 @@ class SqlStore(Store):
 
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
-        """One write transaction, not yet fenced."""
+        """Opens a write transaction; the caller must fence it."""
         writer = self._writer_engine()
         with self._write_lock:
             self._must_be_open()
@@ -75,7 +75,7 @@ class SqlStore(Store):
 
     @contextmanager
     def _read_connection(self) -> Iterator[Connection]:
-        """One consistent view."""
+        """Opens a read transaction: one consistent view of the database."""
         self._must_be_open()
         with self._errors(), self._reader.begin() as connection:
             yield connection
@@ -161,13 +161,13 @@ def _decoded(connection: Connection, query: Select[Any], codec: Codec[T]) -> lis
 
 
 def _all(connection: Connection, codec: Codec[T]) -> list[T]:
-    # As a stream: whole tables as rows beside what they are turned into would double the memory.
+    # Streamed: whole tables as rows next to the entities made of them would double the memory.
     query = select(codec.table).execution_options(yield_per=ROWS_AT_A_TIME)
     return _decoded(connection, query, codec)
 
 
 def _cluster_events(from_sequence: int, limit: int, subject_id: str) -> Select[Any]:
-    """Newest first where `from_sequence` is 0, else oldest first."""
+    """Returns the query: newest first if `from_sequence` is 0, else oldest first."""
     log = tables.cluster_events
 
     def part(*conditions: Any) -> Select[Any]:
@@ -178,7 +178,7 @@ def _cluster_events(from_sequence: int, limit: int, subject_id: str) -> Select[A
 
     if not subject_id:
         return part()
-    # One ordered, limited walk per index; `<> ''` tells the planner that the partial index will do.
+    # One ordered, limited scan per index. `<> ''` lets the planner use the partial index.
     found = union_all(
         *(
             select(part(log.c[subject] == subject_id, log.c[subject] != "").subquery())

@@ -1,7 +1,6 @@
-"""An SQLite database as a file: how it is opened, recognised, locked, put in place.
+"""An SQLite database as a file: how it is opened, recognised, locked and put in place.
 
-Decides the profile (durability settings of every connection), the lock file and how a finished file
-replaces what was there. Refuses to know tables.
+The connection settings here decide durability. This module knows no tables.
 """
 
 from __future__ import annotations
@@ -27,29 +26,36 @@ from resource_manager.storage.tables import APPLICATION_ID
 BUSY_TIMEOUT_S = 5.0
 
 SAFE_SQLITE = (3, 51, 3)
-"""Earlier ones can damage a database when two connections reset the WAL at once. One connection
-checkpoints here, which removes that precondition; an operator's own tools may not be as careful."""
+"""Older versions can damage a database when two connections reset the WAL at once.
+
+Here only one connection checkpoints, so that cannot happen; an operator's own tools may do it.
+"""
 
 _MAGIC = b"SQLite format 3\0"
 
 _PROFILE = (
-    "synchronous = FULL",  # in WAL mode NORMAL would lose the last commits at a power cut
+    "synchronous = FULL",  # with WAL, NORMAL could lose the last commits at a power cut
     "foreign_keys = ON",
     "trusted_schema = OFF",
     "cell_size_check = ON",
     "mmap_size = 0",
-    "wal_autocheckpoint = 0",  # the writer decides when; readers never do
+    "wal_autocheckpoint = 0",  # only the writer checkpoints, when the store decides; never readers
 )
 
 
 def sqlite_engine(path: Path, *, read_only: bool, connections: int) -> Engine:
-    """An engine whose transactions begin where we say so: IMMEDIATE to write, deferred to read.
+    """Returns an engine with explicit transactions: IMMEDIATE to write, deferred to read.
 
-    The driver's own transaction handling is off: it begins deferred transactions at the first
-    write, and those get SQLITE_BUSY at once when another connection wrote meanwhile, whatever the
-    timeout.
+    The driver's own transaction handling is off. It would begin deferred transactions at the first
+    write, and those fail with SQLITE_BUSY at once if another connection wrote meanwhile, whatever
+    the timeout.
+
+    Args:
+        path: the database file; it must exist.
+        read_only: open it read-only.
+        connections: how many connections the pool has.
     """
-    mode = "ro" if read_only else "rw"  # never rwc: a database is made under another name
+    mode = "ro" if read_only else "rw"  # never rwc: databases are created under a temporary name
 
     def connect() -> sqlite3.Connection:
         return sqlite3.connect(
@@ -82,7 +88,7 @@ def sqlite_engine(path: Path, *, read_only: bool, connections: int) -> Engine:
 
 
 def _use_wal(connection: Any, path: Path) -> None:
-    # A file that came back from a backup by hand is in another mode.
+    # A file restored by hand from a backup is in another journal mode.
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
         raise StoreError(
@@ -94,17 +100,17 @@ def _use_wal(connection: Any, path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself."""
+    """What the file's header says about it."""
 
     application_id: int
     schema_version: int
 
 
 def read_header(path: Path) -> Header:
-    """Whose database this is, and of which version.
+    """Reads application id and schema version of a database file.
 
     Raises:
-        StoreError: not an SQLite database, or not readable.
+        StoreError: the file is not an SQLite database, or not readable.
     """
     try:
         with open(path, "rb") as file:
@@ -116,7 +122,7 @@ def read_header(path: Path) -> Header:
         ) from error
     if magic != _MAGIC:
         raise StoreError(not_a_database(path), reason=Reason.STORE_CORRUPT, details={"path": path})
-    # Asked of SQLite, not of the bytes: the newest header may still lie in the WAL.
+    # SQLite reads these, not we from the bytes: the newest header may still be in the WAL.
     with sqlite_errors(path), closing(_plain_connection(path)) as connection:
         application_id = int(connection.execute("PRAGMA application_id").fetchone()[0])
         schema_version = int(connection.execute("PRAGMA user_version").fetchone()[0])
@@ -124,10 +130,10 @@ def read_header(path: Path) -> Header:
 
 
 def check_is_ours(path: Path) -> Header:
-    """The header, if the file is a finegrain database.
+    """Returns the header if the file is a finegrain database.
 
     Raises:
-        StoreError: it is another program's, or not a database.
+        StoreError: it belongs to another program, or is not a database.
     """
     header = read_header(path)
     if header.application_id != APPLICATION_ID:
@@ -145,39 +151,39 @@ def _plain_connection(path: Path) -> sqlite3.Connection:
 
 
 def wal_of(path: Path) -> Path:
-    """The write-ahead log beside a database."""
+    """Returns the path of a database's write-ahead log."""
     return path.with_name(path.name + "-wal")
 
 
 def shm_of(path: Path) -> Path:
-    """The index of the write-ahead log."""
+    """Returns the path of the write-ahead log's index."""
     return path.with_name(path.name + "-shm")
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside `path` that nobody uses."""
+    """Returns an unused name beside `path`."""
     return path.with_name(f"{path.name}.{uuid.uuid4().hex}.new")
 
 
 def is_temporary(name: str, path: Path) -> bool:
-    """Whether a file beside `path` bears a name that `temporary_name` gave, or belongs to one."""
+    """Returns True if `temporary_name` made this name for `path`, side files included."""
     pattern = re.escape(path.name) + r"\.[0-9a-f]{32}\.new(-wal|-shm|-journal)?"
     return re.fullmatch(pattern, name) is not None
 
 
 def create_private(path: Path) -> None:
-    """An empty file for this user only; SQLite gives its side files the same mode."""
+    """Creates an empty file with mode 0600. SQLite gives its side files the same mode."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
 
 
 def remove(path: Path) -> None:
-    """A database with its side files, as far as they exist."""
+    """Removes a database and its side files, whichever exist."""
     for each in (path, wal_of(path), shm_of(path)):
         each.unlink(missing_ok=True)
 
 
 def sync_file(path: Path) -> None:
-    """fsync of a file or folder."""
+    """Calls fsync on a file or folder."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -186,7 +192,7 @@ def sync_file(path: Path) -> None:
 
 
 def put_in_place(finished: Path, path: Path) -> None:
-    """Give a finished, closed database its name, durably."""
+    """Renames a finished, closed database to its final name, durably."""
     sync_file(finished)
     finished.replace(path)
     sync_file(path.parent)
@@ -194,7 +200,7 @@ def put_in_place(finished: Path, path: Path) -> None:
 
 @contextmanager
 def os_errors(path: Path) -> Iterator[None]:
-    """Turns the file system's errors about the database at `path` into ours."""
+    """Turns the file system's errors about the database at `path` into `StoreError`s."""
     try:
         yield
     except OSError as error:
@@ -212,10 +218,10 @@ def os_errors(path: Path) -> Iterator[None]:
 
 
 class LockFile:
-    """The file beside a database whose `flock` says that somebody leads, or replaces the database.
+    """The file beside a database whose `flock` is held by the process that leads or replaces it.
 
-    The kernel drops the lock with the process, however it ends. The file itself stays: removing it
-    would let two processes lock two files of one name.
+    The kernel drops the lock when the process ends, however it ends. The file itself stays: if it
+    were removed, two processes could lock two files of the same name.
     """
 
     def __init__(self, database: Path) -> None:
@@ -224,23 +230,23 @@ class LockFile:
         self._descriptor: int | None = None
 
     def acquire(self, holder: str, address: str = "") -> None:
-        """Take the lock, or keep it, and note who has it.
+        """Takes the lock, or keeps it, and writes the holder into the file.
 
         Raises:
-            StoreError: STORE_IN_USE, naming who has it.
+            StoreError: STORE_IN_USE; the message names the holder.
         """
         with os_errors(self._database):
             if self._descriptor is None:
                 self._descriptor = self._locked()
             note = f"{holder}\n{os.getpid()}\n{address}\n".encode()
-            # In this order what is there already needs no new room on a full disk.
+            # Write before truncate: rewriting existing bytes needs no space on a full disk.
             os.ftruncate(self._descriptor, os.pwrite(self._descriptor, note, 0))
 
     def check_free(self) -> None:
-        """Return if nobody has the lock at this moment; opens the lock file only.
+        """Returns if no process has the lock at this moment. Opens only the lock file.
 
         Raises:
-            StoreError: STORE_IN_USE, naming who has it.
+            StoreError: STORE_IN_USE; the message names the holder.
         """
         with os_errors(self._database):
             os.close(self._locked())
@@ -259,7 +265,7 @@ class LockFile:
                 raise
             if _same_file(descriptor, self.path):
                 return descriptor
-            os.close(descriptor)  # somebody removed the name meanwhile: lock the new file
+            os.close(descriptor)  # the file was removed meanwhile: lock the new one
 
     def _in_use(self) -> StoreError:
         try:
@@ -282,11 +288,11 @@ class LockFile:
 
     @property
     def held(self) -> bool:
-        """True while locked by this object, and the name still leads to the locked file."""
+        """True while this object has the lock and the path still leads to the locked file."""
         return self._descriptor is not None and _same_file(self._descriptor, self.path)
 
     def release(self) -> None:
-        """Give the lock back; may be repeated."""
+        """Releases the lock. May be called again."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -301,10 +307,10 @@ def _same_file(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def locked(path: Path, holder: str) -> Iterator[None]:
-    """Hold the lock of the database at `path`.
+    """Holds the lock of the database at `path` until the context ends.
 
     Raises:
-        StoreError: STORE_IN_USE, naming who has it.
+        StoreError: STORE_IN_USE; the message names the holder.
     """
     lock = LockFile(path)
     lock.acquire(holder)

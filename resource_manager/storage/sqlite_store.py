@@ -1,7 +1,7 @@
 """The store in an SQLite file: one process, no server.
 
-Decides that leading means holding the lock file, and when the write-ahead log is folded into the
-database. One connection writes and checkpoints; readers see the last commit.
+To lead means to hold the lock file beside the database. One connection writes and checkpoints
+(copies the write-ahead log, WAL, into the database file); readers see the last commit.
 """
 
 from __future__ import annotations
@@ -35,17 +35,19 @@ from resource_manager.storage.versions import check_not_ahead, check_not_behind
 
 READERS = 2
 CHECKPOINT_COMMITS = 500
-"""`maintain` folds the WAL into the database after so many commits; `commit` itself, if nobody
-calls it, after ten times as many. A commit of one row is some five pages, so this is some 10
-MiB."""
-CHECKPOINT_ROWS = 20_000
+"""Commits after which `maintain` checkpoints the WAL.
+
+`commit` does it itself after ten times as many, if `maintain` is not called. A commit of one row
+writes some five pages, so 500 commits are some 10 MiB.
+"""
+CHECKPOINT_ROWS = 20_000  # likewise, in rows
 QUIET_S = 5.0
-"""Without a commit for so long, the WAL is cut to nothing, so that a backup of the file alone is
+"""After this long without a commit, the WAL is emptied, so that a backup of the file alone is
 current."""
 
 
 class SqliteStore(SqlStore):
-    """See the module. Made by `open_store`."""
+    """A store in one file; see the module. Create it with `open_store`."""
 
     def __init__(self, location: DatabaseUrl, *, writer: Engine | None, reader: Engine) -> None:
         super().__init__(location, writer=writer, reader=reader, statements=SqliteStatements())
@@ -80,7 +82,7 @@ class SqliteStore(SqlStore):
         wait_s: float | None = None,  # noqa: ARG002
         address: str = "",
     ) -> int:
-        """See `Store.lead`. Never waits: the kernel ends a leadership with its process."""
+        """See `Store.lead`. Never waits: the kernel drops the lock when its process ends."""
         self._writer_engine()
         self._must_be_open()
         self._lock.acquire(holder, address)
@@ -109,7 +111,7 @@ class SqliteStore(SqlStore):
         return rm_epoch
 
     def _fence(self, connection: Connection) -> bool:
-        # BEGIN IMMEDIATE holds the write lock, so what is read here stays true until the commit.
+        # BEGIN IMMEDIATE holds the write lock, so this result stays true until the commit.
         found = connection.exec_driver_sql(
             "SELECT 1 FROM leadership WHERE id = 1 AND holder = ? AND rm_epoch = ?",
             (self._holder, self._rm_epoch),
@@ -117,10 +119,9 @@ class SqliteStore(SqlStore):
         return found.first() is not None
 
     def renew(self) -> None:
-        """See `Store.renew`. Looks whether lock file and database still are the ones under these
-        names."""
+        """See `Store.renew`. Checks that lock file and database are still the files opened."""
         self._must_be_open()
-        with os_errors(self._path):  # a disk that fails says nothing about who leads
+        with os_errors(self._path):  # a failing disk says nothing about who leads
             try:
                 in_place = os.path.samestat(self._identity, self._path.stat())
             except FileNotFoundError:
@@ -129,7 +130,7 @@ class SqliteStore(SqlStore):
                 raise self._not_leader()
 
     def holds_lease(self) -> bool:
-        """See `Store.holds_lease`: the lock file goes with the process, not with time."""
+        """See `Store.holds_lease`: the lock ends with the process, never by time."""
         return self._rm_epoch > 0
 
     def commit(self, changes: Changes) -> None:
@@ -143,8 +144,7 @@ class SqliteStore(SqlStore):
             self._checkpoint("PASSIVE")
 
     def maintain(self) -> None:
-        """See `Store.maintain`. Folds the WAL into the database when it has grown, and cuts it when
-        it is quiet."""
+        """See `Store.maintain`. Checkpoints the WAL when it has grown, empties it when idle."""
         if not self._commits or self._writer is None:
             return
         if time.monotonic() - self._last_commit_at_s >= QUIET_S:
@@ -153,10 +153,12 @@ class SqliteStore(SqlStore):
             self._checkpoint("PASSIVE")
 
     def _fold_left_over(self) -> None:
-        """Folds in what a predecessor that was killed left in the WAL. Lives too short for a
-        checkpoint of their own would let it grow, and every start reads all of it.
+        """Checkpoints what a killed predecessor left in the WAL.
+
+        Processes that end before their first checkpoint would let the WAL grow, and every start
+        reads all of it.
         """
-        with suppress(StoreAway):  # no room: it goes on growing, and commits will tell
+        with suppress(StoreAway):  # disk full: the WAL goes on growing, and commits report it
             self._checkpoint("TRUNCATE")
 
     def _checkpoint(self, mode: str) -> None:
@@ -164,7 +166,7 @@ class SqliteStore(SqlStore):
             connection = self._writer_engine().raw_connection()
             try:
                 cursor = connection.cursor()
-                # A reader may hold a TRUNCATE up; then the next quiet moment will do.
+                # A reader can block TRUNCATE. Then the next idle moment tries again.
                 cursor.execute("PRAGMA busy_timeout = 50")
                 cursor.execute(f"PRAGMA wal_checkpoint({mode})")
                 cursor.fetchall()
@@ -178,7 +180,7 @@ class SqliteStore(SqlStore):
         return self.damage() + version_findings()
 
     def damage(self) -> list[str]:
-        """What is broken in the file; empty: sound. Reads all of it."""
+        """Returns what is broken in the file; empty: nothing. Reads the whole file."""
         with self._read_connection() as connection:
             found = connection.exec_driver_sql("PRAGMA quick_check(20)").scalars().all()
             orphans = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
@@ -202,7 +204,7 @@ class SqliteStore(SqlStore):
 
 
 def version_findings() -> list[str]:
-    """Says so if this SQLite is one of those that can damage a database under several writers."""
+    """Warns if this SQLite version can damage a database that several connections checkpoint."""
     if sqlite3.sqlite_version_info >= SAFE_SQLITE:
         return []
     safe = ".".join(str(part) for part in SAFE_SQLITE)
@@ -216,7 +218,7 @@ def version_findings() -> list[str]:
 def open_sqlite(
     location: DatabaseUrl, *, create: bool, upgrade: bool, read_only: bool
 ) -> SqliteStore:
-    """See `resource_manager.storage.opening.open_store`."""
+    """Opens a file; see `resource_manager.storage.opening.open_store` for arguments and errors."""
     path = location.path
     with os_errors(path):
         exists = path.exists()

@@ -1,7 +1,7 @@
-"""The promise of durable state, whatever database keeps it.
+"""The interface of durable state, and what the service may rely on.
 
-What the service may rely on: `sqlite_store.py` and `postgresql_store.py` keep the promise, and
-`memory_store.py` all of it but durability. The same tests run on all three.
+`sqlite_store.py` and `postgresql_store.py` implement all of it, `memory_store.py` all of it except
+durability. The same tests run on all three.
 """
 
 from __future__ import annotations
@@ -15,36 +15,40 @@ from resource_manager.engine.model.effects import Changes, Snapshot
 from resource_manager.engine.model.entities import ClusterEvent, JobEvent
 
 LEASE_MS = 1000
-"""How long a leadership lasts without renewal where another host may take over (PostgreSQL)."""
+"""PostgreSQL: how long a leadership lasts without renewal before another host may take over."""
 
 
 class NotLeader(FailedPrecondition):
-    """Another incarnation has taken over, or this one never led: nothing was written, step down."""
+    """Another process has taken over, or this one never led. Nothing was written; step down."""
 
     default_reason = Reason.NOT_LEADER
 
 
 class StoreAway(StoreError):
-    """The database cannot be reached, is held up or has no room; that may pass by itself.
+    """The database cannot be reached, is locked or has no space; that may pass by itself.
 
-    Wait, then `lead` and `load`.
+    The caller waits, then calls `lead` and `load`.
     """
 
 
 class StoreBroken(StoreError):
-    """This process must not use the database any more, since what it wrote may be neither on the
-    disk nor gone; a new process may."""
+    """This process must not use the database again; a new process may.
+
+    What this process wrote may be neither on the disk nor discarded.
+    """
 
 
 class Store(ABC):
-    """Durable books, fenced by leadership.
+    """Durable state, fenced by leadership.
 
-    `lead`, `commit` and `maintain` MUST be called from one thread at a time (the writer);
-    everything else MAY be called from any thread meanwhile. All methods block. Whatever goes wrong
-    with the database is a `StoreError`; after one from `commit` it is unknown whether the
-    transaction is durable, so the caller MUST drop its state and either exit (`StoreBroken`) or
-    `lead` and `load` again (after a pause where it is `StoreAway`). Texts MUST be valid Unicode
-    without NUL, integers MUST fit 64 bits.
+    `lead`, `commit` and `maintain` MUST be called from one thread at a time (the writer). All other
+    methods MAY be called from any thread meanwhile. All methods block.
+
+    Every problem with the database is raised as `StoreError`. After a StoreError from `commit` it
+    is unknown whether the transaction is durable. The caller MUST then drop its state, and either
+    exit (`StoreBroken`) or call `lead` and `load` again (after a pause for `StoreAway`).
+
+    Texts MUST be valid Unicode without NUL; integers MUST fit 64 bits.
     """
 
     @abstractmethod
@@ -56,107 +60,119 @@ class Store(ABC):
         wait_s: float | None = None,
         address: str = "",
     ) -> int:
-        """Take leadership, or, leading already, raise the epoch once more.
+        """Takes leadership. A store that leads already raises its epoch.
 
         Args:
-            holder: names this process to people and to the others, for instance "host:port (pid
-                42)".
-            above_epoch: an epoch that was seen reported; the new one is above it.
-            wait_s: how long to wait for the lease of a predecessor to run out; None: one lease, so
-                that a restart after a crash succeeds; 0: try once, as a standby does again and
-                again. No wait is needed where the operating system ends a leadership with its
-                process.
-            address: where this process is called, for those who ask a standby; empty: not told.
+            holder: names this process to people and to other processes, for instance "host:port
+                (pid 42)".
+            above_epoch: an epoch that an executor reported; the new one is above it.
+            wait_s: how long to wait for a predecessor's lease to run out; None: one lease, so that
+                a restart after a crash succeeds; 0: try once, as a standby does repeatedly. Stores
+                whose leadership ends with the process (SQLite, memory) never wait.
+            address: where callers reach this process; standbys report it; empty: not reported.
 
         Returns:
             The new `rm_epoch`. It MUST be above every epoch ever returned for this database, and
             committed by a conditional write before the call returns.
 
         Raises:
-            StoreError: reason STORE_IN_USE when another process leads; the message names it, and so
-                do the details `holder` and, where it told one, `leader_address`.
-            NotLeader: this store led, and another took over.
+            StoreError: reason STORE_IN_USE when another process leads. The message names that
+                process; so do the details `holder` and, if it gave an address, `leader_address`.
+            NotLeader: this store led, and another process took over.
         """
 
     @abstractmethod
     def renew(self) -> None:
-        """Say that the leader lives. To be called several times per lease; cheap.
+        """Renews the leadership. Cheap; the leader calls it several times per lease.
 
         Raises:
-            NotLeader: another took over, or the files were replaced under this process.
+            NotLeader: another process took over, or the files were replaced under this one.
         """
 
     @abstractmethod
     def holds_lease(self) -> bool:
-        """Whether nobody can have taken over yet, as far as this process can tell by itself.
+        """Returns True if no other process can have taken over yet. Asks no database.
 
-        Asks no database. True means: the lease that was last taken or renewed cannot have run out,
-        counted by this host's boot time from before that was asked for. False means: `renew`, and
-        let nothing out before that succeeded. Always true where a leadership ends only with its
-        process.
+        True: the lease that was last taken or renewed cannot have run out. Its time counts from
+        before the database was asked, by this host's boot clock. False: the caller must let
+        nothing out before `renew` has succeeded. Always True for stores whose leadership ends only
+        with the process.
         """
 
     @abstractmethod
     def load(self) -> Snapshot:
-        """Everything durable, as of one moment. Runtime fields are at their defaults, free capacity
-        is not included."""
+        """Returns everything durable, as of one moment.
+
+        Runtime fields have their defaults. Free capacity is not included.
+        """
 
     @abstractmethod
     def commit(self, changes: Changes) -> None:
-        """Store a batch in one transaction; all of it or nothing.
+        """Stores a batch in one transaction: all of it or nothing.
 
-        MUST be durable on return, MUST have no effect unless this store still leads at its epoch,
-        and MUST be idempotent: the same changes once more leave the same rows. Deletions go first;
-        rows of a deleted job that are not part of a new one with its id are dropped with it.
+        The batch MUST be durable on return. It MUST have no effect unless this store still leads at
+        its epoch. It MUST be idempotent: the same changes again leave the same rows. Deletions go
+        first. Rows of a deleted job are dropped with it, unless the batch contains a new job with
+        the same id.
 
         Raises:
-            NotLeader: another took over; nothing was written.
+            NotLeader: another process took over; nothing was written.
             InvariantBroken: the rows contradict each other (a request without its job); nothing was
                 written.
-            StoreError: anything else, DISK_FULL among them. See the class on what to do then.
+            StoreError: anything else, DISK_FULL included; see the class for what to do then.
         """
 
     @abstractmethod
     def leave_lost_history(self) -> None:
-        """These books are an older copy of what executors and job masters know: go on beyond
-        whatever was told since; see `lost_history.py`. Needs leadership, like `commit`.
+        """Raises all counters above what a lost newer copy of this database may have used.
+
+        Call it after an older copy was restored; see `lost_history.py`. Needs leadership.
 
         Raises:
-            NotLeader, StoreError: as `commit`.
+            NotLeader: see `commit`.
+            StoreError: see `commit`.
         """
 
     @abstractmethod
     def maintain(self) -> None:
-        """House-keeping that is due, most often none. The writer calls it between batches and about
-        once per second."""
+        """Does housekeeping that is due, usually none.
+
+        The writer calls it between batches, about once per second.
+        """
 
     @abstractmethod
     def read_job_events(self, job_id: str, after_sequence: int, limit: int) -> list[JobEvent]:
-        """Entries of a job's log above `after_sequence`, oldest first, `limit` at most."""
+        """Returns a job's events above `after_sequence`, oldest first, at most `limit`."""
 
     @abstractmethod
     def read_cluster_events(
         self, from_sequence: int, limit: int, subject_id: str = ""
     ) -> list[ClusterEvent]:
-        """Entries of the cluster's history, oldest first, `limit` at most.
+        """Returns cluster events, oldest first, at most `limit`.
 
-        From `from_sequence` (inclusive) on; 0: the newest ones. With `subject_id` only those that
-        name this executor, job or allocation.
+        Args:
+            from_sequence: the first sequence number to return; 0: return the newest events.
+            limit: how many events at most.
+            subject_id: only events that name this executor, job or allocation; empty: all.
         """
 
     @abstractmethod
     def meta(self, key: str) -> str | None:
-        """A fact settled when the database was made: "cluster_id", "cluster_salt" (secret, 256 bits
-        as hexadecimal)."""
+        """Returns a value that was fixed when the database was created, or None.
+
+        Keys are, for example, "cluster_id" and "cluster_salt" (secret, 256 bits in hexadecimal).
+        """
 
     @abstractmethod
     def check(self) -> list[str]:
-        """What an operator should know: damage, risky versions and settings. Empty: nothing. May
-        take seconds."""
+        """Returns what an operator should know: damage, risky versions and settings.
+
+        Empty: nothing. May take seconds.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Give leadership back and let go of the database. May be repeated."""
+        """Gives up leadership and closes the database. May be called again."""
 
     def __enter__(self) -> Self:
         return self
