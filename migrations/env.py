@@ -1,5 +1,4 @@
-"""Alembic's entry: runs migrations on the connection that `resource_manager.storage.migrate` hands
-over.
+"""Alembic's entry point: runs migrations on the connection of `resource_manager.storage.migrate`.
 
 For developers (`alembic revision`, with the `alembic.ini` beside this file) it connects by itself.
 """
@@ -14,8 +13,10 @@ from resource_manager.storage.tables import metadata
 
 
 def run(connection: Connection) -> None:
-    """All steps in one transaction: SQLite's DDL is transactional too, though Alembic thinks it is
-    not."""
+    """Runs all migrations in one transaction.
+
+    SQLite's DDL is transactional, but Alembic assumes that it is not; hence `transactional_ddl`.
+    """
     context.configure(connection=connection, target_metadata=metadata, transactional_ddl=True)
     with context.begin_transaction():
         context.run_migrations()

@@ -1,8 +1,7 @@
-"""Rows as PostgreSQL takes in thousands of them at once: an array per column.
+"""Rows as parameters of one PostgreSQL statement: an array per column, written as text.
 
-Decides how an array is written as text. (The driver's own way looks at every element in Python:
-that took four times as long as everything else about a commit.) Refuses to know what the columns
-mean.
+The driver's own conversion handles every element in Python. That took four times as long as
+everything else in a commit.
 """
 
 from __future__ import annotations
@@ -15,21 +14,23 @@ from sqlalchemy.sql.type_api import TypeEngine
 
 from finegrain.errors import StoreError
 
-_NUL = "\0"  # no text of ours holds it, and PostgreSQL could not keep it
+_NUL = "\0"  # separator: texts do not contain it, and PostgreSQL could not store it
 
 
 class Given:
-    """Columns of some rows, as parameters.
+    """Columns of some rows, as parameters of a statement.
+
+    Example: the rows (a, 1), (b, 1) become one array {"a","b"} and one single value 1.
 
     Args:
-        table: whose columns they are.
-        names: the columns that the rows hold, in order.
+        table: the table of the columns.
+        names: the columns in the rows, in order.
         rows: at least one.
-        arrays: so many of the first columns are arrays even where all rows say the same.
+        arrays: the first `arrays` columns are always sent as arrays, even if all rows are equal.
 
     Attributes:
-        single: by column, whether all rows say the same, so that it is given once.
-        singles, arrays: the parameters of either kind, in order.
+        single: by column, True if it is equal in all rows, so that it is sent as one value.
+        singles, arrays: the parameters of both kinds, in order of the columns.
     """
 
     __slots__ = ("arrays", "single", "singles")
@@ -58,23 +59,23 @@ class Given:
 
 
 def unnested(table: Table, names: tuple[str, ...]) -> str:
-    """The arrays of these columns as rows, called `given`."""
+    """Returns the SQL that turns the arrays of these columns into rows named `given`."""
     arrays = ", ".join(f"%s::{type_name(table.columns[name].type)}[]" for name in names)
     return f"unnest({arrays}) AS given ({', '.join(names)})"
 
 
 def type_name(column_type: TypeEngine[Any]) -> str:
-    """PostgreSQL's name of a type."""
+    """Returns PostgreSQL's name of a type."""
     if isinstance(column_type, Boolean):
         return "boolean"
     return "bigint" if isinstance(column_type, Integer) else "text"
 
 
 def array_text(column: Sequence[Any], column_type: TypeEngine[Any]) -> str:
-    """A PostgreSQL array, spelled as text.
+    """Returns a PostgreSQL array as text.
 
     Raises:
-        StoreError: a text with a NUL character.
+        StoreError: a text contains a NUL character.
     """
     if isinstance(column_type, Boolean | Integer):  # numbers, true and false, None
         return "{" + str(list(column))[1:-1].replace("None", "NULL") + "}"

@@ -1,6 +1,4 @@
-"""What it takes to keep one kind of entity in a table: its row codec with the columns of that
-table, in declared order.
-"""
+"""Codecs between entities and the rows of a table, with the table's columns in declared order."""
 
 from __future__ import annotations
 
@@ -18,14 +16,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Codec(RowCodec[T]):
-    """How one kind of entity is stored in its table."""
+    """Codec of one kind of entity, for all columns of its table."""
 
     table: Table
 
 
 @dataclass(frozen=True, kw_only=True)
 class MoveCodec(RowCodec[T]):
-    """How columns of stored rows change. Rows hold the columns `key`, then `changed`."""
+    """Codec for changing some columns of stored rows: the columns `key`, then `changed`."""
 
     table: Table
     key: tuple[str, ...]
@@ -40,13 +38,13 @@ def codec(
     parts: str = "",
     unstored: str = "",
 ) -> Codec[T]:
-    """Returns the codec of all columns of a table; see `RowCodec` for the arguments."""
+    """Returns the codec for all columns of a table; see `RowCodec` for the arguments."""
     columns = tuple(table.columns.keys())
     return Codec(kind, columns, TEXTS, exceptions or {}, parts, unstored, table=table)
 
 
 def move_codec(whole: Codec[T], *changed: str) -> MoveCodec[T]:
-    """Returns the codec of the table's key and some other columns."""
+    """Returns the codec for the table's key and the columns `changed`."""
     key = tuple(column.name for column in whole.table.primary_key)
     columns = key + changed
     exceptions = {name: each for name, each in whole.exceptions.items() if name in columns}

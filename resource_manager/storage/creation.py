@@ -1,8 +1,7 @@
-"""Makes databases and brings them up to date.
+"""Creates databases and upgrades them.
 
-Decides that a database appears complete or not at all, and that an upgrade happens only while
-nobody leads, in one transaction, with a copy of the file kept where it is a file. Refuses to know
-what the migrations do.
+A database appears complete or not at all. An upgrade is one transaction and happens only while no
+process leads. For an SQLite file it keeps a copy of the old version.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from resource_manager.storage.versions import check_not_ahead
 
 
 def fill(connection: Connection) -> None:
-    """The rows that every new database starts with."""
+    """Inserts the rows that every new database starts with."""
     facts = {
         "application": tables.APPLICATION,
         "cluster_id": str(uuid.uuid4()),
@@ -52,11 +51,11 @@ def fill(connection: Connection) -> None:
 
 
 def create_sqlite(path: Path) -> None:
-    """Make the database at `path`, unless somebody else has just done so.
+    """Creates the database at `path`, unless it exists by now.
 
     Raises:
-        StoreError: the folder is not writable, the disk is full, or somebody is making it right
-            now.
+        StoreError: the folder is not writable, the disk is full, or another process is creating
+            the database right now.
     """
     with os_errors(path), locked(path, "finegrain making the database"):
         if path.exists():
@@ -73,19 +72,20 @@ def create_sqlite(path: Path) -> None:
 
 
 def upgrade_sqlite(path: Path) -> int:
-    """Bring the database at `path` up to date; returns the version that it had.
+    """Upgrades the database at `path`; returns the version that it had.
 
-    A copy of the old one stays beside it as `<name>.before-<new version>`.
+    A copy of the old version stays beside it as `<name>.before-<new version>`.
 
     Raises:
-        StoreError: somebody leads (STORE_IN_USE), the schema is newer than this software
-            (STORE_SCHEMA), or the disk failed; the database is then as it was.
+        StoreError: another process leads (STORE_IN_USE), the schema is newer than this software
+            (STORE_SCHEMA), or the disk failed. The database is then unchanged.
     """
     version = check_is_ours(path).schema_version
     check_not_ahead(version, str(path))
     if version == tables.SCHEMA_VERSION:
         return version
     with os_errors(path), locked(path, "finegrain db upgrade"):
+        # Read again under the lock: another process may have upgraded it meanwhile.
         version = check_is_ours(path).schema_version
         if version < tables.SCHEMA_VERSION:
             name = f"{path.name}.before-{migrate.revision_name(tables.SCHEMA_VERSION)}"
@@ -95,11 +95,10 @@ def upgrade_sqlite(path: Path) -> int:
 
 
 def copy_sqlite(source: Path, target: Path) -> None:
-    """A complete copy as of one moment, durable under its name, while others read and write the
-    source.
+    """Copies a database as of one moment; the source may be in use. The copy is durable.
 
     Raises:
-        StoreError: either side failed; then there is no target, or still the old one.
+        StoreError: reading or writing failed. The target is then missing or still the old one.
     """
     with os_errors(target), temporary_database(target) as temporary:
         create_private(temporary)
@@ -109,13 +108,13 @@ def copy_sqlite(source: Path, target: Path) -> None:
             closing(sqlite3.connect(temporary)) as write,
         ):
             read.backup(write)
-            # One file that can be carried away; opening it makes it a WAL database again.
+            # Makes the copy a single file that can be moved; opening it returns it to WAL.
             write.execute("PRAGMA journal_mode = DELETE")
         put_in_place(temporary, target)
 
 
 def run_migrations(database: Path, shown: Path, *, new: bool = False) -> None:
-    """Migrate the file `database` (nobody else has it open); errors speak of `shown`."""
+    """Migrates the file `database`, which no one else has open; errors name `shown`."""
     engine = sqlite_engine(database, read_only=False, connections=1)
     try:
         with sqlite_errors(shown), engine.begin() as connection:
@@ -128,7 +127,7 @@ def run_migrations(database: Path, shown: Path, *, new: bool = False) -> None:
 
 @contextmanager
 def temporary_database(path: Path) -> Iterator[Path]:
-    """A name for a file in the making; what is left under it afterwards is removed."""
+    """Yields a temporary name beside `path`; removes what is left under it afterwards."""
     temporary = temporary_name(path)
     try:
         yield temporary
@@ -137,14 +136,14 @@ def temporary_database(path: Path) -> Iterator[Path]:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what a making or restoring of `path` left that a crash cut short; under its lock."""
+    """Removes temporary files of `path` that a crash left. The caller holds its lock."""
     for each in path.parent.iterdir():
         if is_temporary(each.name, path):
             each.unlink()
 
 
 def _refuse_orphaned_wal(path: Path) -> None:
-    """A log left beside a new database would be played into it."""
+    """Raises StoreError if a WAL lies beside a missing database: SQLite would apply it."""
     for orphan in (wal_of(path), shm_of(path)):
         if os.path.lexists(orphan):
             raise StoreError(

@@ -1,7 +1,7 @@
-"""A store that is opened when it first leads, and asked about the leader until then.
+"""A store that is opened when it first leads. Until then a standby only checks who leads.
 
-Decides that a standby leaves an SQLite file alone while its lock is held: it is neither opened nor
-folded before. Refuses to know why somebody waits.
+A standby leaves an SQLite file alone while another process has its lock: it neither opens nor
+checkpoints the file.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from resource_manager.storage.store import Store
 
 
 class LazyStore(Store):
-    """The store of a resource manager that may have to wait for its turn.
+    """The store of a standby, which may have to wait before it leads.
 
     Args:
         url: see `open_store`.
-        opener: opens it, upgrades included.
+        opener: opens the store and upgrades it if necessary.
     """
 
     def __init__(self, url: str, opener: Callable[[], Store]) -> None:
@@ -38,7 +38,7 @@ class LazyStore(Store):
         wait_s: float | None = None,
         address: str = "",
     ) -> int:
-        """See `Store.lead`; tries once, whatever `wait_s` says."""
+        """See `Store.lead`. Tries once, whatever `wait_s` says."""
         del wait_s
         try:
             if self._store is None:
@@ -46,7 +46,7 @@ class LazyStore(Store):
                 self._store = self._opener()
             epoch = self._store.lead(holder, above_epoch=above_epoch, wait_s=0, address=address)
         except StoreError:
-            # Others may replace or upgrade an SQLite file while they lead.
+            # The leader may replace or upgrade an SQLite file, so it must not stay open here.
             if not self._led and self._location.is_sqlite:
                 self._let_go()
             raise

@@ -1,7 +1,4 @@
-"""Where a database is: the URL that operators write.
-
-Decides which URLs are understood. Refuses to know whether anything is there.
-"""
+"""Database URLs as operators write them. Parses them without looking for the database."""
 
 from __future__ import annotations
 
@@ -20,19 +17,19 @@ _SQLITE = frozenset({"sqlite", "sqlite+pysqlite"})
 
 
 def sqlite_url(path: Path) -> str:
-    """The URL of a database file, whatever characters its name has."""
+    """Returns the URL of a database file; special characters in the path are quoted."""
     return f"sqlite:///{quote(str(path.absolute()))}"
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseUrl:
-    """An understood URL; as text it hides the password."""
+    """A parsed URL; its text hides the password."""
 
     url: URL
 
     @property
     def is_sqlite(self) -> bool:
-        """True for a file, False for a server."""
+        """True for an SQLite file, False for a PostgreSQL server."""
         return self.url.drivername == "sqlite"
 
     @property
@@ -47,11 +44,10 @@ class DatabaseUrl:
 
     @classmethod
     def parse(cls, text: str) -> DatabaseUrl:
-        """Understand what an operator wrote.
+        """Parses a URL.
 
         Raises:
-            ConfigurationError: the text is not such a URL; passwords are not repeated in the
-                message.
+            ConfigurationError: the text is not such a URL. The message does not repeat passwords.
         """
         try:
             url = make_url(text)

@@ -1,7 +1,7 @@
-"""A store that keeps its promise in memory alone: for tests, trials and simulations.
+"""A store in memory, for tests, trials and simulations.
 
-Rows are encoded and checked as for a database, so that what comes back is what a database would
-give. Nothing outlives the process.
+Rows are encoded and checked as for a database, so reading them gives what a database would give.
+Nothing outlives the process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STATEMENTS = MemoryStatements()
 
 @dataclass(eq=False)
 class MemoryDatabase:
-    """What stores in memory share, as processes share a database."""
+    """What several memory stores share, as several processes share one database."""
 
     tables: MemoryTables = field(default_factory=MemoryTables)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -44,10 +44,10 @@ class MemoryDatabase:
 
 
 class MemoryStore(Store):
-    """See the module."""
+    """A store in memory; see the module."""
 
     def __init__(self, database: MemoryDatabase | None = None, *, read_only: bool = False) -> None:
-        """`database`: of another store, to share it; None: a new one."""
+        """Creates a store on `database`, shared with another store; None: on a new one."""
         self.database = database or MemoryDatabase()
         self._read_only = read_only
         self._holder = ""
@@ -171,7 +171,7 @@ class MemoryStore(Store):
 
 
 def snapshot_of(of: MemoryTables, rm_epoch: int) -> Snapshot:
-    """All rows, as `Store.load` gives them."""
+    """Returns all rows as entities, as `Store.load` does."""
     return Snapshot(
         rm_epoch=rm_epoch,
         jobs=_all(of, rows.JOBS),
@@ -189,7 +189,7 @@ def snapshot_of(of: MemoryTables, rm_epoch: int) -> Snapshot:
 
 
 def leave_lost_history(of: MemoryTables) -> None:
-    """What `lost_history.py` says in SQL; in a transaction of the caller's."""
+    """Does what `lost_history.py` does in SQL; the caller opens the transaction."""
     for job in _all(of, rows.JOBS):
         job.last_sequence += SEQUENCE_STEP
         job.trimmed_sequence = job.last_sequence

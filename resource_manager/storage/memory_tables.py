@@ -1,5 +1,6 @@
-"""Tables in memory, with the same keys, references and bounds as those of a database, and
-transactions of one writer that are undone as a whole.
+"""Tables in memory, with the same keys, references and integer bounds as those of a database.
+
+A transaction has one writer and is undone as a whole if it fails.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ _INTEGER_MAX = 2**63 - 1
 
 
 class MemoryTables:
-    """Rows of every table by primary key, in the order in which they were first written."""
+    """The rows of every table by primary key, in the order in which they were first written."""
 
     def __init__(self) -> None:
         self._rows: dict[Table, dict[Key, Row]] = {table: {} for table in metadata.tables.values()}
-        # Of tables whose rows go with their job: keys by job.
+        # For tables whose rows are deleted with their job: keys by job.
         self._of_job: dict[Table, dict[str, dict[Key, None]]] = {
             table: {} for table in self._rows if _refers_to_jobs(table)
         }
         self._undo: list[tuple[Table, Key, Row | None]] | None = None
 
     def copy(self) -> Self:
-        """The same rows, as a backup keeps them."""
+        """Returns a copy of all rows, like a backup."""
         found = type(self)()
         found._rows = {table: dict(rows) for table, rows in self._rows.items()}
         found._of_job = {
@@ -43,25 +44,25 @@ class MemoryTables:
         return found
 
     def keyed(self, table: Table) -> Mapping[Key, Row]:
-        """All rows of a table by their primary keys."""
+        """Returns all rows of a table by primary key."""
         return self._rows[table]
 
     def rows(self, table: Table) -> list[Row]:
-        """All rows of a table."""
+        """Returns all rows of a table."""
         return list(self._rows[table].values())
 
     def row(self, table: Table, key: Key) -> Row | None:
-        """The row with a key."""
+        """Returns the row with this key, or None."""
         return self._rows[table].get(key)
 
     def rows_of_job(self, table: Table, job_id: str) -> list[Row]:
-        """Rows of a table that go with a job."""
+        """Returns the rows of a table that are deleted with this job."""
         rows = self._rows[table]
         return [rows[key] for key in self._of_job[table].get(job_id, ())]
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """What is written inside is undone if it does not come to its end."""
+        """Undoes everything that was written inside if the context raises."""
         self._undo = []
         try:
             yield
@@ -73,10 +74,15 @@ class MemoryTables:
             self._undo = None
 
     def write(self, table: Table, key: Key, row: Row | None) -> None:
-        """Stores a row, or deletes it (None), with all that goes with it.
+        """Stores a row, or deletes it (None). Deleting a job deletes the rows that refer to it.
+
+        Args:
+            table: the table.
+            key: primary key of the row.
+            row: all columns in declared order; None: delete.
 
         Raises:
-            InvariantBroken: its job is not stored.
+            InvariantBroken: the row's job is not stored.
             StoreError: a value does not fit its column.
         """
         rows = self._rows[table]
@@ -121,7 +127,7 @@ class MemoryTables:
 
 
 class MemoryStatements(Statements[MemoryTables]):
-    """Bulk changes of tables in memory."""
+    """Bulk changes of tables in memory. No argument is an SQL connection here."""
 
     def upsert(self, connection: MemoryTables, table: Table, rows: Rows) -> None:
         """See `Statements.upsert`."""

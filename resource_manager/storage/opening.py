@@ -1,4 +1,4 @@
-"""The store behind a URL."""
+"""Opens the store that a database URL names."""
 
 from __future__ import annotations
 
@@ -14,21 +14,24 @@ def open_store(
     read_only: bool = False,
     lease_ms: int = LEASE_MS,
 ) -> Store:
-    """Open the database at `url`: sqlite:////absolute/path.db or postgresql://user@host/name.
+    """Opens the database at `url`: sqlite:////absolute/path.db or postgresql://user@host/name.
 
     Args:
-        url: where; postgres:// and postgresql+psycopg:// are the same as postgresql://.
-        create: make what is missing (never with `read_only`).
-        upgrade: bring an older schema up to date, provided that nobody leads; otherwise an older
-            schema is an error.
+        url: the database; postgres:// and postgresql+psycopg:// mean postgresql://.
+        create: create the database or its schema if missing (never with `read_only`).
+        upgrade: upgrade an older schema, provided that no process leads; if False, an older schema
+            is an error.
         read_only: never write; `lead` and `commit` are refused.
         lease_ms: PostgreSQL: how long a leadership lasts without renewal, at least 100.
+
+    Returns:
+        The store; the caller closes it.
 
     Raises:
         ConfigurationError: the URL is not understood, or the `postgres` extra is not installed.
         StoreError: STORE_UNAVAILABLE (unreachable, no permission), STORE_IN_USE (locked),
-            STORE_SCHEMA (older, newer, or not ours), STORE_CORRUPT, DISK_FULL; every message says
-            what to do.
+            STORE_SCHEMA (older, newer, or another program's), STORE_CORRUPT, DISK_FULL. Every
+            message says what to do.
     """
     location = DatabaseUrl.parse(url)
     if location.is_sqlite:

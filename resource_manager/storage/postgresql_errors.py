@@ -1,7 +1,4 @@
-"""What PostgreSQL's errors mean to an operator.
-
-Decides class, reason and way out for each. Refuses to know what was being done.
-"""
+"""Translates PostgreSQL's errors: class, reason, and what an operator can do."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from finegrain.errors import FinegrainError, InvariantBroken, Reason, StoreError
 from resource_manager.storage.location import DatabaseUrl
 from resource_manager.storage.store import StoreAway
 
-# SQLSTATE classes and codes: PostgreSQL manual, appendix A.
+# SQLSTATE classes and codes; see the PostgreSQL manual, appendix A.
 _CONTRADICTION = ("23", "21000")
 _DISK_FULL = ("53100",)
 _LOCKED = ("55P03", "55006", "40P01")
@@ -31,7 +28,7 @@ _TOO_LARGE = ("54",)
 
 @contextmanager
 def postgresql_errors(location: DatabaseUrl) -> Iterator[None]:
-    """Turns errors of psycopg about the database at `location` into ours."""
+    """Turns errors of psycopg about the database at `location` into `FinegrainError`s."""
     try:
         yield
     except DBAPIError as error:
@@ -46,15 +43,15 @@ def postgresql_errors(location: DatabaseUrl) -> Iterator[None]:
 def translated(
     error: BaseException, location: DatabaseUrl, *, away: bool = False
 ) -> FinegrainError:
-    """The error to raise for one of the driver's.
+    """Returns the error to raise instead of the driver's.
 
     Args:
-        error: the driver's.
-        location: for the message.
-        away: it is about the server or the way there, not about what was asked of it.
+        error: the driver's error.
+        location: the database, for the message.
+        away: the error is about the server or the connection, not about the statement.
     """
     state = str(getattr(error, "sqlstate", None) or "")
-    # Only the first line: the rest is context, and may quote rows.
+    # Only the first line: the rest is context, and may contain values of rows.
     told = next(iter(str(error).strip().splitlines()), type(error).__name__)
     details = {"database": location, "sqlstate": state}
     if state.startswith(_CONTRADICTION):

@@ -1,4 +1,4 @@
-"""A batch of changes as rows, in the order in which they are written: the same for every store."""
+"""A batch of changes as rows, in the order in which every store writes them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ T = TypeVar("T")
 
 
 class PreparedChanges:
-    """A batch as rows: encoded before the transaction begins, so that it is short."""
+    """A batch encoded as rows before the transaction begins, which keeps the transaction short."""
 
     def __init__(self, changes: Changes) -> None:
         alive = {job.job_id for job in changes.jobs}
+        # Jobs deleted for good. A job that is in both lists was deleted and registered again.
         gone = set(changes.deleted_jobs) - alive
         self._changes = changes
-        # Parents first: requests and events refer to jobs.
+        # Parents first: requests and events refer to jobs by foreign key.
         self._upserts = (
             (tables.jobs, _encoded(rows.JOBS, changes.jobs)),
             (
@@ -61,10 +62,14 @@ class PreparedChanges:
         )
 
     def apply(self, connection: C, statements: Statements[C]) -> None:
-        """Deletions, rows, then what the logs no longer keep.
+        """Writes the batch: deletions, then rows, then changed columns, then trims the event logs.
+
+        Args:
+            connection: in a transaction.
+            statements: the statements of its database.
 
         Raises:
-            InvariantBroken: something has moved that is not stored.
+            InvariantBroken: a moved request or slot is not stored.
         """
         changes = self._changes
         jobs = [(job_id,) for job_id in changes.deleted_jobs]

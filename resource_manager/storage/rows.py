@@ -1,7 +1,8 @@
-"""Entities as rows: which entity is kept in which table, and where columns and fields differ.
+"""Which entity is stored in which table, and where columns and attributes have different names.
 
-Everything else goes by name and type: see `finegrain/mapping/rows.py` for the rules and `texts.py`
-for what is stored as JSON. Runtime fields have no column; the engine rebuilds them.
+Everything else is mapped by name and type; see `finegrain/mapping/rows.py` for the rules, and
+`texts.py` for what is stored as JSON. Runtime attributes (`unstored`) have no column; the engine
+computes them again after a start.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The schema for operators: `finegrain db upgrade | check | backup | restore` call this.
+"""Operations on a database for operators: `finegrain db upgrade | check | backup | restore`.
 
-Decides what is worth telling about a database. Refuses to print.
+The functions return what there is to say; the command line prints it.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ __all__ = [
 
 
 class Severity(StrEnum):
-    """How much a finding matters."""
+    """How serious a finding is."""
 
     ERROR = "error"  # the database cannot be used as it is
-    WARNING = "warning"  # it works, and puts something at risk
+    WARNING = "warning"  # it works, but something is at risk
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing an operator should know; the message names the way out."""
+    """One thing that an operator should know; the message says what to do."""
 
     severity: Severity
     message: str
@@ -55,8 +55,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """What an upgrade did, or would do. `from_version` 0: the database is or was empty or
-    absent."""
+    """What an upgrade did, or would do. `from_version` 0: the database was empty or missing."""
 
     from_version: int
     to_version: int
@@ -64,15 +63,15 @@ class Upgrade:
 
 
 def head_version() -> int:
-    """The version that this software knows."""
+    """Returns the schema version of this software."""
     return SCHEMA_VERSION
 
 
 def current_version(url: str) -> int:
-    """The version that the database at `url` has; 0: absent or empty.
+    """Returns the schema version of the database at `url`; 0: missing or empty.
 
     Raises:
-        StoreError: unreachable, damaged, or another program's.
+        StoreError: it is unreachable, damaged, or belongs to another program.
     """
     location = DatabaseUrl.parse(url)
     if location.is_sqlite:
@@ -91,15 +90,18 @@ def current_version(url: str) -> int:
 
 
 def upgrade(url: str, *, dry_run: bool = False) -> Upgrade:
-    """Make the database at `url`, or bring it up to date.
+    """Creates the database at `url`, or upgrades its schema.
 
     Args:
-        url: where.
-        dry_run: only say what would be done.
+        url: the database.
+        dry_run: only return what would be done.
+
+    Returns:
+        What was done, or would be.
 
     Raises:
-        StoreError: somebody leads (STORE_IN_USE), newer software has been here (STORE_SCHEMA), or
-            see `open_store`.
+        StoreError: another process leads (STORE_IN_USE), newer software has upgraded the database
+            (STORE_SCHEMA), or see `open_store`.
     """
     location = DatabaseUrl.parse(url)
     version = current_version(url)
@@ -123,8 +125,10 @@ def upgrade(url: str, *, dry_run: bool = False) -> Upgrade:
 
 
 def check(url: str) -> list[Finding]:
-    """Everything that is wrong or risky about the database at `url`. Reads all of it; changes
-    nothing."""
+    """Returns everything that is wrong or risky about the database at `url`.
+
+    Reads the whole database; changes nothing.
+    """
     location = DatabaseUrl.parse(url)
     try:
         with open_store(url, create=False, upgrade=False, read_only=True) as store:
@@ -146,7 +150,7 @@ def _graded(finding: Finding) -> Finding:
 
 
 def differences(location: DatabaseUrl) -> list[str]:
-    """How the database's schema differs from the declared one; empty: not at all."""
+    """Returns how the database's schema differs from the declared one; empty: not at all."""
     if location.is_sqlite:
         engine = sqlite_engine(location.path, read_only=True, connections=1)
     else:
@@ -169,11 +173,20 @@ def _differences(connection: Connection) -> list[str]:
 
 
 def raise_epoch(url: str, *, above_epoch: int) -> int:
-    """After a database was restored by other means: make its next epoch one above `above_epoch`,
-    and nothing else that it numbers a repetition of what was lost; returns the epoch now.
+    """Makes a database usable that was restored by other means, such as pg_restore.
+
+    Its next epoch is above `above_epoch`, and event sequences and generations skip those that were
+    used in the lost copy (see `lost_history.py`).
+
+    Args:
+        url: the database.
+        above_epoch: the highest epoch that any executor reports.
+
+    Returns:
+        The new epoch.
 
     Raises:
-        StoreError: somebody leads, or see `open_store`.
+        StoreError: another process leads, or see `open_store`.
     """
     with open_store(url, create=False, upgrade=False) as store:
         epoch = store.lead("finegrain db raise-epoch", above_epoch=above_epoch)

@@ -1,7 +1,4 @@
-"""What SQLite's errors mean to an operator.
-
-Decides class, reason and way out for each. Refuses to know what was being done.
-"""
+"""Translates SQLite's errors: class, reason, and what an operator can do."""
 
 from __future__ import annotations
 
@@ -17,20 +14,21 @@ from finegrain.errors import FinegrainError, InvariantBroken, Reason, StoreError
 from resource_manager.storage.store import StoreAway, StoreBroken
 
 _PRIMARY = 0xFF
-"""Extended result codes carry the primary one in their low byte."""
+"""Mask: an extended result code carries the primary code in its low byte."""
 
 _KINDS: dict[int | None, type[StoreError]] = {
     sqlite3.SQLITE_BUSY: StoreAway,
     sqlite3.SQLITE_LOCKED: StoreAway,
     sqlite3.SQLITE_FULL: StoreAway,
-    # Pages that could not be written or synced may be marked clean: a second try would lie.
+    # After a failed write or sync the kernel may mark the pages clean: a retry could succeed
+    # without the data being on the disk.
     sqlite3.SQLITE_IOERR: StoreBroken,
 }
 
 
 @contextmanager
 def sqlite_errors(path: Path) -> Iterator[None]:
-    """Turns SQLite's errors about the database at `path` into ours."""
+    """Turns SQLite's errors about the database at `path` into `FinegrainError`s."""
     try:
         yield
     except DBAPIError as error:
@@ -40,7 +38,7 @@ def sqlite_errors(path: Path) -> Iterator[None]:
 
 
 def translated(error: BaseException, path: Path) -> FinegrainError:
-    """The error to raise for one of the driver's."""
+    """Returns the error to raise instead of the driver's."""
     code = getattr(error, "sqlite_errorcode", None)
     name = str(getattr(error, "sqlite_errorname", type(error).__name__))
     details = {"path": path, "sqlite_error": name}
@@ -85,7 +83,7 @@ def _meaning(primary: int | None, path: Path) -> tuple[Reason, str]:
 
 
 def not_a_database(path: Path) -> str:
-    """What to say about a file that SQLite does not recognise."""
+    """Returns the message about a file that SQLite does not recognise."""
     return (
         f"{path} is not an SQLite database, or its beginning is damaged; name another file, or "
         f"`finegrain db restore` a backup"

@@ -1,8 +1,7 @@
 # ruff: noqa: S608  (names come from tables.py, values travel as parameters)
-"""Bulk statements, spelled for each database.
+"""Bulk SQL statements for each database: how many rows are written or deleted at once.
 
-Decides the SQL by which many rows are written or deleted at once. Refuses to know what the rows
-mean. Both spellings say the same: an upsert makes the row as given, whatever was there, so that a
+Both databases give the same result. An upsert writes the row as given, whatever was there, so a
 repeated transaction changes nothing.
 """
 
@@ -20,22 +19,25 @@ from resource_manager.storage.arrays import Given, type_name, unnested
 Rows = Sequence[tuple[Any, ...]]
 
 ROWS_PER_STATEMENT = 2000
-"""PostgreSQL: rows sent in one statement. Bounds memory, and the pause between two statements of a
-transaction, which `idle_in_transaction_session_timeout` watches."""
+"""PostgreSQL: rows sent in one statement.
 
-_STATEMENTS_KEPT = 1_024  # spellings, by which columns say the same in all rows
+Bounds memory, and the pause between two statements of a transaction, which
+`idle_in_transaction_session_timeout` limits.
+"""
+
+_STATEMENTS_KEPT = 1_024  # cached SQL texts; they differ in which columns are equal in all rows
 
 
 C = TypeVar("C")
-"""What statements run on: a connection with an open transaction, or tables in memory."""
+"""What statements run on: a connection in a transaction, or tables in memory."""
 
 
 class Statements(ABC, Generic[C]):
-    """How many rows at once are written or deleted."""
+    """Writes or deletes many rows at once."""
 
     @abstractmethod
     def upsert(self, connection: C, table: Table, rows: Rows) -> None:
-        """Write rows (all columns in declared order), each key at most once."""
+        """Writes rows (all columns in declared order), each key at most once."""
 
     @abstractmethod
     def update(
@@ -46,27 +48,37 @@ class Statements(ABC, Generic[C]):
         changed: tuple[str, ...],
         rows: Rows,
     ) -> int:
-        """Change columns of rows that are there; answers with how many were.
+        """Changes columns of stored rows. Rows that are not stored are skipped.
 
-        `rows` hold the columns `key`, then `changed`, each key at most once.
+        Args:
+            connection: in a transaction.
+            table: the table.
+            key: names of the key columns.
+            changed: names of the columns to change.
+            rows: values of the columns `key`, then `changed`; each key at most once.
+
+        Returns:
+            How many of the rows are stored.
         """
 
     @abstractmethod
     def delete(self, connection: C, table: Table, key: tuple[str, ...], keys: Rows) -> None:
-        """Delete the rows whose columns `key` equal one of `keys`."""
+        """Deletes the rows whose columns `key` equal one of `keys`."""
 
     @abstractmethod
     def trim(self, connection: C, table: Table, owner: str, position: str, upto: Rows) -> None:
-        """For each (owner, position) in `upto`: delete that owner's rows up to and including the
-        position."""
+        """Deletes, for each (owner, position) in `upto`, the owner's rows up to that position.
+
+        The row at the position is deleted, too.
+        """
 
     @abstractmethod
     def trim_all(self, connection: C, table: Table, position: str, upto: int) -> None:
-        """Delete all rows up to and including a position."""
+        """Deletes all rows up to a position, including it."""
 
 
 class SqlStatements(Statements[Connection]):
-    """What every database spells alike."""
+    """Statements that are the same in every SQL database."""
 
     def trim_all(self, connection: Connection, table: Table, position: str, upto: int) -> None:
         """See `Statements.trim_all`."""
@@ -100,7 +112,7 @@ def _sqlite_update(table: Table, key: tuple[str, ...], changed: tuple[str, ...])
 
 
 class SqliteStatements(SqlStatements):
-    """One prepared statement run per row: inside SQLite that is a loop, not a round trip."""
+    """Runs one prepared statement per row: SQLite is in the process, so there is no round trip."""
 
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> None:
         """See `Statements.upsert`."""
@@ -139,8 +151,10 @@ class SqliteStatements(SqlStatements):
 
 
 class PostgresqlStatements(SqlStatements):
-    """One statement for thousands of rows: an array per column, or, where a column says the same in
-    all of them, one value. One round trip and one plan."""
+    """Sends thousands of rows in one statement, which costs one round trip and one plan.
+
+    A column is sent as an array, or as one value if it is equal in all rows.
+    """
 
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> None:
         """See `Statements.upsert`."""
@@ -196,7 +210,7 @@ def _chunks(rows: Rows) -> Iterator[Rows]:
 
 
 def _given(table: Table, name: str, names: tuple[str, ...], single: tuple[bool, ...]) -> str:
-    """A column of what is given, as a statement names it."""
+    """Returns how a statement refers to a column of the rows sent."""
     one = single[names.index(name)]
     return f"%s::{type_name(table.columns[name].type)}" if one else f"given.{name}"
 
@@ -211,7 +225,7 @@ def _postgresql_upsert(table: Table, single: tuple[bool, ...]) -> str:
     values = ", ".join(_given(table, name, names, single) for name in names)
     several = _arrays_of(names, single)
     source = f" FROM {unnested(table, several)}" if several else ""
-    # `WHERE true` tells the parser that ON CONFLICT is no join condition.
+    # `WHERE true` tells the parser that ON CONFLICT is not a join condition.
     return (
         f"INSERT INTO {table.name} ({_columns(table)}) SELECT {values}{source} WHERE true "
         + _conflict_clause(table)

@@ -1,12 +1,11 @@
-"""The declared schema: which tables there are and what stands in each.
+"""The declared schema: tables, columns, types, keys and indices, for SQLite and PostgreSQL alike.
 
-Decides names, types, keys and indices, for SQLite and PostgreSQL alike. Refuses to know how rows
-are read or written (`rows.py`, `statements.py`) and how a database gets from one version to the
-next (`migrations/`).
+Rows are read and written by `rows.py` and `statements.py`; `migrations/` brings a database from one
+version to the next.
 
-Free capacity is not here on purpose: it follows from totals and slots, and a second copy could only
-be wrong. Profiles, labels, amounts and topologies are JSON text: no query looks inside. Secrets are
-here as hashes only. Times ending in `_time_ms` are milliseconds since 1970.
+Free capacity is not stored: it follows from totals and slots, and a second copy could only be
+wrong. Profiles, labels, amounts and topologies are JSON text, because no query looks inside.
+Secrets are stored as hashes only. Columns ending in `_time_ms` are milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from sqlalchemy import (
 )
 
 SCHEMA_VERSION = 5
-"""Number of the last migration; the file `migrations/versions/000N_*.py` with this N must exist."""
+"""Number of the last migration; a file `migrations/versions/000N_*.py` with this N must exist."""
 
 APPLICATION_ID = 0x4647524D
-"""Marks an SQLite file as ours (`PRAGMA application_id`): "FGRM"."""
+"""Marks an SQLite file as finegrain's (`PRAGMA application_id`): "FGRM"."""
 
 APPLICATION = "finegrain"
-"""Marks a database as ours on every server: the row `application` of `meta`."""
+"""Marks any database as finegrain's: the value of `application` in `meta`."""
 
 metadata = MetaData(
     naming_convention={
@@ -67,7 +66,7 @@ def _key_number(name: str) -> Column[Any]:
 
 
 def _table(name: str, *items: Any, with_rowid: bool = False) -> Table:
-    """`with_rowid`: better for wide rows, which a key-ordered tree would spread thin."""
+    """Declares a table; `with_rowid` is better for wide rows, which would make key trees sparse."""
     return Table(name, metadata, *items, sqlite_strict=True, sqlite_with_rowid=with_rowid)
 
 
@@ -77,8 +76,8 @@ def _of_job() -> Column[Any]:
 
 meta = _table("meta", _text("key", primary_key=True), _text("value"))
 
-# One row, id 1: who leads, in which incarnation, (PostgreSQL) until when by the database's clock,
-# and where it is called.
+# One row, id 1: the leader, its epoch and its address; on PostgreSQL also until when the lease
+# runs, by the database's clock.
 leadership = _table(
     "leadership",
     _key_number("id"),
@@ -132,7 +131,7 @@ requests = _table(
     _text("gang_id", server_default=text("''")),
     _text("cpu_policy", server_default=text("''")),
 )
-# Deleting a job looks for its requests.
+# Deleting a job looks for its requests by job id.
 Index(None, requests.c.job_id)
 
 gangs = _table(
@@ -145,11 +144,11 @@ gangs = _table(
     _number("arrival_number"),
     _number("waiting_since_time_ms"),
 )
-# Deleting a job looks for its gangs.
+# Deleting a job looks for its gangs by job id.
 Index(None, gangs.c.job_id)
 
-# No foreign keys: a slot whose taking down is not confirmed outlives its job, and its executor may
-# be forgotten.
+# No foreign keys: a slot that the executor has not confirmed as freed outlives its job, and its
+# executor may be deleted.
 slots = _table(
     "slots",
     _text("allocation_id", primary_key=True),
@@ -196,7 +195,7 @@ executors = _table(
     with_rowid=True,
 )
 
-# Executors that were asked for. No foreign key: most are not registered yet.
+# Executors that providers were asked to start. No foreign key: most are not registered yet.
 provisions = _table(
     "provisions",
     _text("executor_id", primary_key=True),
@@ -209,8 +208,8 @@ provisions = _table(
     _text("message"),
 )
 
-# Parts of ranges of equal requests: one row for all members that wait and were never placed, and
-# for those that have ended.
+# Ranges of equal requests, in parts: one row for all members that are pending and were never
+# placed, and for all that have ended.
 request_ranges = _table(
     "request_ranges",
     _text("range_id", primary_key=True),
@@ -228,10 +227,10 @@ request_ranges = _table(
     _text("ended"),
     _text("cpu_policy", server_default=text("''")),
 )
-# Deleting a job looks for its ranges.
+# Deleting a job looks for its ranges by job id.
 Index(None, request_ranges.c.job_id)
 
-# Decimal numbers are text, in Python's shortest exact spelling.
+# Decimal numbers are text, in Python's shortest spelling that reads back exactly (repr).
 groups = _table(
     "groups",
     _text("name", primary_key=True),
@@ -243,7 +242,7 @@ groups = _table(
     _number("create_time_ms"),
 )
 
-# What flows (groups and jobs) had received at some moment. No foreign key: two kinds of flows.
+# Usage of flows (groups and jobs) as of a moment. No foreign key: a flow is in one of two tables.
 tallies = _table(
     "tallies",
     _text("flow_id", primary_key=True),
@@ -254,8 +253,8 @@ tallies = _table(
     _text("durations"),
 )
 
-# What operators have set at runtime for hosts; an empty executor_id: for the cluster. No foreign
-# key: a host may be forgotten and come back.
+# Host policies that operators set at runtime; executor_id empty: for the whole cluster. No foreign
+# key: an executor may be deleted and register again.
 host_settings = _table(
     "host_settings",
     _text("executor_id", primary_key=True),
@@ -291,9 +290,9 @@ cluster_events = _table(
 )
 
 CLUSTER_EVENT_SUBJECTS = ("executor_id", "job_id", "allocation_id")
-"""Columns of `cluster_events` that name what an event is about; empty where it is not."""
+"""Columns of `cluster_events` that name what an event is about; empty if it is not about one."""
 
-# The history of one thing; most events name few things, so the indices leave the empty ones out.
+# For the history of one subject. Most events name few subjects, so the indices omit empty ones.
 for _subject in CLUSTER_EVENT_SUBJECTS:
     _named = text(f"{_subject} <> ''")
     Index(

@@ -1,7 +1,7 @@
-"""Values that are stored in a row as text: profiles, labels, isolation reports, changes of size,
-cpus and NUMA nodes, mostly as JSON.
+"""Encodes values that rows store as text, mostly JSON: profiles, labels, isolation, resizes, cpus.
 
-Rows share much, so texts and what they mean are kept and shared where equal ones are common.
+Many rows have equal values. Where that is common, the texts and the decoded values are cached and
+shared.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from resource_manager.engine.model.entities import Ended, Resize
 
 T = TypeVar("T")
 
-_KNOWN_PROFILES = 65_536  # different profiles kept decoded; clusters use few
-_KNOWN_PARTS = 4_096  # likewise of what slots of events share
+_KNOWN_PROFILES = 65_536  # cached texts, and cached values; clusters use few different ones
+_KNOWN_PARTS = 4_096  # cached texts of data that the slots in events share
 
 _quoted = json.encoder.encode_basestring_ascii
-json_text = json.JSONEncoder(separators=(",", ":")).encode  # `dumps` would make one each time
+json_text = json.JSONEncoder(
+    separators=(",", ":")
+).encode  # `dumps` would build an encoder each time
 
 _JSON = JsonCodec(FORMS | {Resize: JsonForm(omit="none")}, refuse_unknown=True)
 
 
 def _json_of(kind: type[T]) -> Text:
-    """JSON of a class, made for each row."""
+    """JSON of a class, encoded for each row."""
 
     def write(value: T) -> str:
         return json_text(_JSON.to_json(value))
@@ -46,13 +48,13 @@ def _json_of(kind: type[T]) -> Text:
 
 
 def _shared(text: Text) -> Text:
-    """The same where few values are in many rows: equal texts give one and the same value."""
+    """Caches a text form for values that many rows share: equal texts decode to one object."""
     return Text(lru_cache(_KNOWN_PROFILES)(text.write), lru_cache(_KNOWN_PROFILES)(text.read))
 
 
 def _policy_text(policy: CpuPolicy) -> str:
     data = _JSON.to_json(policy)
-    return json_text(data) if data else ""  # the default of the column
+    return json_text(data) if data else ""  # "" is the column's default
 
 
 def _policy_of(text: str) -> CpuPolicy:
@@ -72,7 +74,10 @@ def _amounts_text(amounts: Mapping[str, int]) -> str:
 
 
 def _ended_text(ended: Mapping[Ended, IntervalSet]) -> str:
-    """JSON of how members of a range ended: [state, reason, message, [start, end, ...]] each."""
+    """Returns how members of a range ended: a list of [state, reason, message, [start, end, ...]].
+
+    Each pair of start and end is one interval of indexes.
+    """
     return json_text(
         [
             [str(state), str(reason), message, [bound for run in indexes.runs() for bound in run]]
@@ -94,8 +99,10 @@ _texts: dict[int, tuple[object, str]] = {}
 
 
 def _shared_text(data: object) -> str:
-    """Returns JSON of plain data that is never changed and that many rows share; told apart by
-    identity, which is good as long as the data is kept beside its text.
+    """Returns JSON of plain data that many rows share and that never changes.
+
+    The cache compares by identity, not by value. That is safe because it keeps the data with its
+    text, so the id cannot be used again.
     """
     known = _texts.get(id(data))
     if known is None:
@@ -106,7 +113,7 @@ def _shared_text(data: object) -> str:
 
 
 def _slot_text(slot: Mapping[str, object]) -> str:
-    """JSON of a slot as events carry it; what its profile and isolation say is shared by many."""
+    """Returns JSON of a slot as events carry it. Texts of its nested parts are cached."""
     return "{" + ",".join([_member(name, value) for name, value in slot.items()]) + "}"
 
 
@@ -121,7 +128,7 @@ def _member(name: str, value: object) -> str:
 
 
 SLOT_OF_EVENT = Text(_slot_text, json.loads)
-"""A slot as `engine/model/offers.py` describes it."""
+"""The text form of a slot as `engine/model/offers.py` describes it."""
 
 TEXTS: Mapping[Any, Text] = {
     float: FLOAT,
@@ -135,4 +142,4 @@ TEXTS: Mapping[Any, Text] = {
     Mapping[str, int]: Text(_amounts_text, json.loads),
     dict[Ended, IntervalSet]: Text(_ended_text, _ended_of),
 }
-"""How a column stores what is neither text, number, flag nor enum, by the type of the attribute."""
+"""Text form of columns that are not text, number, flag or enum, by the type of the attribute."""

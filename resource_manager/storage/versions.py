@@ -1,7 +1,4 @@
-"""Whether this software and a database's schema fit, and what to do when they do not.
-
-Decides the words. Refuses to know how versions are read or raised.
-"""
+"""Checks that this software fits a database's schema version, and says what to do if not."""
 
 from __future__ import annotations
 
