@@ -2,12 +2,8 @@
 
 There are two lanes. The urgent lane goes first, up to a bound per batch: keep-alives, answers of
 executors and short reads of the resource manager itself. Everything else waits in one queue per
-owner (a job, else a connection). The queues are served by a round robin with credit, counted in
-items, after M. Shreedhar and G. Varghese, "Efficient fair queueing using deficit round robin"
-(SIGCOMM 1995). Unlike there, a queue may overdraw its credit and pays that back in later rounds.
-
-So an owner that sends much delays itself only. A call of any other owner is in the next batch or,
-with very many owners, is served after one round over all of them.
+owner (a job, else a connection), and the queues are served in turn. So an owner that sends much
+delays itself only.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from resource_manager.service.engine_driver import Item
 class LaneLimits:
     """How many items may wait, and how many one batch serves. Items are the rows of a call."""
 
-    batch_items_max: int = 2_000  # of one batch, over all owners; a larger call has its own batch
+    batch_items_max: int = 2_000  # of one batch, over all owners; a larger call fills one alone
     urgent_items_max: int = 5_000  # of one batch, in addition
     # Items that wait, over all owners. Above it, an owner that already has items waiting must
     # retry. Above twice as many, every owner must.
@@ -44,7 +40,14 @@ class _OwnerQueue:
 
 
 class Lanes:
-    """All items that wait for the writer."""
+    """All items that wait for the writer.
+
+    The owners' queues are served by a round robin with credit, counted in items, after M. Shreedhar
+    and G. Varghese, "Efficient fair queueing using deficit round robin" (SIGCOMM 1995). Unlike
+    there, a queue may overdraw its credit and pays that back in later rounds. A call of an owner
+    with nothing else waiting is in the next batch or, with very many owners, is served after one
+    round over all of them.
+    """
 
     def __init__(self, limits: LaneLimits) -> None:
         self._limits = limits

@@ -263,7 +263,13 @@ class ResourceManagerMetrics:
         )
 
     def set_amounts(self, executor_id: str, state: str, amounts: Amounts) -> None:
-        """Sets CPU and memory of one executor in one state (total, reserved, allocated, used)."""
+        """Sets the gauges of an executor's CPU and memory for one state.
+
+        Args:
+            executor_id: the executor.
+            state: total, reserved, allocated or used.
+            amounts: the amounts in this state; memory is the sum of all memory dimensions.
+        """
         memory = amounts.get(MEMORY_BYTES, 0) + sum(amounts.get(part, 0) for part in MEMORY_PARTS)
         self.cpu_cores.labels(executor_id, state).set(amounts.get(CPU_MILLI, 0) / 1000)
         self.memory_bytes.labels(executor_id, state).set(memory)

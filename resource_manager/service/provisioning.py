@@ -4,10 +4,6 @@ An executor has at most one call in progress; a stop cancels a start in progress
 submitted again until the state has it. The module also watches the executors it started: it
 reports those that ended by themselves, and stops those that the state does not know. The rules
 (`engine/provision`) decide when an executor is wanted; the provider knows how to start it.
-
-Calls survive a reload of the state: executor ids are never used again, so an outcome is true for
-any later state. Calls do not survive loss of leadership or the end of this process; the next
-leader orders them again.
 """
 
 from __future__ import annotations
@@ -113,7 +109,12 @@ class _Work:
 
 
 class Provisioning:
-    """Carries out orders for one resource manager: `begin` once it leads, `stop` at its end."""
+    """Carries out orders for one resource manager: `begin` once it leads, `stop` at its end.
+
+    Calls survive a reload of the state: executor ids are never used again, so an outcome is true
+    for any later state. Calls do not survive loss of leadership or the end of this process; the
+    next leader orders them again.
+    """
 
     def __init__(
         self, runner: Runner, metrics: ResourceManagerMetrics, providers: Providers

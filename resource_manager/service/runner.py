@@ -1,15 +1,7 @@
 """The single writer of the resource manager: the only place where the engine's state changes.
 
 The writer takes the calls that have arrived, steps each event, runs `Decide` and commits all
-changes in one transaction. Only then does it answer the callers and release the effects. The next
-batch gathers during a commit, so one fsync serves many callers. State, commits and reads belong to
-one dedicated thread. Reads run between batches, so they never show a change that is not durable,
-and the event loop stays free for calls.
-
-If a commit fails, no call of the batch is answered as done. The writer drops the state in memory,
-takes leadership again at a higher epoch, and reads the state from the database. While the database
-is away, callers are refused at once. Before anything leaves the process, answers to reads included,
-the writer confirms that no other process has become the leader.
+changes in one transaction. Only then does it answer the callers and release the effects.
 """
 
 from __future__ import annotations
@@ -63,6 +55,15 @@ class Listener(Protocol):
 
 class Runner(Intake):
     """Owns the engine's state while this process leads.
+
+    The next batch gathers during a commit, so one fsync serves many callers. State, commits and
+    reads belong to one dedicated thread, so the event loop stays free for calls. Reads run between
+    batches and never show a change that is not durable.
+
+    If a commit fails, no call of the batch is answered as done. The writer drops the state in
+    memory, takes leadership again at a higher epoch, and reads the state from the database. While
+    the database is away, callers are refused at once. Before anything leaves the process, answers
+    to reads included, the writer confirms that no other process has become the leader.
 
     Call `start` first; then call `submit` and `read` (see `Intake`) from the event loop. When the
     process has to end, the runner resolves `fatal` with the error that says why.
@@ -184,6 +185,7 @@ class Runner(Intake):
             await self._arrived.wait()
             self._arrived.clear()
             while self._lanes or self._tick_due or (self._driver.unfinished and not self._closing):
+                # Without events a batch does nothing unless ticked, so unfinished work is a tick.
                 ticked, self._tick_due = self._tick_due or self._driver.unfinished, False
                 batch = self._lanes.gather()
                 self._metrics.queue_items.set(self._lanes.waiting_items)
@@ -205,6 +207,7 @@ class Runner(Intake):
         self._serving = batch
         try:
             effects = await self._in_thread(self._driver.run_batch, batch, ticked)
+            # Even a batch of reads: a former leader's answers may be out of date.
             if batch or effects:
                 await self._lease.confirm()
         except NotLeader as error:

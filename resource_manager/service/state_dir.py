@@ -40,6 +40,11 @@ def write_endpoint(state_dir: Path, address: str, metrics_address: str) -> None:
 
     The group that may read the user token may read this file, too. If the disk is full, that is
     only logged: no other part of the resource manager needs the file.
+
+    Args:
+        state_dir: the state directory.
+        address: address of the gRPC port.
+        metrics_address: address of metrics and health; empty: not served.
     """
     path = state_dir / ENDPOINT_FILE
     temporary = path.with_suffix(".tmp")

@@ -90,8 +90,17 @@ def submission_events(
 
     The first event also carries what follows (`following`), because the engine refuses a whole
     call at its first event or not at all.
+
+    Args:
+        job_id: the job that calls.
+        call: the requests and gangs, checked.
+        ranges: the ranges of the call.
+
+    Returns:
+        Functions that make the events, each given the moment.
     """
-    # A job has either profiles or none. A call that mixes both is refused, so it stays one event.
+    # Either all requests of a job have a profile, or none has. The engine refuses a call that mixes
+    # both as a whole, so such a call stays one event.
     kinds = {spec.profile is None for spec in call.specs}
     kinds |= {each.request.profile is None for each in ranges}
     chunks = list(_chunks(call.specs)) if len(kinds) == 1 else [call.specs]

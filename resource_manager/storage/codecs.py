@@ -38,7 +38,15 @@ def codec(
     parts: str = "",
     unstored: str = "",
 ) -> Codec[T]:
-    """Returns the codec for all columns of a table; see `RowCodec` for the arguments."""
+    """Returns the codec for all columns of a table.
+
+    Args:
+        table: the table.
+        kind: the class of the entities.
+        exceptions: columns whose attribute has another name or text form; see `RowCodec`.
+        parts: paths of nested dataclasses whose fields have columns; see `RowCodec`.
+        unstored: paths of attributes without a column; see `RowCodec`.
+    """
     columns = tuple(table.columns.keys())
     return Codec(kind, columns, TEXTS, exceptions or {}, parts, unstored, table=table)
 

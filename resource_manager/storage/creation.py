@@ -114,7 +114,13 @@ def copy_sqlite(source: Path, target: Path) -> None:
 
 
 def run_migrations(database: Path, shown: Path, *, new: bool = False) -> None:
-    """Migrates the file `database`, which no one else has open; errors name `shown`."""
+    """Migrates a database file that no other process has open.
+
+    Args:
+        database: the file.
+        shown: the path that errors name, for example that of the backup being restored.
+        new: also insert the rows that a new database starts with.
+    """
     engine = sqlite_engine(database, read_only=False, connections=1)
     try:
         with sqlite_errors(shown), engine.begin() as connection:

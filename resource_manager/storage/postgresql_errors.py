@@ -28,7 +28,12 @@ _TOO_LARGE = ("54",)
 
 @contextmanager
 def postgresql_errors(location: DatabaseUrl) -> Iterator[None]:
-    """Turns errors of psycopg about the database at `location` into `FinegrainError`s."""
+    """Turns errors of psycopg about the database at `location` into `FinegrainError`s.
+
+    Raises:
+        InvariantBroken: the rows contradict each other.
+        StoreError: any other error; `StoreAway` if the server cannot be reached or broke off.
+    """
     try:
         yield
     except DBAPIError as error:

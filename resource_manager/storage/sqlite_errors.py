@@ -28,7 +28,12 @@ _KINDS: dict[int | None, type[StoreError]] = {
 
 @contextmanager
 def sqlite_errors(path: Path) -> Iterator[None]:
-    """Turns SQLite's errors about the database at `path` into `FinegrainError`s."""
+    """Turns SQLite's errors about the database at `path` into `FinegrainError`s.
+
+    Raises:
+        InvariantBroken: the rows contradict each other.
+        StoreError: any other error; `StoreAway` or `StoreBroken` where they apply.
+    """
     try:
         yield
     except DBAPIError as error:

@@ -200,7 +200,12 @@ def put_in_place(finished: Path, path: Path) -> None:
 
 @contextmanager
 def os_errors(path: Path) -> Iterator[None]:
-    """Turns the file system's errors about the database at `path` into `StoreError`s."""
+    """Turns the file system's errors about the database at `path` into `StoreError`s.
+
+    Raises:
+        StoreAway: the disk is full.
+        StoreError: any other error.
+    """
     try:
         yield
     except OSError as error:

@@ -37,7 +37,13 @@ class Statements(ABC, Generic[C]):
 
     @abstractmethod
     def upsert(self, connection: C, table: Table, rows: Rows) -> None:
-        """Writes rows (all columns in declared order), each key at most once."""
+        """Inserts rows, or overwrites those with the same primary key.
+
+        Args:
+            connection: in a transaction.
+            table: the table.
+            rows: all columns in declared order; each key at most once.
+        """
 
     @abstractmethod
     def update(
@@ -63,18 +69,37 @@ class Statements(ABC, Generic[C]):
 
     @abstractmethod
     def delete(self, connection: C, table: Table, key: tuple[str, ...], keys: Rows) -> None:
-        """Deletes the rows whose columns `key` equal one of `keys`."""
+        """Deletes rows by key.
+
+        Args:
+            connection: in a transaction.
+            table: the table.
+            key: names of the key columns.
+            keys: values of these columns, one tuple per row.
+        """
 
     @abstractmethod
     def trim(self, connection: C, table: Table, owner: str, position: str, upto: Rows) -> None:
-        """Deletes, for each (owner, position) in `upto`, the owner's rows up to that position.
+        """Deletes the rows of some owners up to a position each, including it.
 
-        The row at the position is deleted, too.
+        Args:
+            connection: in a transaction.
+            table: the table.
+            owner: name of the column with the owner.
+            position: name of the column with the position.
+            upto: pairs of an owner and its last position to delete.
         """
 
     @abstractmethod
     def trim_all(self, connection: C, table: Table, position: str, upto: int) -> None:
-        """Deletes all rows up to a position, including it."""
+        """Deletes all rows up to a position, including it.
+
+        Args:
+            connection: in a transaction.
+            table: the table.
+            position: name of the column with the position.
+            upto: the last position to delete.
+        """
 
 
 class SqlStatements(Statements[Connection]):

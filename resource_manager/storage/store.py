@@ -142,7 +142,13 @@ class Store(ABC):
 
     @abstractmethod
     def read_job_events(self, job_id: str, after_sequence: int, limit: int) -> list[JobEvent]:
-        """Returns a job's events above `after_sequence`, oldest first, at most `limit`."""
+        """Returns events of a job, oldest first.
+
+        Args:
+            job_id: the job.
+            after_sequence: return only events with a higher sequence number.
+            limit: how many events at most.
+        """
 
     @abstractmethod
     def read_cluster_events(

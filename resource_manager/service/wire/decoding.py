@@ -59,6 +59,11 @@ _REPORTED_STATES = {
 def check_batch(field: str, items: Sequence[object], *, ranges: Sequence[object] = ()) -> None:
     """Checks that there are 1 to `BATCH_ITEMS_MAX` items; 0 are allowed if there are ranges.
 
+    Args:
+        field: path of the field, for errors.
+        items: the batch.
+        ranges: the ranges of the same call.
+
     Raises:
         InvalidArgument: there are too few or too many.
     """
@@ -72,7 +77,12 @@ def grace_ms(message: Duration, *, present: bool) -> int | None:
 
 
 def request_id(text: str) -> str:
-    """Returns a well-formed request id. The error does not repeat it, because it is a secret."""
+    """Returns a well-formed request id.
+
+    Raises:
+        InvalidArgument: it is too short, too long or not printable. The error does not repeat it,
+            because it is a secret.
+    """
     fits = REQUEST_ID_LENGTH_MIN <= len(text) <= REQUEST_ID_LENGTH_MAX
     if not fits or not text.isprintable():
         raise InvalidArgument(

@@ -53,7 +53,13 @@ ORDERED, WAITING = slots_pb2.SLOT_RESIZE_STATE_ORDERED, slots_pb2.SLOT_RESIZE_ST
 def slot_status(
     slot: Slot, executor_address: str = "", resize_message: str = ""
 ) -> slots_pb2.SlotStatus:
-    """Returns a slot; `resize_message` says why a resize waits."""
+    """Returns a slot with its resizes in progress.
+
+    Args:
+        slot: the slot.
+        executor_address: where job masters reach its executor.
+        resize_message: why a resize waits, for people.
+    """
     under_way = []
     if slot.ordered is not None:
         under_way.append(resize_status(slot.ordered, ordered=True))
@@ -70,7 +76,13 @@ def slot_status_of_view(view: SlotView) -> slots_pb2.SlotStatus:
 
 
 def resize_status(resize: Resize, *, ordered: bool, message: str = "") -> slots_pb2.SlotResize:
-    """Returns one resize of a slot; `message` says why it waits."""
+    """Returns one resize of a slot.
+
+    Args:
+        resize: the resize.
+        ordered: True: the executor was commanded; False: the resize waits.
+        message: why it waits, for people.
+    """
     state = ORDERED if ordered else WAITING
     return write(slots_pb2.SlotResize, resize, state=state, message=message)
 
@@ -84,7 +96,13 @@ def explanation(found: Explanation, state: State) -> rm_pb2.ExplainResponse:
 def groups_message(
     views: list[GroupView], held: list[ReservationView], fairness: Fairness
 ) -> cluster_pb2.ListGroupsResponse:
-    """Returns all groups, the usage settings, and all reservations."""
+    """Returns all groups, the usage settings, and all reservations.
+
+    Args:
+        views: the groups.
+        held: the reservations.
+        fairness: measure and half-life of usage.
+    """
     return cluster_pb2.ListGroupsResponse(
         groups=write.each(cluster_pb2.GroupStatus, views),
         service_measure=fairness.usage_measure,

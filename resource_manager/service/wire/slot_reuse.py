@@ -45,7 +45,13 @@ def slot_reuses(messages: Sequence[rm_pb2.SlotReuse]) -> ReusePart:
 def reuse_events(
     job_id: str, parts: Sequence[ReusePart], grace_ms: int | None
 ) -> list[Callable[[Instant], Event]]:
-    """Returns one event per part of the batch."""
+    """Returns one function per part of the batch, which makes the event, given the moment.
+
+    Args:
+        job_id: the job that calls.
+        parts: the batch, in parts.
+        grace_ms: milliseconds between SIGTERM and SIGKILL; None: the executor's default.
+    """
     return [
         partial(SlotsReuseAsked, job_id=job_id, slots=part, grace_ms=grace_ms) for part in parts
     ]
