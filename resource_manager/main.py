@@ -250,7 +250,7 @@ async def _until_the_end(
     try:
         await asyncio.wait({lead_task, end}, return_when=asyncio.FIRST_COMPLETED)
         if lead_task.done() and not runner.fatal.done():
-            lead_task.result()
+            lead_task.result()  # raises the reason if it could not lead
         await end
     finally:
         for task in (watchdog, lead_task, end):

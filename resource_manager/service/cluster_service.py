@@ -207,6 +207,8 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
         while True:
             # Taken before the read: an event that commits in between ends the wait at once.
             news = self._hub.cluster_news
+            # Read before the events: if none matches, the caller goes on after `last`, and must not
+            # skip an event that commits between the two reads.
             last = await self._read(lambda state: state.history.last_sequence)
             events = await self._events(request.from_sequence, limit, subject)
             left_s = until - loop.time()

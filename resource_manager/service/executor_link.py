@@ -334,6 +334,7 @@ def _not_known(command: SendResize) -> Callable[[Any], CommandAnswered]:
 
 
 def _refused(command: Command, error: FinegrainError) -> Callable[[Any], CommandRefused]:
+    """Returns a refusal by the executor, with the newer epoch that it knows (0: not the reason)."""
     known = error.details.get("known_rm_epoch", "") if error.reason is Reason.STALE_EPOCH else ""
     return lambda at: CommandRefused(
         at=at,

@@ -145,6 +145,7 @@ def prepare_tokens(options: ResourceManagerOptions, state_dir: Path) -> Prepared
     """
     given = options.cluster_token_file, options.user_token_file
     files = [state_dir / name for name in (CLUSTER_TOKEN_FILE, USER_TOKEN_FILE)]
+    # Looked for before they are created below.
     missing = [file for file in files if not file.exists()]
     own = None if all(given) else ensure_token_files(state_dir, options.user_token_group)
     tokens = Tokens(

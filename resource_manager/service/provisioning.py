@@ -1,7 +1,7 @@
 """Carries start and stop orders of the rules to providers, and reports the outcomes to the engine.
 
 An executor has at most one call in progress; a stop cancels a start in progress. An outcome is
-submitted again until the state has it. The module also watches the executors it started: it
+submitted again until the state has it. The module also watches the executors: it cleans up and
 reports those that ended by themselves, and stops those that the state does not know. The rules
 (`engine/provision`) decide when an executor is wanted; the provider knows how to start it.
 """
@@ -259,7 +259,7 @@ class Provisioning:
                 _log.info("outcome_dropped", executor_id=executor_id, error=error.message)
             return
 
-    # -- looking after them --------------------------------------------------------------------
+    # -- watching executors --------------------------------------------------------------------
 
     async def _watch(self) -> None:
         slots = asyncio.Semaphore(CHECKS_AT_ONCE_MAX)

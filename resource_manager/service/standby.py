@@ -122,6 +122,7 @@ class Leadership:
 
     @staticmethod
     def _others_lead(error: FinegrainError) -> bool:
+        # A database locked by another program has the same reason, but no holder.
         return error.reason is Reason.STORE_IN_USE and "holder" in error.details
 
     def _saw(self, error: FinegrainError, waiting: Callable[[], None]) -> None:

@@ -17,7 +17,7 @@ from resource_manager.service.standby import Leadership
 async def feed_watchdog(runner: Runner, leadership: Leadership) -> None:
     """Notifies systemd as often as it expects; returns at once if it does not watch this process.
 
-    A standby has no writer and is always reported alive.
+    A process that does not lead has no writer, and is always reported alive.
     """
     interval_s = watchdog_interval_s()
     while interval_s is not None:

@@ -50,7 +50,7 @@ def backup(url: str, path: Path) -> None:
 
     Raises:
         ConfigurationError: the database is not a file.
-        InvalidArgument: a file at `path` is not a backup.
+        InvalidArgument: `path` exists and is not an older backup.
         StoreError: the database cannot be read, or the copy cannot be written.
     """
     source = _file(url, "pg_dump --format=custom")

@@ -127,7 +127,7 @@ class MemoryTables:
 
 
 class MemoryStatements(Statements[MemoryTables]):
-    """Bulk changes of tables in memory. No argument is an SQL connection here."""
+    """Bulk changes of tables in memory; `connection` is the tables themselves."""
 
     def upsert(self, connection: MemoryTables, table: Table, rows: Rows) -> None:
         """See `Statements.upsert`."""
