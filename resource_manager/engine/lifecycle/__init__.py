@@ -1,1 +1,3 @@
-"""What becomes of requests, gangs, slots and executors: steps that handlers and the cycle share."""
+"""Moves requests, gangs, slots and executors through their states; shared by handlers and the
+cycle.
+"""

@@ -1,7 +1,7 @@
-"""Executors that go: lost, or struck from the books. What becomes of their slots with them.
+"""Removes executors: marks them lost, or deletes them with their slots.
 
-Lost means out of sight, not stopped: slots stay booked until the executor returns or is struck from
-the books. When that may be, others decide.
+"Lost" means out of sight, not stopped. The slots of a lost executor stay booked until it returns or
+is deleted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from resource_manager.engine.queue.rejection_clock import RejectionClock
 
 @dataclass(slots=True, eq=False)
 class Departures:
-    """Takes executors out: lost, or forgotten."""
+    """Takes executors out of service: lost, or deleted."""
 
     journal: Journal
     changes: ChangeTracker
@@ -43,12 +43,17 @@ class Departures:
     usage: UsageAccounting
 
     def lose_executor(self, host: Host, message: str) -> None:
-        """An executor is lost, and so are its slots, as far as anybody knows."""
+        """Marks an executor lost and frees its slots, as far as that can be known.
+
+        Args:
+            host: the executor.
+            message: why, for people.
+        """
         executor = host.executor
+        # Infeasible requests are not rejected while an executor of the store is unconfirmed. That
+        # wait starts again here.
         if executor.state is ExecutorState.UNCONFIRMED:
-            self.rejection_clock.restart(
-                self.journal.now_ms
-            )  # which does not run while one is unconfirmed
+            self.rejection_clock.restart(self.journal.now_ms)
         self.transitions.move_executor(executor, RegistrationInput.FALL_SILENT)
         self.journal.cluster_event("executor_lost", executor_id=host.host_id, message=message)
         self.free_all_slots(host, Reason.EXECUTOR_LOST, message)
@@ -57,9 +62,10 @@ class Departures:
         self.usage.total_changed(host)
 
     def delete_executor(self, host: Host) -> None:
-        """Forgets an executor with all its slots: nothing of them is left, or ever will be."""
+        """Deletes an executor with all of its slots. None of them may ever exist again."""
         for slot in list(host.slots.values()):
             self.moves.vanish(slot)
+        # The next registration under this id must get a higher number than any before.
         self.numbers.keep_registration(host.executor.registration_number)
         self.hosts.forget(host)
         self.outbox.pop(host.host_id, None)
@@ -69,17 +75,25 @@ class Departures:
         self.journal.cluster_event("executor_forgotten", executor_id=host.host_id)
 
     def free_all_slots(self, host: Host, reason: Reason, message: str) -> None:
-        """Takes down whatever slots an executor has."""
+        """Takes down all slots of an executor.
+
+        Args:
+            host: the executor.
+            reason: for the requests that lose their slots.
+            message: likewise, for people.
+        """
         slots: list[Slot] = [
             slot for slot in host.slots.values() if slot.state is not SlotState.FREEING
         ]
         for slot in slots:
             if host.slots.get(key_of(slot)) is not slot or slot.state is SlotState.FREEING:
-                continue  # it went with another one of its gang
+                continue  # taken down together with an earlier member of its gang
             self.gang_moves.lose(slot, reason, message)
             self.moves.free(slot)
 
     def forget_settings(self, executor_id: str) -> None:
-        """An executor is gone for good: nobody will ever have its id again."""
+        """Deletes the host settings of an executor that is gone for good; its id is never used
+        again.
+        """
         if self.host_settings.pop(executor_id, None) is not None:
             self.changes.delete_host_setting(executor_id)

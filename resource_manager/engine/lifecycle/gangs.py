@@ -1,16 +1,30 @@
-"""What becomes of a gang: it is placed, granted, broken up and ended as a whole.
+"""Moves a gang as a whole: placed, granted, broken up, ended.
 
-The members of a gang that have not ended stand in one and the same state. While they wait, the gang
-has one place in line, that of its first member. It is placed in one decision, or not at all.
-Members stay ALLOCATING until the executors have confirmed all of them, then all are granted at
-once; whatever undoes one before that sends all back, and frees what the others have. So a job
-master never sees half a gang, and no two gangs hold halves. After it was granted each slot goes its
-own way, but for one thing: members that ask for another slot when theirs is lost
-(`restart_on_loss`) go back into line together.
+All living members of a gang are in the same state until the gang is granted. A queued gang has one
+place in the queue, that of its first member. It is placed in one decision or not at all, and its
+members stay ALLOCATING until the executors have confirmed all of them. So a job master never sees
+part of a gang, and no two gangs each hold half of the capacity they need.
 
-The moves of `lifecycle/moves.py` that a member cannot make alone stand here under the same names,
-and do for requests without a gang what those do. Where there is room, `placement/gang_search.py`
-knows; what is accepted, `requests/gang_intake.py`.
+After the grant, each slot goes its own way, with one exception: members that want a new slot after
+a loss (`restart_on_loss`) go back to the queue together.
+
+`GangMoves` has the methods of `lifecycle/moves.py` that concern a whole gang, under the same names.
+For a request without a gang they do the same as there.
+
+Example: gang "g" has the members m1 and m2, both with `restart_on_loss`.
+
+  event                                m1          m2          gang        unconfirmed
+  submitted                            PENDING     PENDING     WAITING     -
+  try_gang: m1 on host A, m2 on B      ALLOCATING  ALLOCATING  ALLOCATING  2
+  A carved m1 (`confirm`)              ALLOCATING  ALLOCATING  ALLOCATING  1
+      m1's slot is ALLOCATED, but its job master is not told
+  B refused m2 (`requeue`)             PENDING     PENDING     WAITING     -
+      the slot of m1 is freed; the gang is queued at its old place
+  try_gang: m1 on A, m2 on C           ALLOCATING  ALLOCATING  ALLOCATING  2
+  both carved                          GRANTED     GRANTED     GRANTED     -
+      two job events in one batch: the slot offers
+  C lost (`lose` of m2)                PENDING     PENDING     WAITING     -
+      without `restart_on_loss`, m2 would end, and m1 would keep its slot
 """
 
 from __future__ import annotations
@@ -44,9 +58,7 @@ from resource_manager.engine.queue.requests import Requests
 
 
 def waiting_gangs(gangs: GangLedger) -> Iterator[tuple[Gang, list[Request]]]:
-    """Gangs that wait, in the order of their places in line, with their living members in order of
-    arrival.
-    """
+    """Yields the queued gangs in queue order, each with its living members in order of arrival."""
     for waiting in gangs.in_order():
         yield waiting.gang, waiting.members
 
@@ -69,26 +81,37 @@ class GangMoves:
     moves: RequestMoves
 
     def current_requests(self, waiting: WaitingGang) -> tuple[MemberRequest, ...]:
-        """What a gang that waits asks for, with the hosts that its members must not have now."""
+        """Returns what a queued gang asks for, with the hosts that members must avoid now.
+
+        A member avoids a host where its previous slot is still being taken down.
+        """
         if any(each.allocation_id in self.slots.superseded for each in waiting.members):
             return tuple(self._by_request(waiting))
         return waiting.kind.member_requests
 
     def begin_to_wait(self, gang: Gang) -> None:
-        """Puts a new gang into the line."""
+        """Queues a new gang and starts its timeout."""
         if gang.spec.timeout_ms is not None:
             gang.waiting_until_ms = self.journal.now_ms + gang.spec.timeout_ms
         self.queue_gang(gang)
 
     def queue_gang(self, gang: Gang, *, tried: bool = False) -> None:
-        """Puts a gang into the line, at its place."""
+        """Queues a gang at its place. `tried` says that a search for room was made before."""
         members = list(living(self.requests, gang))
         self.gangs.begin_to_wait(gang, members, self.queue.non_batchables, tried=tried)
         if gang.waiting_until_ms is not None:
             self.timers.arm(Timer.GANG, gang.gang_id, gang.waiting_until_ms)
 
     def try_gang(self, placing: PlacementPass, item: NonBatchable) -> bool:
-        """Places all members of a gang that waits, if there is room for all of them."""
+        """Places all members of a queued gang if there is room for all of them.
+
+        Args:
+            placing: the placement pass that is running; it is told which hosts were booked.
+            item: the queue entry of the gang.
+
+        Returns:
+            False if there is no room; the gang stays queued.
+        """
         waiting = self.gangs.waiting[item.name]
         waiting.tried = True
         if passed_by(self.hosts, waiting.kind):
@@ -109,8 +132,13 @@ class GangMoves:
         requests: Sequence[MemberRequest],
         found: Iterable[Share],
     ) -> None:
-        """Books slots for all members of a gang that waits, on hosts that have room for them;
-        `requests` are `current_requests`.
+        """Books slots for all members of a queued gang.
+
+        Args:
+            waiting: the gang.
+            requests: what its members ask for, from `current_requests`.
+            found: how many members of each entry of `requests` go to which host; the hosts have
+                room.
         """
         groups = self._by_request(waiting)
         members = [iter(groups[request_kind]) for request_kind in requests]
@@ -122,7 +150,7 @@ class GangMoves:
         self.gangs.stop_waiting(waiting.gang, self.queue.non_batchables)
 
     def confirm(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
-        """The executor carved the slot. The last one of a gang lets all of them be granted."""
+        """Handles that the executor carved the slot. The last one grants the whole gang."""
         gang = self.gangs.of(self.requests[slot.allocation_id])
         if gang is None:
             self.moves.confirm(slot, isolation=isolation, cpus=cpus)
@@ -138,9 +166,9 @@ class GangMoves:
             self.moves.grant(self.slots[request.allocation_id, request.generation])
 
     def requeue(self, request: Request, slot: Slot, reason: str, message: str) -> None:
-        """Back to the old place in line; a gang goes back as a whole.
+        """Sends a request back to its place in the queue; a gang goes back as a whole.
 
-        What becomes of the slot itself is the caller's next move.
+        The caller decides what happens to `slot` itself.
         """
         gang = self.gangs.of(request)
         if gang is None:
@@ -149,7 +177,11 @@ class GangMoves:
             self._break_up(gang, request, reason, message)
 
     def lose(self, slot: Slot, reason: str, message: str) -> None:
-        """The slot's request has lost it; likewise."""
+        """Handles that a request has lost its slot.
+
+        A member that was not granted yet, or that has `restart_on_loss`, sends its whole gang back
+        to the queue. The caller decides what happens to `slot` itself.
+        """
         request = self.requests.served_by(slot)
         gang = self.gangs.of(request) if request is not None else None
         if request is None or gang is None:
@@ -162,8 +194,10 @@ class GangMoves:
         self._break_up(gang, request, reason, message)
 
     def decline(self, slot: Slot) -> None:
-        """Nobody accepted the executor's direct offer. (Members of a gang are not offered directly;
-        if an executor does so all the same, a gang that is not granted yet goes back.)
+        """Handles that no job master accepted the executor's direct offer.
+
+        Members of a gang are not offered directly. If an executor does it all the same, a gang that
+        is not granted yet goes back to the queue.
         """
         request = self.requests.served_by(slot)
         if (
@@ -185,11 +219,16 @@ class GangMoves:
         message: str = "",
         grace_ms: int | None = None,
     ) -> None:
-        """Ends a living request on somebody's wish, and with one of a gang that is not granted all
-        of them.
+        """Ends a living request on demand. With a member of a gang that is not granted, all members
+        end.
 
-        `alone`: the wish is about a slot that was granted. Its gang may have gone back into line
-        while the wish was on its way; the others are waited with as before.
+        Args:
+            request: the request.
+            alone: the caller named a granted slot. If its gang went back to the queue while the
+                call was on its way, only this member ends, and the others stay queued.
+            reason: as for `RequestMoves.give_up`.
+            message: likewise.
+            grace_ms: likewise.
         """
         gang = self.gangs.of(request)
         if gang is None or request.state is RequestState.GRANTED:
@@ -207,7 +246,7 @@ class GangMoves:
             self.moves.give_up(member, reason=reason, message=message, grace_ms=grace_ms)
 
     def dequeue(self, request: Request) -> None:
-        """A request that waits shall not be placed any more: it is about to end."""
+        """Takes a queued request out of the queue because it is about to end."""
         gang = self.gangs.of(request)
         if gang is None:
             self.queue.remove(request)
@@ -215,7 +254,7 @@ class GangMoves:
             self.gangs.stop_waiting(gang, self.queue.non_batchables)
 
     def gang_timer_fired(self, gang_id: str) -> int:
-        """Ends a gang that has waited for too long; answers with how many requests ended."""
+        """Ends a gang whose timeout is over. Returns how many requests ended."""
         waiting = self.gangs.waiting.get(gang_id)
         if waiting is None or waiting.gang.waiting_until_ms is None:
             return 0
@@ -229,10 +268,12 @@ class GangMoves:
         return len(waiting.members)
 
     def reject_gang(self, waiting: WaitingGang, outcomes: Mapping[str, tuple[str, str]]) -> None:
-        """Ends a gang that may not wait any longer.
+        """Ends a gang that must not wait any longer.
 
-        Args: outcomes: reason and message by allocation id, for every member; the job master is
-        told in this order.
+        Args:
+            waiting: the gang.
+            outcomes: reason and message of every member, by allocation id; the job events are
+                written in this order.
         """
         self._leave(waiting.gang, GangInput.END)
         waiting.gang.waiting_until_ms = None
@@ -240,13 +281,13 @@ class GangMoves:
             self.moves.reject(self.requests[allocation_id], reason, message)
 
     def _leave(self, gang: Gang, what: GangInput) -> None:
-        """It is not to be placed, nor are confirmations waited for."""
+        """Takes a gang out of placement: it is not queued, and no confirmations are counted."""
         self.transitions.move_gang(gang, what)
         self.gangs.stop_waiting(gang, self.queue.non_batchables)
         self.gangs.unconfirmed.pop(gang.gang_id, None)
 
     def _by_request(self, waiting: WaitingGang) -> dict[MemberRequest, list[Request]]:
-        """The members, by what they ask for and which hosts they must not have."""
+        """Groups the members by what they ask for and which hosts they must avoid."""
         alike: dict[tuple[SchedulingKey, frozenset[str]], list[Request]] = {}
         for request in waiting.members:
             superseded = self.slots.superseded.get(request.allocation_id, ())
@@ -258,8 +299,11 @@ class GangMoves:
         }
 
     def _break_up(self, gang: Gang, culprit: Request, reason: str, message: str) -> None:
-        """All living members go back to their place in line. The slots of all but the culprit are
-        taken down.
+        """Sends all living members back to their place in the queue, and frees all slots but the
+        culprit's.
+
+        The timeout starts again only if the gang had been granted. A gang that was never granted
+        goes on with what is left of its time.
         """
         was_granted = culprit.state is RequestState.GRANTED
         members = list(living(self.requests, gang))

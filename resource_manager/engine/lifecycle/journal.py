@@ -1,6 +1,7 @@
-"""The journal: the moment of the event that is handled, its effects, and both logs.
+"""The journal: the moment of the event that is handled, its effects, and the logs of jobs and
+cluster.
 
-Numbering, trimming and publishing of log entries stand in one place.
+All log entries are numbered, trimmed and published here.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.hosts import Hosts
 
 ACKNOWLEDGED_TRIM_STEP = 1_000
-"""Acknowledged events are forgotten this many at a time, so that a keep-alive rarely writes."""
+"""Acknowledged events are deleted this many at a time, so that a keep-alive rarely writes to the
+store.
+"""
 
 
 class Journal:
-    """What the event at hand leads to: effects, and entries of the logs of jobs and the cluster.
+    """Collects what the current event leads to: effects, and entries of the logs of jobs and
+    cluster.
 
     Attributes:
         at: the moment of the event.
-        effects: what is to be done once the changes are durable.
-        snapshot_number: events that were begun; names a state of the ledgers.
+        effects: what to do once the changes are durable.
+        snapshot_number: how many events have begun; caches use it as the version of the ledgers.
     """
 
     def __init__(
@@ -54,11 +58,11 @@ class Journal:
 
     @property
     def now_ms(self) -> int:
-        """Monotonic time of the event."""
+        """Returns the monotonic time of the event."""
         return self.at.monotonic_ms
 
     def begin(self, at: Instant) -> list[Effect]:
-        """Begins the next event; returns the list that its effects will be in."""
+        """Begins the next event; returns the list that collects its effects."""
         self.at, self.effects = at, []
         self.snapshot_number += 1
         return self.effects
@@ -72,8 +76,14 @@ class Journal:
         slot: Slot | None = None,
         count: int = 1,
     ) -> None:
-        """Writes into the log of the request's job where the request stands now, and with it the
-        next members of its range, `count` in all.
+        """Writes the current state of a request into its job's log.
+
+        Args:
+            request: the request.
+            reason: machine-readable reason of the state.
+            message: the same for people.
+            slot: the slot that the entry is about, if any.
+            count: how many members of a range the entry covers: `request` and those after it.
         """
         job = self._jobs[request.job_id]
         job.last_sequence += 1
@@ -92,12 +102,13 @@ class Journal:
         self._changes.job(job)
         self._changes.job_event(event)
         self.effects.append(PublishJobEvent(event))
+        # Trims a tenth more than needed, so that the next entries do not trim again.
         most = self._settings.job_events_max
         if job.last_sequence - job.trimmed_sequence > most:
             self._trim(job, job.last_sequence - most + most // 10)
 
     def acknowledge(self, job: Job, sequence: int) -> None:
-        """The job master has taken in its events up to this one."""
+        """Notes that the job master has processed its events up to this sequence number."""
         job.acknowledged_sequence = max(job.acknowledged_sequence, min(sequence, job.last_sequence))
         if job.acknowledged_sequence - job.trimmed_sequence >= ACKNOWLEDGED_TRIM_STEP:
             self._trim(job, job.acknowledged_sequence)
@@ -112,7 +123,7 @@ class Journal:
         reason: str = "",
         message: str = "",
     ) -> None:
-        """Writes into the cluster's history."""
+        """Writes an entry into the cluster's history."""
         event = ClusterEvent(
             sequence=self._history.next_sequence(self._changes),
             time_ms=self.at.time_ms,
@@ -127,7 +138,7 @@ class Journal:
         self.effects.append(PublishClusterEvent(event))
 
     def slot_event(self, kind: str, slot: Slot, *, reason: str = "", message: str = "") -> None:
-        """Writes into the cluster's history what became of a slot."""
+        """Writes an entry about a slot into the cluster's history."""
         self.cluster_event(
             kind,
             executor_id=slot.executor_id,

@@ -1,4 +1,6 @@
-"""Jobs, requests and executors that callers name: the one that is meant, or the error."""
+"""Looks up jobs, requests and executors that callers name; raises an error that says what is
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from resource_manager.engine.queue.requests import Requests
 
 
 def known_host(hosts: Hosts, executor_id: str) -> Host:
-    """The books of an executor.
+    """Returns the host of an executor.
 
     Raises:
-        NotFound: there is none of that id.
+        NotFound: no executor has this id.
     """
     host = hosts.get(executor_id)
     if host is None:
@@ -27,10 +29,10 @@ def known_host(hosts: Hosts, executor_id: str) -> Host:
 
 
 def known_job(jobs: dict[str, Job], job_id: str) -> Job:
-    """The job.
+    """Returns the job.
 
     Raises:
-        NotFound: there is none of that id (any more).
+        NotFound: no job has this id, or it was deleted some time after its end.
     """
     job = jobs.get(job_id)
     if job is None:
@@ -43,11 +45,11 @@ def known_job(jobs: dict[str, Job], job_id: str) -> Job:
 
 
 def active_job(jobs: dict[str, Job], job_id: str) -> Job:
-    """The job, which has not ended.
+    """Returns the job if it has not ended.
 
     Raises:
-        NotFound: there is none of that id.
-        FailedPrecondition: it has ended.
+        NotFound: no job has this id.
+        FailedPrecondition: the job has ended.
     """
     job = known_job(jobs, job_id)
     if job.state is JobState.ENDED:
@@ -60,10 +62,10 @@ def active_job(jobs: dict[str, Job], job_id: str) -> Job:
 
 
 def known_request(requests: Requests, allocation_id: str) -> Request:
-    """The request.
+    """Returns the request.
 
     Raises:
-        NotFound: there is none of that id (any more).
+        NotFound: no request has this id, or it was deleted with its job.
     """
     request = requests.named(allocation_id)
     if request is None:
@@ -76,7 +78,7 @@ def known_request(requests: Requests, allocation_id: str) -> Request:
 
 
 def taken(allocation_id: str) -> ItemOutcome:
-    """The id is another request's."""
+    """Returns the outcome for an allocation id that another request has."""
     return ItemOutcome(
         allocation_id,
         Reason.ALREADY_EXISTS,

@@ -1,7 +1,20 @@
-"""What a request's moves mean for what is stored of it, if it is a member of a range. Knows where
-members stand (`queue/ranges.py`) and which rows they have; why they move, `moves.py` says.
+"""Keeps the rows of requests in step with their moves, members of ranges included.
 
-For requests that belong to no range these do what is done for every request.
+A member of a range has no row and no object until it is placed (`queue/ranges.py` keeps it in an
+interval). For requests that belong to no range, these methods do what is done for every request.
+
+Example: range "r" has the members r.0 to r.9, and its part has one row.
+
+  event                     waiting     materialized  stored  ended      rows
+  submitted                 0-9         -             -       -          part
+  r.0, r.1 placed           2-9         0-1           -       -          part, 2 slots
+      a restart reads the state and generation of r.0 and r.1 from their slots
+  slot of r.1 lost          2-9         0-1           1       -          part, 1 slot, request r.1
+      r.1 is queued again; its row keeps the generation, which must rise on the next placement
+  r.0 released              2-9         1             1       0          part, request r.1
+  r.2 to r.9 cancelled      -           1             1       0, 2-9     part, request r.1
+      one job event with count 8, one write of the part's row
+  r.1 cancelled             -           -             -       0-9        part
 """
 
 from __future__ import annotations
@@ -14,13 +27,14 @@ from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.queue.requests import Requests
 
 KINDS_OF_ENDS_MAX = 64
-"""Different ways in which members of one part ended that are kept with their messages; further ones
-are kept without."""
+"""How many different ways of ending one part keeps with their messages. Further ones are kept
+without a message, so that the part's row stays small.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class MemberRows:
-    """Keeps the rows of requests, members of ranges among them."""
+    """Keeps the rows of requests, members of ranges included."""
 
     changes: ChangeTracker
     jobs: dict[str, Job]
@@ -28,15 +42,17 @@ class MemberRows:
     requests: Requests
 
     def materialize(self, request: Request) -> None:
-        """A request is placed: a member of a range is one like any other from now on."""
+        """Makes a request object of a range member that is placed for the first time."""
         part = self.ranges.at(request.arrival_number)
         if part is not None and request.arrival_number not in self.ranges.members:
             self.ranges.materialize(part, request)
             self.requests[request.spec.allocation_id] = request
 
     def keep_move(self, request: Request) -> None:
-        """A request stands elsewhere than before, and lives. A member has a row of its own from now
-        on, so that its generation rises over restarts, too.
+        """Stores a living request that has changed its state.
+
+        A member of a range has a row of its own from now on. The row keeps its generation, so that
+        the next placement gets a higher one even after a restart.
         """
         part = self.ranges.at(request.arrival_number)
         if part is None:
@@ -46,9 +62,7 @@ class MemberRows:
         self.changes.request(request)
 
     def keep_end(self, request: Request) -> None:
-        """A request has ended, and is no longer among the living. Nothing is left of a member but
-        its index.
-        """
+        """Stores that a request has ended. Only the index of a range member is kept."""
         self.jobs[request.job_id].live_requests -= 1
         self.requests.live -= 1
         part = self.ranges.at(request.arrival_number)
@@ -64,7 +78,9 @@ class MemberRows:
         self.changes.request_range(part.row)
 
     def keep_end_of_many(self, part: Part, first: Request, count: int) -> None:
-        """Likewise of `count` members that waited and were never placed, `first` the first."""
+        """Stores the end of `count` consecutive members that were never placed; `first` is the
+        first one.
+        """
         self.jobs[first.job_id].live_requests -= count
         self.requests.live -= count
         index = part.index_of(first.arrival_number)

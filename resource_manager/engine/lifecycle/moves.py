@@ -1,8 +1,8 @@
-"""What happens to a request and its slot together: placed, confirmed, given up, lost, gone.
+"""Moves a request together with its slot: placed, confirmed, given up, lost, deleted.
 
-Every move goes through the state tables and keeps the books, the queue and both logs in step. Why
-something moves, the handlers decide. They call those of `lifecycle/gangs.py` where there are any:
-what is done to a member of a gang may be done to all.
+Every move goes through the state tables and keeps the ledgers, the queue and both logs in step. The
+handlers decide when to move something. They call `lifecycle/gangs.py` first where it has a method
+of the same name, because a move of one member may concern its whole gang.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from resource_manager.engine.queue.requests import Requests
 
 
 def key_of(slot: Slot) -> SlotKey:
-    """Identity of a slot."""
+    """Returns the identity of a slot."""
     return slot.allocation_id, slot.generation
 
 
@@ -87,12 +87,18 @@ class RequestMoves:
     usage: UsageAccounting
 
     def place(self, requests: Sequence[Request], host: Host) -> None:
-        """Books slots for waiting requests of one job and one shape on a host that has room for all
-        of them, with the cpus and NUMA nodes that the host gives them, and queues the orders. The
-        caller takes the requests out of the queue.
+        """Books slots for queued requests on a host, and queues the orders to its executor.
+
+        The caller has made sure that the host has room for all of them, and takes the requests out
+        of the queue.
+
+        Args:
+            requests: requests of one job and one scheduling class.
+            host: the host; it also chooses the cpus and NUMA nodes of the slots.
 
         Raises:
-            InvariantBroken: cpus or NUMA nodes there do not suit all of them; see `Host.suits`.
+            InvariantBroken: the host's cpus or NUMA nodes do not suit all of the requests; see
+                `Host.suits`.
         """
         policy = requests[0].spec.cpu_policy
         profile = requests[0].spec.profile or host.executor.registration.default_profile
@@ -102,9 +108,11 @@ class RequestMoves:
         if host.aligning or policy is not PLAIN:
             scheduling_class = self.queue.class_of(requests[0].spec)
             assignments = host.assignments(scheduling_class, len(requests))
+        # The first slot makes an empty host one that is in use.
         self.hosts.in_use += not host.slots
         for request, assignment in zip(requests, assignments, strict=False):
             spec = request.spec
+            # The floor keeps generations rising across restarts.
             request.generation = max(request.generation, self.numbers.generation_floor) + 1
             slot = _slot_of(
                 spec,
@@ -128,26 +136,29 @@ class RequestMoves:
             if host.cpus is not None:
                 host.cpus.add(key, assignment)
             host.to_allocate[key] = None
-            self.changes.slot(slot)  # a restart reads the request's state off its slot
+            # The request has no row of its own: a restart derives its state from its slot.
+            self.changes.slot(slot)
         host.book(booked, len(requests))
         self.flows.place(requests[0].job_id, booked, len(requests), cost)
         self.starvation.placements += len(requests)
         self.outbox[host.host_id] = None
 
     def confirm(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
-        """The executor carved the slot: its request is granted."""
+        """Handles that the executor carved the slot, and grants it to its request."""
         self.carve(slot, isolation=isolation, cpus=cpus)
         self.grant(slot)
 
     def carve(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
-        """The executor carved the slot; its request may still have to wait for others."""
+        """Handles that the executor carved the slot. Its request may still wait for others of its
+        gang.
+        """
         self.transitions.move_slot(slot, SlotInput.CONFIRM)
         slot.allocated_time_ms = self.journal.at.time_ms
         _describe(slot, isolation, cpus)
         self.changes.slot_moved(slot)
 
     def grant(self, slot: Slot) -> None:
-        """A slot that was carved goes to its request."""
+        """Grants a carved slot to its request. This is the moment of the slot offer."""
         request = self.requests[slot.allocation_id]
         self.transitions.move_request(request, RequestInput.CONFIRM)
         threads.begin(slot, self.journal.now_ms)
@@ -156,13 +167,18 @@ class RequestMoves:
         self.journal.slot_event("slot_granted", slot)
 
     def _serves(self, host: Host, request: Request) -> None:
-        """Whatever the host refused of this shape is over, and others of the shape may come."""
+        """Ends the host's refusal of the request's scheduling class, so that others of the class
+        may go there.
+        """
         refusal = host.refusals.pop(scheduling_key(request.spec), None) if host.refusals else None
         if refusal is not None and refusal.active:
             self.hosts.indexes.log_growth(host, self.queue)
 
     def reclaim(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
-        """A lost executor came back with a slot that its request still waits for."""
+        """Gives a slot back to its request when the lost executor returns with it.
+
+        The request must still be queued, so that it does not have another slot.
+        """
         request = self.requests[slot.allocation_id]
         self.queue.remove(request)
         self.unmark_superseded(slot)
@@ -180,10 +196,14 @@ class RequestMoves:
         self.journal.slot_event("slot_reclaimed", slot)
 
     def free(self, slot: Slot, grace_ms: int | None = None) -> None:
-        """Begins to take a slot down; one that was never ordered is gone at once.
+        """Starts to take a slot down. A slot whose order was never sent is deleted at once.
 
-        Its row is not touched: a slot that no living request has is one that is being taken down,
-        also after a restart.
+        The slot's row is not written. After a restart, a slot that is not the current one of a
+        living request counts as one that is being taken down.
+
+        Args:
+            slot: the slot.
+            grace_ms: how long the executor gives the slot's tasks to end; None: its default.
         """
         host = self.hosts.of(slot)
         key = key_of(slot)
@@ -201,7 +221,7 @@ class RequestMoves:
         self.outbox[host.host_id] = None
 
     def vanish(self, slot: Slot) -> None:
-        """The slot is known not to exist: its capacity is free again."""
+        """Deletes a slot that is known not to exist on its executor. Its capacity is free again."""
         was_freeing = slot.state is SlotState.FREEING
         if not was_freeing:
             self.usage.stop_accruing(slot)
@@ -213,7 +233,7 @@ class RequestMoves:
         self.hosts.in_use -= not host.slots
         self.unmark_superseded(slot)
         if slot.assignment is not None and (slot.assignment.cpus or slot.assignment.numa):
-            # Its cpus and nodes may be all that somebody waits for, whatever amounts have grown.
+            # A request may wait for just these cpus and nodes, however much capacity is free.
             self.hosts.indexes.log_growth(host, self.queue)
         del self.slots[key]
         if slot.job_id in self.jobs:
@@ -225,10 +245,16 @@ class RequestMoves:
             self.journal.slot_event("slot_freed", slot)
 
     def requeue(self, request: Request, slot: Slot, reason: str, message: str) -> None:
-        """Back to the old place in line, unless its job has ended. (The place of a gang's member is
-        that of its gang, which `lifecycle/gangs.py` puts there.)
+        """Sends a request back to its place in the queue, unless its job has ended.
 
-        The job master is told if it had been offered the slot.
+        A member of a gang is not queued here: `lifecycle/gangs.py` queues the gang. The job master
+        gets an event if it had been offered the slot.
+
+        Args:
+            request: the request that has lost its slot.
+            slot: that slot; the caller decides what happens to it.
+            reason: for the event.
+            message: for the event, for people.
         """
         was_granted = request.state is RequestState.GRANTED
         self.transitions.move_request(request, RequestInput.REQUEUE)
@@ -242,10 +268,15 @@ class RequestMoves:
             self.journal.job_event(request, reason=reason, message=message, slot=slot)
 
     def lose(self, slot: Slot, reason: str, message: str) -> None:
-        """The slot's request has lost it: back in line if it was never granted or wants another
-        one, else ended.
+        """Handles that a request has lost its slot.
 
-        What becomes of the slot itself is the caller's next move.
+        The request goes back to the queue if the slot was never granted, or if it asked for another
+        one (`restart_on_loss`). Otherwise it ends. The caller decides what happens to the slot.
+
+        Args:
+            slot: the slot.
+            reason: for the events.
+            message: for the events, for people.
         """
         request = self.requests.served_by(slot)
         if request is None:
@@ -265,7 +296,15 @@ class RequestMoves:
         message: str = "",
         slot: Slot | None = None,
     ) -> None:
-        """Ends a request and tells its job master."""
+        """Ends a request and reports that to its job master.
+
+        Args:
+            request: a living request.
+            how: the input of the state table; it must lead to an ended state.
+            reason: for the job event.
+            message: for the job event, for people.
+            slot: the slot that the request had, if any.
+        """
         self.transitions.move_request(request, how)
         if request.state not in ENDED_REQUEST_STATES:
             raise AssertionError(f"{how} does not end a request")
@@ -277,7 +316,7 @@ class RequestMoves:
         self.journal.job_event(request, reason=reason, message=message, slot=slot)
 
     def reject(self, request: Request, reason: str, message: str) -> None:
-        """Ends a request that may not wait any longer."""
+        """Ends a request that must not wait any longer, with an event in both logs."""
         self.end_request(request, RequestInput.REJECT, reason=reason, message=message)
         self.journal.cluster_event(
             "request_rejected",
@@ -295,14 +334,23 @@ class RequestMoves:
         message: str = "",
         grace_ms: int | None = None,
     ) -> None:
-        """Ends a living request on somebody's wish: a waiting one is cancelled, a slot is taken
-        down.
+        """Ends a living request because its job master or an operator asked for it.
+
+        A queued request is cancelled. A granted one is released and its slot taken down.
+
+        Args:
+            request: the request.
+            reason: for the job event; empty when its own job master releases the slot.
+            message: for the job event, for people.
+            grace_ms: how long the slot's tasks have to end; None: the executor's default.
         """
         slot = self.slots.of(request)
         how = RequestInput.RELEASE if request.state is RequestState.GRANTED else RequestInput.CANCEL
         self.end_request(request, how, reason=reason, message=message, slot=slot)
         if slot is not None:
-            if how is RequestInput.RELEASE and not reason:  # by its job master, not taken away
+            # Without a reason it is the job master that releases the slot: its thread of work is
+            # done, so its duration counts. A slot that was taken away says nothing about durations.
+            if how is RequestInput.RELEASE and not reason:
                 threads.end(self.jobs[slot.job_id], slot, self.journal.now_ms)
             self.free(slot, grace_ms)
         if how is RequestInput.CANCEL:
@@ -315,8 +363,9 @@ class RequestMoves:
             )
 
     def decline(self, slot: Slot) -> None:
-        """The job master did not take the executor's direct offer: the request ends, the slot is
-        gone.
+        """Handles that the job master did not accept the executor's direct offer.
+
+        The request ends, and the slot is deleted: the executor has taken it down already.
         """
         request = self.requests.served_by(slot)
         if request is not None:
@@ -329,19 +378,23 @@ class RequestMoves:
         self.vanish(slot)
 
     def mark_superseded(self, slot: Slot) -> None:
-        """A slot is being taken down; its request, if it lives on, is to have another one."""
+        """Marks a slot that is being taken down while its request lives on and will get another
+        one.
+        """
         request = self.requests.get(slot.allocation_id)
         if request is not None and request.state not in ENDED_REQUEST_STATES:
             self.slots.mark_superseded(slot)
 
     def unmark_superseded(self, slot: Slot) -> None:
-        """A slot that may have been left behind is gone, or its request's again."""
+        """Removes that mark: the slot no longer exists, or belongs to its request again."""
         if not self.slots.unmark_superseded(slot):
             return
-        request = self.requests.get(slot.allocation_id)  # none: a member that has ended
+        # None: the request is an ended member of a range.
+        request = self.requests.get(slot.allocation_id)
         gang = self.gangs.of(request) if request is not None else None
         if gang is not None:
-            self.queue.non_batchables.unblock(gang.arrival_number)  # it may go there now
+            # The gang could not use the host of the old slot until now.
+            self.queue.non_batchables.unblock(gang.arrival_number)
 
 
 def _describe(slot: Slot, isolation: Isolation | None, cpus: str) -> None:

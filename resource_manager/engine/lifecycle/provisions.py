@@ -1,10 +1,22 @@
-"""The life of an executor that was asked for: from the wish until its provider says that nothing is
-left of it.
+"""Moves provisions through their states, from the order until the provider says that nothing is
+left.
 
-ASKED is durable before any provider is told, so that a resource manager that is killed knows of
-everything that it may have started. What fails, is late, idle, surplus or lost for too long is
-STOPPING: its provider is told until it confirms, and only then it is struck from the books, without
-waiting for it to be lost. Why one is asked for or given back, `passes.py` decides.
+A provision is stored as ASKED before its provider is told to start the executor. A resource manager
+that is killed in between therefore knows of everything that it may have started.
+`scaling/passes.py` decides when an executor is ordered or given back.
+
+Example: an executor of the shape "small", which may take 60 s to register.
+
+  event                                       state       what happens
+  passes.py orders it                         ASKED       row stored, then StartExecutor is sent
+  its provider started it                     STARTED     its handle is stored, for StopExecutor
+  it registers within 60 s                    REGISTERED  planned requests are placed on it
+      it may register before the provider answers: ASKED goes to REGISTERED directly
+  it had no slots for the idle timeout        STOPPING    drained, StopExecutor is sent
+      an executor that fails, is late, surplus or lost for too long is stopped in the same way
+  no answer from the provider                 STOPPING    StopExecutor is sent again and again
+  the provider says that nothing is left      deleted     executor and slots are deleted, too
+      the resource manager does not wait for the executor to be lost
 """
 
 from __future__ import annotations
@@ -38,12 +50,14 @@ PROVISION_MOVES = frozenset(
         (_P.REGISTERED, _P.STOPPING),
     }
 )
-"""Everything else is a bug. From every state it may be known to have ended; then it is gone."""
+"""Allowed moves; any other one is a bug. A provision may end in any state: its row is deleted
+then.
+"""
 
 
 @dataclass(slots=True, eq=False)
 class ProvisionMoves:
-    """Moves executors that were asked for through their states, and counts them."""
+    """Moves provisions through their states, and counts what they have."""
 
     journal: Journal
     changes: ChangeTracker
@@ -57,7 +71,12 @@ class ProvisionMoves:
     usage: UsageAccounting
 
     def request_executor(self, shape: ExecutorShape, cause: str) -> Provision:
-        """Asks for one more executor of a shape."""
+        """Orders one more executor.
+
+        Args:
+            shape: what kind of executor.
+            cause: why, for people.
+        """
         number = self.next_number()
         provision = Provision(
             executor_id=f"{shape.name}-{self.rm_epoch}-{number}",
@@ -76,7 +95,7 @@ class ProvisionMoves:
     def next_number(
         self,
     ) -> int:
-        """Number of the next executor that is asked for."""
+        """Returns a new provision number and stores the counter."""
         self.elastic.number += 1
         self.changes.counter(NUMBER, self.elastic.number)
         return self.elastic.number
@@ -84,7 +103,10 @@ class ProvisionMoves:
     def resume(
         self,
     ) -> None:
-        """After a restart: nobody knows what became of what was under way, so it is said again."""
+        """Repeats unfinished orders to providers after a restart, because their outcome is unknown.
+
+        A pending provision gets a new deadline. One whose shape is no longer configured is stopped.
+        """
         for provision in self.provisions.values():
             shape = self.elastic.shapes.get(provision.shape)
             if provision.state in PENDING:
@@ -99,13 +121,17 @@ class ProvisionMoves:
                 self._send_stop(provision)
 
     def fail(self, provision: Provision, message: str) -> None:
-        """One that was asked for does not come."""
+        """Gives up a provision whose executor does not come, and backs off from its shape."""
         self.back_off(provision.shape, f"{provision.executor_id}: {message}")
         self.record("provision_failed", provision, message)
         self.stop(provision, message)
 
     def back_off(self, shape: str, message: str) -> None:
-        """Does not ask for a shape for a while; failures of the same interval count once."""
+        """Pauses orders of a shape after a failure.
+
+        Failures during a pause count as one: the pause doubles only with the first failure after
+        it.
+        """
         backoff = self.elastic.backoffs.get(shape)
         if backoff is None:
             return
@@ -119,13 +145,15 @@ class ProvisionMoves:
         backoff.until_time_ms = self.journal.at.time_ms + pause
 
     def provision_timer_fired(self, executor_id: str) -> None:
-        """Tells a provider once more to stop an executor."""
+        """Repeats a stop order that its provider has not answered."""
         provision = self.provisions.get(executor_id)
         if provision is not None and provision.state is ProvidedExecutorState.STOPPING:
             self._send_stop(provision)
 
     def stop(self, provision: Provision, message: str) -> None:
-        """Gives an executor back, whatever it has; nothing more is placed on it."""
+        """Gives an executor back. Its slots, if any, go with it, and no new ones are placed
+        there.
+        """
         self.move(provision, ProvidedExecutorState.STOPPING, message)
         provision.deadline_at_ms = None
         self.unplan(provision.executor_id)
@@ -136,7 +164,7 @@ class ProvisionMoves:
         self._send_stop(provision)
 
     def drain(self, host: Host, message: str) -> None:
-        """Nothing more is placed on an executor that is given back."""
+        """Drains an executor that is given back."""
         executor = host.executor
         if executor.draining:
             return
@@ -146,7 +174,9 @@ class ProvisionMoves:
         self.usage.total_changed(host)
 
     def registered(self, provision: Provision, host: Host) -> None:
-        """It came. One that is given back already is not used."""
+        """Handles that the executor registered. One that is being given back already is only
+        drained.
+        """
         if provision.state is ProvidedExecutorState.STOPPING:
             self.drain(host, provision.message)
         elif provision.state in PENDING:
@@ -154,7 +184,7 @@ class ProvisionMoves:
             provision.deadline_at_ms = provision.idle_since_ms = None
 
     def proved(self, provision: Provision) -> None:
-        """It came and is of use: that ends the back-off of its shape."""
+        """Notes that an executor of the shape works, which ends the back-off of the shape."""
         self.elastic.verdicts[provision.executor_id] = True
         backoff = self.elastic.backoffs.get(provision.shape)
         if backoff is not None:
@@ -177,14 +207,14 @@ class ProvisionMoves:
         self.keep(provision)
 
     def _send_stop(self, provision: Provision) -> None:
-        """Tells its provider, and once more if no answer comes for long."""
+        """Sends a stop order, and arms the timer that repeats it if there is no answer."""
         effect = StopExecutor(provision.executor_id, provision.shape, provision.handle)
         self.journal.effects.append(effect)
         patience_ms = self.settings.provisioning.backoff_max_ms
         self.timers.arm(Timer.PROVISION, provision.executor_id, self.journal.now_ms + patience_ms)
 
     def unplan(self, executor_id: str) -> None:
-        """Nothing is planned on it any more."""
+        """Removes an executor from the plan and from all notes about it."""
         self.elastic.plan.drop(executor_id)
         self.elastic.surplus.discard(executor_id)
         self.elastic.lost_since_ms.pop(executor_id, None)
@@ -201,7 +231,7 @@ class ProvisionMoves:
     def present(
         self,
     ) -> dict[str, int]:
-        """What all executors have that are not lost."""
+        """Returns the total of all executors that are not lost."""
         elastic = self.elastic
         if elastic.present is None or elastic.present[0] != self.hosts.version:
             here = total_of(
@@ -215,7 +245,12 @@ class ProvisionMoves:
     def counted(
         self,
     ) -> dict[str, int]:
-        """Together with all that was asked for and is not known to be gone."""
+        """Returns the total of all executors that are not lost and of all provisions that have not
+        registered.
+
+        Provisions that are being stopped count, because they may still run. This is the total that
+        the configured maximum limits.
+        """
         return add(
             self.present(),
             self._pending_total((*PENDING, ProvidedExecutorState.STOPPING)),
@@ -224,7 +259,9 @@ class ProvisionMoves:
     def retained_total(
         self,
     ) -> dict[str, int]:
-        """What there is and will be, without what is being given back."""
+        """Returns the total of what there is and what was ordered, without what is being given
+        back.
+        """
         leaving = total_of(
             host.executor.registration.total
             for provision in self.provisions.values()
@@ -238,7 +275,7 @@ class ProvisionMoves:
     def room_below_maximum(
         self,
     ) -> dict[str, int]:
-        """What may still be asked for, by dimension that has a limit."""
+        """Returns how much may still be ordered, for each dimension that has a maximum."""
         there = self.counted()
         return {
             name: max(0, most - there.get(name, 0))
@@ -248,7 +285,9 @@ class ProvisionMoves:
     def requestable_shapes(
         self,
     ) -> list[ExecutorShape]:
-        """Shapes that may be asked for now: not in back-off, nor above count or maximum."""
+        """Returns the shapes that may be ordered now: neither in back-off nor above count or
+        maximum.
+        """
         elastic = self.elastic
         room = self.room_below_maximum()
         return [
@@ -274,5 +313,5 @@ class ProvisionMoves:
 
 
 def is_lost(host: Host | None) -> bool:
-    """True if an executor is out of sight."""
+    """Returns True if the executor is known and lost."""
     return host is not None and host.executor.state is ExecutorState.LOST

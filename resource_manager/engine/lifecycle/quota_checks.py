@@ -1,9 +1,8 @@
-"""The maxima of groups, as those meet them who wait: how many may be placed, who is stopped by
-what, and when that may have changed.
+"""Checks pending requests against the maxima of resource groups.
 
-Decides with the sums of `limits.py` and what a slot books at most. Whoever is stopped has no turn
-until the group has less, or may have more; nobody else is held back. Refuses to know what fits
-where.
+A request that a maximum does not admit is blocked by quota: it is not tried until the group has
+less booked or may have more. Requests of other groups are not held back. Each slot is counted with
+the most that it could book on any executor.
 """
 
 from __future__ import annotations
@@ -31,7 +30,9 @@ from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 
 CLASSES_CHECKED_MAX = 64
-"""With more shapes that there is room for, lines are stopped one by one."""
+"""With more scheduling classes than this that fit, job queues are blocked one at a time instead of
+per group.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,13 +47,19 @@ class QuotaChecks:
     slots: Slots
 
     def limited(self, job_id: str) -> list[Flow]:
-        """The groups above a job that have a maximum, the nearest first."""
+        """Returns the groups above a job that have a maximum, nearest first."""
         flow = self.flows.jobs.get(job_id)
         return [] if flow is None else [group for group in flow.ancestors() if group.maximum]
 
     def admitted(self, job_queue: JobQueue, most: int) -> int:
-        """How many of a line may be placed now, at most so many; if none, the line is stopped, or
-        all of the group with it, if that admits nothing else that there is room for either.
+        """Returns how many requests of a job queue may be placed now.
+
+        If none, the job queue is blocked. The whole group is paused instead if it admits no other
+        scheduling class that fits on some host either.
+
+        Args:
+            job_queue: requests of one job and one scheduling class.
+            most: the upper bound of the answer.
         """
         groups = self.limited(job_queue.job_id)
         if not groups:
@@ -67,7 +74,7 @@ class QuotaChecks:
         return found
 
     def _is_full(self, groups: list[Flow], group_id: str) -> bool:
-        """True if a group admits none of the shapes that there is room for."""
+        """Returns True if a group admits none of the scheduling classes that fit on some host."""
         group = [each for each in groups if each.id == group_id]
         fitting = self.queue.fitting
         return len(fitting) <= CLASSES_CHECKED_MAX and not any(
@@ -75,34 +82,40 @@ class QuotaChecks:
         )
 
     def admitted_of(self, scheduling_class: SchedulingClass, job_id: str, most: int) -> int:
-        """Likewise of a job's requests of a shape; nobody is stopped for it."""
+        """Returns how many requests of a job and scheduling class may be placed now; blocks
+        none.
+        """
         groups = self.limited(job_id)
         return room(groups, self.largest_booking(scheduling_class), most) if groups else most
 
     def request_block(self, scheduling_class: SchedulingClass, job_id: str) -> QuotaBlock | None:
-        """The maximum that one request of a job does not get past."""
+        """Returns the maximum that keeps one request of a job from being placed; None if there is
+        none.
+        """
         groups = self.limited(job_id)
         return quota_block(groups, self.largest_booking(scheduling_class)) if groups else None
 
     def gang_block(self, waiting: WaitingGang) -> QuotaBlock | None:
-        """The maximum that a gang does not get past as a whole."""
+        """Returns the maximum that keeps a whole gang from being placed; None if there is none."""
         groups = self.limited(waiting.gang.job_id)
         return quota_block(groups, self.gang_need(waiting)) if groups else None
 
     def gang_need(self, waiting: WaitingGang) -> Amounts:
-        """What the members of a gang book at most together."""
+        """Returns the most that the members of a gang book together."""
         scheduling_classes = [self.queue.class_of(member.spec) for member in waiting.members]
         return total_need(
             (self.largest_booking(scheduling_class), 1) for scheduling_class in scheduling_classes
         )
 
     def growth_block(self, job_id: str, more: Amounts) -> QuotaBlock | None:
-        """The maximum that a slot of a job does not get past that is to grow by so much."""
+        """Returns the maximum that keeps a slot of a job from growing by `more`; None if there is
+        none.
+        """
         groups = self.limited(job_id)
         return quota_block(groups, counted(more)) if groups else None
 
     def non_batchable_block(self, item: NonBatchable) -> QuotaBlock | None:
-        """The maximum that stops what waits one by one."""
+        """Returns the maximum that blocks a gang or a resize; None if there is none."""
         if not self.limited(item.job_id):
             return None
         if item.kind is Kind.GANG:
@@ -114,12 +127,18 @@ class QuotaChecks:
         return self.growth_block(slot.job_id, growth(self.hosts[slot.executor_id], slot))
 
     def unblock(self, most: int) -> int:
-        """Lets those be tried again whom a maximum has stopped that may stop them no more, so many
-        lines at most; answers with how many. `flows.freed_groups` keeps groups of which some are
-        left: none that was unblocked is among them again before the group has more than now.
+        """Unblocks job queues whose blocking maximum may admit them now.
+
+        Args:
+            most: how many job queues to unblock at most.
+
+        Returns:
+            How many were unblocked. `flows.freed_groups` keeps the groups of which some are left. A
+            job queue that was unblocked gets there again only after its group has more booked.
         """
         queue, freed_groups = self.queue, self.flows.freed_groups
-        if queue.quota_version != self.hosts.version:  # default slots may be others now
+        # Hosts have changed, so default slots may book other amounts: every block is checked again.
+        if queue.quota_version != self.hosts.version:
             queue.quota_version = self.hosts.version
             freed_groups.update(
                 dict.fromkeys([*queue.quota_blocked.groups, *queue.non_batchables.blocked_by])
@@ -134,13 +153,16 @@ class QuotaChecks:
         return most - left
 
     def _admits(self, group_id: str, scheduling_class: SchedulingClass) -> bool:
-        """True if the maximum of a group lets one more of a shape be placed."""
+        """Returns True if the maximum of a group admits one more request of a scheduling class."""
         group = self.flows.groups.get(group_id.removeprefix(GROUP))
         return group is None or bool(room([group], self.largest_booking(scheduling_class), 1))
 
     def largest_booking(self, scheduling_class: SchedulingClass) -> Amounts:
-        """What one slot books, wherever it goes, as limits count it; of default slots, what the
-        largest one books on any executor. Empty: no executor is known.
+        """Returns the most that one slot books on any executor, in the dimensions that limits
+        count.
+
+        For a default slot, this is the maximum over all executors in each dimension. Empty: no
+        executor is known. The result is cached until some host changes.
         """
         version = self.hosts.version
         if scheduling_class.need is None or scheduling_class.need[0] != version:
@@ -148,7 +170,7 @@ class QuotaChecks:
         return scheduling_class.need[1]
 
     def cost_of(self, scheduling_class: SchedulingClass) -> float:
-        """What one slot costs per second, at most."""
+        """Returns what one slot costs per second at most."""
         return self.costs.of(self.largest_booking(scheduling_class))
 
     def _largest_booking(self, scheduling_class: SchedulingClass) -> dict[str, int]:
@@ -168,8 +190,10 @@ class QuotaChecks:
 
 
 def maxima(flows: FlowTree) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """All groups that have a maximum, with what they may have more of each dimension of it: as long
-    as that stays the same, so does what they admit.
+    """Returns for each group that has a maximum what it may still book, by dimension of the
+    maximum.
+
+    While the result stays the same, so does what the groups admit.
     """
     return tuple(
         (flow.id, tuple(limit - flow.used.get(name, 0) for name, limit in flow.maximum.items()))

@@ -1,8 +1,8 @@
-"""Members of ranges taken back, given back, and ended with their job: many at once where they only
-wait, one by one where they have slots.
+"""Ends members of ranges: cancelled, released, rejected, or ended with their job.
 
-Decides in which order, and how much of it is done in one step. What a member's end means for its
-slot, `moves.py` knows.
+Members that were never placed end many at once, as one interval with one log entry. Members that
+were placed end one at a time. Each step writes a limited number of entries, and says whether
+something is left.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.ranges import INDEX_END, Part, RangeLedger, dequeue_members
 
 ENTRIES_AT_ONCE = 1_000
-"""Entries of a job's log that one step of taking members back may write."""
+"""How many entries of a job's log one step of ending members may write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why members end, for their job master."""
+    """Why members end, as their job master is told."""
 
     reason: str
     message: str
@@ -38,7 +38,7 @@ class Why:
 
 @dataclass(slots=True, eq=False)
 class RangeMoves:
-    """Ends members of ranges, many at once where they only wait."""
+    """Ends members of ranges, many at once where they were never placed."""
 
     journal: Journal
     queue: WaitingQueue
@@ -55,10 +55,16 @@ class RangeMoves:
         job_id: str | None,
         most: int = ENTRIES_AT_ONCE,
     ) -> MembersOutcome:
-        """Ends those of these members who live: first who waits, then who has a slot.
+        """Ends those of the given members that live: first never-placed ones, then placed ones.
 
-        The outcome is `unfinished` where that is too much for one step; the same again goes on.
-        `job_id` None: whosever they are.
+        Args:
+            members: range id, first index and count.
+            why: the reason for the events.
+            job_id: the job that must own the range; None: any (an operator asks).
+            most: how many log entries this step may write.
+
+        Returns:
+            The outcome. `unfinished` says that members are left: the caller repeats the call.
         """
         range_id, first, count = members
         parts = self.ranges.overlapping(range_id, first, first + count)
@@ -75,11 +81,18 @@ class RangeMoves:
     def end_members(
         self, parts: Sequence[Part], why: Why, most: int, indexes: Run = (0, INDEX_END)
     ) -> int:
-        """Ends members of these parts that have such indexes, so many entries of the log at most;
-        answers with how many that were.
+        """Ends members of these parts, and returns how many log entries that took.
+
+        Args:
+            parts: the parts of one range.
+            why: the reason for the events.
+            most: how many log entries may be written.
+            indexes: first index and end of the members to end; all by default.
         """
         first, end = indexes
         left = most
+        # A scheduling cycle may run before the next step: it must not find members that were never
+        # placed next to capacity that others just gave back. So those end first.
         for part in parts:
             until = min(end, part.end)
             while (
@@ -102,16 +115,17 @@ class RangeMoves:
         return most - left
 
     def end_parts(self, parts: Sequence[Part], ending: Ending, why: Why, most: int) -> int:
-        """Ends members of an ended job's ranges, part by part, since there may be very many parts.
+        """Ends members of an ended job's ranges, part by part, since a job may have very many
+        parts.
 
         Args:
-            parts: all of the job.
-            ending: how far this has got; it is moved on.
-            why: the members end.
-            most: entries of the job's log that may be written.
+            parts: all parts of the job.
+            ending: how far the ending has got; it is updated.
+            why: the reason for the events.
+            most: how many log entries may be written.
 
         Returns:
-            How many were written.
+            How many log entries were written.
         """
         left = most
         while ending.parts_ended < len(parts):
@@ -123,7 +137,9 @@ class RangeMoves:
         return most - left
 
     def dequeue_part(self, part: Part) -> None:
-        """Lets no member of a part wait any more: its job has ended, and they are about to."""
+        """Takes all queued members of a part out of the queue: their job has ended, and they will
+        end soon.
+        """
         for start, end in part.waiting.runs():
             dequeue_members(self.queue, part, start, end)
         for index in part.materialized:
@@ -132,7 +148,14 @@ class RangeMoves:
                 self.queue.remove(request)
 
     def reject_waiting(self, part: Part, start: int, end: int, why: Why) -> None:
-        """Rejects members who follow one another and were never placed: one entry in either log."""
+        """Rejects consecutive members that were never placed, with one entry in each log.
+
+        Args:
+            part: the part that they belong to.
+            start: index of the first one.
+            end: index after the last one.
+            why: the reason for the events.
+        """
         self._end_waiting(part, start, end, why, how=RequestInput.REJECT)
 
     def _end_waiting(
@@ -144,7 +167,7 @@ class RangeMoves:
         *,
         how: RequestInput = RequestInput.CANCEL,
     ) -> None:
-        """Ends members who follow one another and were never placed: one entry in either log."""
+        """Ends consecutive members that were never placed, with one entry in each log."""
         count = end - start
         first = part.member(start)
         dequeue_members(self.queue, part, start, end)

@@ -1,20 +1,32 @@
-"""Slots that change their size: asked, in line, ordered, confirmed or refused.
+"""Moves resizes through their states: waiting, ordered, confirmed or refused.
 
-The life of a change. It gets the slot's next number when it is asked for. What takes no more room
-on the slot's executor than the slot has is ordered at once; what grows waits in line at its own
-arrival number and is ordered when the growth fits there. From the order on, the larger of both
-sizes is booked, in each dimension. What an executor reports is what it enforces: a state that shows
-the number of the change confirms it, and only then is free for others what shrank. The order is
-repeated until a state or an answer says what became of it.
+A slot has at most one resize that waits (`slot.wanted`) and one that was sent to its executor
+(`slot.ordered`). From the order until the executor confirms, each dimension is booked at the larger
+of the two sizes.
 
-A slot that has cpus of its own, or is bound to NUMA nodes, keeps them: what it grows by has to be
-found beside them (`cpus/resizing.py`). Where that is, is decided with the order; until the executor
-has confirmed, both are booked.
+The rules:
+- A resize gets the slot's next number when the job master asks for it.
+- A resize that needs no more than the slot has booked is ordered at once. Growth is queued at an
+  arrival number of its own, and is ordered when it fits on the slot's executor.
+- A new resize replaces one that waits. While one is ordered, the new one waits behind it.
+- What an executor reports is what it enforces. A report with the resize's number confirms it; only
+  then is capacity that shrank free for others.
+- The order is repeated until a report or an answer settles it. A resize that the executor could not
+  carry out goes back to its place in the queue after a pause, or ends.
+- A slot with dedicated cpus or bound to NUMA nodes keeps them. Additional ones are chosen when the
+  resize is ordered (`cpus/resizing.py`); old and new ones stay booked until the executor confirms.
 
-A change that is asked for replaces one that waits; behind one that is ordered it waits. One that
-the executor could not carry out goes back to its old place in line after a pause, or ends.
+Example: a host with 4 cpus has slot A with 1 cpu and slot B with 2 cpus, so 1 cpu is free.
 
-Knows one slot and its executor; which one of those in line is tried when, the queue knows.
+  event                                     wanted    ordered   A books  free
+  job master: resize 1 of A to 3 cpus       1: 3 cpu  -         1        1
+      the growth of 2 does not fit in 1: it is queued
+  slot B ends; 3 free, so 1 is ordered      -         1: 3 cpu  3        1
+  job master: resize 2 of A to 2 cpus       2: 2 cpu  1: 3 cpu  3        1
+      it waits behind the one that is ordered
+  report: number 1, 3 cpus; 2 is ordered    -         2: 2 cpu  3        1
+      it needs no growth, but is booked at the larger size
+  report: number 2, 2 cpus                  -         -         2        2
 """
 
 from __future__ import annotations
@@ -57,7 +69,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class ResizeMoves:
-    """Moves changes of size through their states."""
+    """Moves the resizes of slots through their states."""
 
     journal: Journal
     changes: ChangeTracker
@@ -73,7 +85,15 @@ class ResizeMoves:
     usage: UsageAccounting
 
     def try_growth(self, placing: PlacementPass, item: NonBatchable) -> bool:
-        """Orders a change that waits in line if its growth fits now; False: it does not."""
+        """Orders a queued resize if its growth fits on the slot's executor now.
+
+        Args:
+            placing: the placement pass that is running; it is told of the host's new booking.
+            item: the queue entry of the resize.
+
+        Returns:
+            False if the growth does not fit; the resize stays queued.
+        """
         slot = self.slots[item.name, item.generation]
         host = self.hosts[slot.executor_id]
         needed = growth(host, slot)
@@ -90,8 +110,11 @@ class ResizeMoves:
         return True
 
     def assignment_for(self, host: Host, slot: Slot) -> CpuAssignment | CpuRefusal | None:
-        """The cpus and NUMA nodes that a slot has with the change that waits, or why there are none
-        now; None: it runs in the whole shared pool, and goes on to.
+        """Returns the cpus and NUMA nodes that the slot gets with the resize that waits.
+
+        Returns:
+            The assignment; a `CpuRefusal` if there is none now; None if the slot runs in the whole
+            shared pool before and after.
         """
         current, wanted = slot.assignment, slot.wanted
         if current is None or wanted is None:
@@ -106,8 +129,10 @@ class ResizeMoves:
         )
 
     def unsuited(self, host: Host, slot: Slot, size: Resize) -> CpuRefusal | None:
-        """Why a host's cpus and NUMA nodes could not suit a slot of this size, even if it were the
-        only one there; None: they could.
+        """Returns why the host's cpus and NUMA nodes could not suit a slot of this size.
+
+        Other slots are ignored: the check is made as if this slot were the only one on the host.
+        None means that the size is possible.
         """
         current = slot.assignment
         if slot.ordered is not None:
@@ -118,15 +143,17 @@ class ResizeMoves:
         return fits_alone(host.cpus, key, current, self.cpu_request_of(host, slot, size))
 
     def cpu_request_of(self, host: Host, slot: Slot, size: Resize) -> CpuRequest:
-        """What a slot of this size needs of its host's cpus and NUMA nodes."""
+        """Returns what a slot of this size needs of its host's cpus and NUMA nodes."""
         request = self.requests.get(slot.allocation_id)
         policy = request.spec.cpu_policy if request is not None else PLAIN
         booked = host.booking_of(size.profile, best_effort=slot.best_effort)
         return CpuRequest.of(policy, booked, size.cpu_limit_milli)
 
     def advance(self, slot: Slot) -> None:
-        """Lets the change that a slot waits with, if any, take its next step: it is ordered, or
-        stands in line.
+        """Takes the next step with the resize that waits, if any: orders it or queues it.
+
+        Does nothing while another resize is ordered, while a back-off runs, or while the slot is
+        not ALLOCATED.
         """
         wanted = slot.wanted
         if wanted is None or slot.ordered is not None or slot.state is not SlotState.ALLOCATED:
@@ -135,7 +162,9 @@ class ResizeMoves:
         backoff = host.resize_backoffs.get((slot.allocation_id, slot.generation))
         if backoff is not None and backoff.active:
             return
-        if has_size(slot, wanted):  # since what was ordered before it was refused
+        # This happens when the resize ordered before it was refused: the slot kept the size that
+        # the waiting resize asks for.
+        if has_size(slot, wanted):
             self.withdraw(host, slot)
             self.changes.slot(slot)
             self._report(slot, wanted.number)
@@ -147,15 +176,14 @@ class ResizeMoves:
         elif wanted.arrival_number not in self.queue.non_batchables:
             self.queue.add_resize(slot)
         else:
-            self.queue.non_batchables.unblock(
-                wanted.arrival_number
-            )  # it may grow by less than it was to
+            # The slot may need less growth than when the resize last failed to fit.
+            self.queue.non_batchables.unblock(wanted.arrival_number)
 
     def stop(self, slot: Slot) -> None:
-        """A slot is being taken down: its size is changed no more.
+        """Stops resizing a slot that is being taken down.
 
-        What it wants is kept, for the case that it is taken back; and what was ordered, since the
-        executor may have done it.
+        `wanted` is kept for the case that the slot is reclaimed. `ordered` is kept because the
+        executor may have carried it out.
         """
         host = self.hosts.of(slot)
         key = (slot.allocation_id, slot.generation)
@@ -165,8 +193,10 @@ class ResizeMoves:
             self.queue.non_batchables.remove(slot.wanted.arrival_number)
 
     def resume(self, slot: Slot) -> None:
-        """A conversation with an executor began anew, or it came back with the slot: what was
-        ordered and is not enforced is ordered again, and what waits stands in line.
+        """Continues the resize of a slot after its executor registered again or returned with the
+        slot.
+
+        A resize that was ordered and is not confirmed is ordered again; one that waits is advanced.
         """
         if slot.state is not SlotState.ALLOCATED:
             return
@@ -178,18 +208,25 @@ class ResizeMoves:
         self.outbox[host.host_id] = None
 
     def adopt_reported_size(self, slot: Slot, seen: ReportedSlot) -> None:
-        """Makes the books follow the size that an executor enforces, as a newer state shows it.
+        """Sets the slot to the size that a newer report of its executor shows.
 
-        If that is not what was ordered, it is the truth all the same. A number above the one that
-        was ordered, or that waits, or that was ever given out here, is of a change that later books
-        than these ordered before they were lost; so is one with another content. And an executor
-        that crashed when its disk was full may do what it had refused, or take back what it had
-        confirmed.
+        A reported size is believed even if it is not the one that was ordered. There are three
+        cases:
+        - The number is higher than any that this resource manager gave out, or carries another
+          size. It was ordered from a newer state of the resource manager that was lost since.
+        - An executor that crashed when its disk was full carries out a resize that it had refused.
+        - Such an executor takes back a resize that it had confirmed.
+
+        Args:
+            slot: the slot, as it is known here.
+            seen: the slot, as the executor reports it.
         """
         ordered, wanted, number = slot.ordered, slot.wanted, seen.resize_number
         if ordered is not None and number == ordered.number and _size(seen) == _size(ordered):
             self._adopt(slot, seen)
             return
+        # The lowest number that cannot be a resize settled before: a report with a lower number and
+        # the known size says nothing new.
         if ordered is not None:
             unknown_from = ordered.number
         else:
@@ -203,7 +240,9 @@ class ResizeMoves:
         self.hosts.of(slot).notice_shrinking()
 
     def _adopt(self, slot: Slot, seen: ReportedSlot) -> None:
-        """The slot has this size. What is ordered stays so if it is newer."""
+        """Books the reported size. An order with a higher number than the reported one stays in
+        flight.
+        """
         host = self.hosts.of(slot)
         key = (slot.allocation_id, slot.generation)
         ordered, number = slot.ordered, seen.resize_number
@@ -220,7 +259,7 @@ class ResizeMoves:
         ):
             self._set_size(host, slot, profile=seen.profile, ordered=ordered)
         _, slot.cpu_limit_milli = _size(seen)
-        slot.cpus = seen.cpus  # of another size it may have others
+        slot.cpus = seen.cpus  # a change of size may also change the cpus
         if seen.isolation is not None:
             slot.isolation = seen.isolation
         self.changes.slot(slot)
@@ -231,7 +270,9 @@ class ResizeMoves:
         self.advance(slot)
 
     def _report(self, slot: Slot, number: int) -> None:
-        """The job master hears that a change is done, if it still has the slot."""
+        """Reports to the job master that a resize is done, if the slot is still granted to a
+        request.
+        """
         request = self._granted(slot)
         if request is not None:
             message = f"change {number}: {size_text(slot)}"
@@ -239,10 +280,17 @@ class ResizeMoves:
             self.journal.job_event(request, reason=Reason.RESIZED, message=message, slot=slot)
 
     def resize_answered(self, host: Host, key: SlotKey, number: int, outcome: ItemOutcome) -> None:
-        """The executor has answered the order of a change, and the state that came along was taken
-        in.
+        """Handles the executor's answer to a resize order, after the report in the answer was
+        adopted.
 
-        If that has not confirmed the change, the executor has refused it.
+        If that report did not confirm the resize, the executor has refused it.
+
+        Args:
+            host: the slot's executor.
+            key: the slot.
+            number: the number of the resize that was answered; an answer to an older one is
+                ignored.
+            outcome: the executor's result for this slot.
         """
         slot = host.slots.get(key)
         if slot is None or slot.ordered is None or slot.ordered.number != number:
@@ -260,7 +308,8 @@ class ResizeMoves:
         ends = _ends(outcome, ordered)
         if slot.wanted is None and not ends:
             with self.transitions.moving_resize(slot, ResizeInput.RETRY):
-                slot.wanted = replace(ordered, assignment=None)  # others may be there by then
+                # the free cpus may be others at the next attempt
+                slot.wanted = replace(ordered, assignment=None)
             self._back_off(host, slot, outcome, message)
             return
         text = f"change {number} to {size_text(ordered)}: {message}"
@@ -270,13 +319,15 @@ class ResizeMoves:
         self.advance(slot)
 
     def _back_off(self, host: Host, slot: Slot, outcome: ItemOutcome, message: str) -> None:
-        """Lets a change that could not be carried out pause; it keeps its place in the queue."""
+        """Pauses a resize that the executor could not carry out; its place in the queue stays."""
         settings, key = self.settings, (slot.allocation_id, slot.generation)
         before = host.resize_backoffs.get(key)
         failures = before.failures if before is not None else 0
         delay = backoff_ms(failures, settings.resize_retry_min_ms, settings.resize_retry_max_ms)
         until_ms = self.journal.now_ms + delay
-        below_use = outcome.reason == Reason.BELOW_USE  # which the state does not tell
+        # A report does not show how much a slot uses. A new report therefore ends other back-offs
+        # early, but not this one.
+        below_use = outcome.reason == Reason.BELOW_USE
         host.resize_backoffs[key] = ResizeBackoff(
             number=slot.wanted.number if slot.wanted is not None else 0,
             failures=failures + 1,
@@ -288,7 +339,7 @@ class ResizeMoves:
         self.timers.arm(Timer.RESIZE, slot.allocation_id, until_ms)
 
     def resize_timer_fired(self, allocation_id: str) -> None:
-        """A change that could not be carried out may be tried again."""
+        """Tries a resize again whose back-off is over."""
         request = self.requests.get(allocation_id)
         slot = self.slots.of(request) if request is not None else None
         if slot is None:
@@ -303,7 +354,9 @@ class ResizeMoves:
         self.advance(slot)
 
     def end_backoffs(self, host: Host) -> None:
-        """A new state of the host was taken in: who was refused on another one may try again."""
+        """Ends the back-offs of resizes that were refused when the host was in another reported
+        state.
+        """
         present = host.state_seen()
         for key, backoff in list(host.resize_backoffs.items()):
             if backoff.active and backoff.state_seen is not None and backoff.state_seen != present:
@@ -311,8 +364,17 @@ class ResizeMoves:
                 self.advance(host.slots[key])
 
     def order(self, slot: Slot, assignment: CpuAssignment | None) -> None:
-        """The change that waits is the executor's to carry out; its growth must fit there, and the
-        slot has these cpus and NUMA nodes then (`assignment_for`).
+        """Orders the resize that waits.
+
+        The caller has made sure that the growth fits on the host, and that `assignment` is
+        available there (see `assignment_for`).
+
+        Args:
+            slot: the slot; its `wanted` becomes `ordered`.
+            assignment: the cpus and NUMA nodes that the slot gets with the resize.
+
+        Raises:
+            InvariantBroken: no resize waits.
         """
         host = self.hosts.of(slot)
         if slot.wanted is None:
@@ -344,7 +406,7 @@ class ResizeMoves:
         self.usage.rebooked([(slot, before)])
 
     def withdraw(self, host: Host, slot: Slot) -> None:
-        """Strikes the change that a slot waits with, if any."""
+        """Withdraws the resize that waits, if any."""
         if slot.wanted is not None:
             self.queue.non_batchables.remove(slot.wanted.arrival_number)
             host.resize_backoffs.pop((slot.allocation_id, slot.generation), None)
@@ -352,13 +414,13 @@ class ResizeMoves:
                 slot.wanted = None
 
     def _granted(self, slot: Slot) -> Request | None:
-        """The request that has been granted this slot; None: it was given up or replaced."""
+        """Returns the request that this slot is granted to; None if it was given up or replaced."""
         request = self.requests.served_by(slot)
         return request if request is not None and request.state is RequestState.GRANTED else None
 
 
 def growth(host: Host, slot: Slot) -> Amounts:
-    """What a slot has to have more than it has booked for the change that waits; empty: nothing."""
+    """Returns what the waiting resize needs beyond what the slot has booked; empty if nothing."""
     if slot.wanted is None:
         return {}
     need = host.booking_of(slot.wanted.profile, best_effort=slot.best_effort)
@@ -366,15 +428,18 @@ def growth(host: Host, slot: Slot) -> Amounts:
 
 
 def is_blocked_by_reservation(host: Host, slot: Slot) -> bool:
-    """True if a host is held for somebody, and the slot would grow by cpus or NUMA shares there:
-    which of them he needs, amounts do not say. (Whom it is held for does not ask.)
+    """Returns True if the host has reserved capacity and the slot has cpus or NUMA shares of its
+    own.
+
+    Such a slot cannot grow there: amounts do not tell which cpus or nodes the owner of the
+    reservation needs. (The owner's own resize is not checked with this function.)
     """
     current = slot.assignment
     return host.reserved is not None and current is not None and bool(current.cpus or current.numa)
 
 
 def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:
-    """What a slot has of its host's cpus with the change that was confirmed."""
+    """Returns the cpus and NUMA nodes that the slot has once the reported size is adopted."""
     if seen.assignment is not None:
         return seen.assignment
     ordered = slot.ordered
@@ -384,9 +449,11 @@ def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:
 
 
 def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
+    """Returns True if a refused resize ends; False if it is tried again after a pause."""
     if outcome.reason == Reason.BELOW_USE:
         return not ordered.wait_for_use
-    # What makes no sense to an executor or its kernel, hardly will later; whoever asked decides.
+    # A retry hardly helps where the executor or its kernel rejected the resize itself: the job
+    # master decides what to do.
     return outcome.reason in (
         Reason.STALE_RESIZE,
         Reason.VERSION_MISMATCH,
@@ -396,17 +463,17 @@ def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
 
 
 def _size(of: ReportedSlot | Slot | Resize) -> tuple[ResourceProfile, int]:
-    """What makes two sizes equal; a cap that is not told is what is booked."""
+    """Returns what makes two sizes equal; a cpu limit that is not set counts as the booked cpu."""
     return of.profile, max(of.cpu_limit_milli, of.profile.cpu_milli)
 
 
 def has_size(slot: Slot, target: Resize) -> bool:
-    """True if a slot has this size, as its executor has confirmed."""
+    """Returns True if the slot's confirmed size is that of `target`."""
     return _size(slot) == _size(target)
 
 
 def size_text(size: Slot | Resize) -> str:
-    """A size for people."""
+    """Formats a size for people."""
     profile, limit_milli = size.profile, size.cpu_limit_milli
     limit = f" (at most {limit_milli})" if limit_milli > profile.cpu_milli else ""
     extended = "".join(f", {name} {amount}" for name, amount in profile.extended)

@@ -1,9 +1,7 @@
-"""Whom slots are charged to, from placing until nothing of them is left. Decides when a slot begins
-and ends to accrue and to count as used; what that means for anybody's turn, the tree of flows
-knows.
+"""Charges slots to jobs and groups in the fairness tree.
 
-A slot accrues from placing until it begins to be taken down: what is torn down serves nobody. It
-counts as used until it is gone.
+A slot accrues usage from placement until its teardown starts: a slot that is being torn down serves
+no request. Its capacity counts as used until the slot is deleted.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from resource_manager.engine.placement.hosts import Hosts
 
 @dataclass(slots=True, eq=False)
 class UsageAccounting:
-    """Charges slots to jobs and groups, and notes what executors have in all."""
+    """Charges slots to jobs and groups, and notes the total of each executor."""
 
     costs: Costs
     flows: FlowTree
@@ -36,11 +34,13 @@ class UsageAccounting:
     def register(
         self,
     ) -> None:
-        """Tells the tree of flows of everybody in books that were read anew."""
+        """Adds all hosts, groups and live jobs to the fairness tree after state was loaded from the
+        store.
+        """
         flows = self.flows
         for host in self.hosts.values():
             self.count_total(host)
-        for group in self.groups.values():  # parents first
+        for group in self.groups.values():  # parents come before their children
             flows.put_group(
                 group.name, group.parent, weight=group.weight, limits=(group.maximum, group.minimum)
             )
@@ -51,7 +51,7 @@ class UsageAccounting:
     def adopt(
         self,
     ) -> None:
-        """Charges all slots of books that were read anew."""
+        """Charges all slots after state was loaded from the store."""
         for slot in self.slots.values():
             if slot.job_id in self.flows.jobs:
                 slot.cost = self.costs.of(slot.booked)
@@ -59,34 +59,44 @@ class UsageAccounting:
                 self.flows.adopt(slot.job_id, slot.booked, slot.cost if accrues else 0.0)
 
     def count_total(self, host: Host) -> None:
-        """Notes what an executor has in all, as costs are shares of that."""
+        """Notes the total of an executor; the cost of a slot is its share of the total of all
+        executors.
+        """
         executor = host.executor
         lost = executor.state is ExecutorState.LOST
         self.costs.count(host.host_id, {} if lost else host.total)
 
     def total_changed(self, host: Host) -> None:
-        """What a host could give when empty has changed, or whether it may."""
+        """Updates everything that depends on what a host could give when empty, or whether it
+        may.
+        """
         self.hosts.version += 1
         self.count_total(host)
         self.hosts.touch(host)
 
     def stop_accruing(self, slot: Slot) -> None:
-        """The slot begins to be taken down."""
+        """Stops charging a slot whose teardown starts."""
         if slot.job_id in self.flows.jobs:
             self.flows.stop_accruing(slot.job_id, slot.cost)
 
     def resume_accruing(self, slot: Slot) -> None:
-        """A slot that was to be taken down serves its request again."""
+        """Charges a slot again that was being taken down and was reclaimed."""
         self.flows.resume_accruing(slot.job_id, slot.cost)
 
     def remove_slot(self, slot: Slot) -> None:
-        """Nothing is left of the slot, which had been stopped; nor of its job, perhaps."""
+        """Removes a deleted slot, which has stopped accruing; also its job's flow if that was the
+        last of it.
+        """
         if slot.job_id in self.flows.jobs:
             self.flows.remove_slot(slot.job_id, slot.booked)
             self.retire(slot.job_id)
 
     def rebooked(self, slots: Iterable[tuple[Slot, Amounts]]) -> None:
-        """These slots had booked something else before."""
+        """Updates what slots are charged for after their bookings changed.
+
+        Args:
+            slots: the slots, each with what it had booked before.
+        """
         for slot, before in slots:
             if slot.booked is before or slot.job_id not in self.flows.jobs:
                 continue
@@ -97,7 +107,7 @@ class UsageAccounting:
             slot.cost = cost
 
     def retire(self, job_id: str) -> None:
-        """Forgets the flow of a job of which nothing waits or runs any more, and never will."""
+        """Removes the flow of a job that has ended and has no requests or slots left."""
         job = self.jobs.get(job_id)
         if job_id in self.flows.jobs and (job is None or not is_live(job)):
             self.flows.remove_job(job_id)

@@ -1,9 +1,9 @@
-"""What flows have received, kept over restarts: between the books and `fairness/checkpoints.py`.
+"""Stores the usage of jobs and groups, so that it survives a restart.
 
-Decides the moments: every now and then for whatever has changed; at once for a flow that begins to
-wait and was raised for it, or that begins to accrue, because nobody could tell later that it was
-raised, or when it began; and when a job ends, with the groups that it was in. Refuses to know how
-much may be lost.
+Changed usage is stored now and then. It is stored at once in three cases: a flow's virtual time was
+raised as it became active; a flow starts to accrue; a job ends, with its groups. In the first two a
+restart could not tell otherwise that it was raised, or since when it accrues.
+`fairness/checkpoints.py` limits how much usage a crash may lose.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from resource_manager.engine.model.timers import Timer, Timers
 
 @dataclass(slots=True, eq=False)
 class UsageCheckpoints:
-    """Writes down now and then what jobs and groups have used."""
+    """Stores the usage of jobs and groups."""
 
     journal: Journal
     changes: ChangeTracker
@@ -34,11 +34,17 @@ class UsageCheckpoints:
     settings: EngineSettings
     slots: Slots
     timers: Timers
-    restarted: int = 0  # tallies that were counted in another measure
+    restarted: int = 0  # flows whose stored usage was in another unit
 
     def restore(self, usage_records: Iterable[UsageRecord], at: Instant) -> None:
-        """Gives flows what they had received. To be called when everybody stands in line, so that
-        nobody is raised for it.
+        """Loads the stored usage into the fairness tree.
+
+        Must be called when all requests are queued: a flow that becomes active later would be
+        raised.
+
+        Args:
+            usage_records: as they were stored.
+            at: the present moment.
         """
         self.restarted = restore_usage(
             self.flows, usage_records, _running(self.slots), self.settings.fairness, at.time_ms
@@ -47,12 +53,13 @@ class UsageCheckpoints:
         self.flows.accrued_while_down = {
             flow.id: flow for flow in self.flows.changed.values() if flow.rate
         }
-        self.timers.arm(Timer.USAGE, "", at.monotonic_ms)  # what came to it while nobody led
+        # stores the usage that accrued while no resource manager was leading
+        self.timers.arm(Timer.USAGE, "", at.monotonic_ms)
 
     def usage_timer_fired(
         self,
     ) -> None:
-        """Keeps what has changed."""
+        """Stores the usage that has changed enough to be due."""
         due, again_ms = self.checkpoints.due(self.journal.now_ms, self.journal.at.time_ms)
         for record in due:
             self._keep(record)
@@ -61,14 +68,16 @@ class UsageCheckpoints:
     def keep_urgent(
         self,
     ) -> None:
-        """Keeps the tallies of those who were raised, or began to accrue, since the last batch."""
+        """Stores the usage of flows that were raised, or started to accrue, since the last
+        batch.
+        """
         flows = self.flows
         for flow in flows.urgent.values():
             self._keep_flow(flow)
         flows.urgent.clear()
 
     def keep_ended(self, job_id: str) -> None:
-        """Keeps what a job that ends has received, and its groups."""
+        """Stores the usage of a job that ends, and of its groups."""
         flow: Flow | None = self.flows.jobs.get(job_id)
         while flow is not None:
             self._keep_flow(flow)
@@ -87,7 +96,7 @@ class UsageCheckpoints:
 
 
 def _running(slots: Slots) -> Iterator[Running]:
-    """Slots that accrue."""
+    """Yields the slots that accrue usage."""
     for slot in slots.values():
         if slot.state is not SlotState.FREEING:
             yield Running(slot.job_id, slot.cost)

@@ -1,5 +1,7 @@
-"""Why requests and members of gangs wait, and whether one can be taken in at all, as far as is
-known without looking at each host. The indexes must be fresh.
+"""Says why requests and gang members wait, and whether a new request can be accepted at all.
+
+The answers come from the capacity indexes and not from each host, so the caller must have refreshed
+the indexes.
 """
 
 from __future__ import annotations
@@ -48,12 +50,12 @@ _MEMBER_REASONS = frozenset(
         Reason.WAITING_EXECUTOR,
     }
 )
-"""Reasons for which a member would wait on its own as well, whatever is free."""
+"""A member with one of these reasons would wait for the same reason if it were not in a gang."""
 
 
 @dataclass(slots=True, eq=False)
 class WaitingReasons:
-    """Why requests wait, and which are rejected at once."""
+    """Finds why requests wait, and which are rejected at once."""
 
     journal: Journal
     settings: EngineSettings
@@ -65,7 +67,10 @@ class WaitingReasons:
     reservations: Reservations
 
     def waiting_reason(self, scheduling_class: SchedulingClass) -> Reason:
-        """Why a shape waits that does not fit, as far as is known; the indexes must be fresh."""
+        """Returns why a scheduling class waits that does not fit. The indexes must be fresh.
+
+        The answer is cached until the next event.
+        """
         if not scheduling_class.tried:
             return Reason.NOT_YET_CONSIDERED
         number = self.journal.snapshot_number
@@ -105,26 +110,30 @@ class WaitingReasons:
     def gang_feasibility(
         self, where: Where, member_requests: tuple[MemberRequest, ...]
     ) -> Feasibility:
-        """Whether a gang could be placed as a whole if all executors were empty."""
+        """Returns whether a gang could be placed as a whole if all executors were empty."""
         return gang_feasibility(self.hosts, self.elastic, self.provisions, where, member_requests)
 
     def kind_feasibility(self, kind: GangKind) -> Feasibility:
-        """The same, remembered until some host's size, labels or availability changes."""
+        """Returns the same for the kind of a gang; cached until a host's size, labels or
+        availability changes.
+        """
         version = self.hosts.version
         if kind.verdict is None or kind.verdict[0] != version:
             kind.verdict = version, self.gang_feasibility(kind.where, kind.member_requests)
         return Feasibility(kind.verdict[1])
 
     def member_reason(self, request: Request) -> Reason:
-        """Why a member of a gang waits, as far as is known; the indexes must be fresh."""
+        """Returns why a member of a gang waits. The indexes must be fresh."""
         spec = request.spec
         waiting = self.gangs.waiting.get(spec.gang_id)
-        if waiting is None:  # its job has ended
+        if waiting is None:  # its job has ended, so the gang is not queued
             return self.waiting_reason(self.queue.class_of(spec))
         return self._member_reason(waiting, scheduling_key(spec))
 
     def reasons(self, waiting: WaitingGang) -> Iterator[tuple[Reason, int]]:
-        """The same for all members of a gang, counted."""
+        """Yields the reasons for which the members of a gang wait, each with a number of
+        members.
+        """
         for member in waiting.kind.member_requests:
             yield self._member_reason(waiting, member.key), member.count
 
@@ -154,16 +163,17 @@ class WaitingReasons:
                 return Reason.WAITING_GANG
 
     def refusal(self, spec: RequestSpec) -> ItemOutcome | None:
-        """Why a new request cannot be taken in, be it sound or not; None if it can."""
+        """Returns why a new request cannot be accepted, because of its values or of the hosts; else
+        None.
+        """
         return _invalid(self.settings, spec) or self.rejection(spec)
 
     def rejection(self, spec: RequestSpec) -> ItemOutcome | None:
-        """Why a request cannot be taken in; None if it can. The indexes must be fresh.
+        """Returns why a request cannot be accepted; None if it can. The indexes must be fresh.
 
-        A request that no known executor could ever serve, nor one that can be asked for, is refused
-        at once, unless it asked to wait for one that may come. While no executor is known at all,
-        and none can be asked for, nothing can be said, and everything waits;
-        `scheduling/rejecting.py` looks at it later.
+        A request that could never be served is rejected at once, by known executors and by those
+        that could be ordered, unless it has `allow_pending`. While no executor is known and none
+        can be ordered, everything waits; `scheduling/rejecting.py` checks those requests later.
         """
         scheduling_class = self.queue.class_of(spec)
         verdict = feasibility(self.hosts, self.elastic, scheduling_class)
@@ -198,7 +208,7 @@ def _amounts_text(amounts: Amounts) -> str:
 
 
 def _invalid(settings: EngineSettings, spec: RequestSpec) -> ItemOutcome | None:
-    """Why nobody could serve it as it is; None: it is sound."""
+    """Returns what is wrong with a request whatever the hosts are; None if nothing is."""
     profile = spec.profile
     if profile is None:
         return None
