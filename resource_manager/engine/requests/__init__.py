@@ -1,1 +1,1 @@
-"""Events of job masters about requests, gangs, ranges and resizes."""
+"""Handles events of job masters about requests, gangs, ranges and resizes."""

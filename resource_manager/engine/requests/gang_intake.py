@@ -1,7 +1,7 @@
-"""Which gangs are taken in: those whose members all are sound, and that could be placed as a whole.
+"""Accepts or refuses gangs: all members must be valid, and the gang must fit as a whole.
 
-All or none here as well: what is wrong with one member refuses all of them, and each of the others
-is told whose fault it was. The same gang again is the same call.
+A problem of one member refuses all members; each of the others is told which one caused it.
+Repeating the same gang is the same call. `lifecycle/gangs.py` has a worked example of what follows.
 """
 
 from __future__ import annotations
@@ -27,16 +27,23 @@ from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 Verdicts = dict[tuple[Where, tuple[MemberRequest, ...]], Feasibility]
-"""What was found out about the gangs of a call: many may be alike, and each costs a search."""
+"""Cached results for the gangs of one call: many may be alike, and each result costs a search."""
 
 
 def refused_members(
     state: State, job: Job, gangs: Sequence[GangSpec], requests: Sequence[RequestSpec]
 ) -> dict[str, ItemOutcome]:
-    """What is wrong with members of gangs, by allocation id; who is not among them may come in.
+    """Returns what is wrong with members of gangs, by allocation id. Members not in it may be
+    accepted.
+
+    Args:
+        state: the engine's state; its indexes must be fresh.
+        job: the job that submits the requests.
+        gangs: the gangs that the call declares.
+        requests: all requests of the call.
 
     Raises:
-        InvalidArgument: a gang has no members here, or is declared twice.
+        InvalidArgument: a gang has no members in the call, or is declared twice.
     """
     members: dict[str, dict[str, RequestSpec]] = {}
     belongs: dict[str, set[str]] = {}
@@ -44,6 +51,7 @@ def refused_members(
         belongs.setdefault(spec.allocation_id, set()).add(spec.gang_id)
         if spec.gang_id:
             members.setdefault(spec.gang_id, {}).setdefault(spec.allocation_id, spec)
+    # Allocation ids that the call uses for more than one gang.
     shared = {name for name, gang_ids in belongs.items() if len(gang_ids) > 1}
     refused: dict[str, ItemOutcome] = {}
     for gang_id, count in Counter(gang.gang_id for gang in gangs).items():
@@ -68,12 +76,16 @@ def refused_members(
 def infeasible_members(
     waiting_reasons: WaitingReasons, gang: GangSpec, members: list[RequestSpec], verdicts: Verdicts
 ) -> list[ItemOutcome]:
-    """Why a gang whose members wait cannot be placed, now or ever; none: it may wait.
+    """Returns why a queued gang cannot be placed, by the rules for a new one.
 
-    Says the same as of a gang that comes now.
+    Args:
+        waiting_reasons: for the checks of single members.
+        gang: the gang.
+        members: its living members.
+        verdicts: results for gangs that were checked before; they are extended.
 
     Returns:
-        An outcome for each member, those that are to blame first; or none.
+        An outcome for each member, those that cause the problem first; empty if the gang may wait.
     """
     problems = [each for spec in members if (each := waiting_reasons.rejection(spec)) is not None]
     if problems:
@@ -84,7 +96,14 @@ def infeasible_members(
 
 
 def join(ledger: GangLedger, request: Request, gangs: Iterable[GangSpec], *, time_ms: int) -> None:
-    """Notes a member that was taken in; the first one makes its gang known."""
+    """Adds an accepted member to its gang; the first member creates the gang.
+
+    Args:
+        ledger: all gangs.
+        request: the member.
+        gangs: the gangs that the call declares.
+        time_ms: wall time of the call.
+    """
     by_id = ledger.by_id
     gang = by_id.get(request.spec.gang_id)
     if gang is None:
@@ -95,7 +114,7 @@ def join(ledger: GangLedger, request: Request, gangs: Iterable[GangSpec], *, tim
 
 
 def accept_gang(context: EventContext, gang: Gang) -> None:
-    """Lets a gang wait whose members have all been taken in."""
+    """Queues a gang whose members have all been accepted."""
     context.state.changes.gang(gang)
     context.state.gang_moves.begin_to_wait(gang)
     context.journal.cluster_event(

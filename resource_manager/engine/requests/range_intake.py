@@ -1,8 +1,17 @@
-"""Ranges of requests: taken in, whole or not at all. Decides what is accepted; who is served,
-`placement` decides.
+"""Accepts or refuses ranges of requests, each as a whole.
 
-The members of a range are requests of their own: what is wrong with one is wrong with all. A range
-whose members are all known with the same content is the same call again.
+All members ask for the same, so a problem of one is a problem of all. A range whose members are all
+known with the same content repeats an earlier call.
+
+Example: PART_MEMBERS_MAX is 10,000, and a job submits members 0 to 24,999 of range "r".
+
+  part   members             arrival numbers (the next free one is 500)
+  1      r.0 to r.9999       500 to 10,499
+  2      r.10000 to r.19999  10,500 to 20,499
+  3      r.20000 to r.24999  20,500 to 25,499
+
+This stores three rows. Submitting any of these members again changes nothing. Submitting r.24000 to
+r.25999 is refused, because only some of its members are known. r.25000 to r.25999 is new.
 """
 
 from __future__ import annotations
@@ -17,14 +26,14 @@ from resource_manager.engine.queue.requests import Requests
 
 
 def new_members(ranges: RangeLedger, spec: RangeSpec) -> int:
-    """How many requests more there would be."""
+    """Returns how many requests the range adds; 0 if it repeats or overlaps a known one."""
     end = spec.first_index + spec.count
     known = ranges.overlapping(spec.range_id, spec.first_index, end)
     return 0 if known else spec.count
 
 
 def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcome:
-    """Takes a range in, if it is new and sound."""
+    """Accepts a range if it is new and valid. Returns the outcome for the whole range."""
     state = context.state
     known = _known(state.requests, state.ranges, job, spec)
     if known is not None:
@@ -64,7 +73,7 @@ def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcom
 def _known(
     requests: Requests, ranges: RangeLedger, job: Job, spec: RangeSpec
 ) -> ItemOutcome | None:
-    """The outcome of a range that is known, or whose names are other requests'; None: it is new."""
+    """Returns the outcome of a range that is known or whose ids are taken; None if it is new."""
     range_id, first, end = spec.range_id, spec.first_index, spec.first_index + spec.count
     for part in ranges.named_parts(range_id)[:1]:  # all are of one job and ask for the same
         if part.row.job_id != job.job_id or part.spec.request != spec.request:
@@ -91,9 +100,7 @@ def _overlaps(spec: RangeSpec, parts: list[Part]) -> ItemOutcome:
 
 
 def record_pending_members(context: EventContext) -> None:
-    """Writes into the cluster's history which of the newly accepted members were not placed at
-    once.
-    """
+    """Writes into the cluster's history which newly accepted members were not placed at once."""
     state = context.state
     for part in state.new_parts:
         waiting = len(part.waiting)

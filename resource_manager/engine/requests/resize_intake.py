@@ -1,5 +1,6 @@
-"""What may be asked of a slot's size: which slot, which size, which number. What becomes of it,
-`lifecycle/resizes.py` knows.
+"""Accepts or refuses resizes: which slot, which size, which number.
+
+`lifecycle/resizes.py` carries an accepted resize out, and has a worked example.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ from resource_manager.engine.queue.requests import Requests
 
 
 def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
-    """A slot is to have another size. The same call again changes nothing.
+    """Accepts a resize of a slot. Repeating the same call changes nothing.
+
+    Returns:
+        The slot; its `wanted` or `ordered` is the resize, unless it has that size already.
 
     Raises:
         NotFound: no such job, or no such allocation of that job.
-        FailedPrecondition: the job has ended; the slot is not granted (any more), or of another
+        FailedPrecondition: the job has ended; the slot is not granted (any more), or has another
             generation; the number is not the next one; the executor is too small even when empty.
-        InvalidArgument: the size is below what a slot must have.
+        InvalidArgument: the size is below the minimum, or slots of this QoS class cannot have it.
     """
     state = context.state
     request, slot = _slot_to_resize(
@@ -49,6 +53,8 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
     replaced = slot.wanted
     state.resizes.withdraw(host, slot)
     slot.resize_number = number
+    # A size that the slot has already needs no resize. While another one is ordered, the slot may
+    # still come to differ from it.
     if slot.ordered is not None or not has_size(slot, target):
         with state.transitions.moving_resize(slot, ResizeInput.ASK):
             slot.wanted = Resize(
@@ -68,7 +74,8 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
     )
     state.changes.slot(slot)
     context.state.resizes.advance(slot)
-    if replaced is not None:  # whoever waits for it may be somebody else
+    # The caller that waits for the replaced resize may be another one than this caller.
+    if replaced is not None:
         what = (
             f"{who} asked for change {number} instead"
             if slot.wanted or slot.ordered
@@ -82,11 +89,11 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
 def _slot_to_resize(
     requests: Requests, slots: Slots, jobs: dict[str, Job], event: ResizeRequested
 ) -> tuple[Request, Slot]:
-    """The granted slot that is meant, with its request.
+    """Returns the granted slot that the caller means, with its request.
 
     Raises:
         NotFound: no such job, or no such allocation of that job.
-        FailedPrecondition: the job has ended, or the slot is of another generation or not granted.
+        FailedPrecondition: the job has ended, or the slot has another generation or is not granted.
     """
     allocation_id = event.allocation_id
     if event.job_id is not None:
@@ -118,10 +125,10 @@ def _slot_to_resize(
 
 
 def _target_of(settings: EngineSettings, event: ResizeRequested, policy: CpuPolicy) -> Resize:
-    """The size that is asked for, without number and place in line.
+    """Returns the requested size as a `Resize` without number and arrival number.
 
     Raises:
-        InvalidArgument: it is below what a slot must have, or none that the slot's class has.
+        InvalidArgument: the size is below the minimum, or slots of this QoS class cannot have it.
     """
     profile = event.profile
     for field, value, least in (
@@ -142,10 +149,10 @@ def _target_of(settings: EngineSettings, event: ResizeRequested, policy: CpuPoli
 
 
 def _check_class(cpu_milli: int, limit: int, qos: QosClass) -> None:
-    """Lets only sizes pass that slots of a class can have.
+    """Checks that slots of a QoS class can have this cpu amount and limit.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: they cannot.
     """
     if qos.is_pinned and (cpu_milli % MILLI_PER_CPU or not cpu_milli):
         expected = f"whole cpus, multiples of {MILLI_PER_CPU}, as for all {qos} slots"
@@ -156,7 +163,11 @@ def _check_class(cpu_milli: int, limit: int, qos: QosClass) -> None:
 
 
 def _is_same_call(slot: Slot, number: int, target: Resize) -> bool:
-    """True if this is what the slot is to have already, or has, and asks for no other number."""
+    """Returns True if this repeats the slot's latest resize, or asks for the size that the slot
+    has.
+
+    A number in the call must be that of the latest resize; 0 means that the caller gave none.
+    """
     latest = slot.wanted or slot.ordered
     if latest is None:
         return number in (0, slot.resize_number) and has_size(slot, target)
@@ -168,7 +179,7 @@ def _is_same_call(slot: Slot, number: int, target: Resize) -> bool:
 
 
 def _refuse_number(slot: Slot, number: int) -> None:
-    """Lets only the next number pass, or none (0).
+    """Checks that the number is the next one, or 0 (none given).
 
     Raises:
         FailedPrecondition: it is another one.
@@ -188,7 +199,8 @@ def _refuse_number(slot: Slot, number: int) -> None:
 
 
 def _refuse_unsuited(resizes: ResizeMoves, host: Host, slot: Slot, target: Resize) -> None:
-    """Lets only sizes pass that the slot's cpus and NUMA nodes could have, were it alone there.
+    """Checks that the host's cpus and NUMA nodes could suit the slot at this size if it were alone
+    there.
 
     Raises:
         FailedPrecondition: they could not.
@@ -205,7 +217,9 @@ def _refuse_unsuited(resizes: ResizeMoves, host: Host, slot: Slot, target: Resiz
 
 
 def _refuse_too_large(host: Host, slot: Slot, target: Resize) -> None:
-    """Lets only what the executor could host, were it empty, grow.
+    """Checks that the host could have what the slot grows to if it were empty.
+
+    A dimension that does not grow is not checked: the slot has it already.
 
     Raises:
         FailedPrecondition: it could not.

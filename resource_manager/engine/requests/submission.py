@@ -1,8 +1,7 @@
-"""Slot requests: taken in, taken back, given back. Decides what is accepted; who is served,
-`placement` decides.
+"""Accepts slot requests, cancels them and releases slots. Accepted requests are queued, not placed.
 
-A call carries many items, and each gets its own answer; only what is wrong with the call as a
-whole (an unknown job, a mix of specified and unknown requests) refuses all of it.
+A call carries many items, and each gets its own outcome. Only what is wrong with the call as a
+whole (an unknown job, a mix of specified and unknown requests) refuses all of them.
 """
 
 from __future__ import annotations
@@ -39,18 +38,23 @@ from resource_manager.engine.requests.range_intake import new_members, submit_ra
 
 
 def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[ItemOutcome]:
-    """Takes in what is new and sound, item by item.
+    """Accepts the new and valid items of a call, one by one.
+
+    Returns:
+        One outcome for each request, then one for each range.
 
     Raises:
         NotFound, FailedPrecondition: see `active_job`.
         InvalidArgument: the job would mix specified and unknown requests; a gang has no members in
             the call, or is declared twice.
-        ResourceExhausted: the job, or all jobs, would have more live requests than may be, or the
-            job would wait with more shapes.
+        ResourceExhausted: the job, or all jobs together, would have too many live requests; or the
+            job would have too many scheduling classes.
     """
     state = context.state
     job = active_job(state.jobs, event.job_id)
     _refuse_mix(job, chain(event.requests, (each.request for each in event.ranges)))
+    # A large call comes in several events. The limits are checked for all of it with the first one;
+    # `event.following` are the requests of the later ones.
     if not event.admitted:
         new = {
             spec.allocation_id: spec
@@ -65,11 +69,13 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
         _refuse_too_many_classes(
             state.settings, state.gangs, state.queue, job, [*new.values(), *scheduling_classes]
         )
+    # The feasibility checks below read the indexes.
     if state.hosts.touched:
         state.hosts.refresh(state.queue)
     refused: Mapping[str, ItemOutcome] = {}
     if event.gangs or any(spec.gang_id for spec in event.requests):
         refused = refused_members(state, job, event.gangs, event.requests)
+    # Gangs that are known already were queued by an earlier call.
     gangs = [gang.gang_id for gang in event.gangs if gang.gang_id not in state.gangs.by_id]
     outcomes = [_submit(context, job, spec, event.gangs, refused) for spec in event.requests]
     for gang_id in gangs:
@@ -104,10 +110,10 @@ def _refuse_too_many_classes(
     job: Job,
     specs: Collection[RequestSpec],
 ) -> None:
-    """Shapes take turns at being tried: one job's must not keep those of others waiting for long.
+    """Limits a job's scheduling classes, since a cycle tries each one that waits.
 
-    A gang counts with each of its different members. Those that would be served at once are counted
-    too: whether they would be is not known yet.
+    A job with very many would make others wait for long. Each different member of a gang counts as
+    one. Requests that could be placed at once count, too: that is not known yet.
     """
     waiting = queue.classes_by_job.get(job.job_id, 0) + gangs.by_job[job.job_id]
     most = settings.job_scheduling_classes_max
@@ -178,8 +184,11 @@ def _submit(
 
 
 def cancel_requests(context: EventContext, event: RequestsCancelled) -> list[ItemOutcome]:
-    """Takes requests back; one that has been granted meanwhile is released, one that has ended
-    stays so.
+    """Cancels requests. One that was granted meanwhile is released; one that has ended stays as it
+    is.
+
+    Returns:
+        One outcome for each allocation id, then one for each range.
 
     Raises:
         NotFound: the job is not known.
@@ -194,7 +203,12 @@ def cancel_requests(context: EventContext, event: RequestsCancelled) -> list[Ite
 
 
 def release_slots(context: EventContext, event: SlotsReleased) -> list[ItemOutcome]:
-    """Gives slots back. It is about these allocation ids only and never makes a new request.
+    """Releases slots. This ends their requests and never makes new ones.
+
+    A caller that names no generation means the current one.
+
+    Returns:
+        One outcome for each slot, then one for each range.
 
     Raises:
         NotFound: the job is not known.
@@ -211,6 +225,8 @@ def release_slots(context: EventContext, event: SlotsReleased) -> list[ItemOutco
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
+    """On whose behalf requests end: their job master's, or (`job_id` None) an operator's."""
+
     job_id: str | None
     reason: str
     message: str
@@ -241,6 +257,8 @@ def _give_up(
             f" the current one is {request.generation}",
             (("generation", str(generation)), ("current", str(request.generation))),
         )
+    # An older generation than the current one names a slot that was lost: there is nothing to
+    # release.
     if generation in (0, request.generation) and request.state not in ENDED_REQUEST_STATES:
         context.state.gang_moves.give_up(
             request,
