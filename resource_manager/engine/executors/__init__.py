@@ -1,1 +1,1 @@
-"""Events of executors, and of operators about executors and hosts."""
+"""Handles events of executors, and of operators about executors and hosts."""

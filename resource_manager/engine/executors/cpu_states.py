@@ -1,9 +1,8 @@
-"""Executors' cpus as they are at present: what operators set for them, and what executors see.
+"""Applies changes of hosts' cpus: settings of operators, and what executors report of their cpus.
 
-Takes both in as it changes: what can be booked follows at once, and who waits looks again. Slots
-that exist stay as they are; those whose own cpus vanished are named, once when that happens, and
-once when they are back. Refuses to know which settings may be made (`host_settings.py`) and how the
-layers add up (`hosts/allowed_cpus.py`).
+Capacity follows at once, and queued requests are tried again. Slots that exist stay as they are. A
+slot whose dedicated cpus vanish gets one event when that happens, and one when they are back.
+`host_settings.py` checks settings, and `hosts/allowed_cpus.py` merges their layers.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def adopt_settings(context: EventContext, host: Host) -> None:
-    """What operators have set for the host, or for all, is not what it was."""
+    """Applies changed settings of the host, or of the cluster, to the host."""
     state = context.state
     host.operator_policy = set_for(state.host_settings, host.host_id)
     host.cluster_policy = set_for(state.host_settings, CLUSTER)
@@ -33,10 +32,10 @@ def adopt_settings(context: EventContext, host: Host) -> None:
 
 
 def adopt_cpu_state(context: EventContext, host: Host, seen: CpuState | None) -> None:
-    """What a full state of the executor says of its cpus; None: nothing out of the ordinary."""
+    """Applies what a full report of the executor says about its cpus; None: nothing unusual."""
     seen = seen or NO_CPU_STATE
     if seen == host.executor.cpu_state and not host.lost_cpus:
-        return  # as with most states
+        return  # this is the case with most reports
     host.executor.cpu_state = seen
     _settle(context, host)
     report_lost_cpus(context.journal, host)
@@ -45,8 +44,9 @@ def adopt_cpu_state(context: EventContext, host: Host, seen: CpuState | None) ->
 def policy_to_send(
     host_settings: Mapping[str, HostSetting], host: Host
 ) -> tuple[HostPolicy | None, int]:
-    """What the executor is to be told that operators have set for it, with its number; (None, 0):
-    it follows that.
+    """Returns the operators' settings that the executor must get, with their number.
+
+    (None, 0): the executor follows them already, or nothing was set.
     """
     setting = host_settings.get(host.host_id)
     if setting is None or host.executor.cpu_state.host_policy_number == setting.number:
@@ -63,12 +63,14 @@ def _settle(context: EventContext, host: Host) -> None:
     for refusal in host.refusals.values():
         if refusal.state_seen is not None:
             refusal.active = False  # it was about other cpus
-    # Other cpus may suit those who wait although no amount has grown.
+    # Other cpus may suit queued requests although no amount has grown.
     state.hosts.indexes.log_growth(host, state.queue)
 
 
 def report_lost_cpus(journal: Journal, host: Host) -> None:
-    """Tells of slots that lack cpus of their own, unless it was told already."""
+    """Writes events about slots that lack dedicated cpus or have them back, once for each
+    change.
+    """
     before, host.lost_cpus = host.lost_cpus, lost_cpus(host)
     for key, cpus in host.lost_cpus.items():
         if before.get(key) != cpus:
@@ -81,7 +83,9 @@ def report_lost_cpus(journal: Journal, host: Host) -> None:
 
 
 def lost_cpus(host: Host) -> dict[SlotKey, CpuSet]:
-    """Own cpus of slots that are not there for them, by slot; of those that are not being freed."""
+    """Returns the dedicated cpus that slots lack, by slot. Slots that are being freed are left
+    out.
+    """
     there = announced_by(host.executor.registration).slot_cpus - host.present.unavailable
     found: dict[SlotKey, CpuSet] = {}
     for key, slot in host.slots.items():

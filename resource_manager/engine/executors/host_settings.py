@@ -1,8 +1,9 @@
-"""Settings of hosts' cpus that operators make at runtime, for one host or for all.
+"""Checks and stores settings of hosts' cpus that operators make at runtime, for one host or for
+all.
 
-Decides which settings may be. Each holds from the next decision on, for new slots; it is kept under
-the executor's id while the executor is away. Refuses to know how the layers of settings add up
-(`hosts/allowed_cpus.py`) and what follows from them (`cpu_states.py`).
+A setting applies to new slots from the next decision on. It is stored under the executor's id, also
+while the executor is away. `hosts/allowed_cpus.py` merges the layers of settings, and
+`cpu_states.py` applies them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from resource_manager.engine.model.numbers import HOST_SETTING_NUMBER
 from resource_manager.engine.placement.hosts import Hosts
 
 SETTINGS = tuple(each.name for each in fields(HostPolicy))
-"""Names of what can be set."""
+"""The settings that exist."""
 
 OF_ONE_HOST = ("reserved_cpus", "reserved_strict")
 """Settings that make no sense for all hosts together."""
@@ -46,10 +47,10 @@ OF_ONE_HOST = ("reserved_cpus", "reserved_strict")
 def known_setting(
     hosts: Hosts, host_settings: dict[str, HostSetting], executor_id: str
 ) -> HostSetting | None:
-    """What was set for an executor, or for the cluster; None: nothing ever was.
+    """Returns what was set for an executor, or for the cluster; None if nothing ever was.
 
     Raises:
-        NotFound: neither is such an executor known, nor was anything set for it.
+        NotFound: the executor is unknown and nothing was set for it.
     """
     setting = host_settings.get(executor_id)
     if setting is None and executor_id != CLUSTER:
@@ -61,19 +62,24 @@ def known_setting(
 class HostPolicyView:
     """The settings of a host, or of the cluster, as they are now."""
 
-    set: HostPolicy  # by operators, at runtime
+    set: HostPolicy  # what operators have set at runtime
     effective: EffectivePolicy
-    number: int  # of what was set; 0: nothing ever was
-    followed_number: int  # by the executor, as it said
+    number: int  # version of `set`; 0: nothing was ever set
+    followed_number: int  # version that the executor has reported to follow
 
 
 def host_policy_view(
     hosts: Hosts, host_settings: dict[str, HostSetting], executor_id: str
 ) -> HostPolicyView:
-    """What was set, and what holds.
+    """Returns what was set for a host, or for the cluster, and what is in effect.
+
+    Args:
+        hosts: all hosts.
+        host_settings: all settings, by executor id.
+        executor_id: the host; `CLUSTER` for the cluster.
 
     Raises:
-        NotFound: neither is such an executor known, nor was anything set for it.
+        NotFound: the executor is unknown and nothing was set for it.
     """
     setting = known_setting(hosts, host_settings, executor_id)
     host = hosts.get(executor_id)
@@ -89,8 +95,9 @@ def host_policy_view(
 def policy_of(
     hosts: Hosts, host_settings: dict[str, HostSetting], executor_id: str
 ) -> EffectivePolicy:
-    """What holds on a host; of one that is not known, or of the cluster, by what operators have
-    set alone.
+    """Returns the settings that are in effect on a host.
+
+    For the cluster, or a host that is not known, only the settings of operators count.
     """
     host = hosts.get(executor_id)
     if host is not None:
@@ -100,12 +107,15 @@ def policy_of(
 
 
 def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
-    """Sets what is given, takes back what is named, leaves the rest as it is set.
+    """Sets the given settings, clears the named ones, and leaves the rest as it is.
+
+    Returns:
+        The stored setting; the old one if nothing changed.
 
     Raises:
-        NotFound: the executor is not known, nor was anything set for it.
-        InvalidArgument: a setting that is none, or cpus that the host does not have or that leave
-            it none.
+        NotFound: the executor is unknown and nothing was set for it.
+        InvalidArgument: a setting does not exist; the host does not have the cpus; or no cpus would
+            be left for slots.
     """
     state = context.state
     before = known_setting(state.hosts, state.host_settings, event.executor_id)
@@ -120,6 +130,7 @@ def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
     number = state.numbers.host_setting = state.numbers.host_setting + 1
     setting = HostSetting(event.executor_id, wanted, number, context.at.time_ms)
     state.changes.counter(HOST_SETTING_NUMBER, number)
+    # Requests that were infeasible may be feasible with the new settings.
     state.rejection_clock.restart(context.now_ms)
     if host is None and event.executor_id != CLUSTER and wanted == NOTHING_SET:
         del state.host_settings[event.executor_id]
@@ -134,7 +145,8 @@ def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
         if each is not None:
             adopt_settings(context, each)
     if event.executor_id == CLUSTER:
-        for seen in state.elastic.seen.values():  # those to come will follow as well
+        # executors that will register must follow the cluster's settings as well
+        for seen in state.elastic.seen.values():
             seen.cluster_policy = wanted
             seen.settle_cpus()
     return setting
@@ -196,7 +208,7 @@ def _check_cpus(host: Host, wanted: HostPolicy) -> None:
 
 
 def _described(event: HostPolicySet, policy: HostPolicy) -> str:
-    """What is set now, for people."""
+    """Formats what is set now, for people."""
     said = STORED.to_json(policy)
     whole = ", ".join(f"{name} {_text(value)}" for name, value in said.items()) or "nothing"
     cleared = f"; no longer {', '.join(event.clear)}" if event.clear else ""

@@ -1,11 +1,13 @@
-"""Executors that register and report, and that the RM cannot dial: a wrong address, a firewall,
-certificates.
+"""Handles executors that register and report, but that the resource manager cannot dial.
 
-Without this their commands would stay in flight for ever, and so would the requests placed there.
-Waiting settles nothing, since nobody knows what became of a command; a registration does: it shows
-what is there, and with it all older commands are void. So the executor is told to register again,
-what is not there goes back in line, and nothing is ordered here until the executor can be dialled.
-Whether it can, probes find out, which ask nothing of it.
+The cause may be a wrong address, a firewall or certificates. Their commands would stay in flight
+forever, and so would the requests placed there. Waiting does not help, because the outcome of such
+a command is unknown. A registration does help: it shows which slots exist, and voids older
+commands.
+
+So the executor is told to register again. Requests whose slots are not there go back to the queue.
+No command is sent until the executor can be dialled, which probes find out. A probe asks nothing of
+the executor.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from resource_manager.engine.model.transitions import Transitions
 
 
 def delivery_overdue(journal: Journal, settings: EngineSettings, host: Host) -> bool:
-    """True if the command in flight has failed to arrive for too long.
+    """Returns True if the command in flight has failed to arrive for too long.
 
-    To be asked when the executor has reported: one that is silent as well is a matter of the lost
-    timeout.
+    Called when the executor has reported. An executor that is silent as well becomes lost by its
+    own timeout.
     """
     command = host.in_flight
     if command is None or command.failing_since_ms is None:
@@ -41,7 +43,7 @@ def delivery_overdue(journal: Journal, settings: EngineSettings, host: Host) -> 
 def find_unreachable(
     journal: Journal, transitions: Transitions, usage: UsageAccounting, host: Host
 ) -> None:
-    """Nothing more is placed here, and nothing believed of it holds until it registers again."""
+    """Marks an executor unreachable: nothing more is placed there, and it must register again."""
     reach = host.reach
     reach.unreachable = transitions.move_reach(
         host.host_id, unreachable=reach.unreachable, what=ReachInput.FAIL
@@ -62,7 +64,15 @@ def find_unreachable(
 def unreachable_registered(
     journal: Journal, settings: EngineSettings, timers: Timers, host: Host, *, changed: bool
 ) -> None:
-    """Plans the next probe; at once if something `changed` that may have been the obstacle."""
+    """Plans the next probe of an unreachable executor that has registered.
+
+    Args:
+        journal: for the present time.
+        settings: the limits of the pause between probes.
+        timers: where the probe is planned.
+        host: the executor.
+        changed: something has changed that may have been the obstacle; the probe is made at once.
+    """
     reach = host.reach
     if changed:
         reach.failures = 0
@@ -72,12 +82,12 @@ def unreachable_registered(
 
 
 def probe_timer_fired(context: EventContext, executor_id: str) -> None:
-    """Has an unreachable executor dialled, and plans the next time in case that fails."""
+    """Probes an unreachable executor, and plans the next probe in case this one fails."""
     host = context.state.hosts.get(executor_id)
     if host is None or not host.reach.unreachable:
         return
     if host.executor.state is not ExecutorState.ACTIVE:
-        return  # its registration plans the next one
+        return  # the probe is planned when it registers
     reach = host.reach
     if context.now_ms < reach.probe_at_ms:
         context.state.timers.arm(Timer.PROBE, executor_id, reach.probe_at_ms)
@@ -90,11 +100,12 @@ def probe_timer_fired(context: EventContext, executor_id: str) -> None:
 
 
 def executor_probed(context: EventContext, event: ExecutorProbed) -> None:
-    """An executor that answers is used again."""
+    """Uses an executor again that has answered a probe."""
     host = context.state.hosts.get(event.executor_id)
     if (
         host is None
         or not host.reach.unreachable
+        # An answer about an older address is ignored.
         or host.executor.registration.address != event.address
     ):
         return
@@ -116,14 +127,17 @@ def executor_probed(context: EventContext, event: ExecutorProbed) -> None:
 
 
 def command_arrived(host: Host) -> None:
-    """The executor can be dialled, and does what it is told."""
+    """Notes that a command was answered, so the executor can be dialled. Forgets earlier
+    failures.
+    """
     if not host.reach.unreachable:
         host.reach = Reach()
 
 
 def frees_for_report(host: Host) -> tuple[SlotKey, ...]:
-    """Slots that an unreachable executor is told to free with the answer to its report, since no
-    command gets there.
+    """Returns the slots that an unreachable executor must free, for the answer to its report.
+
+    No command gets there, but the answer to its own report does.
     """
     if not host.reach.unreachable:
         return ()

@@ -1,8 +1,8 @@
-"""Hosts that could not serve a shape although the books said so, and when to ask them again.
+"""Remembers which hosts refused slots although capacity was free, and when to try them again.
 
-Without this memory a host that always fails would be chosen again and again. It is about one shape
-on one host; it ends when the host's state changes, or after a time that doubles with every failure
-until the host serves the shape.
+Without this memory, a host that always fails would be chosen again and again. A refusal is about
+one scheduling class on one host. It ends when the host's reported state changes, or after a pause.
+The pause doubles with each failure until the host serves the class.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from resource_manager.engine.model.timers import Timer, backoff_ms
 
 
 def remember_refusal(context: EventContext, host: Host, slot: Slot) -> None:
-    """Keeps the host from being chosen again for the same wish on the same knowledge.
+    """Keeps a host from being chosen for the same scheduling class again while nothing has changed.
 
-    What the others of a gang had is taken down, which changes the host's state, and says nothing:
-    for members of a gang only time counts.
+    For members of a gang, only the pause counts. The slots of the other members are taken down,
+    which changes the host's reported state but says nothing about the refusal.
     """
     request = context.state.requests.named(slot.allocation_id)
     if request is None:
@@ -37,7 +37,7 @@ def remember_refusal(context: EventContext, host: Host, slot: Slot) -> None:
 
 
 def refusal_timer_fired(context: EventContext, executor_id: str) -> None:
-    """The executor may be asked again for what it refused long enough ago."""
+    """Ends the refusals of an executor whose pause is over."""
     host = context.state.hosts.get(executor_id)
     if host is None:
         return

@@ -1,5 +1,6 @@
-"""Executors: registered, lost, drained, forgotten. What their states mean for slots, `reports.py`
-decides.
+"""Handles executors that register, fall silent, are drained, or are deleted.
+
+What a report means for slots is in `reports.py`.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from resource_manager.engine.model.timers import Timer
 
 
 def register_executor(context: EventContext, event: ExecutorRegistered) -> RegistrationAnswer:
-    """A new executor, or a known one that starts its conversation anew.
+    """Registers a new executor, or starts a new session with a known one.
 
-    All orders that were under way are void. The state that comes along counts as newer than
-    everything: what it shows is there, what it lacks is not. That is why a registration that was
-    overtaken, by another attempt or by reports, is refused: it would strike slots that exist.
+    All commands in flight are void. The report in the registration counts as newer than everything:
+    slots that it shows exist, slots that it lacks do not. For that reason a registration is refused
+    that a later attempt or report has overtaken: it would delete slots that exist.
 
     Raises:
         AlreadyExists: another instance has this id and is not lost.
-        EpochSeen: the executor knows newer books than these.
-        FailedPrecondition: this registration was overtaken.
-        InvalidArgument: the state that comes along is not a full one.
+        EpochSeen: the executor has seen a newer resource manager than this one.
+        FailedPrecondition: a later registration or report has overtaken this one.
+        InvalidArgument: the report in the registration is not a full one.
     """
     state = context.state
     registration = event.registration
@@ -62,7 +63,9 @@ def register_executor(context: EventContext, event: ExecutorRegistered) -> Regis
     was_lost = host is not None and host.executor.lost
     host = _adopt(context, host, registration)
     taken = adopt_report(context, host, event.report, returning=was_lost)
-    report_lost_cpus(context.journal, host)  # it may have announced others than before
+    # the registration may have announced other cpus than before
+    report_lost_cpus(context.journal, host)
+    # Commands in flight are void, so orders that were not confirmed are sent again.
     for slot in list(host.slots.values()):
         if slot.state is SlotState.FREEING:
             host.to_free[key_of(slot)] = None
@@ -126,7 +129,8 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
     else:
         executor = host.executor
         if host.reach.unreachable:
-            # Unless it only did what it was told, whoever runs it may have mended something.
+            # A registration that the resource manager did not ask for may mean that the obstacle
+            # was removed.
             as_expected = executor.state is ExecutorState.UNCONFIRMED
             moved = executor.registration.address != registration.address
             unreachable_registered(
@@ -136,6 +140,7 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
                 host,
                 changed=moved or not as_expected,
             )
+        # Another instance counts its reports from 1 again.
         if executor.registration.instance_id != registration.instance_id:
             executor.report_number = 0
         executor.registration = registration
@@ -146,15 +151,17 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
     executor.report_time_ms = context.at.time_ms
     executor.reported_available = None
     executor.cpu_state = NO_CPU_STATE
+    # `start_conversation` ends all refusals, so the host may be tried again for those requests.
     if any(refusal.active for refusal in host.refusals.values()):
         state.hosts.indexes.log_growth(host, state.queue)
     host.start_conversation()
     booked = [(slot, slot.booked) for slot in host.slots.values()]
     kind = host.cpu_kind
-    if not new:  # else it has
+    if not new:  # a new host was derived from this registration already
         host.adopt_registration()
     if host.cpu_kind is not kind:
-        state.hosts.indexes.log_growth(host, state.queue)  # other cpus may suit others
+        # requests that did not suit the old cpus may suit these
+        state.hosts.indexes.log_growth(host, state.queue)
     state.usage.total_changed(host)
     state.rejection_clock.restart(context.now_ms)
     state.usage.rebooked(booked)
@@ -163,17 +170,18 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
 
 
 def silence_timer_fired(context: EventContext, executor_id: str) -> None:
-    """An executor that has been silent for too long is lost, and so are its slots, as far as
-    anybody knows.
+    """Marks an executor lost that has been silent for too long; its slots are lost with it.
 
-    Its capacity does not count, and its slots stay booked there until it returns or is forgotten:
-    lost means out of sight, not stopped.
+    Its capacity does not count any more. Its slots stay booked there until it returns or is
+    deleted, because lost means out of sight, not stopped.
     """
     state = context.state
     host = state.hosts.get(executor_id)
     if host is None or host.executor.state is ExecutorState.LOST:
         return
     executor = host.executor
+    # A report cannot arrive before the service listens, so silence is counted from then at the
+    # earliest.
     report_heard_at_ms = max(executor.report_at_ms, state.timers.listening_since_ms)
     due_ms = report_heard_at_ms + state.settings.lost_timeout_ms
     if context.now_ms < due_ms:
@@ -184,7 +192,7 @@ def silence_timer_fired(context: EventContext, executor_id: str) -> None:
 
 
 def request_drain(context: EventContext, event: DrainRequested) -> Executor:
-    """No new slots here. With a deadline, what is left then is taken away.
+    """Drains an executor: it gets no new slots. At the deadline, if any, its slots are taken down.
 
     Raises:
         NotFound: no such executor.
@@ -208,11 +216,11 @@ def request_drain(context: EventContext, event: DrainRequested) -> Executor:
 
 
 def request_undrain(context: EventContext, event: UndrainRequested) -> Executor:
-    """New slots are welcome again.
+    """Ends the drain of an executor.
 
     Raises:
         NotFound: no such executor.
-        FailedPrecondition: it is being given back.
+        FailedPrecondition: the executor is being given back to its provider.
     """
     host = known_host(context.state.hosts, event.executor_id)
     executor = host.executor
@@ -234,7 +242,7 @@ def request_undrain(context: EventContext, event: UndrainRequested) -> Executor:
 
 
 def drain_timer_fired(context: EventContext, executor_id: str) -> None:
-    """Takes away what is left on an executor whose drain deadline has passed."""
+    """Takes down the slots of an executor whose drain deadline has passed."""
     host = context.state.hosts.get(executor_id)
     if host is None or host.executor.drain_deadline_at_ms is None:
         return
@@ -248,7 +256,7 @@ def drain_timer_fired(context: EventContext, executor_id: str) -> None:
 
 
 def forget_executor(context: EventContext, event: ForgetRequested) -> None:
-    """Strikes a lost executor and its slots from the books.
+    """Deletes a lost executor and its slots.
 
     Raises:
         NotFound: no such executor.

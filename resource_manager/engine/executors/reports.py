@@ -1,18 +1,34 @@
-"""Reconciles an executor's numbered states with the books.
+"""Updates the state of the resource manager from the numbered reports of executors.
+
+A report (also called a state) lists everything that one executor has. Reports and commands cross
+each other on the wire, so a report may be older than a command that was sent before it arrived.
 
 The rules:
-1. A state counts only if its number is above the last one taken in; numbers decide, never clocks.
-2. A slot that the state shows is there: a pending one is confirmed by it.
-3. A slot that the state lacks is missing only if the state contains the command that ordered it,
-   and that command is answered; else it is not there yet. What was placed after the state left is
-   never undone by it.
-4. A missing slot that was being freed is gone. A missing one that was wanted is lost, and its job
-   master is told.
-5. A slot that the state shows and the books do not know, or know as an older generation, is owned
-   by nobody: the executor is told to free it, with every report until a state lacks it. (The state
-   may have come with a command's answer, to which nothing can be answered.)
-6. A slot that its request waits for again, because the executor was lost, is taken back when the
-   executor returns with it before the request was placed anew.
+1. A report counts only if its number is higher than that of the last one adopted. Numbers decide,
+   never clocks.
+2. A slot that the report shows exists. A pending slot is confirmed by it.
+3. A slot that the report lacks is missing only if the report contains the command that ordered the
+   slot, and that command is answered. Otherwise it is not there yet. A report never undoes what was
+   placed after it was sent.
+4. A missing slot that was being freed is deleted. Any other missing slot is lost, and its job
+   master gets an event.
+5. A slot that the report shows and that is unknown here, or known only as an older generation, is
+   unowned. The executor is told to free it with every answer, until a report lacks it. (A report
+   that comes with a command's answer cannot be answered.)
+6. A slot whose request is queued again, because the executor was lost, is reclaimed if the executor
+   returns with it before the request is placed again.
+
+Example: slot A runs on the executor. The resource manager sends command 7, which allocates slot B.
+
+  message that arrives                     report  contains  what follows
+  report 21, sent before 7 arrived: A      21      6         B is not missing (rule 3)
+  report 23: A and B                       23      7         B is confirmed (rule 2)
+  the answer to 7, with report 22: A, B    23      7         the report is older than 23 and is
+                                                             ignored; command 7 is answered
+  report 24: B                             24      7         A is missing, so it is lost (rule 4)
+
+If the executor refuses B, report 23 shows A only. B stays pending until the answer to 7 arrives and
+says why it was refused.
 """
 
 from __future__ import annotations
@@ -42,7 +58,13 @@ from resource_manager.engine.state import State
 
 @dataclass(frozen=True, slots=True)
 class AdoptedReport:
-    """What became of a state that an executor sent."""
+    """What happened with a report.
+
+    Attributes:
+        taken: True if it was adopted; False if it was not newer, or its base was missing.
+        base_missing: it says "unchanged since report N", and N is not the last one adopted.
+        unowned: slots that it shows and that no request owns.
+    """
 
     taken: bool
     base_missing: bool = False
@@ -50,10 +72,10 @@ class AdoptedReport:
 
 
 def slots_reported(context: EventContext, event: SlotsReported) -> ReportAnswer:
-    """Takes in a report, or says what to do first.
+    """Adopts a report, or returns what the executor must do first.
 
     Raises:
-        EpochSeen: the executor knows newer books than these.
+        EpochSeen: the executor has seen a newer resource manager than this one.
     """
     state = context.state
     refuse_seen_epoch(state, event.executor_id, event.report.rm_epoch)
@@ -65,8 +87,9 @@ def slots_reported(context: EventContext, event: SlotsReported) -> ReportAnswer:
         or host.executor.registration.instance_id != event.instance_id
         or host.executor.registration_number != event.registration_number
     ):
-        # Nobody waits for the answer to a report that an own registration has overtaken; whoever
-        # does wait has an older registration than we, and would be silent to us for ever.
+        # An executor that has registered again since does not wait for the answer to this report.
+        # One that does wait has an older registration than this one: it must register again, or it
+        # would be ignored from now on.
         return ReportAnswer(register_again=True)
     executor = host.executor
     taken = adopt_report(context, host, event.report)
@@ -93,10 +116,14 @@ def adopt_report(
     at_least_command: int = 0,
     returning: bool = False,
 ) -> AdoptedReport:
-    """Makes the books follow a state of an executor, if it is newer than the last one.
+    """Updates the host from a report, if that is newer than the last one adopted.
 
-    `at_least_command` is the command that this state answers; `returning` says that the executor
-    was lost until now.
+    Args:
+        context: of the event that brought the report.
+        host: the executor that sent it.
+        report: the report.
+        at_least_command: number of the command that the report answers; 0 if it is no answer.
+        returning: the executor was lost until now.
     """
     executor = host.executor
     if report.report_number <= executor.report_number:
@@ -106,11 +133,13 @@ def adopt_report(
     executor.report_number = report.report_number
     executor.report_at_ms = context.now_ms
     executor.report_time_ms = context.at.time_ms
+    # Slots that ended by themselves go first, so that they do not count as missing below.
     broken = [
         slot
         for ended in report.ended
         if (slot := _ended(context.state.moves, context.state.gang_moves, host, ended)) is not None
     ]
+    # Command numbers of another epoch are from another resource manager and cannot be compared.
     contained = report.command_number if report.rm_epoch == context.state.rm_epoch else 0
     contained = max(contained, at_least_command)
     news = contained > host.contained_command
@@ -145,7 +174,7 @@ def adopt_report(
 
 
 def settle(context: EventContext, host: Host) -> None:
-    """Strikes the slots that the last state taken in should show and does not."""
+    """Removes the slots that the last adopted report should show and does not."""
     if host.reported.keys() >= host.slots.keys():
         return
     missing = [
@@ -167,7 +196,7 @@ def _seen(
     if seen.resize_number:
         context.state.resizes.adopt_reported_size(slot, seen)
     if ends:
-        return  # a later state, or its list of ended slots, will say so
+        return  # a later report, or its list of ended slots, will say that it has ended
     if slot.state is SlotState.FREEING:
         if returning and _is_waited_for(context.journal, context.state.requests, host, slot):
             context.state.moves.reclaim(slot, isolation=seen.isolation, cpus=seen.cpus)
@@ -185,15 +214,13 @@ def _is_waited_for(journal: Journal, requests: Requests, host: Host, slot: Slot)
         request is not None
         and request.state is RequestState.PENDING
         and request.generation == slot.generation
-        and not request.spec.gang_id  # whose members would not be taken back together
+        and not request.spec.gang_id  # all members of a gang would have to be reclaimed together
         and not (deadline_ms is not None and deadline_ms <= journal.now_ms)
     )
 
 
 def _retry_free(outbox: dict[str, None], host: Host, slot: Slot) -> None:
-    """The executor does not (or no longer) free a slot that it should: the order is given once
-    more.
-    """
+    """Orders a slot to be freed again that its executor is not freeing (any more)."""
     key = key_of(slot)
     command = host.in_flight
     if command is None or key not in command.keys:
@@ -202,9 +229,9 @@ def _retry_free(outbox: dict[str, None], host: Host, slot: Slot) -> None:
 
 
 def _ended(moves: RequestMoves, gang_moves: GangMoves, host: Host, ended: EndedSlot) -> Slot | None:
-    """A slot that ended at its executor by itself; the slot, if it broke there.
+    """Handles a slot that ended on its executor without an order; returns it if it broke there.
 
-    The executor repeats this until it is acknowledged.
+    The executor repeats the entry until its report is acknowledged.
     """
     slot = host.slots.get((ended.allocation_id, ended.generation))
     if slot is None:
@@ -220,8 +247,11 @@ def _ended(moves: RequestMoves, gang_moves: GangMoves, host: Host, ended: EndedS
 
 
 class EpochSeen(FailedPrecondition):
-    """These books are not the newest: whoever drives the engine commands nothing any more, stores
-    nothing of this batch, and ends."""
+    """Raised when an executor has seen a newer resource manager than this one.
+
+    The service that drives the engine then sends no more commands, does not store this batch, and
+    stops.
+    """
 
     default_reason = Reason.STALE_EPOCH
 
@@ -235,17 +265,18 @@ class EpochSeen(FailedPrecondition):
 
 
 def refuse_seen_epoch(state: State, executor_id: str, rm_epoch: int) -> None:
-    """Stops books that are not the newest.
+    """Checks that no newer resource manager has talked to the executor.
 
     Args:
-        state: the books.
-        executor_id: who reports.
-        rm_epoch: the highest epoch that it has seen; 0: none.
+        state: the engine's state.
+        executor_id: the executor.
+        rm_epoch: the highest epoch that the executor has seen; 0: none.
 
     Raises:
-        EpochSeen: it has the epoch from other books.
+        EpochSeen: the executor has seen a higher epoch, or the same one from another process.
     """
     own = state.rm_epoch
+    # An executor that this process has not answered yet cannot know the present epoch from it.
     known = own if executor_id in state.answered_executors else own - 1
     if rm_epoch > known:
         raise EpochSeen(executor_id, rm_epoch, own)

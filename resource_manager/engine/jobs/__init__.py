@@ -1,1 +1,1 @@
-"""Events of jobs and of resource groups."""
+"""Handles events of jobs and of resource groups."""

@@ -1,8 +1,8 @@
-"""Resource groups: what operators make, change and strike.
+"""Creates, changes and deletes resource groups at an operator's request.
 
-Decides which groups may be, and what may change while somebody lives in them. Refuses to know who
-comes first (`fairness/`) and how much fits below a limit (`fairness/quotas.py`). The tree itself
-stands in `fairness/groups.py`.
+This module checks which changes are allowed, also while jobs live in a group. The fairness tree is
+in `fairness/`, quota checks are in `lifecycle/quota_checks.py`, and walking the tree of groups is
+in `fairness/groups.py`.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ DESCRIPTION_LENGTH_MAX = 500
 GROUPS_MAX = 10_000
 
 DEPTH_MAX = 16
-"""Levels of groups: every choice takes a step for each."""
+"""Levels of groups; each choice of the next request takes one step per level."""
 
 _NAMED_MAX = 20
-"""So many groups are named when one is not known."""
+"""How many groups the error about an unknown group names."""
 
 
 def known_group(groups: dict[str, Group], name: str) -> Group:
-    """The group.
+    """Returns the group.
 
     Raises:
-        NotFound: there is none of that name.
+        NotFound: no group has this name.
     """
     group = groups.get(name)
     if group is None:
@@ -63,14 +63,15 @@ def known_group(groups: dict[str, Group], name: str) -> Group:
 
 
 def set_group(context: EventContext, event: GroupSet) -> Group:
-    """Makes a group, or changes what is given of one.
+    """Creates a group, or changes the given fields of an existing one.
 
     Raises:
-        InvalidArgument: a name, weight, limit or text that is not acceptable, a minimum above the
-            maximum, a parent that is the group itself or below it, too many levels.
+        InvalidArgument: the name, weight, a limit or a text is not acceptable; the minimum is above
+            the maximum; the parent is the group itself or below it; or there would be too many
+            levels.
         NotFound: no such parent.
-        FailedPrecondition: another parent for a group in which jobs live.
-        ResourceExhausted: there are as many groups as may be.
+        FailedPrecondition: the parent of a group in which jobs live would change.
+        ResourceExhausted: there are as many groups as allowed.
     """
     state = context.state
     known = state.groups.get(event.name)
@@ -103,11 +104,11 @@ def set_group(context: EventContext, event: GroupSet) -> Group:
 
 
 def delete_group(context: EventContext, event: GroupDeleted) -> None:
-    """Strikes a group in which nobody lives.
+    """Deletes a group in which no job lives.
 
     Raises:
-        NotFound: there is none of that name.
-        FailedPrecondition: it is "default", jobs live in it, or groups are part of it.
+        NotFound: no group has this name.
+        FailedPrecondition: it is "default", jobs live in it, or other groups are part of it.
     """
     state = context.state
     group = known_group(state.groups, event.name)
@@ -139,9 +140,9 @@ def _check_new(groups: dict[str, Group], name: str) -> None:
 
 
 def _wanted(event: GroupSet, group: Group) -> Group:
-    """What the group is to be, field by field."""
+    """Returns the group with the changes of the event, field by field."""
     weight = group.weight if event.weight is None else event.weight
-    if not WEIGHT_MIN <= weight <= WEIGHT_MAX:  # not true of "not a number" either
+    if not WEIGHT_MIN <= weight <= WEIGHT_MAX:  # written so that NaN is rejected, too
         raise InvalidArgument("weight", weight, f"{WEIGHT_MIN} to {WEIGHT_MAX:,.0f}")
     description = group.description
     if event.description is not None:
@@ -199,13 +200,15 @@ def _check_parent(groups: dict[str, Group], group: Group) -> None:
 
 
 def _height(groups: dict[str, Group], name: str) -> int:
-    """Levels from a group to the lowest of its parts; 1: it has none, or is to be made."""
+    """Returns the levels from a group down to its lowest part; 1 if it has no parts or does not
+    exist yet.
+    """
     own = sum(1 for _ in above(groups, name))
     return max(1, *(1 + sum(1 for _ in above(groups, each)) - own for each in below(groups, name)))
 
 
 def _live_job_in(jobs: dict[str, Job], groups: dict[str, Group], name: str) -> Job | None:
-    """A job that lives in the group or below it; None: nobody does."""
+    """Returns a live job in the group or below it; None if there is none."""
     names = below(groups, name)
     return next((job for job in jobs.values() if job.group in names and is_live(job)), None)
 
@@ -219,7 +222,7 @@ def _in_use(group: Group, message: str) -> FailedPrecondition:
 
 
 def _described(group: Group) -> str:
-    """What the group is now, for people."""
+    """Formats a group for people."""
     parts = [f"{group.name}: weight {group.weight:.10g}"]
     parts += [f"part of {group.parent}"] if group.parent else []
     parts += [f"minimum {amounts_text(group.minimum)}"] if group.minimum else []

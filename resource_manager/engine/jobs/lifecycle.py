@@ -1,5 +1,7 @@
-"""Jobs: registered, kept alive, ended, forgotten. A job whose lease lapses ends, and gives back
-what it has.
+"""Registers jobs, keeps them alive, ends them and deletes them.
+
+A job whose lease expires ends. The requests of an ended job end in steps, a limited number in each
+scheduling cycle, so that a large job does not hold up all others.
 """
 
 from __future__ import annotations
@@ -23,29 +25,31 @@ from resource_manager.engine.model.timers import Timer, Timers
 from resource_manager.engine.state import State
 
 ENDED_AT_ONCE = 500
-"""Requests that end in one step with their job, or as their gang's time is over; each writes three
-rows. The gang that reaches this number ends whole.
+"""How many requests end in one step, with their job or because their gang timed out. Each writes
+three rows. A gang ends whole, so the step may exceed this number by a gang.
 """
 
 TAKEN_OUT_AT_ONCE = 20_000
-"""Requests of ended jobs that are looked at in one step, so that they wait no more or end."""
+"""How many requests of ended jobs one step looks at, to take them out of the queue or end them."""
 
 FORGOTTEN_AT_ONCE = 5_000
-"""Requests that are forgotten in one step."""
+"""How many requests one step deletes."""
 
 PARTS_FORGOTTEN_AT_ONCE = 500
-"""Parts of ranges likewise: each moves what stands behind it in the lists of all."""
+"""How many parts of ranges one step deletes. Each deletion moves all later entries in lists of all
+parts.
+"""
 
 _RETENTION_RETRY_MS = 1_000
 
 
 def register_job(context: EventContext, event: JobRegistered) -> Job:
-    """A new job, or the same one again.
+    """Registers a job. Repeating the same call renews the lease.
 
     Raises:
         AlreadyExists: the id exists with other content or another secret.
         NotFound: its resource group does not exist.
-        ResourceExhausted: there are as many live jobs as the RM takes.
+        ResourceExhausted: there are as many live jobs as allowed.
     """
     state = context.state
     known = state.jobs.get(event.job_id)
@@ -82,7 +86,7 @@ def register_job(context: EventContext, event: JobRegistered) -> Job:
 
 
 def keep_alive(context: EventContext, event: JobKeptAlive) -> Job:
-    """The lease runs anew.
+    """Renews the lease of a job, and notes which of its events the job master has processed.
 
     Raises:
         NotFound, FailedPrecondition: see `active_job`.
@@ -94,10 +98,10 @@ def keep_alive(context: EventContext, event: JobKeptAlive) -> Job:
 
 
 def request_job_end(context: EventContext, event: JobEndRequested) -> Job:
-    """Ends a job; one that has ended stays as it is.
+    """Ends a job; does nothing if it has ended already.
 
     Raises:
-        NotFound: there is none of that id.
+        NotFound: no job has this id.
     """
     job = known_job(context.state.jobs, event.job_id)
     end_job(context, job, event.reason, event.grace_ms)
@@ -105,10 +109,16 @@ def request_job_end(context: EventContext, event: JobEndRequested) -> Job:
 
 
 def end_job(context: EventContext, job: Job, reason: str, grace_ms: int | None = None) -> None:
-    """Cancels what waits, frees what was granted, keeps the ids for a while.
+    """Ends a job: cancels queued requests and releases slots. Its ids stay reserved for a while.
 
-    What a job with very many requests leaves behind is cleared away by the decisions that follow:
-    in one step it would hold up everybody.
+    What is left after a first step of `ENDED_AT_ONCE` requests is ended by later scheduling cycles
+    (`continue_ending`).
+
+    Args:
+        context: of the event.
+        job: the job.
+        reason: why it ends, for its events and the history.
+        grace_ms: how long the slots' tasks have to end; None: the executor's default.
     """
     if job.state is JobState.ENDED:
         return
@@ -123,7 +133,11 @@ def end_job(context: EventContext, job: Job, reason: str, grace_ms: int | None =
 
 
 def continue_ending(context: EventContext) -> None:
-    """Clears away some of what jobs that have ended left behind."""
+    """Ends some more of the requests of jobs that have ended.
+
+    First, requests are taken out of the queue, which is cheap, so that none of them is placed any
+    more.
+    """
     state = context.state
     left = TAKEN_OUT_AT_ONCE
     for job_id, ending in state.endings.items():
@@ -138,13 +152,17 @@ def continue_ending(context: EventContext) -> None:
 
 
 def _continue_ending(context: EventContext, job: Job, most: int) -> int:
-    """Ends up to so many requests of a job, and says when that was all; answers with how many."""
+    """Ends up to `most` requests of an ended job; returns how many it ended.
+
+    With the last one, the job itself is finished: its usage is stored and the retention timer
+    starts.
+    """
     state = context.state
     ending = state.endings[job.job_id]
     message = f"its job ended: {job.end_reason}"
     live = job.live_requests
     until = min(ending.given_up + TAKEN_OUT_AT_ONCE, len(job.arrivals))
-    # With one of a gang others end, too: they are counted as well.
+    # One member of a gang may end all of its members, so live requests are counted.
     while job.live_requests and live - job.live_requests < most and ending.given_up < until:
         request = state.requests.by_arrival[job.arrivals[ending.given_up]]
         ending.given_up += 1
@@ -171,8 +189,10 @@ def _continue_ending(context: EventContext, job: Job, most: int) -> int:
 
 
 def _dequeue(state: State, job: Job, ending: Ending, most: int) -> int:
-    """Lets requests of an ended job wait no more, long before they end: nobody is to be placed who
-    is about to go. Answers with how many were looked at.
+    """Takes requests of an ended job out of the queue, long before they end, so that none is
+    placed.
+
+    Returns how many requests it looked at.
     """
     first = max(ending.dequeued, ending.given_up)
     ending.dequeued = min(len(job.arrivals), first + most)
@@ -191,11 +211,12 @@ def _dequeue(state: State, job: Job, ending: Ending, most: int) -> int:
 
 
 def lease_timer_fired(context: EventContext, job_id: str) -> None:
-    """Ends a job whose lease has lapsed."""
+    """Ends a job whose lease has expired."""
     timers = context.state.timers
     job = context.state.jobs.get(job_id)
     if job is None or job.state is JobState.ENDED or job.lease_ms is None:
         return
+    # Keep-alives cannot arrive before the service listens, so a full lease is granted from then.
     until_ms = max(job.lease_until_ms, timers.listening_since_ms + job.lease_ms)
     if context.now_ms < until_ms:
         timers.arm(Timer.LEASE, job_id, until_ms)
@@ -204,8 +225,10 @@ def lease_timer_fired(context: EventContext, job_id: str) -> None:
 
 
 def retention_timer_fired(context: EventContext, job_id: str) -> None:
-    """Forgets an ended job with its requests, once none of its slots exists (a lost executor may
-    keep one for long): an id that comes back would be taken for that slot's.
+    """Deletes an ended job with its requests after the retention time.
+
+    Waits until none of its slots exists, which can take long on a lost executor. Otherwise a new
+    request with the same id could be mistaken for the owner of that slot.
     """
     state = context.state
     job = state.jobs.get(job_id)
@@ -214,6 +237,7 @@ def retention_timer_fired(context: EventContext, job_id: str) -> None:
     if job.slot_keys or job_id in state.endings:
         state.timers.arm(Timer.RETENTION, job_id, context.now_ms + _RETENTION_RETRY_MS)
         return
+    # Ranges are deleted from the last part backwards.
     parts = state.ranges.by_job.get(job_id, ())
     for part in parts[: -1 - PARTS_FORGOTTEN_AT_ONCE : -1]:
         state.ranges.forget(part)

@@ -1,1 +1,3 @@
-"""A cluster that grows and shrinks: which executors to ask for, and what becomes of them."""
+"""Grows and shrinks the cluster: which executors to order from providers, and what follows from
+it.
+"""

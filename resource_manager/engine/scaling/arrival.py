@@ -1,11 +1,13 @@
-"""An executor registers: does it come because it was asked for, and who was promised it?
+"""Handles executors that register: which provision they belong to, and which requests go there
+first.
 
-One that was asked for is known by its id. One that came by itself takes over the plan of the most
-similar one that has not come. One that a provider started, and nobody remembers (it was given up
-and came all the same, or the books are older than it), is adopted, so that it is given back when
-nobody needs it. Whoever was planned is placed before anybody else; whoever does not fit, because
-the executor is smaller than promised, waits on and is planned anew; if it is too small for somebody
-even when empty, its shape backs off.
+A provisioned executor is known by its id. Requests that were planned on it are placed before all
+others. Requests that do not fit, because it is smaller than promised, stay queued and are planned
+again. If it could not even serve them when empty, its shape backs off.
+
+An executor that came by itself takes over the plan of the most similar pending one. An executor
+that a provider started, and whose provision is unknown (it was given up, or is newer than the
+stored state), is adopted, so that it is given back when it is idle.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from resource_manager.engine.scaling.texts import class_text, gang_text
 
 
 def executor_came(context: EventContext, executor_id: str, *, new: bool) -> None:
-    """An executor has registered; `new`: it was not in the books."""
+    """Handles that an executor has registered; `new` says that it was unknown before."""
     state, elastic, host = context.state, context.state.elastic, context.state.hosts[executor_id]
     provision = state.provisions.get(host.host_id)
     of_shape = provision.shape if provision is not None else host.executor.registration.provided_as
@@ -73,7 +75,10 @@ def _adopt(context: EventContext, host: Host, shape: str) -> None:
 
 
 def _nearest(provisions: dict[str, Provision], elastic: Elastic, host: Host) -> str:
-    """The executor that has not come and is most like this one; empty: none has its labels."""
+    """Returns the most similar pending executor; empty if this one carries the labels of none.
+
+    The difference is the sum over all dimensions of |a - b| / max(a, b). On a tie, the oldest wins.
+    """
     total = host.executor.registration.total
     best: tuple[float, int, str] | None = None
     for provision in provisions.values():
@@ -93,7 +98,9 @@ def _nearest(provisions: dict[str, Provision], elastic: Elastic, host: Host) -> 
 
 
 def hand_over(context: EventContext) -> None:
-    """Places those who were promised the executors that have come, before anybody else."""
+    """Places the requests that were planned on executors that have registered, before all
+    others.
+    """
     state, elastic = context.state, context.state.elastic
     for host_id, promised in elastic.arrived.items():
         host = state.hosts.get(host_id)
@@ -112,9 +119,10 @@ def hand_over(context: EventContext) -> None:
 def _judge(
     gangs: GangLedger, provision_moves: ProvisionMoves, host: Host, content: Content
 ) -> None:
-    """Whether it is what was promised, as far as anybody was promised something. An executor that
-    could not serve, even when empty, whom it was asked for is a failure of its shape; or one after
-    the other would be asked for, and given back, without end.
+    """Compares an executor with what was promised for the requests planned on it.
+
+    An executor that could not serve them even when empty is a failure of its shape. Otherwise
+    executors of that shape would be ordered and given back without end.
     """
     elastic, provision = provision_moves.elastic, provision_moves.provisions[host.host_id]
     shape = elastic.shapes.get(provision.shape)
@@ -122,20 +130,21 @@ def _judge(
         return
     lack = next(_lacks(gangs, host, content), "")
     if lack:
-        elastic.verdicts[host.host_id] = True  # whatever use it may be to others
+        elastic.verdicts[host.host_id] = True  # judged for good, even if other requests use it
         message = (
             f"{host.host_id}: registered with {amounts_text(host.executor.registration.total)}"
         )
         message += f" ({amounts_text(shape.total)} were promised), and {lack}"
         provision_moves.back_off(shape.name, message)
     elif content:
-        elastic.backoffs[shape.name].until_ms = 0  # the rest is seen when somebody has a slot there
+        # the back-off ends for good once a slot runs there
+        elastic.backoffs[shape.name].until_ms = 0
     else:
         provision_moves.proved(provision)
 
 
 def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
-    """Why an executor could not serve, when empty, who was planned on it."""
+    """Yields reasons why an executor could not serve, even when empty, what was planned on it."""
     total = host.total
     for scheduling_class in content.shapes:
         if not carries(host, scheduling_class.labels):
@@ -165,8 +174,9 @@ def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
 
 
 def _place_gangs(context: EventContext, content: Content) -> None:
-    """Gangs that may be whole now; those that are not go on waiting. They come after the others
-    who were promised the executor: a gang looks for room everywhere, and might take theirs.
+    """Tries gangs that may fit as a whole now; the others stay queued.
+
+    Called after single requests are placed: a gang searches all hosts, and might take their room.
     """
     state = context.state
     for gang_id in content.gangs:
@@ -184,7 +194,7 @@ def _place_gangs(context: EventContext, content: Content) -> None:
 
 
 def _place(context: EventContext, host: Host, content: Content) -> None:
-    """As many of these as fit, those who wait longest first."""
+    """Places as many of the planned requests as fit, in order of arrival."""
     state = context.state
     candidates: list[tuple[int, SchedulingClass, Request]] = []
     left = {
@@ -214,9 +224,10 @@ def _place(context: EventContext, host: Host, content: Content) -> None:
 def _first_admitted(
     flows: FlowTree, quotas: QuotaChecks, scheduling_class: SchedulingClass, count: int
 ) -> Iterable[int]:
-    """Arrival numbers of those with a shape, who wait longest first, without those whom a maximum
-    stops: nothing was planned for them. With maxima so many of each job, since some of them may
-    stop others.
+    """Returns the first arrival numbers of a scheduling class that quotas admit, up to `count`.
+
+    If any group has a maximum, up to `count` numbers of each job are returned, since earlier ones
+    may use up the quota of others.
     """
     if not any(group.maximum for group in flows.groups.values()):
         return islice(scheduling_class.numbers(), count)
@@ -244,6 +255,6 @@ def _room_for(host: Host, scheduling_class: SchedulingClass) -> int:
 
 
 def _still_holds_older_slot(slots: Slots, request: Request, host: Host) -> bool:
-    """True if the executor still holds an older slot of the request."""
+    """Returns True if an older slot of the request is still being taken down on the executor."""
     superseded_slots = slots.superseded.get(request.allocation_id, ())
     return any(slot.executor_id == host.host_id for slot in superseded_slots)

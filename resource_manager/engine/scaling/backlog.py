@@ -1,10 +1,11 @@
-"""From the books to a backlog of numbers, and from a plan back to executors that are asked for.
+"""Translates queued requests into the backlog of numbers that planning takes, and a plan back into
+executors to order.
 
-Decides who is planned for: those who wait, the first `planned_requests_max` in line. Not those whom
-an executor with room refused lately: it is asked again soon. Nor those whom the maximum of a group
-would not admit. Nor those whom nothing that was asked
-for, or may be asked for now, could serve: however many they are, they keep nobody behind them from
-being planned for.
+The first `planned_requests_max` queued requests are planned. Left out are:
+- those that an executor with room refused lately, because it is tried again soon;
+- those that the maximum of a group would not admit;
+- those that no pending or orderable executor could serve. However many these are, they do not use
+  up the limit.
 """
 
 from __future__ import annotations
@@ -46,14 +47,15 @@ from resource_manager.engine.scaling.texts import cause_of
 from resource_manager.engine.state import State
 
 _Member = tuple[str, int]
-"""Equal members of a gang: its id, and the place of their wish among those of the gang."""
+"""Equal members of a gang: the gang's id, and the index of the member request within the gang."""
 
 PATIENCE = 3
-"""Requests that one executor refused so many times in a row are planned elsewhere."""
+"""After this many refusals in a row by one executor, a scheduling class is planned on others."""
 
 
 def plan_waiting(context: EventContext) -> None:
-    """Plans for those who wait, if anything has changed, and asks for what is missing."""
+    """Plans for queued requests if anything has changed, and orders the missing executors."""
+    # Everything that the result of a plan depends on; if it is as last time, so is the plan.
     state, elastic = context.state, context.state.elastic
     shapes = context.state.provision_moves.requestable_shapes()
     now = (
@@ -86,17 +88,20 @@ def _empty_plan(gangs: GangLedger, queue: WaitingQueue) -> LastPlan:
 
 
 class _BacklogBuilder:
-    """Those who wait, as numbers, and back.
+    """Translates queued requests into numbers, and a plan of numbers back.
+
+    A request kind is a scheduling class or equal members of a gang. Its number is its index in the
+    lists `_wishes` and `_owners`.
 
     Attributes:
-        pending: executors that have not come, oldest first.
+        pending: provisions that have not registered, oldest first.
         backlog: everything that a plan is made of.
     """
 
     def __init__(self, state: State, shapes: list[ExecutorShape]) -> None:
         self._state = state
         self._wishes: list[Wish] = []
-        self._owners: list[SchedulingClass | _Member] = []  # by kind
+        self._owners: list[SchedulingClass | _Member] = []  # by kind number
         elastic = state.elastic
         self.pending = [
             each
@@ -106,11 +111,11 @@ class _BacklogBuilder:
         self._unservable: list[SchedulingClass] = []
         self._unservable_gangs: list[str] = []
         self._ledger = QuotaLedger()
-        self._blocked: dict[SchedulingClass, int] = {}  # that a maximum of a group does not admit
+        self._blocked: dict[SchedulingClass, int] = {}  # requests that quotas do not admit
         self._blocked_gangs: list[str] = []
         names = {shape.name for shape in shapes} | {each.shape for each in self.pending}
         self._names = sorted(names)
-        # Kinds of which amounts do not say how many fit.
+        # Kinds for which amounts alone do not tell how many fit.
         self._topology_constrained: dict[int, ResourceRequest] = {}
         queued = self._queued_requests() if shapes or self.pending else []
         gangs = self._gangs([number for number, _ in queued]) if shapes or self.pending else []
@@ -127,7 +132,7 @@ class _BacklogBuilder:
         )
 
     def last_plan(self, plan: Plan) -> LastPlan:
-        """A plan in words of the books."""
+        """Returns a plan in terms of scheduling classes, gangs and executors."""
         left: dict[SchedulingClass, int] = {
             scheduling_class: scheduling_class.waiting for scheduling_class in self._unservable
         }
@@ -144,7 +149,7 @@ class _BacklogBuilder:
         )
 
     def content(self, counts: Counts) -> Content:
-        """What is planned on one executor."""
+        """Returns what is planned on one executor."""
         content = Content()
         for kind, count in sorted(counts.items()):
             owner = self._owners[kind]
@@ -159,7 +164,7 @@ class _BacklogBuilder:
         return "" if isinstance(owner, SchedulingClass) else owner[0]
 
     def _queued_requests(self) -> list[tuple[int, int]]:
-        """(arrival number, kind) of the first in line."""
+        """Returns (arrival number, kind) of the first queued requests, in order of arrival."""
         most = self._state.settings.provisioning.planned_requests_max
         refused = _refused_lately(self._state.hosts)
         found: list[tuple[SchedulingClass, int]] = []
@@ -185,8 +190,10 @@ class _BacklogBuilder:
     def _admitted(
         self, scheduling_classes: list[SchedulingClass]
     ) -> dict[SchedulingClass, dict[JobQueue, int]]:
-        """How many of each line maxima of groups would admit, if there were capacity for all of
-        them; only of shapes of which they do not admit everybody.
+        """Returns how many requests of each job queue quotas would admit if there were capacity for
+        all.
+
+        Only scheduling classes are in the result of which some requests are not admitted.
         """
         state = self._state
         if not maxima(state.flows):
@@ -267,7 +274,7 @@ class _BacklogBuilder:
         return GangWish(members, where.placement, where.label, before)
 
     def _is_served(self, scheduling_class: SchedulingClass) -> bool:
-        """True if anything that was asked for, or may be, could serve one such request."""
+        """Returns True if a pending or orderable executor could serve one request of the class."""
         elastic = self._state.elastic
         return any(
             could_serve(elastic.capacities[name], scheduling_class)
@@ -276,7 +283,7 @@ class _BacklogBuilder:
         )
 
     def _kept(self) -> dict[str, Counts]:
-        """The last plan as numbers."""
+        """Returns the last plan as numbers, without kinds that are no longer queued."""
         kinds = {owner: kind for kind, owner in enumerate(self._owners)}
         kept: dict[str, Counts] = {}
         for name, content in self._state.elastic.plan.on.items():
@@ -294,7 +301,7 @@ def _classes_of(queue: WaitingQueue, waiting: WaitingGang) -> Iterator[Schedulin
 def _arrivals(
     scheduling_class: SchedulingClass, kind: int, admitted: Mapping[JobQueue, int] | None
 ) -> Iterator[tuple[int, int]]:
-    """In order of arrival: all of a shape, or so many of each line."""
+    """Yields (arrival number, kind) in order of arrival; `admitted` limits each job queue."""
     if admitted is None:
         for start, end in scheduling_class.runs():
             for number in range(start, end):
@@ -311,7 +318,7 @@ def _numbers(job_queue: JobQueue) -> Iterator[int]:
 
 
 def _runs(queued: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(kind, how many one behind the other)."""
+    """Joins equal kinds that follow each other: returns (kind, how many)."""
     runs: list[tuple[int, int]] = []
     last, count = -1, 0
     for _, kind in queued:
@@ -329,9 +336,10 @@ def _runs(queued: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def _free_hosts(
     hosts: Hosts, wishes: list[Wish], gangs: list[GangWish], exact: Mapping[int, ResourceRequest]
 ) -> dict[str, Capacity]:
-    """What executors that are there have to spare, as far as members of gangs could use it: of
-    those with room for one, as many as there are members are enough, unless they have to share a
-    label.
+    """Returns the free capacity of known executors, as far as members of gangs could use it.
+
+    Only executors with room for at least one member count. As many of them as there are members are
+    enough, unless the gang needs one label value: then all count.
     """
     index = hosts.indexes.main
     members = sum(sum(gang.members.values()) for gang in gangs)
@@ -366,7 +374,9 @@ def _free_of(host: Host, slots: int) -> Capacity:
 
 
 def _refused_lately(hosts: Hosts) -> set[SchedulingKey]:
-    """What executors with room refused, and are to be asked for again soon."""
+    """Returns the scheduling classes that executors with room refused and will be tried with again
+    soon.
+    """
     return {
         key
         for name in hosts.refusing

@@ -1,11 +1,11 @@
-"""The regular look at what is wanted and what is there: who has to be asked for, who is given back.
+"""Runs the planning pass, which orders new executors and gives executors back.
 
-A look is due `plan_interval_ms` after something happened, never more often, so that requests that
-come one by one are planned together and a slot that is just being freed can still serve the next
-request. Who waits is planned anew only if that could come to something else than the last time.
+A pass runs `plan_interval_ms` after something has happened, and never more often. So requests that
+come one by one are planned together, and a slot that is just being freed can still serve the next
+request. Queued requests are planned again only if the result could differ from the last one.
 
-After a restart nothing is planned while executors of the books have yet to register again: what
-waits may well fit there.
+After a restart, nothing is planned while known executors have yet to register again: the queued
+requests may fit there.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ from resource_manager.engine.scaling.backlog import PATIENCE, plan_waiting
 from resource_manager.engine.state import State
 
 _PARTS_MAX = 5_000
-"""In so many equal parts at most it is counted what lacks to the minimum."""
+"""Upper bound for the number of units in which a missing amount is counted; keeps the search for
+the cheapest set small.
+"""
 
 MINIMUM = "minimum"
-"""Cause of what is asked for although nobody waits."""
+"""Cause of executors that are ordered for the configured minimum and not for a request."""
 
 
 def provide(context: EventContext) -> None:
-    """To be called with every decision, after those who wait were tried."""
+    """Runs a planning pass if one is due. Called in each cycle, after queued requests were
+    tried.
+    """
     state, elastic = context.state, context.state.elastic
     if not elastic.provisioning and not state.provisions:
         return
@@ -55,7 +59,7 @@ def provide(context: EventContext) -> None:
 
 
 def _needs_another_pass(state: State) -> bool:
-    """True if time alone may change something."""
+    """Returns True if time alone may change the result of the next pass."""
     waiting = bool(state.queue.classes_by_job) or bool(state.gangs.waiting)
     return (
         waiting or bool(state.provisions) or bool(_missing(state.settings, state.provision_moves))
@@ -86,7 +90,10 @@ def _run_pass(context: EventContext) -> None:
 def _total_after_requests(
     provisions: dict[str, Provision], elastic: Elastic, provision_moves: ProvisionMoves, number: int
 ) -> dict[str, int]:
-    """What there is of all that was just asked for, those with a higher number than this."""
+    """Returns the totals after this pass, in the dimensions that the newly ordered executors have.
+
+    `number` is the last provision number before the pass.
+    """
     there = provision_moves.counted()
     names = {
         name
@@ -98,7 +105,9 @@ def _total_after_requests(
 
 
 def _check_provision(context: EventContext, provision: Provision) -> None:
-    """Whether one came in time, is lost for long, or was forgotten."""
+    """Stops a provision that did not register in time, is lost for too long, or was deleted by an
+    operator.
+    """
     state, elastic = context.state, context.state.elastic
     shape = elastic.shapes.get(provision.shape)
     if provision.state in PENDING and shape is not None:
@@ -123,8 +132,10 @@ def _check_provision(context: EventContext, provision: Provision) -> None:
 def _judge_by_use(
     elastic: Elastic, provision_moves: ProvisionMoves, provision: Provision, host: Host
 ) -> None:
-    """One that came is a failure of its shape all the same if it cannot be reached, or takes nobody
-    in; or one after the other would be asked for, and given back, without end.
+    """Counts an executor as a failure of its shape if it cannot be dialled, or accepts no
+    slots.
+
+    Otherwise executors of that shape would be ordered and given back without end.
     """
     verdicts = elastic.verdicts
     if verdicts.get(host.host_id):
@@ -145,7 +156,7 @@ def _judge_by_use(
 def _are_expected_back(
     journal: Journal, hosts: Hosts, settings: EngineSettings, started: Instant
 ) -> bool:
-    """True while executors may yet register with this incarnation of the RM."""
+    """Returns True while known executors may still register with this resource manager."""
     if journal.now_ms >= started.monotonic_ms + settings.lost_timeout_ms:
         return False
     return any(
@@ -155,7 +166,7 @@ def _are_expected_back(
 
 
 def _missing(settings: EngineSettings, provision_moves: ProvisionMoves) -> dict[str, int]:
-    """What lacks to the minimum, by dimension."""
+    """Returns what is missing to the configured minimum, by dimension."""
     least = settings.provisioning.total_min
     if not least:
         return {}
@@ -170,7 +181,11 @@ def _missing(settings: EngineSettings, provision_moves: ProvisionMoves) -> dict[
 def _request_minimum(
     provisions: dict[str, Provision], settings: EngineSettings, provision_moves: ProvisionMoves
 ) -> None:
-    """The cheapest set for what lacks in one dimension, then for what still lacks in the next."""
+    """Orders executors for the configured minimum.
+
+    For one dimension after the other, it orders the cheapest set that provides what is still
+    missing.
+    """
     for name in sorted(_missing(settings, provision_moves)):
         lack = _missing(settings, provision_moves).get(name, 0)
         if lack <= 0:
@@ -188,10 +203,18 @@ def _request_minimum(
 def _cheapest(
     provisions: dict[str, Provision], shapes: list[ExecutorShape], name: str, lack: int
 ) -> list[tuple[ExecutorShape, int]]:
+    """Returns how many executors of each shape provide `lack` of dimension `name` most cheaply.
+
+    Amounts are counted in units of the greatest common divisor of the shapes' amounts. Say 10 cpus
+    are missing, and the shapes have 4 cpus at cost 1.0 and 8 cpus at cost 1.5. The unit is 4 cpus,
+    and 3 units are needed. One executor of each shape (cost 2.5) is cheaper than three small ones.
+    """
     if not shapes:
         return []
     unit = gcd(*[shape.total[name] for shape in shapes])
-    if lack // unit > _PARTS_MAX:  # odd amounts of bytes: they are taken a little too small
+    # With odd amounts of bytes, the unit is rounded; shapes then count as a little smaller than
+    # they are.
+    if lack // unit > _PARTS_MAX:
         unit = max(unit, min(lack // _PARTS_MAX, *[shape.total[name] for shape in shapes]))
     served = [shape.total[name] // unit for shape in shapes]
     offers = [
@@ -200,21 +223,24 @@ def _cheapest(
     ]
     wanted = -(-lack // unit)
     chosen = equal_cover(wanted, served, offers)
-    while chosen is None and wanted > 1:  # not that much can be had: as much as can be
+    # If all that may be ordered is not enough, order all of it.
+    while chosen is None and wanted > 1:
         wanted = sum(n * min(offer.most, wanted) for n, offer in zip(served, offers, strict=True))
         chosen = equal_cover(wanted, served, offers)
     return list(zip(shapes, chosen or [0] * len(shapes), strict=True))
 
 
 def _more_of(provisions: dict[str, Provision], shape: ExecutorShape) -> int:
-    """How many more of a shape there may be, whatever their size."""
+    """Returns how many more executors of a shape its `count_max` allows."""
     if not shape.count_max:
         return UNBOUNDED
     return max(0, shape.count_max - of_shape(provisions, shape.name))
 
 
 def _give_back_surplus(context: EventContext) -> None:
-    """Those that have not come and that nobody needs, now and at the last look."""
+    """Stops pending executors that no request needs, if that was so in the previous pass as
+    well.
+    """
     state, elastic = context.state, context.state.elastic
     before, elastic.surplus = elastic.surplus, set()
     spare = _Spare(state)
@@ -233,7 +259,7 @@ def _give_back_surplus(context: EventContext) -> None:
 
 
 def _give_back_idle(context: EventContext) -> None:
-    """Those that had no slots for long enough."""
+    """Gives back executors that had no slots for the idle timeout."""
     state, elastic = context.state, context.state.elastic
     timeout_ms = elastic.provisioning.idle_timeout_ms
     spare = _Spare(state)
@@ -245,7 +271,7 @@ def _give_back_idle(context: EventContext) -> None:
         if busy or host.executor.state is not ExecutorState.ACTIVE:
             provision.idle_since_ms = None
             continue
-        # Commands tell of slots that came and went between two looks.
+        # A changed number shows that slots came and went between two passes.
         mark = (host.executor.registration_number, host.executor.command_number)
         if provision.idle_since_ms is None or elastic.idle_marks.get(host.host_id) != mark:
             provision.idle_since_ms = context.now_ms
@@ -260,7 +286,7 @@ def _give_back_idle(context: EventContext) -> None:
 
 
 def _dearest_first(provisions: dict[str, Provision], elastic: Elastic) -> list[Provision]:
-    """What costs most first; of equal ones the latest first."""
+    """Returns provisions by cost, most expensive first; of equal cost the newest first."""
     shapes = elastic.shapes
 
     def rank(each: Provision) -> tuple[float, int]:
@@ -271,14 +297,18 @@ def _dearest_first(provisions: dict[str, Provision], elastic: Elastic) -> list[P
 
 
 class _Spare:
-    """What may go before the rest is below the minimum."""
+    """What may be given back without going below the configured minimum."""
 
     def __init__(self, state: State) -> None:
         self._least = state.settings.provisioning.total_min
         self._rest = state.provision_moves.retained_total() if self._least else {}
 
     def has(self, total: Amounts) -> bool:
-        """True if the rest is not below the minimum without this, or not further than with it."""
+        """Returns True if `total` may be given back.
+
+        Only dimensions that it has are compared. A dimension that it lacks may be below the minimum
+        already.
+        """
         return all(
             self._rest.get(name, 0) - total[name] >= amount
             for name, amount in self._least.items()
@@ -286,5 +316,5 @@ class _Spare:
         )
 
     def give(self, total: Amounts) -> None:
-        """This goes."""
+        """Subtracts an executor that is given back."""
         self._rest = {name: left - total.get(name, 0) for name, left in self._rest.items()}

@@ -1,4 +1,4 @@
-"""Handlers of what providers report of executors that were asked for."""
+"""Handles what providers report about executors that they were asked to start or stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from resource_manager.engine.placement.elastic import PENDING
 
 
 def provision_started(context: EventContext, event: ProvisionStarted) -> None:
-    """Its provider has started it; it may have registered before that was known."""
+    """Notes that the provider has started an executor. It may have registered before."""
     provision = context.state.provisions.get(event.executor_id)
     if provision is None:
         return
@@ -28,14 +28,14 @@ def provision_started(context: EventContext, event: ProvisionStarted) -> None:
 
 
 def provision_failed(context: EventContext, event: ProvisionFailed) -> None:
-    """Its provider could not start it. Whatever came of the attempt is stopped."""
+    """Gives up a provision that could not be started, and stops what is left of the attempt."""
     provision = context.state.provisions.get(event.executor_id)
     if provision is not None and provision.state in PENDING:
         context.state.provision_moves.fail(provision, event.message)
 
 
 def provision_ended(context: EventContext, event: ProvisionEnded) -> None:
-    """Nothing is left of it: it is struck from the books, with its slots if it had any."""
+    """Deletes a provision of which nothing is left, and its executor with all slots."""
     state = context.state
     provision = state.provisions.pop(event.executor_id, None)
     if provision is None:
@@ -59,7 +59,7 @@ def provision_ended(context: EventContext, event: ProvisionEnded) -> None:
 
 
 def provision_stop_failed(context: EventContext, event: ProvisionStopFailed) -> None:
-    """It is told again later."""
+    """Plans to repeat a stop order that the provider could not carry out."""
     provision = context.state.provisions.get(event.executor_id)
     if provision is None or provision.state is not ProvidedExecutorState.STOPPING:
         return

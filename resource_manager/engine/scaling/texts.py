@@ -1,4 +1,4 @@
-"""What is said about plans, for people."""
+"""Formats what people read about plans for new executors."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 _NAMED_MAX = 3
-"""So many different requests are spelled out."""
+"""How many different requests are spelled out."""
 
 
 def cause_of(gangs: GangLedger, content: Content) -> str:
-    """Why an executor is asked for: "3 requests of 1 cpu, 1Gi fit no executor"."""
+    """Returns why an executor is requested: "3 requests of 1 cpu, 1Gi fit no executor"."""
     named = [*counted(content.shapes), *(gang_text(gangs, name) for name in content.gangs)]
     more = len(named) - _NAMED_MAX
     named = [*named[:_NAMED_MAX], *([f"{more} more"] if more > 0 else [])]
@@ -24,7 +24,7 @@ def cause_of(gangs: GangLedger, content: Content) -> str:
 
 
 def counted(scheduling_classes: Mapping[SchedulingClass, int]) -> list[str]:
-    """Requests by what they ask for: "3 requests of 1 cpu, 1Gi"."""
+    """Returns counts of requests by what they ask for: "3 requests of 1 cpu, 1Gi"."""
     return [
         f"{count} {'request' if count == 1 else 'requests'} of {class_text(scheduling_class)}"
         for scheduling_class, count in scheduling_classes.items()
@@ -32,12 +32,12 @@ def counted(scheduling_classes: Mapping[SchedulingClass, int]) -> list[str]:
 
 
 def gang_text(gangs: GangLedger, gang_id: str) -> str:
-    """A gang and its size."""
+    """Returns the id of a gang and how many members it has."""
     waiting = gangs.waiting.get(gang_id)
     return f"gang {gang_id}" + (f" of {len(waiting.members)}" if waiting is not None else "")
 
 
 def class_text(scheduling_class: SchedulingClass) -> str:
-    """What a request asks for."""
+    """Returns what a request of a scheduling class asks for."""
     labels = "".join(f", {name}={value}" for name, value in scheduling_class.labels)
     return profile_text(scheduling_class.profile) + labels
