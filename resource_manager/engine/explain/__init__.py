@@ -1,1 +1,3 @@
-"""Answers to readers: why a request waits, lists, views. Changes nothing."""
+"""Answers questions of readers: why a request waits, lists, views. Never changes the engine's
+state.
+"""

@@ -1,9 +1,9 @@
-"""What would let a request fit on a host whose amounts suffice and whose cpus or NUMA nodes do not
-suit: policies that would have to be preferred instead of required, fewer cpus, or the end of few
-slots. Changes nothing.
+"""Finds what would let a request fit on a host that has the amounts but not suitable cpus or NUMA
+nodes.
 
-Nothing here is reasoned: every change is tried with the same choice that places slots, on books
-that are thrown away. So there are few tries, and what is not tried is not told.
+The answers are policies that would have to be preferred instead of required, fewer cpus, or the end
+of a few slots. Each change is tried on a copy of the host's cpu ledger, by the same code that
+places slots. Tries are limited, so a change that is not reported may still help.
 """
 
 from __future__ import annotations
@@ -24,28 +24,31 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 MILLI_PER_CPU = 1000
 
 FEWER_TRIED_MAX = 12
-"""Smaller numbers of cpus that are tried on one host."""
+"""How many smaller numbers of cpus are tried on one host."""
 
 CPU_LIMIT = "cpu_limit_milli"
 
 ENDS_TRIED_MAX = 64
-"""Slots whose end is tried on one host, one by one and then together."""
+"""How often the end of slots is tried on one host."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
-    """A change of a request with which it fits: policies ("bind", "exclusive", "numa", "qos") that
-    give way, or amounts that are lower.
+    """A change of a request that makes it fit: policies ("bind", "exclusive", "numa", "qos") that
+    give way, or lower amounts.
     """
 
     relaxed: tuple[str, ...] = ()
-    at_most: tuple[tuple[str, int, int], ...] = ()  # dimension, what is asked, what would fit
-    text: str = ""  # what follows "it fits if"
+    # dimension, requested amount, amount that would fit
+    at_most: tuple[tuple[str, int, int], ...] = ()
+    text: str = ""  # completes "it fits if ..."
 
 
 def relaxations(host: Host, scheduling_class: SchedulingClass) -> list[Relaxation]:
-    """The smallest changes with which one fits on a host that has the amounts, each of them alone;
-    none if it fits as it is, or if nothing helps that is tried.
+    """Returns the smallest changes that make a request fit on a host that has the amounts.
+
+    Each change helps on its own. The result is empty if the request fits as it is, or if no tried
+    change helps.
     """
     ledger = host.cpus
     if ledger is None:
@@ -65,7 +68,9 @@ def relaxations(host: Host, scheduling_class: SchedulingClass) -> list[Relaxatio
 
 
 def fits_smaller(host: Host, scheduling_class: SchedulingClass, booking: Amounts) -> bool:
-    """True if the cpus and NUMA nodes of a host suit a shape that books less than it asks for."""
+    """Returns True if the host's cpus and NUMA nodes suit the class with a smaller booking than it
+    asks for.
+    """
     if host.cpus is None or not host.needs_topology(scheduling_class):
         return host.suits(scheduling_class)
     policy, limit = scheduling_class.cpus or (PLAIN, 0)
@@ -75,7 +80,7 @@ def fits_smaller(host: Host, scheduling_class: SchedulingClass, booking: Amounts
 
 
 class WithoutSlots:
-    """Cpus of a host as they are when some of its slots have ended."""
+    """Answers whether a request would fit if some slots of a host had ended."""
 
     def __init__(self, host: Host, scheduling_class: SchedulingClass) -> None:
         policy, limit = scheduling_class.cpus or (PLAIN, 0)
@@ -85,8 +90,9 @@ class WithoutSlots:
         self.tries_left = ENDS_TRIED_MAX
 
     def fits_without(self, ended: Iterable[Slot]) -> bool:
-        """True if cpus and NUMA nodes suit one then; always, where amounts decide. Answers False
-        when it was asked too often.
+        """Returns True if cpus and NUMA nodes suit the request without these slots.
+
+        Always True where amounts alone decide. False once the tries are used up.
         """
         if self._ledger is None:
             return True
@@ -100,7 +106,9 @@ class WithoutSlots:
 
 
 def _preferred(ledger: CpuLedger, request: CpuRequest) -> Iterator[Relaxation]:
-    """Policies that would have to be preferred: one of them, else all."""
+    """Yields policies that would have to be preferred: each one that helps alone, else all
+    together.
+    """
     policy = request.policy
     required = required_policies(policy)
     helped = False
@@ -116,7 +124,7 @@ def _preferred(ledger: CpuLedger, request: CpuRequest) -> Iterator[Relaxation]:
 
 
 def required_policies(policy: CpuPolicy) -> list[str]:
-    """Names of the policies that are required, those first that most often stand in the way."""
+    """Returns the names of the required policies, ordered by how often they are the obstacle."""
     strengths = (
         ("numa", policy.numa_required),
         ("bind", policy.bind_required),
@@ -126,7 +134,7 @@ def required_policies(policy: CpuPolicy) -> list[str]:
 
 
 def with_preferred(policy: CpuPolicy, names: Iterable[str]) -> CpuPolicy:
-    """The same with these policies only preferred."""
+    """Returns the policy with these parts preferred instead of required."""
     for name in names:
         match name:
             case "numa":
@@ -150,7 +158,7 @@ def _shared(policy: CpuPolicy) -> CpuPolicy:
 
 
 def _lower_amounts(ledger: CpuLedger, request: CpuRequest) -> Iterator[Relaxation]:
-    """The most that it could have of one dimension, of the amounts that are tried."""
+    """Yields for each dimension the largest of the tried amounts that fits."""
     for name, requested in request.amounts:
         dedicated = name == CPU_MILLI and request.policy.qos.is_pinned
         for amount in (
@@ -172,7 +180,7 @@ def _lower_amounts(ledger: CpuLedger, request: CpuRequest) -> Iterator[Relaxatio
 
 
 def _fewer_cpus(ledger: CpuLedger, requested: int) -> list[int]:
-    """Smaller numbers of cpus of its own that are worth trying, largest first, in thousandths."""
+    """Returns smaller amounts of dedicated cpu to try, largest first, in thousandths of a cpu."""
     cpus = requested // MILLI_PER_CPU
     room = ledger.pin_room()
     tried = {room.cpus, room.whole_core_cpus, room.whole_cores, room.most_on_a_node}
@@ -181,7 +189,9 @@ def _fewer_cpus(ledger: CpuLedger, requested: int) -> list[int]:
 
 
 def _on_one_node(ledger: CpuLedger, name: str, requested: int) -> list[int]:
-    """What the node has left that has most."""
+    """Returns what the NUMA node with the most left of a dimension has, if that is less than
+    requested.
+    """
     if not ledger.reports(name):
         return []
     most = max(ledger.available(at, name) for at in range(len(ledger.layout.nodes)))

@@ -1,9 +1,8 @@
-"""Why somebody is not served yet: the steps of the choice, as the flows stand at this moment.
-Changes nothing.
+"""Explains why a job is not served yet: the steps of the choice of the next flow, as of now.
 
-At each group on the way from the top to the job the choice is made among the flows that have work
-waiting; a step says where the one on the way stands there, with what is compared, and who comes
-before it. It is told from the same numbers that the choice is made with (`flows.py`).
+On the path from the top of the fairness tree to the job, each group chooses among its children with
+queued requests. A step shows the position of the path's flow in that choice, what is compared, and
+which flows come first. The numbers are those that the choice itself uses (`fairness/flows.py`).
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from resource_manager.engine.model.settings import Measure
 from resource_manager.engine.state import State
 
 AHEAD_MAX = 5
-"""Flows that are named as coming before, at each step."""
+"""How many flows each step names that come first."""
 
 UNITS: Mapping[Measure, str] = {
     "dominant": "share-seconds",
     "slots": "slot-seconds",
     "cpu": "core-seconds",
 }
-"""What service is counted in, for people."""
+"""The unit of usage, for people."""
 
 _DIGITS_MAX = 7
 
 _SMALL = 0.05
-"""Below this an amount of service is not told apart from none."""
+"""Amounts of usage below this are shown as none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +42,15 @@ class ComparedFlow:
     """A flow as the choice sees it; mirrors FlowTally of the protocol.
 
     Attributes:
-        name: the group's, or the job's id.
-        job_name: for people; empty: it is a group.
-        service: received lately, in cost times seconds, decayed.
-        raised: what it was raised by as it began to wait, likewise.
-        lookahead: what its slots count for beyond that.
-        weight: all of it is divided by this.
-        tally: what is compared.
-        minimum_reached: how much of its guaranteed minimum it has, in millionths, if that is not
-            reached; None: it is, or there is none.
+        name: name of a group, or id of a job.
+        job_name: for people; empty for a group.
+        service: decayed usage, in cost times seconds.
+        raised: what was added to its usage when it became active, in the same unit.
+        lookahead: what its running slots add to that in the comparison.
+        weight: the sum of these three is divided by it.
+        tally: the result, its virtual time; the lowest is served first.
+        minimum_reached: which part of its guaranteed minimum it has, in millionths; None: all of
+            it, or it has no minimum.
     """
 
     name: str
@@ -68,7 +67,7 @@ class ComparedFlow:
 
     @property
     def title(self) -> str:
-        """It, for people."""
+        """Names the flow for people."""
         if not self.is_job:
             return f"group {self.name}"
         named = self.job_name not in ("", self.name)
@@ -77,12 +76,12 @@ class ComparedFlow:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the choice: among all that have work waiting below `group` (empty: at the top).
+    """One step of the choice: among all flows with queued requests below `group` (empty: the top).
 
     Attributes:
-        position: of `flow`, 1 is next.
-        backlogged: how many have work waiting.
-        ahead: who comes before it, next first, `AHEAD_MAX` at most.
+        position: of `flow`; 1 is next.
+        backlogged: how many flows have queued requests.
+        ahead: flows that come before it, next one first, at most `AHEAD_MAX`.
         summary: one sentence.
     """
 
@@ -97,7 +96,14 @@ class Step:
 def steps(
     tree: FlowTree, job_id: str, jobs: Mapping[str, Job], measure: Measure
 ) -> tuple[Step, ...]:
-    """The steps of the choice from the top to a job; none if it has ended."""
+    """Returns the steps of the choice from the top to a job; empty if it has ended.
+
+    Args:
+        tree: the fairness tree, with its clock at the moment of the question.
+        job_id: the job.
+        jobs: all jobs, for their names.
+        measure: what usage is counted in.
+    """
     job = tree.jobs.get(job_id)
     if job is None:
         return ()
@@ -160,9 +166,10 @@ def _sentence(
     next_after: ComparedFlow | None,
     unit: str,
 ) -> str:
-    """Where a flow stands, in one sentence: `place` is the group (empty: the top), how many come
-    before it there and how many have work waiting, `first` comes before everybody, `next_after`
-    is next after the flow.
+    """Describes the position of a flow in one sentence.
+
+    `place` is the group (empty: the top), how many flows come before it, and how many have queued
+    requests. `first` is the next to be served, and `next_after` the one after `flow`.
     """
     group, before, backlogged = place
     if first is None:
@@ -180,7 +187,7 @@ def _sentence(
 
 
 def _own_text(flow: ComparedFlow, other: ComparedFlow | None, unit: str) -> str:
-    """What a flow is compared by, and where that comes from."""
+    """Says what a flow is compared by, and how that adds up."""
     if flow.minimum_reached is not None:
         return f"it has {_percent(flow.minimum_reached)} of its guaranteed minimum"
     digits = _digits(flow.tally, other.tally) if other is not None else 1
@@ -196,7 +203,7 @@ def _own_text(flow: ComparedFlow, other: ComparedFlow | None, unit: str) -> str:
 
 
 def _against_text(flow: ComparedFlow, other: ComparedFlow) -> str:
-    """What another flow is compared by."""
+    """Says what another flow is compared by."""
     if other.minimum_reached is not None:
         return f"{_percent(other.minimum_reached)} of the guaranteed minimum of {other.title}"
     if flow.minimum_reached is not None:
@@ -209,7 +216,7 @@ def _against_text(flow: ComparedFlow, other: ComparedFlow) -> str:
 
 
 def _digits(one: float, other: float) -> int:
-    """As many as it takes to tell two tallies apart."""
+    """Returns how many digits it takes to tell two virtual times apart."""
     for digits in range(1, _DIGITS_MAX):
         if f"{one:.{digits}f}" != f"{other:.{digits}f}":
             return digits
@@ -227,7 +234,16 @@ def _slots(count: int) -> str:
 def advise_threads(
     state: State, job_id: str, target_ms: int, quantile: float, now_ms: int
 ) -> Advice:
-    """See `fairness/advice.py`; an ended job is advised as long as it is kept.
+    """Recommends into how many threads to split a job's work; see `fairness/advice.py`.
+
+    An ended job gets advice until it is deleted.
+
+    Args:
+        state: the engine's state.
+        job_id: the job.
+        target_ms: how long one thread should take at most.
+        quantile: the part of all threads that should keep to that; above 0, below 1.
+        now_ms: monotonic time.
 
     Raises:
         NotFound: no such job.

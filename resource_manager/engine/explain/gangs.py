@@ -1,9 +1,9 @@
-"""Why a gang waits as a whole: how many of its members fit together now, where the most of them
-do, and what would let it fit. Changes nothing.
+"""Explains why a gang waits: how many members fit together now and where, and what would let all
+fit.
 
-Asks the same search that places gangs (`placement/gang_search.py`), for as many as there is room
-for. Where members differ, the largest and the smallest are tried first, and what places more is
-told.
+It asks the same search that places gangs (`placement/gang_search.py`), for as many members as there
+is room for. If members differ, both largest first and smallest first are tried, and the better
+result is shown.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from resource_manager.engine.queue.gangs import MemberRequest, WaitingGang, Wher
 from resource_manager.engine.state import State
 
 SPOTS_MAX = 5
-"""Places told at most, best first."""
+"""How many places are shown, best first."""
 
 SPOTS_SEARCHED_MAX = 200
-"""Executors or values of a label, those with most room for the smallest member first, that are
-looked at closely.
+"""How many executors or label values are searched; those with most room for the smallest member
+first.
 """
 
 SEARCHES_MAX = 2_000
-"""Fewer places are looked at where members differ much: each is searched for in each place, while
-nobody else is served.
+"""Fewer places are searched if members differ much. Each kind of member is searched for in each
+place, and no event is handled meanwhile.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class GangExplanation:
     """Mirrors GangExplanation of the protocol. `deadline_time_ms` is in milliseconds since 1970;
-    None: it may wait for ever.
+    None: the gang has no timeout.
     """
 
     gang: GangSpec
@@ -63,7 +63,7 @@ class GangExplanation:
 
 
 def explain_gang(state: State, request: Request) -> GangExplanation | None:
-    """How the gang of a request stands, if it has one and that waits."""
+    """Explains the gang of a request; None if it has none, or if its gang is not queued."""
     waiting = state.gangs.waiting.get(request.spec.gang_id)
     if waiting is None:
         return None
@@ -74,8 +74,10 @@ def explain_gang(state: State, request: Request) -> GangExplanation | None:
 
 @contextmanager
 def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) -> Iterator[None]:
-    """What is held for somebody counts as free meanwhile. Hosts whose books have changed since the
-    indexes were fresh are left as they are: nobody may miss that they have grown.
+    """Makes capacity reserved for this gang count as free inside the `with` block.
+
+    Hosts that were touched since the indexes were refreshed are left alone. Updating their index
+    here would hide from the next cycle that they have more free capacity.
     """
     names = reservation.place.held if reservation is not None else ()
     hosts = [all_hosts[name] for name in names if name not in all_hosts.touched]
@@ -133,7 +135,7 @@ def _spots(room: Room, asks: list[Ask], spec: GangSpec) -> list[GangSpot]:
 
 
 def _most(room: Room, asks: list[Ask], hosts: Candidates) -> int:
-    """How many can be placed on these hosts together."""
+    """Returns how many members can be placed on these hosts together."""
     room.put_back()
     placed = together(room, asks, hosts)
     room.put_back()
@@ -174,7 +176,7 @@ def _spots_searched(asks: list[Ask]) -> int:
 
 
 def _status_text(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) -> str:
-    """How a gang stands where hosts with room are not what it lacks; empty: they are."""
+    """Describes a gang that does not wait for free capacity; empty if it does."""
     if not waiting.tried:
         return "has just arrived and was not considered yet"
     verdict = state.waiting_reasons.kind_feasibility(waiting.kind)
@@ -196,7 +198,7 @@ def _summary(
     member_requests: Sequence[MemberRequest],
     spots: Sequence[GangSpot],
 ) -> str:
-    """How many members fit now, and what would make all of them fit."""
+    """Says how many members fit now, and what would make all of them fit."""
     members, placeable = wanted(asks), spots[0].placeable if spots else 0
     at = _where(where, spots)
     parts = [f"{placeable} of {members} members fit now{at}" if placeable else "none fits now"]
@@ -254,7 +256,7 @@ def _remedies(
 def _with_preferred_policies(
     hosts: Hosts, where: Where, member_requests: Sequence[MemberRequest]
 ) -> list[str]:
-    """A policy that would have to be preferred by all members instead of required."""
+    """Names a policy that would have to be preferred instead of required by all members."""
     required = [
         required_policies(member.cpus[0]) for member in member_requests if member.cpus is not None
     ]
@@ -281,7 +283,7 @@ def _label_text(where: Where, spots: Sequence[GangSpot]) -> str:
 def _lack(
     hosts: Hosts, member_requests: Sequence[MemberRequest], spots: Sequence[GangSpot]
 ) -> list[str]:
-    """What the best executor lacks for all of them."""
+    """Says what the best executor lacks to take all members."""
     if not spots:
         return []
     host = hosts[spots[0].name]

@@ -1,4 +1,4 @@
-"""What people may look at of resource groups, and of what jobs have received. Changes nothing."""
+"""Builds what people see of resource groups, and of the usage of jobs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from resource_manager.engine.model.entities import Group
 
 @dataclass(frozen=True, slots=True)
 class FlowView:
-    """How a flow stands. Shares are parts of all service that is being received, 0 to 1.
+    """The state of a flow. Shares are fractions, from 0 to 1, of what all slots accrue per second.
 
     Attributes:
-        share_now: what its slots receive.
-        service: received lately, in cost times seconds, decayed.
-        tally: what it is compared by with its siblings.
-        oldest_wait_time_ms: since when the one waits that has waited longest; None: nobody waits.
+        share_now: what its slots accrue.
+        service: its decayed usage, in cost times seconds.
+        tally: its virtual time, by which it is compared with its siblings.
+        oldest_wait_time_ms: since when its oldest queued request waits (wall clock); None: none
+            waits.
     """
 
     share_now: float
@@ -29,11 +30,12 @@ class FlowView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group, how it stands, and what there is of it and below it.
+    """A group with its usage, and sums over it and the groups below it.
 
     Attributes:
-        share_entitled: by weight, among those that wait or run at the moment; 0 if it does neither.
-        jobs: that live.
+        share_entitled: its share by weight among groups with queued or running work; 0 if it has
+            none.
+        jobs: how many live jobs it has, including those of groups below.
     """
 
     group: Group
@@ -46,28 +48,29 @@ class GroupView:
 
 
 IDLE = FlowView(0.0, 0.0, 0.0, None)
-"""How a job stands that has ended."""
+"""The state of a job that has ended."""
 
 
 def group_views(
     tree: FlowTree, groups: Mapping[str, Group], waiting_since: Mapping[str, int]
 ) -> list[GroupView]:
-    """All groups, parents before their parts, by name among siblings.
+    """Returns all groups, parents before their parts, sorted by name among siblings.
 
-    Looks at no job: there may be a hundred thousand.
+    Cost grows with the number of groups, not of jobs: there may be 100,000 jobs.
 
     Args:
-        tree: as of the moment that is asked about.
-        groups: by name.
-        waiting_since: by group in whose jobs something waits (not in groups below it), the time
-            (wall clock) since which the oldest request does.
+        tree: the fairness tree, with its clock at the moment of the question.
+        groups: all groups, by name.
+        waiting_since: for each group whose own jobs have queued requests, since when the oldest one
+            waits (wall clock).
     """
     ordered = in_order(groups)
     jobs = {group.name: len(_children(tree.groups[group.name])) for group in ordered}
     oldest = dict(waiting_since)
     for group in reversed(ordered):
         if above := group.parent:
-            jobs[above] += jobs[group.name] - 1  # itself is none of the jobs there
+            # the group is a child of `above`, but not one of its jobs
+            jobs[above] += jobs[group.name] - 1
             since_ms = oldest.get(group.name)
             if since_ms is not None:
                 oldest[above] = min(since_ms, oldest.get(above, since_ms))
@@ -88,7 +91,7 @@ def group_views(
 
 
 def job_flow(tree: FlowTree, job_id: str, oldest_wait_time_ms: int | None) -> FlowView:
-    """How a job stands; `IDLE` if it has ended."""
+    """Returns the state of a job; `IDLE` if it has ended."""
     flow = tree.jobs.get(job_id)
     if flow is None:
         return IDLE
@@ -96,14 +99,14 @@ def job_flow(tree: FlowTree, job_id: str, oldest_wait_time_ms: int | None) -> Fl
 
 
 def entitlements(tree: FlowTree) -> dict[str, float]:
-    """The share of each group that it is entitled to, by flow, where that is not 0."""
+    """Returns the share that each group is entitled to, by flow id, where it is not 0."""
     with_parts = {flow.parent.id for flow in tree.groups.values() if flow.parent is not None}
     found = {tree.root.id: 1.0}
     left = [tree.root]
     while left:
         flow = left.pop()
         if flow.id not in with_parts:
-            continue  # jobs alone, and there may be very many
+            continue  # has only jobs as children, and there may be very many
         children = _children(flow).values()
         total = sum(child.weight for child in children if _has_work(child))
         for child in children:

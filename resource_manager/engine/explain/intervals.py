@@ -1,5 +1,8 @@
-"""Requests in order of arrival, those of ranges among them, without making one of each: members who
-stand alike, one behind the other, come as one *stretch*. Changes nothing.
+"""Iterates over requests in order of arrival without creating an object for each member of a range.
+
+Consecutive members of a range that are in the same state come as one `RequestInterval`. After the
+first placements of range "r" with 10,000 members, for example, there may be three: r.0 (ended), r.1
+(placed, so a request of its own) and 9,998 members from r.2 on that wait.
 """
 
 from __future__ import annotations
@@ -14,29 +17,32 @@ from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 _DENSE = 4
-"""Arrival numbers looked at for each request that there is, before all requests are looked at."""
+"""Requests are looked up by arrival number if there are at most this many numbers for each request;
+otherwise all requests are scanned."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestInterval:
-    """A request, or (`count` above 1) the first of so many members of a range that stand alike."""
+    """A request, or (`count` above 1) the first of consecutive members of a range in the same
+    state.
+    """
 
     request: Request
     count: int = 1
 
     @property
     def last_arrival(self) -> int:
-        """Arrival number of the last of them."""
+        """Returns the arrival number of the last of them."""
         return self.request.arrival_number + self.count - 1
 
     @property
     def ended(self) -> bool:
-        """True if they have ended."""
+        """Returns True if they have ended."""
         return self.request.state in ENDED_REQUEST_STATES
 
 
 def intervals_of(state: State, job: Job, after: int = 0) -> Iterator[RequestInterval]:
-    """All requests of a job that are kept, from behind an arrival number on."""
+    """Yields all stored requests of a job whose arrival number is higher than `after`."""
     parts = state.ranges.parts_of(job.job_id, after)
     return _merged(state.requests, state.requests.of_job(job, after), parts, after)
 
@@ -44,7 +50,7 @@ def intervals_of(state: State, job: Job, after: int = 0) -> Iterator[RequestInte
 def intervals(
     requests: Requests, ranges: RangeLedger, numbers: Numbers, after: int = 0
 ) -> Iterator[RequestInterval]:
-    """Likewise of all jobs."""
+    """Yields all stored requests of all jobs whose arrival number is higher than `after`."""
     return _merged(
         requests,
         _others(requests, ranges, numbers, after),
@@ -54,7 +60,7 @@ def intervals(
 
 
 def members_of(requests: Requests, interval: RequestInterval) -> Iterator[RequestInterval]:
-    """A stretch, one by one."""
+    """Yields the members of an interval one by one."""
     if interval.count == 1:
         yield interval
         return
@@ -81,10 +87,10 @@ def _merged(
 def _others(
     requests: Requests, ranges: RangeLedger, numbers: Numbers, after: int
 ) -> Iterator[Request]:
-    """Requests that are no members of ranges."""
+    """Yields requests that belong to no range."""
     spans = list(_spans_between(ranges, numbers, after))
     if sum(map(len, spans)) <= _DENSE * len(requests.by_arrival):
-        for span in spans:  # numbers are dense: go to the place directly
+        for span in spans:  # few gaps: looking up each number is cheaper than a scan
             for number in span:
                 if (request := requests.by_arrival.get(number)) is not None:
                     yield request
@@ -95,7 +101,7 @@ def _others(
 
 
 def _spans_between(ranges: RangeLedger, numbers: Numbers, after: int) -> Iterator[range]:
-    """Arrival numbers that belong to no range."""
+    """Yields the spans of arrival numbers that belong to no range."""
     first = after + 1
     for part in ranges.parts(after):
         if part.row.arrival_number > first:

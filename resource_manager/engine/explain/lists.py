@@ -1,8 +1,8 @@
-"""What operators and job masters may look at: lists in a stable order, with sums. Changes nothing.
+"""Builds the lists and sums that operators and job masters see, in a stable order.
 
-Every list takes the key after which to begin and the most entries wanted, and returns a `Page`;
-the key of the next page is plain data that a caller may encode as it likes. To be called between
-batches, never inside one.
+Every list takes the key after which to start and the number of entries wanted, and returns a
+`Page`. The key of the next page is plain data that the caller may encode. These functions must be
+called between batches, never inside one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 SCANNED_MAX = 50_000
-"""Requests looked at for one page."""
+"""How many requests are looked at for one page."""
 
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key")
@@ -48,7 +48,7 @@ _Key = TypeVar("_Key")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_Item, _Key]):
-    """Some entries, and the key to pass as `after` for those that follow; None: that was all."""
+    """Some entries, and the key to pass as `after` for the next page; None: there are no more."""
 
     items: list[_Item]
     next_key: _Key | None
@@ -56,9 +56,13 @@ class Page(Generic[_Item, _Key]):
 
 @dataclass(frozen=True, slots=True)
 class ExecutorView:
-    """An executor with its sums. `total` is what can be booked there: less than it registered with
-    while cpus are reserved, offline or a kubelet's. `available` is empty while nothing new may be
-    placed on it; `unreachable_reason` says why the RM cannot dial it, empty: it can.
+    """An executor with its sums.
+
+    Attributes:
+        total: what can be booked there; less than it registered with while cpus are reserved,
+            offline or given out by a kubelet.
+        available: what new slots could have; empty while none may be placed there.
+        unreachable_reason: why the resource manager cannot dial it; empty: it can.
     """
 
     executor: Executor
@@ -71,7 +75,7 @@ class ExecutorView:
 
 @dataclass(frozen=True, slots=True)
 class SlotView:
-    """A slot with the address of its executor, and why a change of its size waits."""
+    """A slot with the address of its executor, and why a resize of it waits."""
 
     slot: Slot
     executor_address: str
@@ -80,10 +84,12 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class RequestView:
-    """A request, why it stands where it stands, its slot while it has one, and its gang.
+    """A request with the reason for its state, its slot if any, and its gang.
 
-    `range_id` is that of a member of a range; `count` above 1: it is the first of so many of them
-    that stand alike, one behind the other.
+    Attributes:
+        count: above 1: how many consecutive members of a range are in the same state; `request` is
+            the first.
+        range_id: for a member of a range.
     """
 
     request: Request
@@ -97,7 +103,7 @@ class RequestView:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job with its sums. Slots that are being freed still count until they are gone."""
+    """A job with its sums. Slots that are being freed count until they are deleted."""
 
     job: Job
     pending_requests: int
@@ -107,7 +113,7 @@ class JobView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """Sums over all executors that are not lost, and counts."""
+    """Counts, and sums over all executors that are not lost."""
 
     total: dict[str, int]
     reserved: dict[str, int]
@@ -121,7 +127,7 @@ class ClusterView:
 
 
 def cluster_view(state: State) -> ClusterView:
-    """The sums of the cluster."""
+    """Returns the sums of the cluster."""
     counts = dict.fromkeys(("active", "unconfirmed", "lost", "draining", "unreachable"), 0)
     for host in state.hosts.values():
         counts[host.executor.state.value.lower()] += 1
@@ -147,7 +153,7 @@ def cluster_view(state: State) -> ClusterView:
 
 
 def executor_view(state: State, executor_id: str) -> ExecutorView:
-    """One executor.
+    """Returns one executor.
 
     Raises:
         NotFound: no such executor.
@@ -156,7 +162,7 @@ def executor_view(state: State, executor_id: str) -> ExecutorView:
 
 
 def list_executors(state: State, *, after: str = "", limit: int) -> Page[ExecutorView, str]:
-    """Executors in order of id."""
+    """Returns executors, ordered by id."""
     ids = sorted(state.hosts)
     start = bisect_right(ids, after)
     views = [_view_of(state.hosts[name]) for name in ids[start : start + limit]]
@@ -171,7 +177,14 @@ def list_slots(
     after: tuple[str, str, int] = ("", "", 0),
     limit: int,
 ) -> Page[SlotView, tuple[str, str, int]]:
-    """Slots in order of executor, allocation id and generation; keys are these three.
+    """Returns slots, ordered by executor, allocation id and generation; these three are the key.
+
+    Args:
+        state: the engine's state.
+        executor_id: only slots of this executor; empty: all.
+        job_id: only slots of this job; empty: all.
+        after: the key after which to start.
+        limit: how many entries to return at most.
 
     Raises:
         NotFound: no such executor, or no such job.
@@ -196,13 +209,20 @@ def list_requests(
     after: int = 0,
     limit: int,
 ) -> Page[RequestView, int]:
-    """Requests in queue order; keys are arrival numbers. Without `states`, those that have not
-    ended.
+    """Returns requests in queue order; the key is the arrival number.
 
-    Members of a range who stand alike, one behind the other, are one entry. `allocation_ids` are
-    ids or their beginnings; an id that exists stands for itself alone. A page
-    may have fewer entries than wanted, or none, and a next one all the same: nobody is held up by
-    a search through millions.
+    Consecutive members of a range in the same state are one entry. A page may have fewer entries
+    than wanted, even none, and still have a next key: one call looks at `SCANNED_MAX` requests at
+    most.
+
+    Args:
+        state: the engine's state.
+        job_id: only requests of this job; empty: all.
+        states: only requests in these states; empty: all that have not ended.
+        allocation_ids: only requests with these ids. If any id is unknown, all are taken as
+            prefixes.
+        after: the key after which to start.
+        limit: how many entries to return at most.
 
     Raises:
         NotFound: no such job.
@@ -242,7 +262,7 @@ def _by_id(
 def _cut(
     requests: Requests, found: Iterable[RequestInterval], prefixes: IdPrefixes
 ) -> Iterator[RequestInterval]:
-    """Members one by one where not all names of a stretch may begin as they are asked for."""
+    """Splits an interval into its members where the prefixes may match only some of them."""
     for interval in found:
         name = interval.request.allocation_id
         if interval.count > 1 and prefixes.tell_apart(name[: name.rfind(".") + 1]):
@@ -252,10 +272,10 @@ def _cut(
 
 
 def get_request(state: State, allocation_id: str) -> RequestView:
-    """One request.
+    """Returns one request.
 
     Raises:
-        NotFound: there is none of that id (any more).
+        NotFound: no request has this id, or it was deleted with its job.
     """
     return request_view(state, known_request(state.requests, allocation_id))
 
@@ -263,7 +283,7 @@ def get_request(state: State, allocation_id: str) -> RequestView:
 def list_jobs(
     state: State, *, include_ended: bool = False, after: int = 0, limit: int
 ) -> Page[JobView, int]:
-    """Jobs in order of arrival; keys are arrival numbers."""
+    """Returns jobs in order of arrival; the key is the arrival number."""
     found = (
         job
         for job in state.jobs.values()
@@ -276,7 +296,7 @@ def list_jobs(
 
 
 def job_view(state: State, job: Job) -> JobView:
-    """One job with its sums."""
+    """Returns one job with its sums."""
     slots = [state.slots[key] for key in job.slot_keys]
     served = sum(state.requests.served_by(slot) is not None for slot in slots)
     return JobView(
@@ -288,7 +308,7 @@ def job_view(state: State, job: Job) -> JobView:
 
 
 def slot_view(state: State, slot: Slot) -> SlotView:
-    """One slot with the address of its executor, and why a change of its size waits."""
+    """Returns one slot with the address of its executor, and why a resize of it waits."""
     address = state.hosts[slot.executor_id].executor.registration.address
     if slot.wanted is None:
         return SlotView(slot, address)
@@ -296,7 +316,9 @@ def slot_view(state: State, slot: Slot) -> SlotView:
 
 
 def request_view(state: State, request: Request, count: int = 1) -> RequestView:
-    """One request, or so many who stand alike, with its reason and its slot."""
+    """Returns one request, or `count` consecutive members in the same state, with reason and
+    slot.
+    """
     slot = state.slots.of(request)
     gang = state.gangs.of(request)
     part = state.ranges.at(request.arrival_number)
@@ -349,11 +371,11 @@ def _requests_after(state: State, job_id: str, after: int) -> Iterator[RequestIn
 
 
 class IdPrefixes:
-    """Whether a text begins with one of many, found in the logarithm of how many there are."""
+    """Tests whether a text starts with one of many prefixes, in logarithmic time."""
 
     def __init__(self, prefixes: Iterable[str]) -> None:
         self._sorted: list[str] = []
-        for each in sorted(prefixes):  # those that begin with another one add nothing
+        for each in sorted(prefixes):  # a prefix that starts with another one adds nothing
             if not self._sorted or not each.startswith(self._sorted[-1]):
                 self._sorted.append(each)
 
@@ -362,6 +384,6 @@ class IdPrefixes:
         return at > 0 and text.startswith(self._sorted[at - 1])
 
     def tell_apart(self, prefix: str) -> bool:
-        """True if of the texts with this prefix they may be the beginnings of some only."""
+        """Returns True if only some of the texts that start with `prefix` may match."""
         at = bisect_right(self._sorted, prefix)
         return at < len(self._sorted) and self._sorted[at].startswith(prefix)

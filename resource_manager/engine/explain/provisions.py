@@ -1,5 +1,5 @@
-"""What people may look at: what can be asked for, what was asked for and why, who is planned where,
-and who is planned nowhere. Changes nothing.
+"""Builds what people see of executors from providers: shapes, provisions with their cause, what is
+planned on each, and which requests are planned nowhere.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from resource_manager.engine.scaling.texts import class_text, counted, gang_text
 from resource_manager.engine.state import State
 
 _UNPLANNED_MAX = 100
-"""So many different requests, and gangs, that are planned nowhere are told of one by one."""
+"""How many different requests, and gangs, without a plan are listed one by one."""
 
 _STOPPED = "the maximum of a resource group admits no more"
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeView:
-    """What can be asked for. `executors` counts them by state in small letters."""
+    """A shape of executors that can be ordered. `executors` counts them by state, in lower case."""
 
     shape: ExecutorShape
     executors: dict[str, int]
@@ -46,7 +46,7 @@ class ShapeView:
 
 @dataclass(frozen=True, slots=True)
 class ProvidedView:
-    """An executor that was asked for; `deadline_time_ms` only while it has not registered."""
+    """A provisioned executor; `deadline_time_ms` is set only while it has not registered."""
 
     provision: Provision
     deadline_time_ms: int | None
@@ -62,13 +62,13 @@ class ProvidersView:
     executors: list[ProvidedView]
     minimum: Amounts
     maximum: Amounts
-    present: Amounts  # of executors that are not lost, and of those that were asked for
+    present: Amounts  # of executors that are not lost, and of pending ones
     idle_timeout_ms: int
     unplanned: list[str]
 
 
 def providers_view(state: State) -> ProvidersView:
-    """Everything about executors that are asked for."""
+    """Returns everything about executors from providers."""
     settings = state.settings.provisioning
     planned = _still_planned(state.gangs, state.elastic)
     return ProvidersView(
@@ -88,10 +88,10 @@ def providers_view(state: State) -> ProvidersView:
 
 
 def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
-    """Returns what the last plan puts on each executor, without requests that no longer wait.
+    """Returns what the last plan puts on each executor, without requests that are no longer queued.
 
-    The plan is up to a second old, and covers the requests of a shape that wait longest. So those
-    that still wait fill the executors in the order of the plan.
+    The plan is up to a second old. Per scheduling class it covers the oldest requests, so those
+    that are still queued fill the executors in the order of the plan.
     """
     left: dict[SchedulingClass, int] = {}
     still: dict[str, Content] = {}
@@ -111,7 +111,7 @@ def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
 def _provided_view(
     gangs: GangLedger, started: Instant, provision: Provision, content: Content
 ) -> ProvidedView:
-    """Describes one executor that was asked for; `content` is what is planned on it."""
+    """Describes one provisioned executor; `content` is what is planned on it."""
     planned = counted(content.shapes)
     planned += [
         f"{count} of {gang_text(gangs, gang_id)}" for gang_id, count in content.gangs.items()
@@ -126,8 +126,9 @@ def _provided_view(
 
 
 def planned_on(queue: WaitingQueue, elastic: Elastic, request: Request) -> str:
-    """The executor that was asked for and has not come, on which a waiting request is planned;
-    empty: none. Of a gang, the first one that it waits for.
+    """Returns the pending executor that a queued request is planned on; empty if there is none.
+
+    For a member of a gang, this is the first executor that the gang waits for.
     """
     if not elastic.plan.on:
         return ""
@@ -138,14 +139,14 @@ def planned_on(queue: WaitingQueue, elastic: Elastic, request: Request) -> str:
 
 
 def planned_count(queue: WaitingQueue, elastic: Elastic, shape: SchedulingClass) -> int:
-    """How many of those who wait with a shape are planned: the first ones."""
+    """Returns how many queued requests of a class are planned; these are the oldest ones."""
     if not elastic.plan.on:
         return 0
     return len(_places(queue, elastic, shape))
 
 
 def waits_for(provisions: Mapping[str, Provision], started: Instant, executor_id: str) -> str:
-    """What a request waits for that is planned on an executor, for people."""
+    """Describes what a request waits for that is planned on an executor."""
     provision = provisions[executor_id]
     text = f"planned on executor {executor_id}, which was asked for at"
     text += f" {_clock(provision.ask_time_ms)} and has not registered yet"
@@ -156,7 +157,7 @@ def waits_for(provisions: Mapping[str, Provision], started: Instant, executor_id
 
 
 def clock_at(started: Instant, at_ms: int) -> str:
-    """Writes a monotonic moment as a time of day, for people."""
+    """Formats a monotonic time as a time of day, for people."""
     return _clock(_time_ms(started, at_ms))
 
 
@@ -165,7 +166,7 @@ def _clock(time_ms: int) -> str:
 
 
 def _places(queue: WaitingQueue, elastic: Elastic, shape: SchedulingClass) -> dict[int, str]:
-    """Where the first of those are planned who wait with a shape, by arrival number."""
+    """Returns where the oldest requests of a class are planned, by arrival number."""
     plan, moves = elastic.plan, queue.moves
     known = plan.places.get(shape)
     if known is None or known[0] != moves:
@@ -256,5 +257,5 @@ def _lack(seen: Host, wanted: SchedulingClass) -> str:
 
 
 def _time_ms(started: Instant, at_ms: int) -> int:
-    """Wall clock of a monotonic moment, as far as anybody can say."""
+    """Converts monotonic time to wall time; a clock that was set meanwhile makes it wrong."""
     return started.time_ms + at_ms - started.monotonic_ms

@@ -1,8 +1,8 @@
-"""What would let a request fit now: smaller amounts, other labels, policies that give way, or the
-end of few slots. Changes nothing.
+"""Finds changes that would let a request fit now: smaller amounts, other labels, policies that give
+way, or the end of a few slots.
 
-Each change is the smallest of its kind that was found on one host; of all hosts the nearest are
-tried. Where amounts do not say whether one fits, every change is tried out (`cpus.py`).
+Each change is the smallest of its kind that was found on one host, and only the hosts nearest to
+fitting are tried. Where amounts alone do not decide, each change is tried out (`cpus.py`).
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ COUNTERFACTUALS_MAX = 5
 BLOCKING_SLOTS_MAX = 20
 
 SCANNED_MAX = 100
-"""Executors, nearest first, that are tried for a smaller amount with which it would fit."""
+"""How many executors, nearest first, are tried for smaller amounts."""
 
 LOWERED_ON_MAX = 20
-"""The same, where each amount has to be tried out."""
+"""The same limit where each amount has to be tried out."""
 
 LOWERED_TRIED_MAX = 4
-"""Numbers of cpus that are tried on each."""
+"""How many numbers of cpus are tried on each."""
 
 RELAXED_ON_MAX = 3
-"""Executors on which other policies are tried: each takes several choices of cpus."""
+"""How many executors are tried with other policies. Each takes several tries."""
 
 
 _Found = tuple[int, str, Counterfactual]
-"""How large a change it is, in millionths, and on which host."""
+"""Size of the change in millionths, host id, and the change."""
 
 
 def counterfactuals(
     settings: EngineSettings, request: Request, survey: Survey
 ) -> list[Counterfactual]:
-    """The smallest changes, one host each or several of one host; smallest first."""
+    """Returns the smallest changes that help, smallest first, each about one host."""
     found: list[_Found] = []
     for host_id in heapq.nsmallest(RELAXED_ON_MAX, survey.misfits):
         if survey.is_for_others(survey.hosts[host_id]):
@@ -87,7 +87,9 @@ def counterfactuals(
 
 
 def _relaxed(one: Judgement, change: Relaxation) -> _Found:
-    """A policy that gives way is a smaller change than an amount, unless it is the class."""
+    """Returns a policy change with its size. It counts as smaller than any change of amounts,
+    except for the QoS class.
+    """
     host_id = one.host.host_id
     at_most = tuple(
         Dimension(name, asked, amount, amount, one.total.get(name, 0))
@@ -102,8 +104,10 @@ def _relaxed(one: Judgement, change: Relaxation) -> _Found:
 
 
 def _lowered(settings: EngineSettings, survey: Survey, one: Judgement) -> tuple[Dimension, ...]:
-    """The amounts to lower and the values that fit; empty where those would be too small to
-    ask for, or would not suit the host's cpus and NUMA nodes.
+    """Returns the amounts to lower and the values that fit.
+
+    Empty where those would be below the minimum of a request, or would not suit the host's cpus and
+    NUMA nodes.
     """
     for_others = survey.is_for_others(one.host)
     spare = one.host.spare() if for_others else one.free
@@ -113,7 +117,8 @@ def _lowered(settings: EngineSettings, survey: Survey, one: Judgement) -> tuple[
     for name in shortfall(one.asked, spare):
         free = spare.get(name, 0)
         left[name] = round_down(free, MEMORY_GRAIN_BYTES) if name.endswith("memory_bytes") else free
-    memory = sum(left.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS))  # one pool or parts
+    # a profile has either one memory amount or separate parts
+    memory = sum(left.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS))
     cpu = BEST_EFFORT_CPU_MILLI if survey.shape.best_effort else CPU_MILLI
     for cpu_milli in _cpu_amounts_to_try(survey.shape, left.get(cpu, 0)):
         if cpu_milli < settings.cpu_milli_min or memory < settings.memory_bytes_min:
@@ -130,7 +135,9 @@ def _at_most(one: Judgement, name: str, amount: int) -> Dimension:
 
 
 def _cpu_amounts_to_try(scheduling_class: SchedulingClass, cpu_milli: int) -> list[int]:
-    """As much of it as can be asked for; of cpus of its own some numbers that are smaller."""
+    """Returns cpu amounts to try: all that is free; for dedicated cpus some smaller numbers,
+    too.
+    """
     if not scheduling_class.policy.qos.is_pinned:
         return [cpu_milli]
     cpus = cpu_milli // MILLI_PER_CPU
@@ -138,7 +145,7 @@ def _cpu_amounts_to_try(scheduling_class: SchedulingClass, cpu_milli: int) -> li
 
 
 def blocking_slots(survey: Survey) -> list[Slot]:
-    """Few slots whose end would let the request fit on the nearest executor that is large
+    """Returns a few slots whose end would let the request fit on the nearest executor that is large
     enough.
     """
     if survey.promising is None:
@@ -153,8 +160,8 @@ def blocking_slots(survey: Survey) -> list[Slot]:
 
 
 def _helpfulness(one: Judgement, slot: Slot) -> tuple[bool, int, int, int, str]:
-    """Slots that end anyhow come first, then those that give back most of what is missing, then
-    those with most cpus of their own, or bound to NUMA nodes.
+    """Sort key: slots that are being freed first, then those with most of what is missing, then
+    those with most dedicated cpus or NUMA nodes.
     """
     helps = sum(
         min(slot.booked.get(name, 0), missing) * MILLION // missing
@@ -173,17 +180,23 @@ def _fits_without(one: Judgement, ended: Sequence[Slot], ends: WithoutSlots) -> 
 
 
 def _left_to_book(one: Judgement) -> dict[str, int]:
-    """What is free; of best-effort cpu also what nobody can have while its pool is empty, for that
-    is tried with the slots that would end.
+    """Returns what is free on the host.
+
+    Includes best-effort cpu that cannot be used while the best-effort pool is empty: the end of
+    slots may fill the pool, and `WithoutSlots` checks that.
     """
     return one.host.free(even_without_pool=True) if one.host.lacks_best_effort_pool else one.free
 
 
 def _enough(one: Judgement, slots: Sequence[Slot], ends: WithoutSlots) -> Sequence[Slot]:
-    """The first so many slots without which it would fit; none if that does not help."""
+    """Returns the shortest prefix of `slots` without which the request would fit; empty if none
+    helps.
+
+    Binary search: ending more slots never makes the request fit less.
+    """
     if not _fits_without(one, slots, ends):
         return ()
-    too_few, enough = 0, len(slots)  # it does not fit as it is
+    too_few, enough = 0, len(slots)  # as it is, the request does not fit
     while enough - too_few > 1:
         middle = (too_few + enough) // 2
         if _fits_without(one, slots[:middle], ends):
@@ -194,7 +207,7 @@ def _enough(one: Judgement, slots: Sequence[Slot], ends: WithoutSlots) -> Sequen
 
 
 def _needed(one: Judgement, chosen: Sequence[Slot], ends: WithoutSlots) -> list[Slot]:
-    """Leaves out what is not needed after all."""
+    """Drops slots from the chosen ones that are not needed."""
     free = add(_left_to_book(one), total_of(slot.booked for slot in chosen))
     slots_left = one.host.slots_left() + len(chosen)
     needed = dict.fromkeys(range(len(chosen)))

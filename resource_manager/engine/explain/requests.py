@@ -1,7 +1,7 @@
-"""Why a request waits, and the smallest change with which it would not. Changes nothing.
+"""Explains why a request waits, and the smallest changes with which it would fit.
 
-Built from the same judgements that placing uses (`placement/feasibility.py`), so that it is not a
-second opinion. It says what is feasible at one moment; it reserves nothing.
+The checks are those of placement (`placement/feasibility.py`), so the answer matches what placement
+does. It is about one moment, and reserves nothing.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ EXECUTORS_DEFAULT = 20
 
 @dataclass(frozen=True, slots=True)
 class ExecutorVerdict:
-    """What one executor lacks."""
+    """Whether a request fits on one executor, and what that executor lacks."""
 
     executor_id: str
     fits: bool
     blockers: tuple[str, ...]
     dimensions: tuple[Dimension, ...]
     message: str
-    cpu: CpuRefusal | None = None  # why its cpus or NUMA nodes do not suit
+    cpu: CpuRefusal | None = None  # why its cpus or NUMA nodes do not suit, if so
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,12 @@ class Explanation:
     would_fit_if: list[Counterfactual] = field(default_factory=list)
     blocked_by: list[Slot] = field(default_factory=list)
     resizes: list[ResizeExplanation] = field(default_factory=list)
-    planned_on: str = ""  # an executor that was asked for and has not come
-    gang: GangExplanation | None = None  # of a member of a gang that waits
-    steps: tuple[Step, ...] = ()  # of the choice who is served next, from the top
-    limits: list[QuotaBlock] = field(default_factory=list)  # maxima that stop it
-    reservation: ReservationView | None = None  # what is held for it
+    planned_on: str = ""  # an executor that was requested from a provider and has not registered
+    gang: GangExplanation | None = None  # for a member of a queued gang
+    steps: tuple[Step, ...] = ()  # of the choice of the next flow to serve, from the top
+    limits: list[QuotaBlock] = field(default_factory=list)  # maxima that block the request
+    reservation: ReservationView | None = None  # capacity reserved for the request
+    # reservations of others, where the request would fit otherwise
     held_for_others: list[ReservationView] = field(default_factory=list)
 
 
@@ -85,8 +86,14 @@ def explain(
     executor_id: str = "",
     max_executors: int = EXECUTORS_DEFAULT,
 ) -> Explanation:
-    """Where a request stands and why; one that waits is held against every executor, or against
+    """Explains the state of a request. A queued request is compared with every executor, or with
     one.
+
+    Args:
+        state: the engine's state; its indexes must be fresh.
+        allocation_id: the request.
+        executor_id: the only executor to compare with; empty: all.
+        max_executors: how many executors to list, nearest to fitting first.
 
     Raises:
         NotFound: no such request, or no such executor.
@@ -240,7 +247,7 @@ def _kept(others: list[ReservationView]) -> str:
 
 
 def _misfit(survey: Survey) -> str:
-    """The hosts that have the amounts, and what one of them says."""
+    """Says how many hosts have the amounts, and why the first one does not suit."""
     if not survey.misfits:
         return "what is free does not suit on any executor"
     count = len(survey.misfits) + survey.unasked

@@ -1,5 +1,5 @@
-"""What is held for whom, for people: where, how much, since when, and what is not free yet. Changes
-nothing.
+"""Builds what people see of reservations: for which request, where, how much, since when, and what
+is not free yet.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXECUTORS_NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class ReservedExecutorView:
-    """What is held on one executor, and what of it is not free yet."""
+    """What is reserved on one executor, and what of it is not free yet."""
 
     executor_id: str
     held: Amounts
@@ -29,7 +29,7 @@ class ReservedExecutorView:
 
 @dataclass(frozen=True, slots=True)
 class ReservationView:
-    """One reservation; mirrors the message of that name. Times are wall clock."""
+    """One reservation; mirrors the message of the same name. Times are wall clock."""
 
     allocation_id: str
     job_id: str
@@ -41,14 +41,14 @@ class ReservationView:
 
 
 def reservation_views(state: State) -> list[ReservationView]:
-    """All of them, in the order of making."""
+    """Returns all reservations, oldest first."""
     return [
         _view(state.jobs, state.hosts, state.started, each) for each in state.reservations.all()
     ]
 
 
 def reservation_of(state: State, request: Request, slot: Slot | None) -> ReservationView | None:
-    """What is held for a request that waits, for its gang, or for the growth of its slot."""
+    """Returns the reservation for a queued request, its gang, or the growth of its slot."""
     gang = state.gangs.of(request)
     number = request.arrival_number if gang is None else gang.arrival_number
     if slot is not None:
@@ -58,7 +58,7 @@ def reservation_of(state: State, request: Request, slot: Slot | None) -> Reserva
 
 
 def held_for_others(state: State, scheduling_class: SchedulingClass) -> list[ReservationView]:
-    """What is held where one of a shape would fit otherwise."""
+    """Returns the reservations that keep a request of the class from hosts where it would fit."""
     return [
         _view(state.jobs, state.hosts, state.started, each)
         for each in held_from(state.hosts, state.reservations, scheduling_class)

@@ -1,7 +1,7 @@
-"""Why a change of a slot's size waits, and what would make it fit. Changes nothing.
+"""Explains why a resize waits, and what would make it fit.
 
-It says what is feasible at one moment, with the same numbers that the change is tried with; it
-reserves nothing.
+It uses the same numbers as the resize itself (`lifecycle/resizes.py`). The answer is about one
+moment; it reserves nothing.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SLOTS_NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class ResizeExplanation:
-    """Mirrors the message of that name. `dimensions` are those that grow: by how much, what is free
-    on the slot's executor, and what that has in total.
+    """Mirrors the message of the same name. `dimensions` are those that grow: growth, what is free
+    on the slot's executor, and its total.
     """
 
     resize: Resize
@@ -39,7 +39,9 @@ class ResizeExplanation:
 
 
 def explain_resizes(state: State, slot: Slot) -> list[ResizeExplanation]:
-    """The changes of a slot's size that are under way: what is ordered, then what waits."""
+    """Explains the resizes of a slot that are not done: first the ordered one, then the waiting
+    one.
+    """
     host = state.hosts[slot.executor_id]
     found = []
     if slot.ordered is not None:
@@ -142,7 +144,7 @@ def _lacking(host: Host, slot: Slot, growth_needed: Amounts, missing: Amounts) -
 
 
 def _in_the_way(host: Host, slot: Slot, growth_needed: Amounts) -> list[Slot]:
-    """Few other slots without which the growth would fit; none, if that would not do."""
+    """Returns a few other slots without which the growth would fit; empty if that does not help."""
     free: Amounts = host.free()
     missing = shortfall(growth_needed, free)
 

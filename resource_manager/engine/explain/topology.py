@@ -1,8 +1,8 @@
-"""One executor's cpus and NUMA nodes as they are now: what is where, who has it, which settings
-hold. Changes nothing.
+"""Builds the view of one executor's cpus and NUMA nodes: layout, which slot has which, and
+settings.
 
-Pools are what `finegrain/cpu_pools.py` makes of what the executor announced and reported: the same
-that it confines slots to. What nodes have and have left are the numbers that placing goes by.
+The pools come from `finegrain/cpu_pools.py`, with which the executor itself confines slots. The
+numbers of NUMA nodes are those that placement uses.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ from resource_manager.engine.state import State
 
 @dataclass(frozen=True, slots=True)
 class TopologyView:
-    """One executor's cpus and NUMA nodes. `zones` are empty where the host does not tell of its
-    cores; `lost_cpus` are own cpus that slots lack.
+    """One executor's cpus and NUMA nodes.
+
+    Attributes:
+        zones: one for each NUMA node; empty if the host does not report its cores.
+        lost_cpus: dedicated cpus that slots lack: allocation id, generation, cpus.
     """
 
     executor: Executor
@@ -43,11 +46,11 @@ class TopologyView:
     zones: list[Zone]
     pools: Pools
     slots: list[SlotView]
-    lost_cpus: list[tuple[str, int, CpuSet]]  # allocation id, generation, which
+    lost_cpus: list[tuple[str, int, CpuSet]]
 
 
 def topology_view(state: State, executor_id: str) -> TopologyView:
-    """One executor's cpus and NUMA nodes.
+    """Returns one executor's cpus and NUMA nodes.
 
     Raises:
         NotFound: no such executor.
@@ -64,7 +67,7 @@ def topology_view(state: State, executor_id: str) -> TopologyView:
 
 
 def pools(host: Host) -> Pools:
-    """The shared pools of a host, beside the slots that it has."""
+    """Returns the shared pools of a host, next to the dedicated cpus of its slots."""
     registration, seen = host.executor.registration, host.executor.cpu_state
     announced = announced_by(registration)
     pooled = Pooled.of(
@@ -81,7 +84,7 @@ def pools(host: Host) -> Pools:
 
 
 def zones(ledger: CpuLedger) -> list[Zone]:
-    """What each NUMA node has, in order of ids."""
+    """Returns capacity, use and rest of each NUMA node, in order of ids."""
     found = []
     for at, node in enumerate(ledger.layout.nodes):
         extended = (EXTENDED_PREFIX + name for name, _ in node.extended)

@@ -1,4 +1,4 @@
-"""Why those wait who wait: one by one, and counted. Changes nothing."""
+"""Finds why requests wait: for one request, and counted for all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from resource_manager.engine.state import State
 
 
 def pending_by_reason(state: State) -> dict[str, int]:
-    """How many requests wait for which primary reason."""
+    """Returns how many queued requests wait for which primary reason."""
     counts: dict[str, int] = {}
     for scheduling_class in state.queue.classes():
         new = 0
@@ -49,7 +49,7 @@ def pending_by_reason(state: State) -> dict[str, int]:
 
 
 def pending_reason(state: State, request: Request) -> str:
-    """Why a request waits; empty if it does not."""
+    """Returns why a request waits; empty if it does not."""
     if request.state is not RequestState.PENDING:
         return ""
     if request.arrival_number > state.considered_arrival:
@@ -66,7 +66,7 @@ def pending_reason(state: State, request: Request) -> str:
 def waiting_block(
     queue: WaitingQueue, gangs: GangLedger, quotas: QuotaChecks, request: Request
 ) -> QuotaBlock | None:
-    """The maximum that stops a request that waits, or its gang; None: none does."""
+    """Returns the maximum that blocks a queued request, or its gang; None if there is none."""
     waiting = gangs.waiting.get(request.spec.gang_id)
     if waiting is not None:
         return quotas.gang_block(waiting)
@@ -74,10 +74,11 @@ def waiting_block(
 
 
 def _blocked_by_quota(state: State, scheduling_class: SchedulingClass) -> int:
-    """How many wait with a shape whom the maximum of a group stops."""
+    """Returns how many queued requests of a class are blocked by the maximum of a group."""
     if not any(flow.maximum for flow in state.flows.groups.values()):
         return 0
-    blocked: dict[Flow | None, bool] = {}  # by the group that a job is in
+    # by the group of the job: all jobs of a group have the same limits
+    blocked: dict[Flow | None, bool] = {}
     count = 0
     for job_queue in scheduling_class.job_queues.values():
         group = state.flows.jobs[job_queue.job_id].parent
@@ -101,7 +102,7 @@ def _gang_reasons(state: State, waiting: WaitingGang) -> Iterable[tuple[str, int
 
 
 def rejection_notice(state: State, request: Request) -> str:
-    """Says when a request that waits is rejected, for people; empty: it is not.
+    """Says when a queued request will be rejected, for people; empty if it will not.
 
     The indexes must be fresh.
     """

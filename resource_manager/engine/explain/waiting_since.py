@@ -1,7 +1,7 @@
-"""Since when somebody waits: of a job, or of a group, the request that has waited longest. Changes
-nothing.
+"""Finds since when jobs and groups wait, which is the submission time of their oldest queued
+request.
 
-Everybody who waits may be a hundred thousand lines, so nothing is looked up for each but a number.
+There may be 100,000 job queues, so only an arrival number is compared for each.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from resource_manager.engine.state import State
 
 
 def jobs_waiting_since(state: State, job_ids: Collection[str]) -> dict[str, int]:
-    """Of these jobs, those that wait, with when the oldest request was asked for (wall clock,
-    milliseconds).
+    """Returns the submission time of the oldest queued request of each of these jobs.
+
+    Times are wall clock, in milliseconds. Jobs without queued requests are not in the result.
     """
     wanted = frozenset(job_ids)
     first: dict[str, int] = {}
@@ -36,7 +37,7 @@ def jobs_waiting_since(state: State, job_ids: Collection[str]) -> dict[str, int]
 
 
 def groups_waiting_since(state: State) -> dict[str, int]:
-    """By group in whose jobs something waits (not in groups below it), likewise."""
+    """Returns the same for each group, over its own jobs only and not those of groups below it."""
     first: dict[str, int] = {}
     jobs = state.jobs
     for scheduling_class in state.queue.classes():
@@ -54,7 +55,9 @@ def groups_waiting_since(state: State) -> dict[str, int]:
 
 
 def _queues_of(queue: WaitingQueue, job_ids: Collection[str]) -> Iterable[JobQueue]:
-    """The lines of some jobs, shape by shape, whichever are fewer: those jobs, or who waits."""
+    """Yields the queues of some jobs. In each class it iterates over the jobs or the queues,
+    whichever are fewer.
+    """
     for scheduling_class in queue.classes():
         job_queues = scheduling_class.job_queues
         if len(job_queues) <= len(job_ids):

@@ -1,1 +1,1 @@
-"""Whether the ledgers agree with each other. Changes nothing."""
+"""Checks that the ledgers agree with each other. Never changes the engine's state."""

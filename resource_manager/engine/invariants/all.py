@@ -1,7 +1,8 @@
-"""Whether the books contradict themselves. Costs a look at everything; changes nothing.
+"""Checks that the ledgers agree with each other; the other modules of this package are its parts.
 
-Meant for tests, for the simulator, and for a slow check now and then in the service. Every finding
-is one sentence that names the entity; an empty list means that the books are sound.
+It is meant for tests, for the simulator, and for an occasional check in the service. Each finding
+is one sentence that names the entity. The checks look at everything, so the cost grows with the
+state, and they never change it.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ from resource_manager.engine.state import State
 
 
 def check_invariants(state: State, *, ended: bool = True) -> list[str]:
-    """Everything that is wrong. The indexes are compared for hosts that were not touched since the
-    last decision.
+    """Returns everything that is wrong; an empty list means that the state is consistent.
+
+    Indexes are compared only for hosts that were not touched since the last scheduling cycle.
 
     Args:
-        state: the books.
-        ended: look also at each request that has ended; most have, and nothing happens to them.
+        state: the engine's state.
+        ended: also check each request that has ended. Most requests have ended and no longer
+            change.
     """
     return [
         *_requests(state, ended=ended),
@@ -65,8 +68,14 @@ def check_invariants(state: State, *, ended: bool = True) -> list[str]:
 def check_touched(
     state: State, requests: Iterable[Request], executor_ids: Iterable[str]
 ) -> list[str]:
-    """The same for these requests and executors alone: cheap enough for every step of large
-    books.
+    """Returns what is wrong with these requests and executors.
+
+    This is cheap enough for every step of a simulation with a large state.
+
+    Args:
+        state: the engine's state.
+        requests: the requests to check.
+        executor_ids: the executors to check; ids that are not known are skipped.
     """
     hosts = [state.hosts[name] for name in executor_ids if name in state.hosts]
     living = [each for each in requests if state.requests.get(each.allocation_id) is each]
@@ -103,7 +112,8 @@ def _request(state: State, name: str, request: Request) -> Iterator[str]:
     if job is not None and job.specified is not (request.spec.profile is not None):
         yield f"{title} is of another kind than its job's other requests"
     slot = state.slots.get((name, request.generation))
-    in_gang = bool(request.spec.gang_id)  # which is granted as a whole
+    # a gang is granted as a whole, so a carved slot may wait for others
+    in_gang = bool(request.spec.gang_id)
     carved = slot is not None and slot.state is SlotState.ALLOCATED and in_gang
     if request.state is RequestState.ALLOCATING and not (
         carved or (slot is not None and slot.state is SlotState.PENDING)
@@ -114,7 +124,7 @@ def _request(state: State, name: str, request: Request) -> Iterator[str]:
     ):
         yield f"{title} is GRANTED, its slot is {slot.state if slot else 'missing'}"
     waits = request in state.queue or state.gangs.waits(request)
-    over = request.job_id in state.endings  # some of its requests have been taken out already
+    over = request.job_id in state.endings  # some of its requests may have left the queue already
     if waits != (request.state is RequestState.PENDING) and (waits or not over):
         yield f"{title} is {request.state}, in queue: {waits}"
     if request.state in ENDED_REQUEST_STATES and request.end_time_ms is None:
@@ -209,7 +219,7 @@ def _sums(hosts: Hosts) -> Iterator[str]:
 
 
 def _order(host: Host, slot: Slot) -> Iterator[str]:
-    """A slot that is to come, or to go, is in somebody's hands."""
+    """Checks that an order is queued or in flight for each slot that starts or is being freed."""
     key = (slot.allocation_id, slot.generation)
     if slot.executor_id != host.host_id or host.slots.get(key) is not slot:
         yield f"slot {key} is filed under {host.host_id}, but on {slot.executor_id}"
@@ -219,7 +229,8 @@ def _order(host: Host, slot: Slot) -> Iterator[str]:
     if slot.state is SlotState.PENDING:
         queued = key in host.to_allocate
         sent = command is not None and command.number == slot.placed_with_command
-        ends = host.reported.get(key) is SlotState.FREEING  # its end has yet to be told
+        # the next report or answer will say that it has ended
+        ends = host.reported.get(key) is SlotState.FREEING
         if queued == sent and not (ends and not queued):
             yield f"slot {key} is PENDING; its order queued: {queued}, in flight: {sent}"
     if slot.state is SlotState.FREEING and not (

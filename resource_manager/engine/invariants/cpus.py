@@ -1,6 +1,4 @@
-"""Whether what the books say about cpus contradicts itself. Part of `all.py`: findings are
-sentences, nothing is changed.
-"""
+"""Checks the cpu ledger of each host against its slots; part of `all.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ MILLI_PER_CPU = 1_000
 
 
 def cpu_problems(host: Host) -> Iterator[str]:
-    """What slots hold of their host's cpus, and that nobody holds what is another's."""
+    """Yields what is wrong with the cpus of a host: ledger, settings, and which slot has what."""
     title, ledger = f"executor {host.host_id}", host.cpus
     if ledger is None:
         if host.aligning:

@@ -1,5 +1,6 @@
-"""Whether the tree of flows agrees with the books, and its tournaments with a look at everybody.
-Costs a look at everything; changes nothing.
+"""Checks the fairness tree against jobs, groups, slots and queue; part of `all.py`.
+
+The cost grows with the number of slots and queues.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.state import State
 
 CLOSE = 1e-9
-"""Keys of who is found least, and of who is, may differ by this part: they are added up in another
-order."""
+"""How far two virtual times may differ, relatively: their sums are added up in another order."""
 
 
 def flow_problems(state: State) -> Iterator[str]:
-    """What is wrong, one sentence each."""
+    """Yields what is wrong, one sentence each."""
     flows = state.flows
     living = {job.job_id: job.group for job in state.jobs.values() if is_live(job)}
     if flows.jobs.keys() != living.keys():
@@ -49,7 +49,7 @@ def flow_problems(state: State) -> Iterator[str]:
 
 
 def _jobs(slots: Slots, queue: WaitingQueue, flows: FlowTree) -> Iterator[str]:
-    """What each job has, from its slots and requests."""
+    """Compares each job's counters with its slots and queued requests."""
     used: dict[str, Counter[str]] = {}
     running: Counter[str] = Counter()
     rates: dict[str, float] = {}
@@ -76,7 +76,7 @@ def _jobs(slots: Slots, queue: WaitingQueue, flows: FlowTree) -> Iterator[str]:
 
 
 def _sums(flow: Flow) -> Iterator[str]:
-    """What a group has is what its children have."""
+    """Compares each group's counters with the sums over its children."""
     children = list(flow.children.by_id.values()) if flow.children is not None else []
     used: Counter[str] = Counter()
     for child in children:
@@ -94,7 +94,9 @@ def _sums(flow: Flow) -> Iterator[str]:
 
 
 def _least(flows: FlowTree, flow: Flow) -> Iterator[str]:
-    """Who comes first below a group really does, and who has no turn takes no part."""
+    """Compares the child that is served next with a full search; only active children may take
+    part.
+    """
     if flow.children is None:
         return
     found = flows.first_child(flow)

@@ -1,4 +1,4 @@
-"""Whether the books of gangs contradict themselves; part of `all.py`."""
+"""Checks the gang ledger against requests, slots and queue; part of `all.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from resource_manager.engine.state import State
 
 
 def gang_problems(state: State) -> Iterator[str]:
-    """Everything that is wrong with gangs."""
+    """Yields what is wrong with gangs."""
     ledger = state.gangs
     members = Counter(r.spec.gang_id for r in state.requests.values() if r.spec.gang_id)
     if members != Counter({name: len(gang.members) for name, gang in ledger.by_id.items()}):
@@ -52,7 +52,7 @@ def _gang(
     if any(each.job_id != gang.job_id or each.spec.gang_id != gang.gang_id for each in members):
         yield f"{title} has members that are not its own"
     states = {each.state for each in members}
-    over = gang.job_id in endings  # some of its members have been taken out already
+    over = gang.job_id in endings  # some of its members may have left the queue already
     if len(states) > 1:
         yield f"{title} has members that are {sorted(states)}; expected all alike"
     waiting = ledger.waiting.get(gang.gang_id)

@@ -1,4 +1,4 @@
-"""Whether what is known about executors that were asked for contradicts itself. Changes nothing."""
+"""Checks provisions and the last plan for new executors; part of `all.py`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from resource_manager.engine.state import State
 
 
 def provisions(state: State) -> Iterator[str]:
-    """Everything that is wrong."""
+    """Yields what is wrong with provisions."""
     for name, provision in state.provisions.items():
         if name != provision.executor_id:
             yield f"provision {provision.executor_id} stands under {name}"
@@ -56,7 +56,7 @@ def _plan(provisions: dict[str, Provision], elastic: Elastic) -> Iterator[str]:
 
 
 def _needed(capacity: Capacity, content: Content) -> dict[str, int]:
-    """What is planned there altogether, but for gangs."""
+    """Returns what all planned requests need there, without members of gangs."""
     sums: dict[str, int] = {}
     for scheduling_class, count in content.shapes.items():
         need = scheduling_class.amounts[capacity.separate]

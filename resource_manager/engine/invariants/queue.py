@@ -1,5 +1,6 @@
-"""Whether the queue agrees with the requests that wait, and with itself. Costs a look at
-everything; changes nothing.
+"""Checks the queue against pending requests and against itself; part of `all.py`.
+
+The cost grows with the number of requests and job queues.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from resource_manager.engine.state import State
 
 
 def queue_problems(state: State) -> Iterator[str]:
-    """What is wrong, one sentence each."""
+    """Yields what is wrong, one sentence each."""
     queue = state.queue
     waiting = sum(
         request.state is RequestState.PENDING
@@ -117,7 +118,9 @@ def _job_queue(requests: Requests, queue: WaitingQueue, job_queue: JobQueue) -> 
 
 
 def _job_queues(settings: EngineSettings, queue: WaitingQueue, flows: FlowTree) -> Iterator[str]:
-    """Each job's lines stand where its turn is looked for, and it has one exactly if any do."""
+    """Compares counts of active job queues: in the service order, and of each job in the fairness
+    tree.
+    """
     active: Counter[str] = Counter()
     for job_queue in queue.job_queues():
         active[job_queue.active_queues.job_id] += job_queue.position != INACTIVE

@@ -1,5 +1,6 @@
-"""Whether the books of ranges contradict themselves, or the requests and the line; see
-`all.py`. Costs a look at every run of members, not at every member.
+"""Checks ranges against requests, jobs and the queue; part of `all.py`.
+
+The cost grows with the number of intervals of members, not with the number of members.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from resource_manager.engine.state import State
 
 
 def range_problems(state: State) -> Iterator[str]:
-    """Everything that is wrong with ranges."""
+    """Yields what is wrong with ranges."""
     materialized = 0
     for part in state.ranges.parts():
         materialized += len(part.materialized)
@@ -30,8 +31,8 @@ def range_problems(state: State) -> Iterator[str]:
 
 
 def in_order(ranges: RangeLedger, endings: dict[str, Ending]) -> Iterator[Part]:
-    """Parts whose members stand in line as long as they wait; of jobs that end, those that have not
-    been taken out.
+    """Yields the parts whose waiting members are queued. Of a job that is ending, these are the
+    parts that were not taken out of the queue yet.
     """
     for job_id, parts in ranges.by_job.items():
         ending = endings.get(job_id)

@@ -1,4 +1,4 @@
-"""Whether what is held for those who starve is as it should be, reckoned anew. Changes nothing."""
+"""Checks reserved capacity against reservations and their owners; part of `all.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from resource_manager.engine.state import State
 
 
 def reservations(state: State) -> Iterator[str]:
-    """Everything that is wrong, as of a moment when a decision has just been made."""
+    """Yields what is wrong with reservations. To be called right after a scheduling cycle."""
     reservations = state.reservations
     most = state.settings.fairness.reservations_max
     if len(reservations) > most:

@@ -1,6 +1,4 @@
-"""Whether what the books say about changes of slots' sizes contradicts itself. Part of
-`all.py`: findings are sentences, nothing is changed.
-"""
+"""Checks resizes against bookings, orders and the queue; part of `all.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +13,10 @@ from resource_manager.engine.state import State
 
 
 def sizes(host: Host) -> Iterator[str]:
-    """What slots book, and that every ordered change is in somebody's hands."""
+    """Yields what is wrong with the bookings of a host's slots, and with their ordered resizes.
+
+    Each ordered resize must be queued for a command or be in the command in flight.
+    """
     for key, slot in host.slots.items():
         yield from _booking(host, key, slot)
         yield from _numbers(key, slot)
@@ -27,7 +28,9 @@ def sizes(host: Host) -> Iterator[str]:
 
 
 def line(state: State) -> Iterator[str]:
-    """A change that waits stands in line, or pauses; nobody else does."""
+    """Checks that exactly those waiting resizes are queued that are neither blocked by an order nor
+    in back-off.
+    """
     non_batchables = state.queue.non_batchables
     queued = {each.arrival_number for each in non_batchables.all() if each.kind is Kind.RESIZE}
     for key, slot in state.slots.items():
