@@ -32,7 +32,13 @@ def adopt_settings(context: EventContext, host: Host) -> None:
 
 
 def adopt_cpu_state(context: EventContext, host: Host, seen: CpuState | None) -> None:
-    """Applies what a full report of the executor says about its cpus; None: nothing unusual."""
+    """Applies what a full report of the executor says about its cpus.
+
+    Args:
+        context: of the event that brought the report.
+        host: the executor.
+        seen: what it reports; None: nothing unusual.
+    """
     seen = seen or NO_CPU_STATE
     if seen == host.executor.cpu_state and not host.lost_cpus:
         return  # this is the case with most reports

@@ -49,6 +49,11 @@ def known_setting(
 ) -> HostSetting | None:
     """Returns what was set for an executor, or for the cluster; None if nothing ever was.
 
+    Args:
+        hosts: all hosts.
+        host_settings: all settings, by executor id.
+        executor_id: the executor; `CLUSTER` for the cluster.
+
     Raises:
         NotFound: the executor is unknown and nothing was set for it.
     """
@@ -98,6 +103,11 @@ def policy_of(
     """Returns the settings that are in effect on a host.
 
     For the cluster, or a host that is not known, only the settings of operators count.
+
+    Args:
+        hosts: all hosts.
+        host_settings: all settings, by executor id.
+        executor_id: the executor; `CLUSTER` for the cluster.
     """
     host = hosts.get(executor_id)
     if host is not None:
@@ -153,6 +163,9 @@ def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
 
 
 def _wanted(before: HostPolicy, event: HostPolicySet) -> HostPolicy:
+    """Returns the policy with the changes of the event; raises InvalidArgument if one is not
+    allowed.
+    """
     given = {name: value for name in SETTINGS if (value := getattr(event.policy, name)) is not None}
     for name in event.clear:
         if name not in SETTINGS:
@@ -190,6 +203,7 @@ def _refuse_of_one_host(event: HostPolicySet) -> None:
 
 
 def _check_cpus(host: Host, wanted: HostPolicy) -> None:
+    """Checks that the host has the cpus to reserve, and that slots keep at least one cpu."""
     reserved = wanted.reserved_cpus or EMPTY
     if not reserved:
         return

@@ -33,6 +33,11 @@ def delivery_overdue(journal: Journal, settings: EngineSettings, host: Host) -> 
 
     Called when the executor has reported. An executor that is silent as well becomes lost by its
     own timeout.
+
+    Args:
+        journal: for the present time.
+        settings: for the limit, `unreachable_after_ms`.
+        host: the executor.
     """
     command = host.in_flight
     if command is None or command.failing_since_ms is None:
@@ -43,7 +48,16 @@ def delivery_overdue(journal: Journal, settings: EngineSettings, host: Host) -> 
 def find_unreachable(
     journal: Journal, transitions: Transitions, usage: UsageAccounting, host: Host
 ) -> None:
-    """Marks an executor unreachable: nothing more is placed there, and it must register again."""
+    """Marks an executor unreachable: nothing more is placed there, and it must register again.
+
+    The command in flight is dropped, since the registration will show its outcome.
+
+    Args:
+        journal: where the event is written.
+        transitions: the state tables.
+        usage: updated, because the host's capacity does not count any more.
+        host: the executor.
+    """
     reach = host.reach
     reach.unreachable = transitions.move_reach(
         host.host_id, unreachable=reach.unreachable, what=ReachInput.FAIL

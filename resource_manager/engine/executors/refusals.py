@@ -20,6 +20,11 @@ def remember_refusal(context: EventContext, host: Host, slot: Slot) -> None:
 
     For members of a gang, only the pause counts. The slots of the other members are taken down,
     which changes the host's reported state but says nothing about the refusal.
+
+    Args:
+        context: of the event that brought the refusal.
+        host: the host that refused.
+        slot: the slot that it could not carve, or that broke.
     """
     request = context.state.requests.named(slot.allocation_id)
     if request is None:

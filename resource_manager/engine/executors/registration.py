@@ -115,6 +115,7 @@ def _refuse_overtaken(host: Host, registration: Registration, report_number: int
 
 
 def _adopt(context: EventContext, host: Host | None, registration: Registration) -> Host:
+    """Creates the host of a new executor, or resets that of a known one for a new session."""
     state, new = context.state, host is None
     if host is None:
         number = state.numbers.forgotten_registration + 1

@@ -13,19 +13,22 @@ The rules:
 4. A missing slot that was being freed is deleted. Any other missing slot is lost, and its job
    master gets an event.
 5. A slot that the report shows and that is unknown here, or known only as an older generation, is
-   unowned. The executor is told to free it with every answer, until a report lacks it. (A report
+   unowned. The answer to every report tells the executor to free it, until a report
+   lacks it. (A report
    that comes with a command's answer cannot be answered.)
 6. A slot whose request is queued again, because the executor was lost, is reclaimed if the executor
    returns with it before the request is placed again.
 
 Example: slot A runs on the executor. The resource manager sends command 7, which allocates slot B.
 
-  message that arrives                     report  contains  what follows
-  report 21, sent before 7 arrived: A      21      6         B is not missing (rule 3)
-  report 23: A and B                       23      7         B is confirmed (rule 2)
-  the answer to 7, with report 22: A, B    23      7         the report is older than 23 and is
-                                                             ignored; command 7 is answered
-  report 24: B                             24      7         A is missing, so it is lost (rule 4)
+  message that arrives                   adopted  contains   what follows
+  report 21 with A, sent before the      21       command 6  B is not missing (rule 3)
+      executor received command 7
+  report 23 with A and B; it overtakes   23       command 7  B is confirmed (rule 2)
+      the answer to command 7
+  the answer to 7, with report 22        23       command 7  report 22 is ignored (rule 1);
+                                                             command 7 is answered
+  report 24 with B                       24       command 7  A is missing, so it is lost (rule 4)
 
 If the executor refuses B, report 23 shows A only. B stays pending until the answer to 7 arrives and
 says why it was refused.
@@ -88,8 +91,8 @@ def slots_reported(context: EventContext, event: SlotsReported) -> ReportAnswer:
         or host.executor.registration_number != event.registration_number
     ):
         # An executor that has registered again since does not wait for the answer to this report.
-        # One that does wait has an older registration than this one: it must register again, or it
-        # would be ignored from now on.
+        # One that does wait has an older registration than the one known here: unless it registers
+        # again, its reports would be ignored from now on.
         return ReportAnswer(register_again=True)
     executor = host.executor
     taken = adopt_report(context, host, event.report)
@@ -190,6 +193,7 @@ def settle(context: EventContext, host: Host) -> None:
 def _seen(
     context: EventContext, host: Host, slot: Slot, seen: ReportedSlot, *, returning: bool
 ) -> None:
+    """Updates one slot from what a report shows of it."""
     ends = seen.state is SlotState.FREEING
     if slot.state is SlotState.PENDING and not ends:
         context.state.gang_moves.confirm(slot, isolation=seen.isolation, cpus=seen.cpus)

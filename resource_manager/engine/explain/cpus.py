@@ -68,8 +68,12 @@ def relaxations(host: Host, scheduling_class: SchedulingClass) -> list[Relaxatio
 
 
 def fits_smaller(host: Host, scheduling_class: SchedulingClass, booking: Amounts) -> bool:
-    """Returns True if the host's cpus and NUMA nodes suit the class with a smaller booking than it
-    asks for.
+    """Returns True if the host's cpus and NUMA nodes suit a request that books less than its class.
+
+    Args:
+        host: the host.
+        scheduling_class: what the request asks for.
+        booking: the lower amounts that it would book.
     """
     if host.cpus is None or not host.needs_topology(scheduling_class):
         return host.suits(scheduling_class)

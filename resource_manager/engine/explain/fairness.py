@@ -112,6 +112,7 @@ def steps(
 
 
 def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], unit: str) -> Step:
+    """Compares a flow with its siblings that have queued requests."""
     own = tree.sort_key(flow)
     children = parent.children.by_id.values() if parent.children is not None else ()
     others = [(tree.sort_key(each), each) for each in children if each.waiting and each is not flow]
@@ -234,7 +235,7 @@ def _slots(count: int) -> str:
 def advise_threads(
     state: State, job_id: str, target_ms: int, quantile: float, now_ms: int
 ) -> Advice:
-    """Recommends into how many threads to split a job's work; see `fairness/advice.py`.
+    """Recommends a number of threads for a job's work; see `fairness/advice.py`.
 
     An ended job gets advice until it is deleted.
 

@@ -94,6 +94,7 @@ def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) 
 
 
 def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
+    """Searches room for the gang and describes the result."""
     gang, member_requests = waiting.gang, state.gang_moves.current_requests(waiting)
     room = Room(state.hosts)
     room.partly = True
@@ -118,6 +119,7 @@ def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
 
 
 def _spots(room: Room, asks: list[Ask], spec: GangSpec) -> list[GangSpot]:
+    """Returns the places where most members fit together, best first; none where no member fits."""
     match spec.placement:
         case GangPlacement.ANYWHERE:
             found = [GangSpot("", _most(room, asks, room.hosts))]
@@ -236,6 +238,7 @@ def _remedies(
     member_requests: Sequence[MemberRequest],
     spots: Sequence[GangSpot],
 ) -> list[str]:
+    """Names changes with which all members would fit."""
     missing = wanted(asks) - (spots[0].placeable if spots else 0)
     found = []
     match where.placement:

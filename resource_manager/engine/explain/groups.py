@@ -91,7 +91,14 @@ def group_views(
 
 
 def job_flow(tree: FlowTree, job_id: str, oldest_wait_time_ms: int | None) -> FlowView:
-    """Returns the state of a job; `IDLE` if it has ended."""
+    """Returns the state of a job; `IDLE` if it has ended.
+
+    Args:
+        tree: the fairness tree, with its clock at the moment of the question.
+        job_id: the job.
+        oldest_wait_time_ms: since when its oldest queued request waits (wall clock); None: none
+            waits.
+    """
     flow = tree.jobs.get(job_id)
     if flow is None:
         return IDLE

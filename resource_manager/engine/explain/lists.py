@@ -162,7 +162,13 @@ def executor_view(state: State, executor_id: str) -> ExecutorView:
 
 
 def list_executors(state: State, *, after: str = "", limit: int) -> Page[ExecutorView, str]:
-    """Returns executors, ordered by id."""
+    """Returns executors, ordered by id.
+
+    Args:
+        state: the engine's state.
+        after: the id after which to start.
+        limit: how many entries to return at most.
+    """
     ids = sorted(state.hosts)
     start = bisect_right(ids, after)
     views = [_view_of(state.hosts[name]) for name in ids[start : start + limit]]
@@ -283,7 +289,14 @@ def get_request(state: State, allocation_id: str) -> RequestView:
 def list_jobs(
     state: State, *, include_ended: bool = False, after: int = 0, limit: int
 ) -> Page[JobView, int]:
-    """Returns jobs in order of arrival; the key is the arrival number."""
+    """Returns jobs in order of arrival; the key is the arrival number.
+
+    Args:
+        state: the engine's state.
+        include_ended: also jobs that have ended and are not deleted yet.
+        after: the key after which to start.
+        limit: how many entries to return at most.
+    """
     found = (
         job
         for job in state.jobs.values()
@@ -316,8 +329,13 @@ def slot_view(state: State, slot: Slot) -> SlotView:
 
 
 def request_view(state: State, request: Request, count: int = 1) -> RequestView:
-    """Returns one request, or `count` consecutive members in the same state, with reason and
-    slot.
+    """Returns one request with its reason and its slot.
+
+    Args:
+        state: the engine's state.
+        request: the request.
+        count: above 1: it is the first of this many consecutive members of a range in the same
+            state.
     """
     slot = state.slots.of(request)
     gang = state.gangs.of(request)
@@ -347,6 +365,7 @@ def _view_of(host: Host) -> ExecutorView:
 def _slots_after(
     state: State, executor_id: str, job_id: str, after: tuple[str, str, int]
 ) -> Iterator[Slot]:
+    """Yields slots after a key, ordered by executor, allocation id and generation."""
     if job_id:
         slots = [state.slots[key] for key in known_job(state.jobs, job_id).slot_keys]
         slots.sort(key=lambda slot: (slot.executor_id, slot.allocation_id, slot.generation))

@@ -56,7 +56,7 @@ class ProvidedView:
 
 @dataclass(frozen=True, slots=True)
 class ProvidersView:
-    """How the cluster grows and shrinks."""
+    """What people see of the cluster's growth and shrinking."""
 
     shapes: list[ShapeView]
     executors: list[ProvidedView]
@@ -129,6 +129,11 @@ def planned_on(queue: WaitingQueue, elastic: Elastic, request: Request) -> str:
     """Returns the pending executor that a queued request is planned on; empty if there is none.
 
     For a member of a gang, this is the first executor that the gang waits for.
+
+    Args:
+        queue: the queue.
+        elastic: the last plan.
+        request: the request.
     """
     if not elastic.plan.on:
         return ""
@@ -139,14 +144,26 @@ def planned_on(queue: WaitingQueue, elastic: Elastic, request: Request) -> str:
 
 
 def planned_count(queue: WaitingQueue, elastic: Elastic, shape: SchedulingClass) -> int:
-    """Returns how many queued requests of a class are planned; these are the oldest ones."""
+    """Returns how many queued requests of a class are planned; these are the oldest ones.
+
+    Args:
+        queue: the queue.
+        elastic: the last plan.
+        shape: the scheduling class.
+    """
     if not elastic.plan.on:
         return 0
     return len(_places(queue, elastic, shape))
 
 
 def waits_for(provisions: Mapping[str, Provision], started: Instant, executor_id: str) -> str:
-    """Describes what a request waits for that is planned on an executor."""
+    """Describes, for people, what a request waits for that is planned on a pending executor.
+
+    Args:
+        provisions: all provisions.
+        started: when this resource manager started; it relates monotonic and wall time.
+        executor_id: the pending executor.
+    """
     provision = provisions[executor_id]
     text = f"planned on executor {executor_id}, which was asked for at"
     text += f" {_clock(provision.ask_time_ms)} and has not registered yet"
@@ -196,6 +213,7 @@ def _shape_view(
 
 
 def _unplanned(state: State) -> list[str]:
+    """Lists what is planned nowhere, with the reasons; longer lists are summed up."""
     plan = state.elastic.plan
     room = state.provision_moves.room_below_maximum()
     found: list[str] = []
@@ -230,6 +248,7 @@ def _unplanned(state: State) -> list[str]:
 def _why_not(
     provisions: dict[str, Provision], elastic: Elastic, wanted: SchedulingClass, room: Amounts
 ) -> str:
+    """Says for each shape that could serve a class why none of it is ordered now."""
     reasons: dict[str, None] = {}
     for name, shape in elastic.shapes.items():
         if not could_serve(elastic.capacities[name], wanted):

@@ -61,7 +61,13 @@ _Found = tuple[int, str, Counterfactual]
 def counterfactuals(
     settings: EngineSettings, request: Request, survey: Survey
 ) -> list[Counterfactual]:
-    """Returns the smallest changes that help, smallest first, each about one host."""
+    """Returns the smallest changes that help, smallest first, each about one host.
+
+    Args:
+        settings: for the minimum of a request.
+        request: a queued request.
+        survey: how the request compares with the hosts.
+    """
     found: list[_Found] = []
     for host_id in heapq.nsmallest(RELAXED_ON_MAX, survey.misfits):
         if survey.is_for_others(survey.hosts[host_id]):
@@ -192,7 +198,7 @@ def _enough(one: Judgement, slots: Sequence[Slot], ends: WithoutSlots) -> Sequen
     """Returns the shortest prefix of `slots` without which the request would fit; empty if none
     helps.
 
-    Binary search: ending more slots never makes the request fit less.
+    The binary search assumes that ending more slots never makes the request fit less.
     """
     if not _fits_without(one, slots, ends):
         return ()

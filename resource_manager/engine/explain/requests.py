@@ -181,6 +181,7 @@ def _verdict(one: Judgement) -> ExecutorVerdict:
 
 
 def _verdict_message(one: Judgement) -> str:
+    """Says, for people, what one executor lacks."""
     if one.fits:
         return "fits now"
     parts = [
@@ -220,6 +221,7 @@ def _requests_ahead(gangs: GangLedger, queue: WaitingQueue, request: Request) ->
 
 
 def _settled(view: RequestView, unconfirmed: int) -> str:
+    """Describes a request that is not queued."""
     request = view.request
     match request.state:
         case RequestState.ALLOCATING:
@@ -258,6 +260,9 @@ def _misfit(survey: Survey) -> str:
 
 
 def _waiting(reason: str, survey: Survey, ahead: int, known: dict[Reason, str]) -> str:
+    """Describes why a request is queued; `known` has the texts of reasons that need more than a
+    phrase.
+    """
     texts = known | {
         Reason.NOT_YET_CONSIDERED: "has just arrived and was not considered yet",
         Reason.WAITING_FRAGMENTED: "enough is free in sum, but on no single executor",

@@ -48,7 +48,13 @@ def reservation_views(state: State) -> list[ReservationView]:
 
 
 def reservation_of(state: State, request: Request, slot: Slot | None) -> ReservationView | None:
-    """Returns the reservation for a queued request, its gang, or the growth of its slot."""
+    """Returns the reservation for a queued request, its gang, or the growth of its slot.
+
+    Args:
+        state: the engine's state.
+        request: the request.
+        slot: its slot, if it has one: then the reservation for its waiting resize is meant.
+    """
     gang = state.gangs.of(request)
     number = request.arrival_number if gang is None else gang.arrival_number
     if slot is not None:

@@ -73,6 +73,9 @@ def _waiting(
     *,
     growth_needed: Amounts,
 ) -> str:
+    """Describes why the waiting resize of a slot is not ordered, in the order of the checks for
+    it.
+    """
     if slot.state is not SlotState.ALLOCATED:
         return "the slot is being taken down, or its executor is out of sight"
     if slot.ordered is not None:

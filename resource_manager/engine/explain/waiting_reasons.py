@@ -66,7 +66,14 @@ def pending_reason(state: State, request: Request) -> str:
 def waiting_block(
     queue: WaitingQueue, gangs: GangLedger, quotas: QuotaChecks, request: Request
 ) -> QuotaBlock | None:
-    """Returns the maximum that blocks a queued request, or its gang; None if there is none."""
+    """Returns the maximum that blocks a queued request, or its gang; None if there is none.
+
+    Args:
+        queue: the queue.
+        gangs: all gangs.
+        quotas: the quota checks.
+        request: the request.
+    """
     waiting = gangs.waiting.get(request.spec.gang_id)
     if waiting is not None:
         return quotas.gang_block(waiting)

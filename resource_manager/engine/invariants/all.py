@@ -95,6 +95,7 @@ def _requests(state: State, *, ended: bool) -> Iterator[str]:
 
 
 def _request(state: State, name: str, request: Request) -> Iterator[str]:
+    """Compares a request with its job, its slot and the queue."""
     title = f"request {name}"
     number = request.arrival_number
     if (state.requests.by_arrival.get(number) or state.ranges.members.get(number)) is not request:
@@ -137,6 +138,7 @@ def _is_among(number: int, ordered: Sequence[int]) -> bool:
 
 
 def _jobs(state: State) -> Iterator[str]:
+    """Compares counters of jobs with their requests and slots."""
     slot_keys: dict[str, set[SlotKey]] = {}
     for key, slot in state.slots.items():
         slot_keys.setdefault(slot.job_id, set()).add(key)
@@ -164,6 +166,7 @@ def _jobs(state: State) -> Iterator[str]:
 
 
 def _slots(requests: Requests, slots: Slots, hosts: Hosts) -> Iterator[str]:
+    """Compares slots with their hosts and requests."""
     for key, slot in slots.items():
         host = hosts.get(slot.executor_id)
         if host is None or host.slots.get(key) is not slot:
@@ -184,6 +187,7 @@ def _slots(requests: Requests, slots: Slots, hosts: Hosts) -> Iterator[str]:
 
 
 def _host(host: Host) -> Iterator[str]:
+    """Compares sums and orders of a host with its slots."""
     title = f"executor {host.host_id}"
     executor = host.executor
     if executor.lost != (executor.state is ExecutorState.LOST):
@@ -244,6 +248,7 @@ def _order(host: Host, slot: Slot) -> Iterator[str]:
 
 
 def _indexes(settings: EngineSettings, hosts: Hosts) -> Iterator[str]:
+    """Compares the rows of the capacity indexes with the hosts."""
     for labels, index in hosts.indexes.all().items():
         yield from index.problems()
         for host_id, host in hosts.items():

@@ -30,6 +30,7 @@ def cpu_problems(host: Host) -> Iterator[str]:
 
 
 def _holdings(host: Host, ledger: CpuLedger) -> Iterator[str]:
+    """Compares the cpus in the ledger with those that slots were given."""
     assigned: dict[SlotKey, object] = dict(ledger.holdings)
     for key, slot in host.slots.items():
         if key not in assigned:

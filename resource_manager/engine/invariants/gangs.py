@@ -44,6 +44,7 @@ def gang_problems(state: State) -> Iterator[str]:
 def _gang(
     requests: Requests, slots: Slots, gangs: GangLedger, endings: dict[str, Ending], gang: Gang
 ) -> Iterator[str]:
+    """Compares a gang with its members: one state, one place in the queue, confirmations."""
     title, ledger = f"gang {gang.gang_id}", gangs
     first = requests.get(gang.members[0])
     if first is None or first.arrival_number != gang.arrival_number:

@@ -26,6 +26,7 @@ def provisions(state: State) -> Iterator[str]:
 
 
 def _provision(hosts: Hosts, elastic: Elastic, provision: Provision) -> Iterator[str]:
+    """Compares a provision with its executor."""
     title = f"provision {provision.executor_id}"
     host = hosts.get(provision.executor_id)
     if provision.number > elastic.number:

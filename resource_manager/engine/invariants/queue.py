@@ -55,6 +55,9 @@ def _scheduling_class(
     scheduling_class: SchedulingClass,
     blocked: set[SchedulingClass],
 ) -> Iterator[str]:
+    """Checks that a class is in one list of the queue only, and compares its counters with its
+    queues.
+    """
     title = f"shape {scheduling_class.number}"
     places = [
         scheduling_class in queue.current_pass,
@@ -94,6 +97,7 @@ def _scheduling_class(
 
 
 def _job_queue(requests: Requests, queue: WaitingQueue, job_queue: JobQueue) -> Iterator[str]:
+    """Checks that a job queue is in one place only, and that its requests belong there."""
     title = f"line of {job_queue.job_id} with shape {job_queue.scheduling_class.number}"
     places = [
         job_queue.position != INACTIVE,

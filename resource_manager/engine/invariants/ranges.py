@@ -40,6 +40,7 @@ def in_order(ranges: RangeLedger, endings: dict[str, Ending]) -> Iterator[Part]:
 
 
 def _members(requests: Requests, ranges: RangeLedger, part: Part) -> Iterator[str]:
+    """Checks that each member is in exactly one place: waiting, materialized or ended."""
     places = [part.waiting, part.materialized, *part.row.ended.values()]
     everywhere = IntervalSet(run for place in places for run in place.runs())
     if everywhere != IntervalSet([(part.first, part.end)]):

@@ -40,6 +40,7 @@ def reservations(state: State) -> Iterator[str]:
 
 
 def _one(state: State, each: Reservation) -> Iterator[str]:
+    """Compares one reservation with its owner and its hosts."""
     title = f"the reservation for {each.holder.title}"
     if not owner_of(each).waits(state):
         yield f"{title} is for somebody who does not wait"

@@ -161,6 +161,7 @@ def _wanted(event: GroupSet, group: Group) -> Group:
 
 
 def _changed(field: str, amounts: Amounts, changes: Mapping[str, int | None]) -> dict[str, int]:
+    """Returns limits with changes: an amount sets a dimension, None removes it."""
     if wrong := unlimited_dimension(changes):
         expected = (
             "cpu_milli, best_effort_cpu_milli, memory_bytes, or extended. and the name of a"

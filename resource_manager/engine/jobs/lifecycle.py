@@ -1,6 +1,6 @@
 """Registers jobs, keeps them alive, ends them and deletes them.
 
-A job whose lease expires ends. The requests of an ended job end in steps, a limited number in each
+A job whose lease expires ends. A limited number of its requests ends in each
 scheduling cycle, so that a large job does not hold up all others.
 """
 

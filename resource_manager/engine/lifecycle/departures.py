@@ -50,8 +50,8 @@ class Departures:
             message: why, for people.
         """
         executor = host.executor
-        # Infeasible requests are not rejected while an executor of the store is unconfirmed. That
-        # wait starts again here.
+        # The clock that rejects infeasible requests does not run while an executor is unconfirmed.
+        # It starts again once that executor is lost.
         if executor.state is ExecutorState.UNCONFIRMED:
             self.rejection_clock.restart(self.journal.now_ms)
         self.transitions.move_executor(executor, RegistrationInput.FALL_SILENT)
@@ -62,7 +62,7 @@ class Departures:
         self.usage.total_changed(host)
 
     def delete_executor(self, host: Host) -> None:
-        """Deletes an executor with all of its slots. None of them may ever exist again."""
+        """Deletes an executor with its slots; the caller knows that nothing is left of them."""
         for slot in list(host.slots.values()):
             self.moves.vanish(slot)
         # The next registration under this id must get a higher number than any before.

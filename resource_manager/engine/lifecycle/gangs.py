@@ -106,7 +106,7 @@ class GangMoves:
         """Places all members of a queued gang if there is room for all of them.
 
         Args:
-            placing: the placement pass that is running; it is told which hosts were booked.
+            placing: the placement pass that is running; its view of the booked hosts is updated.
             item: the queue entry of the gang.
 
         Returns:
@@ -150,7 +150,13 @@ class GangMoves:
         self.gangs.stop_waiting(waiting.gang, self.queue.non_batchables)
 
     def confirm(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
-        """Handles that the executor carved the slot. The last one grants the whole gang."""
+        """Records that the executor has carved the slot. The last one grants the whole gang.
+
+        Args:
+            slot: the slot.
+            isolation: how the executor isolates it; None: not reported.
+            cpus: the cpus that it has; empty: not reported.
+        """
         gang = self.gangs.of(self.requests[slot.allocation_id])
         if gang is None:
             self.moves.confirm(slot, isolation=isolation, cpus=cpus)
@@ -168,7 +174,7 @@ class GangMoves:
     def requeue(self, request: Request, slot: Slot, reason: str, message: str) -> None:
         """Sends a request back to its place in the queue; a gang goes back as a whole.
 
-        The caller decides what happens to `slot` itself.
+        The arguments are those of `RequestMoves.requeue`.
         """
         gang = self.gangs.of(request)
         if gang is None:
@@ -177,10 +183,10 @@ class GangMoves:
             self._break_up(gang, request, reason, message)
 
     def lose(self, slot: Slot, reason: str, message: str) -> None:
-        """Handles that a request has lost its slot.
+        """Handles the loss of a request's slot.
 
         A member that was not granted yet, or that has `restart_on_loss`, sends its whole gang back
-        to the queue. The caller decides what happens to `slot` itself.
+        to the queue. The arguments are those of `RequestMoves.lose`.
         """
         request = self.requests.served_by(slot)
         gang = self.gangs.of(request) if request is not None else None
@@ -194,7 +200,7 @@ class GangMoves:
         self._break_up(gang, request, reason, message)
 
     def decline(self, slot: Slot) -> None:
-        """Handles that no job master accepted the executor's direct offer.
+        """Handles a direct offer of the executor that the job master did not accept.
 
         Members of a gang are not offered directly. If an executor does it all the same, a gang that
         is not granted yet goes back to the queue.

@@ -123,7 +123,17 @@ class Journal:
         reason: str = "",
         message: str = "",
     ) -> None:
-        """Writes an entry into the cluster's history."""
+        """Writes an entry into the cluster's history.
+
+        Args:
+            kind: what has happened, such as "slot_granted".
+            executor_id: the executor that it is about; empty: none. The same holds for the next
+                two.
+            job_id: the job.
+            allocation_id: the request.
+            reason: machine-readable reason.
+            message: for people.
+        """
         event = ClusterEvent(
             sequence=self._history.next_sequence(self._changes),
             time_ms=self.at.time_ms,
@@ -138,7 +148,14 @@ class Journal:
         self.effects.append(PublishClusterEvent(event))
 
     def slot_event(self, kind: str, slot: Slot, *, reason: str = "", message: str = "") -> None:
-        """Writes an entry about a slot into the cluster's history."""
+        """Writes an entry about a slot into the cluster's history.
+
+        Args:
+            kind: what has happened, such as "slot_granted".
+            slot: the slot; its executor, job and request are named in the entry.
+            reason: machine-readable reason.
+            message: for people.
+        """
         self.cluster_event(
             kind,
             executor_id=slot.executor_id,

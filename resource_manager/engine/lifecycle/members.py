@@ -78,8 +78,12 @@ class MemberRows:
         self.changes.request_range(part.row)
 
     def keep_end_of_many(self, part: Part, first: Request, count: int) -> None:
-        """Stores the end of `count` consecutive members that were never placed; `first` is the
-        first one.
+        """Stores the end of consecutive members that were never placed.
+
+        Args:
+            part: the part that they belong to.
+            first: the first one, in its ended state.
+            count: how many they are.
         """
         self.jobs[first.job_id].live_requests -= count
         self.requests.live -= count

@@ -144,13 +144,22 @@ class RequestMoves:
         self.outbox[host.host_id] = None
 
     def confirm(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
-        """Handles that the executor carved the slot, and grants it to its request."""
+        """Records that the executor has carved the slot, and grants it to its request.
+
+        The arguments are those of `carve`.
+        """
         self.carve(slot, isolation=isolation, cpus=cpus)
         self.grant(slot)
 
     def carve(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
-        """Handles that the executor carved the slot. Its request may still wait for others of its
-        gang.
+        """Records that the executor has carved the slot.
+
+        Its request may still wait for others of its gang.
+
+        Args:
+            slot: the slot.
+            isolation: how the executor isolates it; None: not reported.
+            cpus: the cpus that it has; empty: not reported.
         """
         self.transitions.move_slot(slot, SlotInput.CONFIRM)
         slot.allocated_time_ms = self.journal.at.time_ms
@@ -177,7 +186,8 @@ class RequestMoves:
     def reclaim(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
         """Gives a slot back to its request when the lost executor returns with it.
 
-        The request must still be queued, so that it does not have another slot.
+        The request must still be queued, so that it does not have another slot. The arguments are
+        those of `carve`.
         """
         request = self.requests[slot.allocation_id]
         self.queue.remove(request)
@@ -268,7 +278,7 @@ class RequestMoves:
             self.journal.job_event(request, reason=reason, message=message, slot=slot)
 
     def lose(self, slot: Slot, reason: str, message: str) -> None:
-        """Handles that a request has lost its slot.
+        """Handles the loss of a request's slot.
 
         The request goes back to the queue if the slot was never granted, or if it asked for another
         one (`restart_on_loss`). Otherwise it ends. The caller decides what happens to the slot.
@@ -316,7 +326,13 @@ class RequestMoves:
         self.journal.job_event(request, reason=reason, message=message, slot=slot)
 
     def reject(self, request: Request, reason: str, message: str) -> None:
-        """Ends a request that must not wait any longer, with an event in both logs."""
+        """Ends a request that must not wait any longer, with an entry in both logs.
+
+        Args:
+            request: a queued request.
+            reason: machine-readable reason.
+            message: the same for people.
+        """
         self.end_request(request, RequestInput.REJECT, reason=reason, message=message)
         self.journal.cluster_event(
             "request_rejected",
@@ -363,7 +379,7 @@ class RequestMoves:
             )
 
     def decline(self, slot: Slot) -> None:
-        """Handles that the job master did not accept the executor's direct offer.
+        """Handles a direct offer of the executor that the job master did not accept.
 
         The request ends, and the slot is deleted: the executor has taken it down already.
         """

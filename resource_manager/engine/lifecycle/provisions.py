@@ -174,9 +174,7 @@ class ProvisionMoves:
         self.usage.total_changed(host)
 
     def registered(self, provision: Provision, host: Host) -> None:
-        """Handles that the executor registered. One that is being given back already is only
-        drained.
-        """
+        """Records that the executor has registered; drains it if it is being given back already."""
         if provision.state is ProvidedExecutorState.STOPPING:
             self.drain(host, provision.message)
         elif provision.state in PENDING:
@@ -191,7 +189,12 @@ class ProvisionMoves:
             backoff.failures = backoff.until_ms = 0
 
     def move(self, provision: Provision, to: ProvidedExecutorState, message: str) -> None:
-        """Moves a provision.
+        """Moves a provision to another state and stores it.
+
+        Args:
+            provision: the provision.
+            to: its new state.
+            message: why, for people.
 
         Raises:
             IllegalTransition: the table does not list the move.

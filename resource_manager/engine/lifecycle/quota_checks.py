@@ -37,7 +37,7 @@ per group.
 
 @dataclass(slots=True, eq=False)
 class QuotaChecks:
-    """Quota checks for pending requests."""
+    """Finds how many pending requests quotas admit, and blocks and unblocks job queues."""
 
     costs: Costs
     flows: FlowTree
@@ -82,8 +82,13 @@ class QuotaChecks:
         )
 
     def admitted_of(self, scheduling_class: SchedulingClass, job_id: str, most: int) -> int:
-        """Returns how many requests of a job and scheduling class may be placed now; blocks
-        none.
+        """Returns how many requests of a job quotas admit now. Unlike `admitted`, it blocks no job
+        queue.
+
+        Args:
+            scheduling_class: what the requests ask for.
+            job_id: the job.
+            most: the upper bound of the answer.
         """
         groups = self.limited(job_id)
         return room(groups, self.largest_booking(scheduling_class), most) if groups else most
@@ -133,8 +138,9 @@ class QuotaChecks:
             most: how many job queues to unblock at most.
 
         Returns:
-            How many were unblocked. `flows.freed_groups` keeps the groups of which some are left. A
-            job queue that was unblocked gets there again only after its group has more booked.
+            How many were unblocked. `flows.freed_groups` keeps the groups of which some are left.
+            An unblocked job queue is blocked by the same group again only after that group has
+            more booked.
         """
         queue, freed_groups = self.queue, self.flows.freed_groups
         # Hosts have changed, so default slots may book other amounts: every block is checked again.

@@ -29,7 +29,7 @@ ENTRIES_AT_ONCE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why members end, as their job master is told."""
+    """Why members end; it goes into the events for their job master."""
 
     reason: str
     message: str

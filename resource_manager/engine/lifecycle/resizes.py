@@ -17,16 +17,17 @@ The rules:
   resize is ordered (`cpus/resizing.py`); old and new ones stay booked until the executor confirms.
 
 Example: a host with 4 cpus has slot A with 1 cpu and slot B with 2 cpus, so 1 cpu is free.
+`booked` is what A has booked.
 
-  event                                     wanted    ordered   A books  free
-  job master: resize 1 of A to 3 cpus       1: 3 cpu  -         1        1
+  event                                     wanted    ordered   booked  free
+  job master: resize 1 of A to 3 cpus       1: 3 cpu  -         1       1
       the growth of 2 does not fit in 1: it is queued
-  slot B ends; 3 free, so 1 is ordered      -         1: 3 cpu  3        1
-  job master: resize 2 of A to 2 cpus       2: 2 cpu  1: 3 cpu  3        1
+  slot B ends; 3 free, so 1 is ordered      -         1: 3 cpu  3       1
+  job master: resize 2 of A to 2 cpus       2: 2 cpu  1: 3 cpu  3       1
       it waits behind the one that is ordered
-  report: number 1, 3 cpus; 2 is ordered    -         2: 2 cpu  3        1
+  report: number 1, 3 cpus; 2 is ordered    -         2: 2 cpu  3       1
       it needs no growth, but is booked at the larger size
-  report: number 2, 2 cpus                  -         -         2        2
+  report: number 2, 2 cpus                  -         -         2       2
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class ResizeMoves:
         """Orders a queued resize if its growth fits on the slot's executor now.
 
         Args:
-            placing: the placement pass that is running; it is told of the host's new booking.
+            placing: the placement pass that is running; its view of the host is updated.
             item: the queue entry of the resize.
 
         Returns:
@@ -132,7 +133,14 @@ class ResizeMoves:
         """Returns why the host's cpus and NUMA nodes could not suit a slot of this size.
 
         Other slots are ignored: the check is made as if this slot were the only one on the host.
-        None means that the size is possible.
+
+        Args:
+            host: the slot's host.
+            slot: the slot; cpus and nodes that it has are kept.
+            size: the size that it would get.
+
+        Returns:
+            None if the host could suit it.
         """
         current = slot.assignment
         if slot.ordered is not None:

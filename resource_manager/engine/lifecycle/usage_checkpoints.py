@@ -1,8 +1,8 @@
 """Stores the usage of jobs and groups, so that it survives a restart.
 
 Changed usage is stored now and then. It is stored at once in three cases: a flow's virtual time was
-raised as it became active; a flow starts to accrue; a job ends, with its groups. In the first two a
-restart could not tell otherwise that it was raised, or since when it accrues.
+raised as it became active; a flow starts to accrue; a job ends, with its groups. After a
+restart, nothing else would show that a flow was raised, or since when it accrues.
 `fairness/checkpoints.py` limits how much usage a crash may lose.
 """
 

@@ -82,6 +82,11 @@ class WaitingReasons:
         return Reason(scheduling_class.reason[1])
 
     def _waiting_reason(self, scheduling_class: SchedulingClass) -> Reason:
+        """Checks feasibility first, then sums of free capacity, and single hosts last.
+
+        Enough in sum but on no host means fragmented. Enough on a host, but not on suitable cpus or
+        NUMA nodes, means topology.
+        """
         match feasibility(self.hosts, self.elastic, scheduling_class):
             case Feasibility.NEVER:
                 return Reason.INFEASIBLE_NEVER
@@ -138,6 +143,9 @@ class WaitingReasons:
             yield self._member_reason(waiting, member.key), member.count
 
     def _member_reason(self, waiting: WaitingGang, key: SchedulingKey) -> Reason:
+        """Returns why a member waits: its own reason if it would also wait alone, else that of the
+        gang.
+        """
         if not waiting.tried:
             return Reason.NOT_YET_CONSIDERED
         if waiting.reasons[0] != self.journal.snapshot_number:
@@ -171,9 +179,9 @@ class WaitingReasons:
     def rejection(self, spec: RequestSpec) -> ItemOutcome | None:
         """Returns why a request cannot be accepted; None if it can. The indexes must be fresh.
 
-        A request that could never be served is rejected at once, by known executors and by those
-        that could be ordered, unless it has `allow_pending`. While no executor is known and none
-        can be ordered, everything waits; `scheduling/rejecting.py` checks those requests later.
+        A request is rejected at once if neither a known executor nor one that could be ordered
+        would ever fit it, unless it has `allow_pending`. While no executor is known and none can be
+        ordered, everything waits; `scheduling/rejecting.py` checks those requests later.
         """
         scheduling_class = self.queue.class_of(spec)
         verdict = feasibility(self.hosts, self.elastic, scheduling_class)

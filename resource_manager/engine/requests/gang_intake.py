@@ -51,7 +51,7 @@ def refused_members(
         belongs.setdefault(spec.allocation_id, set()).add(spec.gang_id)
         if spec.gang_id:
             members.setdefault(spec.gang_id, {}).setdefault(spec.allocation_id, spec)
-    # Allocation ids that the call uses for more than one gang.
+    # Allocation ids that the call uses in more than one gang, or with and without a gang.
     shared = {name for name, gang_ids in belongs.items() if len(gang_ids) > 1}
     refused: dict[str, ItemOutcome] = {}
     for gang_id, count in Counter(gang.gang_id for gang in gangs).items():
@@ -134,6 +134,7 @@ def _refused(
     *,
     verdicts: Verdicts,
 ) -> list[ItemOutcome]:
+    """Returns what is wrong with the members of one gang; empty if it can be accepted."""
     known = state.gangs.by_id.get(gang.gang_id)
     if known is not None:
         return [] if _same(state.requests, job, known, gang, members) else _exists(gang, members)
@@ -190,6 +191,9 @@ def _problem(
     *,
     shared: set[str],
 ) -> ItemOutcome | None:
+    """Returns what is wrong with one member; None if nothing is. `first` is the gang's first
+    member.
+    """
     name = spec.allocation_id
     if requests.is_taken(name) or name in shared:
         return taken(name)
@@ -208,6 +212,7 @@ def _problem(
 def _others(
     gang: GangSpec, members: list[RequestSpec], problems: list[ItemOutcome]
 ) -> list[ItemOutcome]:
+    """Returns outcomes for the members without a problem: refused because of another member."""
     culprits = {problem.id for problem in problems}
     culprit = problems[0]
     message = (
@@ -225,6 +230,9 @@ def _others(
 def _impossible(
     waiting_reasons: WaitingReasons, gang: GangSpec, members: list[RequestSpec], verdicts: Verdicts
 ) -> list[ItemOutcome]:
+    """Returns an outcome for each member if the gang could never be placed as a whole; else an
+    empty list.
+    """
     key = Where.of(gang), member_requests_for(members)
     if key not in verdicts:
         verdicts[key] = waiting_reasons.gang_feasibility(*key)

@@ -33,7 +33,16 @@ def new_members(ranges: RangeLedger, spec: RangeSpec) -> int:
 
 
 def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcome:
-    """Accepts a range if it is new and valid. Returns the outcome for the whole range."""
+    """Accepts a range if it is new and valid.
+
+    Args:
+        context: of the event that brought the range.
+        job: the job that submits it.
+        spec: the range.
+
+    Returns:
+        One outcome for the whole range.
+    """
     state = context.state
     known = _known(state.requests, state.ranges, job, spec)
     if known is not None:

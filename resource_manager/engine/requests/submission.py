@@ -85,6 +85,9 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
 
 
 def _refuse_too_many(requests: Requests, settings: EngineSettings, job: Job, new: int) -> None:
+    """Raises ResourceExhausted if `new` more requests are too many for the job or for all jobs
+    together.
+    """
     live, most = job.live_requests, settings.job_requests_max
     if live + new > most:
         raise ResourceExhausted(
@@ -138,6 +141,11 @@ def _submit(
     gangs: Sequence[GangSpec],
     refused: Mapping[str, ItemOutcome],
 ) -> ItemOutcome:
+    """Accepts one request and queues it, or returns why it was not accepted.
+
+    The same request again is accepted without effect. A member of a gang is queued later, with its
+    gang.
+    """
     state = context.state
     known = state.requests.named(spec.allocation_id)
     problem = refused.get(spec.allocation_id)
@@ -241,6 +249,9 @@ class _Caller:
 def _give_up(
     context: EventContext, by: _Caller, allocation_id: str, generation: int, grace_ms: int | None
 ) -> ItemOutcome:
+    """Ends one request on behalf of a caller; an ended one, or an older generation, stays as it
+    is.
+    """
     request = context.state.requests.named(allocation_id)
     if request is None or by.job_id not in (None, request.job_id):
         owner = "" if by.job_id is None else f" in job {by.job_id}"
@@ -278,6 +289,10 @@ def _give_up_members(
 
 
 def _refuse_mix(job: Job, specs: Iterable[RequestSpec]) -> None:
+    """Raises InvalidArgument if a job would have requests with and without a resource profile.
+
+    `specified` of the job is None before its first request, which then decides.
+    """
     specified, witness = job.specified, job.witness_allocation_id
     for spec in specs:
         if specified is None:

@@ -5,9 +5,9 @@ A provisioned executor is known by its id. Requests that were planned on it are 
 others. Requests that do not fit, because it is smaller than promised, stay queued and are planned
 again. If it could not even serve them when empty, its shape backs off.
 
-An executor that came by itself takes over the plan of the most similar pending one. An executor
-that a provider started, and whose provision is unknown (it was given up, or is newer than the
-stored state), is adopted, so that it is given back when it is idle.
+An executor that came by itself takes over the plan of the most similar pending one. A provider may
+have started an executor whose provision is unknown: it was given up, or is newer than the stored
+state. Such an executor is adopted, so that it is given back when it is idle.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ from resource_manager.engine.scaling.texts import class_text, gang_text
 
 
 def executor_came(context: EventContext, executor_id: str, *, new: bool) -> None:
-    """Handles that an executor has registered; `new` says that it was unknown before."""
+    """Matches an executor that has registered with its provision, or with a plan.
+
+    Args:
+        context: of the registration.
+        executor_id: the executor.
+        new: it was unknown before.
+    """
     state, elastic, host = context.state, context.state.elastic, context.state.hosts[executor_id]
     provision = state.provisions.get(host.host_id)
     of_shape = provision.shape if provision is not None else host.executor.registration.provided_as
@@ -58,6 +64,7 @@ def executor_came(context: EventContext, executor_id: str, *, new: bool) -> None
 
 
 def _adopt(context: EventContext, host: Host, shape: str) -> None:
+    """Makes a provision for an executor of a provider's shape whose provision is unknown."""
     message = "it came although nobody waited for it any more"
     provision = Provision(
         executor_id=host.host_id,

@@ -55,9 +55,9 @@ PATIENCE = 3
 
 def plan_waiting(context: EventContext) -> None:
     """Plans for queued requests if anything has changed, and orders the missing executors."""
-    # Everything that the result of a plan depends on; if it is as last time, so is the plan.
     state, elastic = context.state, context.state.elastic
     shapes = context.state.provision_moves.requestable_shapes()
+    # Everything that the result of a plan depends on; if it is as last time, so is the plan.
     now = (
         state.queue.moves + state.gangs.moves,
         state.hosts.version,
@@ -239,6 +239,11 @@ class _BacklogBuilder:
         return Supply(self._capacity(shape.name), shape.total, shape.cost, most)
 
     def _gangs(self, arrivals: list[int]) -> list[GangWish]:
+        """Returns the queued gangs to plan, in queue order.
+
+        `arrivals` are the arrival numbers of the planned requests: a gang is planned after those
+        that came before it.
+        """
         wished: list[GangWish] = []
         at, left = 0, self._state.settings.provisioning.planned_requests_max
         for waiting in self._state.gangs.in_order():

@@ -67,6 +67,9 @@ def _needs_another_pass(state: State) -> bool:
 
 
 def _run_pass(context: EventContext) -> None:
+    """Checks provisions, plans for queued requests and the minimum, then gives back what is not
+    needed.
+    """
     state = context.state
     for provision in list(state.provisions.values()):
         _check_provision(context, provision)
