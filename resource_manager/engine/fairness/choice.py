@@ -1,13 +1,15 @@
-"""Who is served next, and how many of its requests in one go.
+"""Picks the job that is served next, and how many slots it gets in one go.
 
-From the root down, each step takes the child that is to be served first (`flows.py`), until a job
-is reached: with groups below the root and jobs below them, the least served group, then the least
-served job of it.
+From the root down, each step takes the child that comes first (`flows.py`), until it reaches a job.
+With groups below the root and jobs below them, that is the first group, then the first job in it.
 
-A *run* of one job lasts until, at some level, another flow would come first; and at the least for
-one slot, or for 1/64 of what the flow at that level has running. So whoever is alone is served
-without asking again, many who are served side by side take turns a few hundred times and not once
-per slot, and nobody gets ahead of a sibling by more than that part, or one slot.
+A job is served in *runs*, so that the order need not be asked for every slot. A run ends when
+another flow would come first at some level. It has at least one slot, or 1/64 of the slots that the
+flow at that level has running. So a job that is alone is served in a single run, and no flow gets
+ahead of a sibling by more than one slot or that part.
+
+Example: with the two groups of the example in `flows.py`, a run of `medium` has ceil((160 - 120) /
+7.5) = 6 slots.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from math import ceil, inf
 from resource_manager.engine.fairness.flows import Flow, FlowTree, SortKey
 
 RUN_PART = 64
-"""A run takes at least one part in so many of what a flow has running."""
+"""A run has at least 1/64 of the slots that a flow has running."""
 
-_ROUNDED = 1e-9
+_ROUNDED = 1e-9  # Tolerance for rounding errors in virtual times.
 
 
 def first_job(tree: FlowTree) -> Flow | None:
-    """The job that is to be served next; None: none has a turn."""
+    """Returns the job that is served next; None: none is active."""
     flow = tree.root
     while flow.children is not None:
         below = tree.first_child(flow)
@@ -34,8 +36,15 @@ def first_job(tree: FlowTree) -> Flow | None:
 
 
 def run_length(tree: FlowTree, job: Flow, cost: float) -> float:
-    """How many slots of this cost (each) the job that is to be served next is to get before anybody
-    else is; infinite if nobody else has a turn.
+    """Returns how many slots the job that is next gets before another flow comes first.
+
+    Args:
+        tree: the fairness tree.
+        job: the job that `first_job` returned.
+        cost: cost per second of each slot.
+
+    Returns:
+        At least 1; infinite if no other flow is active.
     """
     length = inf
     flow = job
@@ -48,19 +57,19 @@ def run_length(tree: FlowTree, job: Flow, cost: float) -> float:
 
 
 def order_key_of(tree: FlowTree, job: Flow) -> tuple[SortKey, ...]:
-    """By what a job is compared with others, the lesser first: how it and its ancestors stand
-    among their siblings, from the root down.
+    """Returns what a job is compared with any other job by, the lesser first: the sort keys of its
+    ancestors and of the job among their siblings, from the root down.
     """
     path = [job, *job.ancestors()]
     return tuple(tree.sort_key(flow) for flow in reversed(path[:-1]))
 
 
 def _lead(tree: FlowTree, flow: Flow, second: Flow, cost: float) -> float:
-    """How many slots it takes until a flow comes behind one that is behind it now."""
+    """Returns how many more slots a flow needs until it comes after the second one."""
     if flow.below_minimum:
-        return 0  # what it lacks is not counted in costs
+        return 0  # the share of a minimum is in booked amounts, which costs do not tell
     step = tree.lookahead_s * cost * tree.clock.scale / flow.weight
     if not step:
-        return inf  # only what was received counts, and that does not change now
+        return inf  # only service received counts then, and placing slots does not change it now
     tau = tree.clock.tau
     return ceil((second.at(tau) - flow.at(tau)) / step - _ROUNDED)

@@ -1,12 +1,19 @@
-"""Warped time, in which what decays is a straight line. Decides how quickly service is forgotten;
-refuses to know who received it.
+"""Warped time: a clock in which decaying amounts are straight lines.
 
-With a half-life H, service received at u counts at t by 2^-((t-u)/H). Multiplied by
-g(t) = 2^((t-L)/H), with any fixed landmark L, that weight no longer depends on t: what was
-received once is a constant, and what is being received at a fixed rate is a straight line in
-tau(t) = H/ln2 * (2^((t-L)/H) - 1), since dtau/dt = g. Comparing such *scaled* amounts at one moment
-is comparing the decayed ones. (Forward decay: Cormode, Shkapenyuk, Srivastava, Xu: "Forward decay:
-a practical time decay model for streaming systems", ICDE 2009.)
+With a half-life H, service received at time u counts 2^-((t-u)/H) at time t. This weight changes
+all the time. So amounts are kept *scaled*: multiplied by g(u) = 2^((u-L)/H) of the moment u when
+they were received, with a fixed landmark L. A scaled amount divided by g(t) is the decayed one. At
+any one moment g(t) is the same for all, so comparing scaled amounts is comparing decayed ones.
+
+Service at a fixed rate then is a straight line in tau(t) = H/ln2 * (g(t) - 1), because dtau/dt = g.
+(Forward decay: Cormode, Shkapenyuk, Srivastava, Xu: "Forward decay: a practical time decay model
+for streaming systems", ICDE 2009.)
+
+Example with H = 60 s and L = 0. One flow receives 100 at t = 0, another one 60 at t = 60. At t = 60
+their decayed amounts are 50 and 60. Scaled, they are 100 * g(0) = 100 and 60 * g(60) = 120: the
+same order and the same ratio, and neither ever changes. A slot with cost 1 that runs from 0 to 60
+adds tau(60) = 86.6 scaled, which is 86.6 / g(60) = 43.3 at t = 60: less than 60, since its first
+seconds have decayed.
 
 Without a half-life tau is t - L, and g is 1.
 """
@@ -17,31 +24,31 @@ from dataclasses import dataclass
 from math import log
 
 HALF_LIVES_MAX = 256
-"""The landmark is moved when it lies so many half-lives back: far from what a float can hold."""
+"""Half-lives after which the landmark is moved, long before g exceeds the range of a float."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rescaling:
-    """The landmark was moved: scaled amounts are to be multiplied by `factor`, a power of two (so
-    nothing is rounded), and warped times to be mapped by `tau`.
+    """A move of the landmark. Scaled amounts must be multiplied by `factor`, and warped times
+    mapped by `tau`. The factor is a power of two, so nothing is rounded.
     """
 
     factor: float
     offset: float  # H / ln 2
 
     def tau(self, tau: float) -> float:
-        """A warped time as it is called now."""
+        """Returns a warped time as counted from the new landmark."""
         return (tau + self.offset) * self.factor - self.offset
 
 
 class Clock:
-    """The present moment, warped. Never goes back: an earlier time is taken for the present one.
+    """The present moment in warped time. Never goes back.
 
     Attributes:
         now_ms: monotonic milliseconds.
         tau: warped seconds since the landmark.
-        scale: g, what an amount of now is multiplied by to be compared with scaled ones.
-        bend: dg/dtau, so g = 1 + bend * tau.
+        scale: g; multiplies an amount of now to make it a scaled one.
+        bend: dg/dtau, so that g = 1 + bend * tau.
     """
 
     __slots__ = ("_half_life_ms", "_landmark_ms", "bend", "now_ms", "scale", "tau")
@@ -55,7 +62,11 @@ class Clock:
         self.scale = 1.0
 
     def advance(self, now_ms: int) -> Rescaling | None:
-        """It is `now_ms` now. What is kept by this clock is to be moved as the answer says."""
+        """Advances the clock; a time before the present one is ignored.
+
+        Returns:
+            The rescaling to apply to all stored values; None: the landmark was not moved.
+        """
         if now_ms <= self.now_ms:
             return None
         self.now_ms = now_ms

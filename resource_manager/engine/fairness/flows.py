@@ -1,22 +1,32 @@
-"""The tree of flows: groups, and jobs as its leaves, with what each has received.
+"""The fairness tree: groups with jobs as leaves, and how much each has used.
 
-Decides how service accrues, decays and is compared; keeps for every group which of its children is
-to be served first. Refuses to know what waits, what fits where and how much may be had.
+A *flow* is a group or a job. The usage of a flow is its *service* (cost times seconds of all slots
+in its subtree, decayed) plus what the flow was *raised* by. Among siblings, the flow with the least
+*virtual time* is served next:
 
-A flow's *tally* is the service received (cost times seconds of the slots in its subtree, decayed)
-plus what it was raised by. Among its siblings that is served first whose *key* is least:
+    virtual time = (service + raised + lookahead * rate) / weight
 
-    (tally + lookahead * rate) / weight
+`rate` is the cost per second of the slots that run now. The lookahead counts them as if they had
+run for that much longer already. The code calls the virtual time `key`.
 
-where `rate` is what runs now. The lookahead counts what runs as if it had run for so much longer.
-Nothing is updated as time goes by: in warped time (`clock.py`) tallies and keys are straight lines,
-and a kinetic tournament (`tournament.py`) per group knows the least.
+Example: all slots cost 1 per second, the lookahead is 30 s, and nothing decays.
 
-Children whose guaranteed minimum is not reached come before their siblings, least fulfilled first.
+    group    weight   used   slots that run   virtual time
+    default  1        100    2                (100 + 30 * 2) / 1 = 160
+    medium   4        300    6                (300 + 30 * 6) / 4 = 120
 
-A flow that begins to wait after it did not is raised to the tally per weight of the sibling that
-is to be served next, less the lookahead (which is no less than the least of them all), or else to
-what the sibling that was served last had then: idleness earns no credit. Only ever raised.
+Group `medium` is served next. Each slot that it gets adds 30 / 4 = 7.5 to its virtual time. With
+six more slots that is 165, and `default` comes first. Then `default` gets one slot (190), `medium`
+the next four (195), and so on: capacity that becomes free in one burst is divided by weight.
+
+Nothing is updated while time passes. In warped time (`clock.py`) every virtual time is a straight
+line, and one kinetic tournament per group (`tournament.py`) finds the least of these lines.
+
+Children below their guaranteed minimum come before their siblings, the least fulfilled first.
+
+Idleness earns no credit. A flow that begins to wait is raised to the usage per weight of the
+sibling that is served next, or, if no sibling waits, of the one that was served last, as of then.
+If its usage per weight is higher already, it stays: a flow is never lowered.
 """
 
 from __future__ import annotations
@@ -36,24 +46,27 @@ GROUP = "group/"
 JOB = "job/"
 
 _KNOWN_MAX = 1_024
-"""Amounts remembered at once as limits count them."""
+"""Amounts whose counted form is cached at most."""
 
 
 class FlowTree:
-    """All flows, and the clock they accrue by.
+    """All flows, and the clock that their service accrues by.
 
     Attributes:
-        root: the one whose children are groups without parent.
+        clock: the present, in warped time.
+        lookahead_s: seconds that running slots are counted ahead.
+        root: the flow above all groups without a parent.
         groups: by name.
         jobs: by id.
-        changed: flows whose tally has changed since it was stored last; whoever stores it takes
-            them out and sets their `changed` back.
-        urgent: those that were raised, began to accrue, or have another weight, since they were
-            stored: nobody could tell later that they were, or when. Whoever stores them clears it.
-        accrued_while_down: those that accrued while nobody led, and were not stored since: a change
-            of their rate makes them urgent.
-        freed_groups: ids of groups that have less than they had, or other limits: what their
-            quotas blocked may be tried again. `QuotaChecks.unblock` clears it.
+        changed: flows whose usage has changed since it was stored last. Whoever stores a flow takes
+            it out and resets `Flow.changed`.
+        urgent: flows that were raised, began to accrue or got another weight since they were
+            stored. They are stored with the next batch, because a restart could not derive when
+            that happened. The code that stores them clears this.
+        accrued_while_down: flows that accrued while no resource manager was active, and have not
+            been stored since. A change of their rate makes them urgent.
+        freed_groups: ids of groups that use less than before or have new limits. Requests that
+            their quotas blocked may fit now. `QuotaChecks.unblock` clears this.
     """
 
     def __init__(self, fairness: Fairness, now_ms: int) -> None:
@@ -63,19 +76,19 @@ class FlowTree:
         self.groups: dict[str, Flow] = {}
         self.jobs: dict[str, Flow] = {}
         self.changed: dict[str, Flow] = {}
-        # By identity of the amounts, which are kept so that it stays theirs.
+        # Keyed by id(). The amounts are kept too, so that their id is not reused for other amounts.
         self._known: dict[int, tuple[Amounts, dict[str, int]]] = {}
         self.urgent: dict[str, Flow] = {}
         self.accrued_while_down: dict[str, Flow] = {}
         self.freed_groups: dict[str, None] = {}
 
     def advance(self, now_ms: int) -> None:
-        """It is so late now; earlier times are taken for the latest one known."""
+        """Sets the present moment. Times before the latest one are ignored."""
         rescaling = self.clock.advance(now_ms)
         if rescaling is not None:
             self._rescale(rescaling)
 
-    # Who there is.
+    # Groups and jobs.
 
     def put_group(
         self,
@@ -85,15 +98,18 @@ class FlowTree:
         weight: float = 1.0,
         limits: tuple[Amounts, Amounts] = ({}, {}),
     ) -> Flow:
-        """A group, new or changed, below another one (empty: the root); KeyError if there is no
-        such parent, ValueError if the parent changes while anything of the group waits or runs.
+        """Adds a group or changes it.
 
         Args:
-            name: its name.
-            parent: that of the group it is part of.
-            weight: from now on its share is in proportion to this. Its key stays what it is: it is
-                neither paid back nor charged for what it got with another weight.
+            name: name of the group.
+            parent: name of the group that contains it; empty: the root.
+            weight: share of the group relative to its siblings, from now on. Its virtual time stays
+                the same, so what it used with another weight is neither paid back nor charged.
             limits: maximum and minimum.
+
+        Raises:
+            KeyError: there is no such parent.
+            ValueError: the parent changes while requests of the group wait or slots of it run.
         """
         below = self.groups[parent] if parent else self.root
         flow = self.groups.get(name)
@@ -106,6 +122,8 @@ class FlowTree:
             self._join(flow, below)
         flow.settle(self.clock.tau)
         if weight != flow.weight:
+            # Scales service + raised by the ratio of the weights, so that usage / weight does not
+            # change.
             flow.raised += (flow.service + flow.raised) * (weight / flow.weight - 1.0)
             flow.weight = weight
             self.urgent[flow.id] = flow
@@ -115,27 +133,39 @@ class FlowTree:
         return flow
 
     def add_job(self, job_id: str, group: str) -> Flow:
-        """A new job, below a group that is known; KeyError if it is not."""
+        """Adds a job to a group.
+
+        Raises:
+            KeyError: there is no such group.
+        """
         flow = self.jobs[job_id] = self._add(JOB + job_id, job_id, self.groups[group])
         return flow
 
     def remove_job(self, job_id: str) -> None:
-        """A job is forgotten. What it received stays with its ancestors."""
+        """Removes a job. What it used stays counted in its groups."""
         self._remove(self.jobs.pop(job_id))
 
     def remove_group(self, name: str) -> None:
-        """A group without children is struck."""
+        """Removes a group without children."""
         self._remove(self.groups.pop(name))
 
-    # What they have.
+    # Slots.
 
     def place(self, job_id: str, booked: Amounts, count: int, cost: float) -> None:
-        """So many slots of a job were placed: they have booked this each, and accrue."""
+        """Counts newly placed slots of a job: they use quota and accrue from now on.
+
+        Args:
+            job_id: the job.
+            booked: what each slot has booked.
+            count: number of slots.
+            cost: cost per second of each slot.
+        """
         amounts = self._counted(booked)
         flow: Flow | None = self.jobs[job_id]
         tau = self.clock.tau
         while flow is not None:
             parent = flow.parent
+            # The same as Flow.settle.
             if flow.rate:
                 flow.service += flow.rate * (tau - flow.since)
             if not flow.rate or (self.accrued_while_down and flow.id in self.accrued_while_down):
@@ -153,12 +183,18 @@ class FlowTree:
             flow = parent
 
     def note_reuse(self, job_id: str) -> None:
-        """A slot of a job goes on with further work of it, which is being served, too."""
+        """Notes that a job was served: one of its slots goes on with the next request."""
         for flow in self._path(job_id):
             flow.served_ms = self.clock.now_ms
 
     def adopt(self, job_id: str, booked: Amounts, cost: float) -> None:
-        """A slot is there that was placed in a former life; `cost` is 0 if it does not accrue."""
+        """Counts a slot that was placed before a restart.
+
+        Args:
+            job_id: the job.
+            booked: what the slot has booked.
+            cost: cost per second of the slot; 0: it does not accrue.
+        """
         for flow in self._path(job_id):
             flow.settle(self.clock.tau)
             flow.rate += cost
@@ -167,7 +203,9 @@ class FlowTree:
             self._mark(flow)
 
     def stop_accruing(self, job_id: str, cost: float) -> None:
-        """A slot begins to be taken down, or is gone at once: it accrues no more."""
+        """Stops charging for a slot, for example because it is being taken down. It still uses
+        quota until `remove_slot`.
+        """
         for flow in self._path(job_id):
             flow.settle(self.clock.tau)
             if not flow.rate or flow.id in self.accrued_while_down:
@@ -176,11 +214,11 @@ class FlowTree:
             self._mark(flow)
 
     def resume_accruing(self, job_id: str, cost: float) -> None:
-        """A slot that did not accrue does so again."""
+        """Charges again for a slot that `stop_accruing` was called for."""
         self.stop_accruing(job_id, -cost)
 
     def remove_slot(self, job_id: str, booked: Amounts) -> None:
-        """Nothing is left of a slot (that had stopped)."""
+        """Releases the quota of a slot that is gone. `stop_accruing` must have been called before."""
         amounts = self._counted(booked)
         for flow in self._path(job_id):
             flow.running -= 1
@@ -191,7 +229,7 @@ class FlowTree:
                 self._mark(flow)
 
     def rebook(self, job_id: str, before: Amounts, after: Amounts) -> None:
-        """A slot has booked something else."""
+        """Updates the quota that a slot uses, after its booked amounts have changed."""
         less, more = counted(before), counted(after)
         for flow in self._path(job_id):
             _subtract(flow.used, less)
@@ -202,15 +240,19 @@ class FlowTree:
                 self._mark(flow)
 
     def recost(self, job_id: str, before: float, after: float) -> None:
-        """A slot that accrues costs something else from now on."""
+        """Updates the cost per second of a slot that accrues."""
         if before != after:
             self.stop_accruing(job_id, before - after)
 
-    # Who waits.
+    # Pending requests, and which flows take part in the order.
 
     def wait(self, job_id: str, number: int, count: int) -> None:
-        """So many more requests wait, of arrival numbers from `number` on. Whoever did not wait
-        before begins to.
+        """Counts pending requests. Raises each flow above them that had none before.
+
+        Args:
+            job_id: the job.
+            number: arrival number of the first of them; breaks ties with siblings.
+            count: how many more there are.
         """
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
@@ -222,14 +264,18 @@ class FlowTree:
             flow = flow.parent
 
     def remove_waiting(self, job_id: str, count: int) -> None:
-        """So many fewer wait."""
+        """Counts pending requests that were served or have left."""
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.waiting -= count
             flow = flow.parent
 
     def activate(self, job_id: str) -> None:
-        """Something of a job may have a turn."""
+        """Lets a job take part in the order: one of its queues has become active.
+
+        A group is active while at least one of its children is. So the change goes up the tree only
+        as far as groups that were inactive.
+        """
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.active += 1
@@ -239,7 +285,7 @@ class FlowTree:
             flow = flow.parent
 
     def deactivate(self, job_id: str) -> None:
-        """Nothing of a job may have a turn."""
+        """Takes a job out of the order: none of its queues is active."""
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.active -= 1
@@ -249,7 +295,7 @@ class FlowTree:
             flow = flow.parent
 
     def pause(self, group: Flow) -> None:
-        """A group is to have no turn for a while, whatever is active in it."""
+        """Takes a group out of the order until `resume`, whatever is active in it."""
         group.paused = True
         self._mark(group)
         flow = group.parent if group.active else None
@@ -259,7 +305,7 @@ class FlowTree:
             flow = None if flow.active or flow.paused else flow.parent
 
     def resume(self, group: Flow) -> None:
-        """A group that was halted may have turns again."""
+        """Lets a paused group take part in the order again."""
         group.paused = False
         self._mark(group)
         flow = group.parent if group.active else None
@@ -268,10 +314,10 @@ class FlowTree:
             self._mark(flow)
             flow = None if flow.active > 1 or flow.paused else flow.parent
 
-    # What that means.
+    # Usage, and the order.
 
     def usage(self, flow: Flow) -> FlowUsage:
-        """What a flow has received by now."""
+        """Returns what a flow has used by now, in cost times seconds."""
         service, scale = flow.service_at(self.clock.tau), self.clock.scale
         return FlowUsage(
             service=service / scale,
@@ -281,35 +327,37 @@ class FlowTree:
         )
 
     def set_usage(self, flow: Flow, service: float, raised: float) -> None:
-        """It has received so much by now."""
+        """Sets what a flow has used by now, in cost times seconds (after a restart)."""
         scale = self.clock.scale
         flow.service, flow.raised, flow.since = service * scale, raised * scale, self.clock.tau
         self._mark(flow)
 
     def key(self, flow: Flow) -> float:
-        """What a flow is compared by with its siblings, scaled."""
+        """Returns the virtual time of a flow, scaled: it compares with those of siblings at this
+        moment only.
+        """
         ahead = self.lookahead_s * flow.rate * self.clock.scale
         return (flow.service_at(self.clock.tau) + flow.raised + ahead) / flow.weight
 
     def sort_key(self, flow: Flow) -> SortKey:
-        """By what a flow is compared with its siblings."""
+        """Returns what a flow is compared with its siblings by. The lesser is served first."""
         reached = fulfilment(flow.used, flow.minimum)
         if reached < 1:
             return False, reached, flow.tie
         return True, self.key(flow), flow.tie
 
     def first_child(self, flow: Flow) -> Flow | None:
-        """The child of a group that is to be served next; None: none has a turn."""
+        """Returns the child of a group that is served next; None: none is active."""
         return flow.children.first() if flow.children is not None else None
 
     def second_child(self, flow: Flow) -> Flow | None:
-        """The child of a group that would be next without the first."""
+        """Returns the child of a group that would be served next if the first were not there."""
         return flow.children.second() if flow.children is not None else None
 
-    # How it is done.
+    # Helpers.
 
     def _counted(self, booked: Amounts) -> dict[str, int]:
-        """Amounts as `used` has them. What is alike is one dict as a rule."""
+        """Returns amounts as `Flow.used` has them, from a cache: equal slots mostly share one dict."""
         known = self._known.get(id(booked))
         if known is None:
             if len(self._known) >= _KNOWN_MAX:
@@ -345,17 +393,21 @@ class FlowTree:
             raise ValueError(f"{flow.id} cannot be taken out of the tree")
         if flow.active or flow.waiting or flow.running:
             raise ValueError(f"{flow.id} waits or has slots")
-        flow.parent.children.freshen()  # so that no tournament knows it any more
+        # The flow is inactive, so this takes it out of the tournaments.
+        flow.parent.children.freshen()
         del flow.parent.children.by_id[flow.id]
         flow.parent = None
 
     def _raise(self, flow: Flow) -> None:
-        """Lets a flow that begins to wait start no lower than those who wait already."""
+        """Raises a flow that begins to wait to the level of its siblings, so that idleness earns
+        nothing.
+        """
         parent = flow.parent
         if parent is None or parent.children is None:
             return
         siblings = parent.children
         first = siblings.least()
+        # Without the lookahead: the newcomer shall start at what the sibling used, not at more.
         if first is not None:
             level = (first.service_at(self.clock.tau) + first.raised) / first.weight
         else:
@@ -366,7 +418,9 @@ class FlowTree:
             self.urgent[flow.id] = flow
 
     def _mark(self, flow: Flow) -> None:
-        """What its parent's tournaments know of a flow is to be looked at."""
+        """Notes that a flow has changed: for the tournaments of its parent, and for storing its
+        usage.
+        """
         if not flow.changed:
             flow.changed = True
             self.changed[flow.id] = flow

@@ -1,11 +1,9 @@
-"""Flows, what they have received, and which of those below one group comes first.
+"""Flows, and the order of the children of one group.
 
-Decides by what siblings are compared, the lines that their keys are (see `flows.py`). A group keeps
-two kinetic tournaments over its children that may have a turn: of those who lack some of their
-minimum, who come first, by how far it is reached, and of all others by key. Whoever has changed is
-*stale* until somebody asks who is first.
-
-Refuses to know what changes a flow, and when.
+A group keeps two kinetic tournaments over its active children. Children below their guaranteed
+minimum are in one of them, by the share of the minimum that they have; they come first. All others
+are in the other one, by virtual time (see `flows.py`). A child that changes is only marked *stale*;
+the tournaments are updated when the order is asked for next.
 """
 
 from __future__ import annotations
@@ -20,32 +18,41 @@ from resource_manager.engine.fairness.quotas import fulfilment
 from resource_manager.engine.fairness.tournament import Entry, Tournament
 
 SortKey = tuple[bool, float, tuple[int, str]]
-"""By what siblings are compared, the lesser first: whether the minimum is reached, how far it is or
-else the key, who has waited longer.
+"""What siblings are compared by, the lesser first: whether the minimum is reached; the reached
+share of the minimum or else the virtual time; the arrival number since which the flow waits, then
+its id.
 """
 
 
 @dataclass(slots=True, eq=False)
 class Flow(Entry):
-    """A group or a job. Amounts of service that are *scaled* are compared at one moment only; see
-    `FlowTree.usage` for what they are now.
+    """A group or a job.
+
+    Service is kept *scaled*: multiplied by `Clock.scale` as of the moment when it was received.
+    Scaled amounts compare with each other at one moment; `FlowTree.usage` returns real ones.
 
     Attributes:
         id: "group/NAME", "job/ID" or "root".
         name: the group's name, or the job's id.
         parent: None: it is the root.
-        children: of a group, groups and jobs; None: it is a job.
-        weight: its share is in proportion to it.
-        maximum: what its slots may have at most, by dimension as `limits.counted`.
-        minimum: what they are to have at least.
-        service: scaled: received until `since` (warped).
-        raised: scaled: what was added as it began to wait.
-        rate: cost of all slots of its subtree that accrue.
-        used: what all its slots have booked, from placing until nothing of them is left.
-        running: how many those are.
-        waiting: requests of its subtree that wait, and slots that wait to grow.
-        active: something of it may have a turn; of a group: so many children.
-        served_ms: when something of it was placed or handed on last; None: not in this incarnation.
+        children: groups and jobs below a group; None: it is a job.
+        weight: its share relative to its siblings'.
+        maximum: limit of what its slots have booked, by dimension as in `quotas.counted`.
+        minimum: guaranteed amounts, likewise.
+        service: scaled; what it received until `since`.
+        raised: scaled; what was added when it began to wait.
+        since: warped time up to which `service` is counted.
+        rate: cost per second of all slots of its subtree that accrue.
+        used: what all its slots have booked, from placement until they are gone.
+        running: number of these slots.
+        waiting: pending requests of its subtree, including slots that wait to grow.
+        active: of a job: 1 if it has an active queue, else 0. Of a group: number of active children
+            that are not paused.
+        served_ms: when a slot of it was placed or reused last; None: not since the start.
+        stale: it changed after its parent's tournaments were updated last.
+        below_minimum: it is in the tournament of children below their minimum.
+        paused: it is in no tournament, whatever is active in it.
+        changed: its usage has changed since it was stored last.
     """
 
     id: str = ""
@@ -64,60 +71,59 @@ class Flow(Entry):
     waiting: int = 0
     active: int = 0
     served_ms: int | None = None
-    # What its parent's tournaments know of it.
+    # Kept for the tournaments of the parent, and for storing usage.
     stale: bool = False
-    below_minimum: bool = False  # it is in that of those who lack their minimum
-    paused: bool = False  # it takes part in neither, whatever is active in it
-    changed: bool = False  # since its tally was stored last
+    below_minimum: bool = False
+    paused: bool = False
+    changed: bool = False
 
     def __repr__(self) -> str:
         return f"<{self.id}>"
 
     def ancestors(self) -> Iterator[Flow]:
-        """The groups it is in, the nearest first, the root last."""
+        """Yields the groups that contain it, the nearest first, the root last."""
         flow = self.parent
         while flow is not None:
             yield flow
             flow = flow.parent
 
     def service_at(self, tau: float) -> float:
-        """Scaled: received until then."""
+        """Returns the service received until a moment, scaled."""
         return self.service + self.rate * (tau - self.since)
 
     def settle(self, tau: float) -> None:
-        """Notes what it has received by now: its rate may change."""
+        """Adds what accrued until now to `service`; call it before the rate changes."""
         self.service, self.since = self.service_at(tau), tau
 
 
 @dataclass(frozen=True, slots=True)
 class FlowUsage:
-    """What a flow has received, as of one moment, in cost times seconds."""
+    """What a flow has used, as of one moment, in cost times seconds."""
 
     service: float  # received, decayed
-    raised: float  # added as it began to wait, decayed
-    lookahead: float  # what its present rate adds
+    raised: float  # added when it began to wait, decayed
+    lookahead: float  # what the slots that run now add
     weight: float
 
     @property
     def total(self) -> float:
-        """What counts as received."""
+        """Usage: service plus what was added when the flow began to wait."""
         return self.service + self.raised
 
     @property
     def key(self) -> float:
-        """What it is compared by with its siblings."""
+        """Virtual time: what the flow is compared with its siblings by."""
         return (self.service + self.raised + self.lookahead) / self.weight
 
 
 class Siblings:
-    """The children of a group.
+    """The children of a group, and which of them is served next.
 
     Attributes:
-        by_id: all of them.
-        fair: those that may have a turn and have their minimum, by key.
-        below_minimum: those that may have a turn and lack some of their minimum, by how far it is
-            reached.
-        last_served: scaled: tally per weight of whom was served last, then.
+        by_id: all children.
+        fair: active children that have reached their minimum, by virtual time.
+        below_minimum: active children below their minimum, by the share of it that they have.
+        last_served: scaled; usage per weight of the child that was served last, as of then.
     """
 
     __slots__ = (
@@ -140,14 +146,14 @@ class Siblings:
         self._stale: list[Flow] = []
 
     def first(self) -> Flow | None:
-        """Who is to be served next; None: nobody has a turn."""
+        """Returns the child that is served next; None: none is active."""
         if self._stale:
             self.freshen()
         tournament = self.below_minimum if self.below_minimum.count else self.fair
         return tournament.least(self._clock.tau)
 
     def second(self) -> Flow | None:
-        """Who would be next without the first."""
+        """Returns the child that would be next if the first were not there; None: there is none."""
         if self._stale:
             self.freshen()
         tau = self._clock.tau
@@ -156,19 +162,19 @@ class Siblings:
         return self.below_minimum.runner_up(tau) or self.fair.least(tau)
 
     def least(self) -> Flow | None:
-        """Who has the least key of those who may have a turn and have their minimum."""
+        """Returns the child with the least virtual time of those that have reached their minimum."""
         if self._stale:
             self.freshen()
         return self.fair.least(self._clock.tau) if self.fair.count else None
 
     def changed(self, flow: Flow) -> None:
-        """What the tournaments know of a flow is to be looked at."""
+        """Marks a flow as stale, if it is in a tournament or belongs into one."""
         if not flow.stale and (flow.active or flow.seat >= 0):
             flow.stale = True
             self._stale.append(flow)
 
     def freshen(self) -> None:
-        """Tells the tournaments what has changed."""
+        """Updates the tournaments with all flows that have changed."""
         tau = self._clock.tau
         for flow in self._stale:
             flow.stale = False
@@ -182,6 +188,7 @@ class Siblings:
             if not active:
                 continue
             if below_minimum:
+                # The share changes with bookings only, not with time: a level line.
                 flow.level, flow.slope = reached, 0.0
             else:
                 self._draw(flow)
@@ -194,7 +201,7 @@ class Siblings:
         self._stale.clear()
 
     def rescale(self, rescaling: Rescaling) -> None:
-        """The landmark was moved, and what the flows have received was scaled to it."""
+        """Applies a move of the clock's landmark; the flows themselves are rescaled before."""
         for flow in self.by_id.values():
             if flow.seat >= 0 and not flow.below_minimum:
                 self._draw(flow)
@@ -203,7 +210,11 @@ class Siblings:
         self.below_minimum.rebuild(self._clock.tau)
 
     def _draw(self, flow: Flow) -> None:
-        """The key of a flow as a line."""
+        """Sets the line `level + slope * tau` of a flow's virtual time.
+
+        The scaled lookahead is `lookahead * rate * g`, and g = 1 + bend * tau (`clock.py`), so it
+        is a straight line in tau, too.
+        """
         rate, lookahead = flow.rate, self._lookahead_s
         level = flow.service - rate * flow.since + flow.raised + lookahead * rate
         flow.level = level / flow.weight

@@ -1,11 +1,22 @@
-"""The least of many straight lines, at a time that only moves on. Knows lines, not what they stand
-for.
+"""Finds the least of many straight lines, at a time that only moves forward.
 
-A *kinetic tournament* (Basch, Guibas, Hershberger: "Data structures for mobile data", SODA 1997):
-a binary tree over the entries, in which every inner node remembers who of its two children's
-winners is least, and until when nothing in its subtree changes by itself. So a question costs
-nothing while that time has not come, and otherwise a look at the nodes whose time has; a change of
-one line costs a walk from its leaf towards the root, which ends where the entry wins no more.
+A *kinetic tournament* (Basch, Guibas, Hershberger: "Data structures for mobile data", SODA 1997) is
+a binary tree over the entries. Each inner node remembers its winner, the lesser of its two
+children's winners. It also remembers until when nothing in its subtree changes. A question costs
+nothing before that time; after it, only the nodes whose time has come are judged again. When one
+line changes, the nodes above its leaf are judged, up to the first one where the entry neither won
+nor wins.
+
+Example: four lines in seats 0 to 3, judged at tau = 0.
+
+    A = 10 + 2 tau    B = 14 + 1 tau    C = 13    D = 20
+
+    node 2 (A, B): A wins, until tau = 4, where A and B cross
+    node 3 (C, D): C wins, until infinity
+    node 1 (2, 3): A wins, until tau = 1.5, where A and C cross
+
+`least(1)` returns A and judges nothing. `least(2)` judges node 1 only: A is 14 and C is 13, so C
+wins, until tau = 4. Then the winner of node 2 may change, and both nodes are judged.
 """
 
 from __future__ import annotations
@@ -19,10 +30,10 @@ _LEAVES_MIN = 2
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """Somebody with a line: `level + slope * tau`. Of equal ones the lesser `tie` is first.
+    """A line `level + slope * tau`. Of equal lines, the one with the lesser `tie` comes first.
 
-    `seat` is the leaf that an entry has in its tournament, -1 if it has none. Once it has one, a
-    change of the line or the tie has to be told to the tournament.
+    `seat` is the entry's leaf in its tournament, -1 if it is in none. Once it has a seat, the
+    caller must report every change of line or tie with `Tournament.moved`.
     """
 
     tie: tuple[int, str] = (0, "")
@@ -31,7 +42,7 @@ class Entry:
     seat: int = -1
 
     def at(self, tau: float) -> float:
-        """Where the line is then."""
+        """Returns the value of the line at a time."""
         return self.level + self.slope * tau
 
 
@@ -39,7 +50,7 @@ EntryT = TypeVar("EntryT", bound=Entry)
 
 
 class Tournament(Generic[EntryT]):
-    """Entries, and which of them is least. Times that are passed in never go back."""
+    """Entries, and which of them is least. Times that callers pass must not go back."""
 
     __slots__ = ("_empty", "_leaves", "_until", "_winner", "count")
 
@@ -54,7 +65,7 @@ class Tournament(Generic[EntryT]):
         return self.count
 
     def seat(self, entry: EntryT, tau: float) -> None:
-        """Lets somebody take part."""
+        """Adds an entry. Costs the height of the tree, and doubles the tree when it is full."""
         if not self._empty:
             self._grow(tau)
         entry.seat = self._empty.pop()
@@ -63,7 +74,7 @@ class Tournament(Generic[EntryT]):
         self._climb(entry, tau)
 
     def unseat(self, entry: EntryT, tau: float) -> None:
-        """Lets somebody take part no more."""
+        """Removes an entry."""
         self.count -= 1
         if self.count:
             self._winner[self._leaves + entry.seat] = None
@@ -75,11 +86,11 @@ class Tournament(Generic[EntryT]):
         entry.seat = -1
 
     def moved(self, entry: EntryT, tau: float) -> None:
-        """The line of somebody who takes part has changed."""
+        """Takes in a change of an entry's line or tie."""
         self._climb(entry, tau)
 
     def least(self, tau: float) -> EntryT | None:
-        """Who is least; None: nobody takes part."""
+        """Returns the least entry; None: there are none."""
         if not self.count:
             return None
         if self._until[1] <= tau:
@@ -87,7 +98,11 @@ class Tournament(Generic[EntryT]):
         return self._winner[1]
 
     def runner_up(self, tau: float) -> EntryT | None:
-        """Who is least but for the one who is."""
+        """Returns the entry that would be least without the least one; None: there is no other.
+
+        Every entry that lost to the winner directly is a sibling node on its path; one of them is
+        second.
+        """
         first = self.least(tau)
         if first is None or self.count == 1:
             return None
@@ -105,11 +120,11 @@ class Tournament(Generic[EntryT]):
         return best
 
     def entries(self) -> list[EntryT]:
-        """All who take part, by seat."""
+        """Returns all entries, by seat."""
         return [entry for entry in self._winner[self._leaves :] if entry is not None]
 
     def rebuild(self, tau: float) -> None:
-        """All lines, and what times are called, have changed."""
+        """Judges all nodes, after all lines and the meaning of times have changed."""
         for node in range(self._leaves - 1, 0, -1):
             self._judge(node, tau)
 
@@ -122,7 +137,7 @@ class Tournament(Generic[EntryT]):
         self.rebuild(tau)
 
     def _climb(self, entry: EntryT, tau: float) -> None:
-        """Judges the nodes above a leaf, up to where the entry neither won nor wins."""
+        """Judges the nodes above a leaf, up to the first one where the entry neither won nor wins."""
         winner, until = self._winner, self._until
         node = (self._leaves + entry.seat) >> 1
         while node:
@@ -134,7 +149,7 @@ class Tournament(Generic[EntryT]):
             node >>= 1
 
     def _freshen(self, node: int, tau: float) -> None:
-        """Judges the nodes below and at this one whose time has come."""
+        """Judges the nodes at and below this one whose time has come."""
         until, left = self._until, 2 * node
         if left < self._leaves:
             if until[left] <= tau:
@@ -144,7 +159,9 @@ class Tournament(Generic[EntryT]):
         self._judge(node, tau)
 
     def _judge(self, node: int, tau: float) -> None:
-        """Who of two is least, and until when: until their lines cross, or a child's time comes."""
+        """Sets the winner of a node, and until when it holds: until the two lines cross, or until
+        the winner below either child may change.
+        """
         winner, untils = self._winner, self._until
         left = node + node
         one, two = winner[left], winner[left + 1]
@@ -164,6 +181,7 @@ class Tournament(Generic[EntryT]):
             winner[node] = two
             closes = closing < 0
         if closes and (crossing := apart / closing) < until:
-            # Of what is equal now, or was rounded, the next question decides.
+            # The lines are equal now, or the crossing was rounded into the past: judge again at the
+            # next question.
             until = crossing if crossing > tau else nextafter(tau, inf)
         untils[node] = until
