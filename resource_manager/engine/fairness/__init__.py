@@ -1,1 +1,1 @@
-"""The ledger of usage: the tree of flows, quotas, and which flow is next in order."""
+"""The fairness ledger: usage of groups and jobs, quotas, and which flow is next in order."""

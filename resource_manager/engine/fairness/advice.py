@@ -1,18 +1,19 @@
-"""Into how many threads a job's work should be split, told from how long its threads took. Pure.
+"""Recommends how many threads a job's work should be split into, based on how long its threads
+took.
 
-Two ways of reading the same durations, because a thread may be long for two reasons:
+A thread may be long for two reasons, which call for different numbers:
 
-- It has many units of work, like all others of the job. Then splitting the same total work evenly
-  into k times as many threads makes every thread take 1/k of its time.
-- It has one unit that takes long by itself. No number of threads divides that one; but the more
-  threads there are, the smaller is the part of them that is so long, and the others flow around it.
+- It has many units of work, like all others of the job. Splitting the same work evenly into k times
+  as many threads makes each take 1/k of its time.
+- It has one unit that takes long. No number of threads divides that unit. But with more threads
+  such long ones are a smaller part of all, and the others flow around them.
 
-Threads that took more than `LONG_FACTOR` times the median are taken for the second kind as long as
-they are few (`LONG_SHARE_MAX`). Threads that last about a second or less mostly cost: carving a
-slot, starting a process and telling everybody is most of what they do; so no advice goes there.
+Threads that took more than `LONG_FACTOR` times the median count as the second kind, as long as they
+are few (`LONG_SHARE_MAX`). Threads of about a second or less mostly consist of overhead (carving a
+slot, starting a process, reporting), so the advice does not go there.
 
-The seed's guidance: the great majority of threads under two minutes, which typically takes 200 to
-1,000 threads.
+The target comes from the paper in docs/fairness.md: the great majority of threads under two
+minutes, which typically takes 200 to 1,000 threads.
 """
 
 from __future__ import annotations
@@ -27,21 +28,20 @@ from resource_manager.engine.model.durations import Durations
 TARGET_MS = 120_000
 QUANTILE = 0.95
 THREADS_MAX = 100_000
-"""More than that is not recommended to anybody: jobs of that size are normal, larger ones are not.
-"""
+"""Upper limit of a recommendation. Jobs of that size are normal, larger ones are not."""
 
 TYPICAL_MIN, TYPICAL_MAX = 200, 1_000
 OBSERVED_FEW = 20
-"""With fewer threads than that to go by, advice is rough, and says so."""
+"""With fewer observed threads the advice is rough, and says so."""
 
 LONG_FACTOR = 5.0
 LONG_SHARE_MAX = 0.1
 FINISHED_SHARE_MIN = 0.1
 OVERHEAD_MS = 1_000
-"""Below that a thread mostly consists of what every thread costs."""
+"""A shorter thread mostly consists of the overhead that every thread has."""
 
 WORTH_MS = 10_000
-"""What threads that are too short should rather take."""
+"""How long threads should take instead if they are too short."""
 
 ASSUMED = (
     "assumed: the same work in all, split evenly; a thread lasts from being granted a slot until it"
@@ -69,17 +69,17 @@ class Observed:
     finished: Durations
     running: int = 0
     waiting: int = 0
-    running_longest_ms: int = 0  # how long the oldest of those that run has taken so far
+    running_longest_ms: int = 0  # how long the oldest running thread has taken so far
 
     @property
     def threads(self) -> int:
-        """How many threads its work was split into, as far as that was asked for."""
+        """Number of threads that were requested so far."""
         return self.finished.count + self.running + self.waiting
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A recommendation, and what it goes by. Durations in milliseconds."""
+    """A recommendation, and what it is based on. Durations in milliseconds."""
 
     threads_recommended: int  # 0: too little is known
     threads_observed: int
@@ -98,9 +98,9 @@ def advise(observed: Observed, target_ms: int = TARGET_MS, quantile: float = QUA
     """Recommends a number of threads.
 
     Args:
-        observed: durations of threads that finished, and how many there are besides.
+        observed: durations of finished threads, and the number of others.
         target_ms: how long a thread should take at most; above 0.
-        quantile: the part of all threads that should keep to that; above 0, below 1.
+        quantile: the part of all threads that should take no longer; above 0, below 1.
     """
     found = observed.finished
     wanted, remarks = 0, ["no thread of the job has finished yet: ask again when some have"]
@@ -126,7 +126,7 @@ def advise(observed: Observed, target_ms: int = TARGET_MS, quantile: float = QUA
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A job's work as it was split: `threads` of them, some of which are long by themselves."""
+    """A job's work as it was split: into `threads` threads, some of which have one long unit."""
 
     finished: Durations
     threads: int
@@ -139,12 +139,17 @@ class _Work:
         found = observed.finished
         long, long_ms = found.beyond(max(target_ms, LONG_FACTOR * found.quantile_ms(0.5)))
         if long > max(1, LONG_SHARE_MAX * found.count) or long == found.count:
-            long, long_ms = 0, 0.0  # so many are no exceptions
+            long, long_ms = 0, 0.0  # too many to be exceptions
         mean_ms = max(0.0, found.total_ms - long_ms) / (found.count - long)
         return cls(found, observed.threads, long, found.longest_ms, mean_ms)
 
     def share_within(self, threads: int, target_ms: int) -> float:
-        """The part of so many threads that would keep to the target."""
+        """Returns the part of all threads that would meet the target if there were `threads` of
+        them.
+
+        With k times as many threads, an ordinary one takes 1/k: it meets the target if it met k
+        times the target before. The number of long ones stays the same.
+        """
         ordinary = self.finished.count - self.long
         scaled_ms = target_ms * threads / self.threads
         within = min(self.finished.count_within(scaled_ms), ordinary) / ordinary
@@ -152,7 +157,7 @@ class _Work:
         return max(0.0, 1 - long / threads) * within
 
     def threads_lasting(self, mean_ms: int) -> int:
-        """Into how many threads to split it, so that ordinary ones last about so long."""
+        """Returns how many threads make an ordinary one take `mean_ms` on average."""
         return max(1, int(self.threads * self.ordinary_mean_ms / mean_ms))
 
 
@@ -182,7 +187,7 @@ def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[
 def _enough_or_fewer(
     work: _Work, target_ms: int, quantile: float, remark: str
 ) -> tuple[int, list[str]]:
-    # Never fewer than is typical: nobody knows how many could run at once.
+    # Never fewer than is typical: it is unknown how many could run at once.
     now, fewer = work.threads, max(TYPICAL_MIN, work.threads_lasting(WORTH_MS))
     remarks = [f"{remark}: no more threads are needed"]
     if work.ordinary_mean_ms >= OVERHEAD_MS or fewer >= now:
@@ -228,8 +233,8 @@ def _doubts(observed: Observed) -> list[str]:
 
 
 def _least(low: int, high: int, enough: Callable[[int], bool]) -> int | None:
-    """The least number from `low` to `high` that is enough; None if even `high` is not. (Whatever
-    is enough stays so for more.)
+    """Returns the least number from `low` to `high` that is enough; None if even `high` is not. If
+    a number is enough, every larger one must be, too.
     """
     if not enough(high):
         return None
@@ -240,7 +245,7 @@ def _least(low: int, high: int, enough: Callable[[int], bool]) -> int | None:
 
 
 def _rounded_up(threads: int) -> int:
-    """To two digits that count: nobody wants 4,137 threads."""
+    """Rounds up to two significant digits, since 4,200 is better advice than 4,137."""
     step = int(10 ** max(0, len(str(threads)) - 2))
     return math.ceil(threads / step) * step
 

@@ -1,14 +1,16 @@
-"""Tallies that last: which are written when, and what a restart makes of them.
+"""Stored usage: which flows are written when, and how a restart restores them.
 
-Decides how far off a tally may be: it is written when it begins to grow, and again at least every
-`usage_interval_ms` as long as it does. After a crash whatever runs then is charged from the time of
-the row on. So what slots received is lost that were gone by then, and too much is charged for those
-that came later: one interval of accrual at most, either way, and where slots follow one another the
-two make up for each other. Rows are written in rounds: whatever has changed by the beginning of one
-is written within it, a few at a time; very many flows make a round longer than the interval.
+A flow is written when it begins to accrue, and again at least every `usage_interval_ms` while it
+accrues. After a crash, slots that run then are charged from the time of the row on. So usage after
+a restart is off by at most one interval of accrual. It misses slots that ended before the crash and
+were not written since. It charges too much for slots that started after the row was written. Where
+slots follow one another, the two errors cancel out.
 
-Time that passed between a row and the restart is wall time, the only one that both know; a clock
-that was set back makes it 0. Refuses to know rows, slots and how flows are compared.
+Rows are written in passes. Whatever has changed when a pass begins is written within it, a few rows
+at a time. With very many flows a pass takes longer than the interval.
+
+The time between a row and the restart is wall time, the only clock that both processes share. If
+the clock was set back, it counts as 0.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from resource_manager.engine.model.entities import UsageRecord
 from resource_manager.engine.model.settings import Fairness
 
 STORED_AT_ONCE = 1_000
-"""Tallies that are written with one batch."""
+"""Flows that are written with one batch."""
 
 PAUSE_MS = 200
-"""Between two such batches of one round."""
+"""Pause between two such batches of one pass."""
 
 
 class Checkpoints:
-    """Which tallies are to be written next."""
+    """Decides which flows are written next."""
 
     def __init__(self, tree: FlowTree, fairness: Fairness) -> None:
         self._tree = tree
@@ -40,10 +42,10 @@ class Checkpoints:
         self._next_pass_ms = 0
 
     def due(self, now_ms: int, time_ms: int) -> tuple[list[UsageRecord], int]:
-        """The tallies to be written now, and when (monotonic) to ask again.
+        """Returns the rows to write now, and when (monotonic) to ask again.
 
         Args:
-            now_ms: monotonic; the tree's clock must have come this far.
+            now_ms: monotonic; the tree's clock must have been advanced to it.
             time_ms: now, by the wall clock.
         """
         if not self._next_flows and now_ms >= self._next_pass_ms:
@@ -59,7 +61,9 @@ class Checkpoints:
         return found, max(now_ms + 1, self._next_pass_ms)
 
     def written(self, flow: Flow, time_ms: int) -> UsageRecord:
-        """The tally of a flow as a row that is written now. What still grows is written again."""
+        """Returns a flow's row as of now, and marks the flow as stored. A flow that still accrues
+        stays among those that have changed.
+        """
         self._tree.changed.pop(flow.id, None)
         self._tree.accrued_while_down.pop(flow.id, None)
         flow.changed = bool(flow.rate)
@@ -71,7 +75,7 @@ class Checkpoints:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A slot that accrues: whose it is, and what it costs per second."""
+    """A slot that accrues: its job, and its cost per second."""
 
     job_id: str
     cost: float
@@ -84,15 +88,18 @@ def restore_usage(
     fairness: Fairness,
     time_ms: int,
 ) -> int:
-    """Gives the flows of a new tree what they had received, decayed, and what their slots have
-    received since; answers with how many tallies were of another measure and count for nothing.
+    """Restores the usage of all flows: the stored usage, decayed, plus what running slots have
+    accrued since.
 
     Args:
-        tree: with all flows, and what runs.
-        usage_records: as stored. Those of flows that are no more are passed over.
+        tree: a new tree with all flows, and the slots that run.
+        usage_records: as stored. Rows of unknown flows are skipped.
         running: all slots that accrue.
-        fairness: the measure that service is counted in now, and its half-life.
+        fairness: the present measure of usage, and its half-life.
         time_ms: now, by the wall clock.
+
+    Returns:
+        How many rows were in another measure. They are dropped.
     """
     flows = {flow.id: flow for flow in (*tree.groups.values(), *tree.jobs.values(), tree.root)}
     known, begins_ms = {}, {}
@@ -114,7 +121,8 @@ def restore_usage(
             left = _left_of(time_ms - row.time_ms, fairness)
             service, raised = service + row.service * left, row.raised * left
         tree.set_usage(flow, service, raised)
-        if row is not None and not flow.rate and row.time_ms <= time_ms:  # stored as it is
+        # nothing was added: the row is still right
+        if row is not None and not flow.rate and row.time_ms <= time_ms:
             flow.changed = False
             tree.changed.pop(flow_id, None)
     for flow in (tree.root, *tree.groups.values()):
@@ -129,7 +137,9 @@ def _since_rows(
     fairness: Fairness,
     time_ms: int,
 ) -> dict[str, float]:
-    """What slots have received that no row contains, by flow, decayed: from when it `begins_ms`."""
+    """Returns what running slots have accrued since the flow's row, by flow, decayed. Flows without
+    an entry in `begins_ms` get nothing.
+    """
     found: dict[str, float] = {}
     for slot in running:
         flow: Flow | None = tree.jobs.get(slot.job_id)
@@ -142,22 +152,25 @@ def _since_rows(
 
 
 def _left_of(past_ms: int, fairness: Fairness) -> float:
-    """The part that is left of what was received so long ago."""
+    """Returns the part of a usage of `past_ms` ago that still counts."""
     if fairness.half_life_ms is None:
         return 1.0
     return float(2.0 ** (-max(0, past_ms) / fairness.half_life_ms))
 
 
 def _counted_s(past_ms: int, fairness: Fairness) -> float:
-    """The seconds that still count of so long a time up to now."""
+    """Returns how many of the last `past_ms` still count, in seconds, after decay: the integral of
+    the weight 2^-(age / half-life).
+    """
     if fairness.half_life_ms is None:
         return max(0, past_ms) / 1_000
     return (1.0 - _left_of(past_ms, fairness)) * fairness.half_life_ms / 1_000 / log(2)
 
 
 def _remember_last_served(group: Flow) -> None:
-    """Who begins to wait beside siblings that run, and do not wait, starts no lower than the least
-    served of those."""
+    """Sets the level for flows that begin to wait beside siblings that run and do not wait: the
+    least usage per weight of those. A restart does not know which of them was served last.
+    """
     if group.children is None:
         return
     levels = [

@@ -1,7 +1,8 @@
-"""What a slot costs per second: its service is cost times time.
+"""What a slot costs per second. Service is cost times time.
 
-Decides by what the slot has booked and by the totals of the executors that are not lost. The cost
-of a slot is fixed when it is placed; refuses to know when that is, and whom it is charged to.
+The cost follows from what the slot has booked and, where the measure is the dominant share, from
+the totals of all executors that are not lost. A slot keeps the cost that it had when it was placed,
+until its booking changes.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ from resource_manager.engine.model.settings import Measure
 
 _SHARE_STEPS = float(1 << 40)
 _CORE_STEPS = float(1 << 20)
-"""Costs are whole numbers of such parts, so that sums of them are exact in any order: shares up to
-8,192 clusters, and billions of cores.
+"""Costs are rounded to multiples of 1/2^40 (shares) or 1/2^20 (cores), so that floats add them up
+exactly in any order: up to 8,192 whole clusters, or billions of cores.
 """
 
 _KNOWN_MAX = 1_024
-"""Costs remembered at once."""
+"""Costs that are cached at most."""
 
 
 class Costs:
-    """Costs of slots in one measure, with the totals they are reckoned against.
+    """Costs of slots in one measure.
 
     Attributes:
-        total: of all executors counted, by dimension.
-        separate_pools: some of them pool memory by part.
+        measure: "dominant", "slots" or "cpu".
+        total: sum of all executors that count, by dimension.
+        separate_pools: some executor pools memory by part.
     """
 
     def __init__(self, measure: Measure) -> None:
@@ -40,12 +42,12 @@ class Costs:
         self.separate_pools = False
         self._counted: dict[str, Amounts] = {}
         self._memory_is_one = True
-        self._compared: Amounts = {}  # the total as shares are reckoned of it
-        # By identity of the amounts, which are kept so that it stays theirs.
+        self._compared: Amounts = {}  # the total that shares are parts of
+        # Keyed by id(). The amounts are kept too, so that their id is not reused for other amounts.
         self._known: dict[int, tuple[Amounts, float]] = {}
 
     def count(self, executor_id: str, total: Amounts) -> None:
-        """An executor has this total; empty: it is lost, or gone."""
+        """Sets the total of an executor; empty: it is lost or deleted."""
         before = self._counted.get(executor_id, {})
         if before == total:
             return
@@ -57,20 +59,21 @@ class Costs:
             self._counted[executor_id] = total
         else:
             del self._counted[executor_id]
-        # Where some executors pool memory by part and some do not, only all of it compares.
+        # Memory parts compare with each other only if every executor has them. Otherwise all memory
+        # is one dimension.
         self.separate_pools = any(self.total.get(name) for name in MEMORY_PARTS)
         self._memory_is_one = bool(self.total.get(MEMORY_BYTES)) or not self.separate_pools
         self._compared = counted(self.total) if self._memory_is_one else self.total
         self._known.clear()
 
     def of(self, booked: Amounts) -> float:
-        """What a slot costs per second that books this."""
+        """Returns the cost per second of a slot that books this."""
         if self.measure == "slots":
             return 1.0
         if self.measure == "cpu":
             cpu_milli = booked.get(CPU_MILLI, 0) + booked.get(BEST_EFFORT_CPU_MILLI, 0)
             return round(cpu_milli / 1_000 * _CORE_STEPS) / _CORE_STEPS
-        known = self._known.get(id(booked))  # amounts that are alike are one dict as a rule
+        known = self._known.get(id(booked))  # equal amounts mostly share one dict
         if known is None:
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
@@ -82,4 +85,5 @@ class Costs:
         if self._memory_is_one:
             booked = counted(booked)
         shares = [amount / total[name] for name, amount in booked.items() if total.get(name)]
+        # At least one step: a slot of nothing that counts must not be free.
         return max(1.0, round(min(1.0, max(shares, default=0.0)) * _SHARE_STEPS)) / _SHARE_STEPS

@@ -58,8 +58,8 @@ class FlowTree:
         root: the flow above all groups without a parent.
         groups: by name.
         jobs: by id.
-        changed: flows whose usage has changed since it was stored last. Whoever stores a flow takes
-            it out and resets `Flow.changed`.
+        changed: flows whose usage has changed since it was stored last. The code that stores a flow
+            takes it out and resets `Flow.changed`.
         urgent: flows that were raised, began to accrue or got another weight since they were
             stored. They are stored with the next batch, because a restart could not derive when
             that happened. The code that stores them clears this.
@@ -218,7 +218,9 @@ class FlowTree:
         self.stop_accruing(job_id, -cost)
 
     def remove_slot(self, job_id: str, booked: Amounts) -> None:
-        """Releases the quota of a slot that is gone. `stop_accruing` must have been called before."""
+        """Releases the quota of a slot that is gone. `stop_accruing` must have been called
+        before.
+        """
         amounts = self._counted(booked)
         for flow in self._path(job_id):
             flow.running -= 1
@@ -357,7 +359,9 @@ class FlowTree:
     # Helpers.
 
     def _counted(self, booked: Amounts) -> dict[str, int]:
-        """Returns amounts as `Flow.used` has them, from a cache: equal slots mostly share one dict."""
+        """Returns amounts as `Flow.used` has them, from a cache: equal slots mostly share one
+        dict.
+        """
         known = self._known.get(id(booked))
         if known is None:
             if len(self._known) >= _KNOWN_MAX:

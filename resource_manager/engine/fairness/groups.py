@@ -1,8 +1,4 @@
-"""The tree of resource groups as the books hold it: which there are at first, who is part of whom.
-
-Decides which groups are delivered and which ones a restart makes for the jobs that it finds.
-Refuses to know why groups change (`jobs/groups.py`) and who is served first (`choice.py`).
-"""
+"""The tree of resource groups: the delivered groups, what a restart adds, and walks up and down."""
 
 from __future__ import annotations
 
@@ -12,10 +8,10 @@ from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.entities import Group, Job, JobState
 
 DEFAULT_GROUP = "default"
-"""The group of jobs that name none."""
+"""Group of jobs that name none."""
 
 DELIVERED_COUNTER = "groups_delivered"
-"""Counter that tells whether the delivered groups were made; operators may have struck them."""
+"""Counter that is 1 once the delivered groups were made; operators may have deleted some since."""
 
 DELIVERED = (
     (DEFAULT_GROUP, 1.0, "Priority 10 (Default)"),
@@ -35,15 +31,15 @@ def adopt_groups(
     *,
     time_ms: int,
 ) -> dict[str, Group]:
-    """The groups of books that are read, by name, parents before their parts.
+    """Returns the groups at a start, by name, parents before children.
 
-    The delivered groups are made if they never were, and the default group whenever it is missing.
-    Groups that jobs live in and that are not stored are made at the top, with weight 1: books of
-    earlier versions know no groups, only names. What is made is noted in `changes`.
+    The delivered groups are made once, and the default group whenever it is missing. Groups that
+    live jobs are in and that are not stored are made at the top, with weight 1: earlier versions
+    stored only names of groups. What is made is noted in `changes`.
 
     Args:
         stored: rows.
-        jobs: all of them, with what is theirs; those that have ended and left nothing need none.
+        jobs: all jobs. A job that has ended and left nothing behind needs no group.
         counters: as stored.
         changes: what the next batch stores.
         time_ms: now, by the wall clock.
@@ -65,19 +61,19 @@ def adopt_groups(
         if is_live(job):
             make(job.group)
     for group in groups.values():
-        if group.parent and group.parent not in groups:  # struck by other means
+        if group.parent and group.parent not in groups:  # deleted by other means
             group.parent = ""
             changes.group(group)
     return {group.name: group for group in in_order(groups)}
 
 
 def is_live(job: Job) -> bool:
-    """True if anything of a job waits or runs, or may yet do so."""
+    """Returns True if anything of a job is pending or runs, or could still be submitted."""
     return job.state is JobState.ACTIVE or bool(job.live_requests) or bool(job.slot_keys)
 
 
 def in_order(groups: Mapping[str, Group]) -> list[Group]:
-    """All groups: parents before their parts, by name among siblings, a part behind its parent."""
+    """Returns all groups, each before its children, and siblings by name."""
     parts: dict[str, list[Group]] = {}
     for group in sorted(groups.values(), key=lambda group: group.name, reverse=True):
         parts.setdefault(group.parent, []).append(group)
@@ -91,7 +87,7 @@ def in_order(groups: Mapping[str, Group]) -> list[Group]:
 
 
 def above(groups: Mapping[str, Group], name: str) -> Iterator[Group]:
-    """The group and those that it is part of, from the inside out."""
+    """Yields the group and the groups that contain it, from the inside out."""
     group = groups.get(name)
     while group is not None:
         yield group
@@ -99,7 +95,7 @@ def above(groups: Mapping[str, Group], name: str) -> Iterator[Group]:
 
 
 def below(groups: Mapping[str, Group], name: str) -> set[str]:
-    """Names of the group and of all its parts, at any depth."""
+    """Returns the names of the group and of all groups inside it, at any depth."""
     parts: dict[str, list[str]] = {}
     for group in groups.values():
         parts.setdefault(group.parent, []).append(group.name)

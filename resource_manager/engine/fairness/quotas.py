@@ -1,12 +1,11 @@
-"""How much a group may have at most, and whether it has what it is to have at least.
+"""Quotas: the maximum of a group, and whether its guaranteed minimum is reached.
 
-Decides by sums alone: what a group's subtree has booked, what is to be added, what may be. A slot
-counts from its placing until nothing of it is left, so what is being taken down counts as well. A
-limit says when no more is added; it never takes anything away. Refuses to know queues, hosts and
-who comes first.
+What counts is what all slots of a group's subtree have booked. A slot counts from its placement
+until nothing of it is left, so also while it is taken down. A quota only says whether more may be
+added; it never takes anything away.
 
 Limits name "cpu_milli", "best_effort_cpu_milli", "memory_bytes" (all memory parts together) and
-"extended.NAME". A dimension that a maximum does not name has no limit; one that it names with 0
+"extended.NAME". A dimension that a maximum does not name is unlimited. One that it names with 0
 admits nothing.
 """
 
@@ -33,29 +32,29 @@ UNBOUNDED = float("inf")
 
 
 class Bounded(Protocol):
-    """A group as limits see it; the flows of the tree are such."""
+    """What quota checks need of a group; the flows of the fairness tree have it."""
 
     @property
     def id(self) -> str:
-        """Its name in the tree."""
+        """Id of the flow, such as "group/NAME"."""
         ...
 
     @property
     def used(self) -> Mapping[str, int]:
-        """What all slots of its subtree have booked, as `counted` counts it."""
+        """What all slots of its subtree have booked, as `counted`."""
         ...
 
     @property
     def maximum(self) -> Amounts:
-        """What they may have booked at most."""
+        """Upper limits, by dimension."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class QuotaBlock:
-    """The limit that something does not get past."""
+    """A limit that a request would exceed."""
 
-    group_id: str  # of the flow
+    group_id: str  # id of the flow
     dimension: str
     need: int
     used: int
@@ -63,12 +62,14 @@ class QuotaBlock:
 
     @property
     def never(self) -> bool:
-        """True if it would not fit even if the group had nothing."""
+        """True if it would not fit even if the group used nothing."""
         return self.need > self.maximum
 
 
 def counted(amounts: Amounts) -> dict[str, int]:
-    """Amounts as limits count them: memory is one, whether or not an executor pools it apart."""
+    """Returns amounts as limits count them: all memory parts together as "memory_bytes", and no
+    zeros.
+    """
     if _PARTS.isdisjoint(amounts):
         return {name: amount for name, amount in amounts.items() if amount}
     found: dict[str, int] = {}
@@ -80,12 +81,13 @@ def counted(amounts: Amounts) -> dict[str, int]:
 
 
 def room(groups: Iterable[Bounded], need: Amounts, most: int) -> int:
-    """How many times `need` may be added, at most `most`, below the maximum of every one of these.
+    """Returns how many times `need` may be added within the maximum of each of these groups.
 
     Args:
-        groups: the ancestors of whom it is for, in any order; those without limits do no harm.
-        need: of one, as `counted`. What it does not name it does not add to, and what is above its
-            maximum already there does not stop it.
+        groups: the groups that contain the job, in any order; those without limits may be among
+            them.
+        need: what one slot adds, as `counted`. Dimensions that it does not name are not checked, so
+            it is admitted even where they are above their maximum already.
         most: an upper bound of the answer.
     """
     for group in groups:
@@ -99,8 +101,8 @@ def room(groups: Iterable[Bounded], need: Amounts, most: int) -> int:
 
 
 def quota_block(groups: Iterable[Bounded], need: Amounts) -> QuotaBlock | None:
-    """The limit that does not let `need` be added; None: it may be. Of several, one that would
-    never let it, else the first.
+    """Returns the limit that blocks `need`; None: it is admitted. Of several, one that could never
+    admit it comes first, else the first one found.
     """
     found: QuotaBlock | None = None
     for group in groups:
@@ -115,11 +117,11 @@ def quota_block(groups: Iterable[Bounded], need: Amounts) -> QuotaBlock | None:
 
 
 def fulfilment(used: Amounts, minimum: Amounts) -> float:
-    """How far a guaranteed minimum is reached: the largest share of it that is used over its
-    dimensions. Below 1 it is not; infinite where there is none.
+    """Returns how far a guaranteed minimum is reached: the largest used share of it over its
+    dimensions. Below 1 it is not reached. Infinite if there is no minimum.
 
-    The largest, not the smallest: work that needs no memory shall not go first for ever because
-    the guaranteed memory lies idle.
+    It is the largest share, not the smallest. Otherwise work that needs no memory would come first
+    indefinitely, because the guaranteed memory stays unused.
     """
     shares = [used.get(name, 0) / amount for name, amount in minimum.items() if amount]
     return max(shares, default=UNBOUNDED)
@@ -129,16 +131,24 @@ GroupT = TypeVar("GroupT", bound=Bounded)
 
 
 class QuotaLedger:
-    """What could be added to groups, one after another, if there were capacity for all of it.
-
-    For plans: nobody asks for executors on behalf of what a maximum stops.
+    """What a scale-up plan may add to groups, one request after another, if there were capacity for
+    it. So no executors are requested for what a maximum blocks.
     """
 
     def __init__(self) -> None:
         self._added: dict[str, dict[str, int]] = {}
 
     def admit(self, groups: Iterable[Bounded], need: Amounts, count: int) -> int:
-        """So many of `count` may be added to what was admitted before; they are noted."""
+        """Admits up to `count` slots on top of what was admitted before, and notes them.
+
+        Args:
+            groups: the groups that contain the job.
+            need: what one slot adds, as `counted`.
+            count: number of slots.
+
+        Returns:
+            How many are admitted.
+        """
         limited = [group for group in groups if group.maximum]
         admitted = room(
             [_WithAdmitted(group, self._added.get(group.id)) for group in limited], need, count
@@ -147,7 +157,12 @@ class QuotaLedger:
         return admitted
 
     def admit_all(self, groups: Iterable[Bounded], needs: Iterable[tuple[Amounts, int]]) -> bool:
-        """Likewise what can only be added as a whole: (need of one, how many)."""
+        """Admits a gang, which can only be added as a whole: (need of one member, number of such
+        members).
+
+        Returns:
+            False if a maximum blocks it; then nothing is noted.
+        """
         limited = [group for group in groups if group.maximum]
         together = total_need(needs)
         ahead = [_WithAdmitted(group, self._added.get(group.id)) for group in limited]
@@ -165,7 +180,7 @@ class QuotaLedger:
 
 
 def total_need(needs: Iterable[tuple[Amounts, int]]) -> dict[str, int]:
-    """What is added by something that is placed as a whole, such as a gang."""
+    """Returns what something adds that is placed as a whole, such as a gang."""
     found: dict[str, int] = {}
     for need, count in needs:
         for name, amount in need.items():
@@ -174,7 +189,7 @@ def total_need(needs: Iterable[tuple[Amounts, int]]) -> dict[str, int]:
 
 
 class _WithAdmitted:
-    """A group with what was admitted."""
+    """A group, with what was admitted counted as used."""
 
     __slots__ = ("id", "maximum", "used")
 
@@ -189,7 +204,7 @@ class _WithAdmitted:
 
 
 def unlimited_dimension(names: Iterable[str]) -> str:
-    """The first of these dimensions that no limit can name; empty: there is none."""
+    """Returns the first of these dimensions that no limit can name; empty: there is none."""
     for name in names:
         if name not in _NAMED and not name.startswith(EXTENDED_PREFIX):
             return name

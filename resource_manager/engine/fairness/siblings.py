@@ -162,7 +162,9 @@ class Siblings:
         return self.below_minimum.runner_up(tau) or self.fair.least(tau)
 
     def least(self) -> Flow | None:
-        """Returns the child with the least virtual time of those that have reached their minimum."""
+        """Returns the child with the least virtual time of those that have reached their
+        minimum.
+        """
         if self._stale:
             self.freshen()
         return self.fair.least(self._clock.tau) if self.fair.count else None

@@ -1,13 +1,18 @@
-"""Who is passed over, and since when. Knows times and counts; who they are, what they need and
-what is done about it is not its business.
+"""Starvation clocks: since when pending requests do not fit while others are placed.
 
-Whoever had a turn and did not fit is *passed over* from then on, as soon as others are placed. That
-is noted once for all requests of a shape (where one of them does not fit, none does), and for each
-gang and each slot that is to grow by itself. Whoever was passed over for `starvation_timeout_ms`,
-or for `starvation_placements` placements, is *starving*. Being placed by a turn like any other ends
-that.
+There is one clock for all requests of a scheduling class (if one of them does not fit, none does),
+and one for each gang and each resize. A clock starts when the class or item is tried for the first
+time and does not fit. It stops when one is placed. Once it has run for `starvation_timeout_ms`, or
+for `starvation_placements` placements of others, those that waited all that time are *starved*, and
+may get a reservation.
 
-Nothing is kept over a restart; whoever restores the books says from when it counts.
+Requests of a class that arrived later must not count from its start. So a record has several
+*marks*: moments, with the last arrival number until then. Example with a timeout of 300 s: a class
+does not fit at t = 0, when the last arrival number is 40. At t = 300 it is starved, and a second
+mark notes the last number 90. Request 35 is starved at t = 300. Request 60 counts from the second
+mark and is starved at t = 600.
+
+Nothing is kept over a restart; the code that restores the state decides when clocks start.
 """
 
 from __future__ import annotations
@@ -20,24 +25,24 @@ from typing import NamedTuple
 from resource_manager.engine.model.settings import Fairness
 
 Waiter = Hashable
-"""A shape (by identity), or the arrival number of what waits by itself."""
+"""A scheduling class (by identity), or the arrival number of a gang or resize."""
 
 CHECK_INTERVAL_MS = 1_000
-"""Whoever starves and could not be helped is looked at again after this."""
+"""Starved requests that could not be helped are examined again after this."""
 
 _DEAD_MAX = 1_024
-"""Entries of those who are passed over no longer that may be kept, however few are."""
+"""Outdated entries that the heap may always hold, however few are of use."""
 
 
 MARKS_PER_TIMEOUT = 4
-"""So many times within the timeout it is noted who had come until then."""
+"""Marks that are added to the record of a starved class within one timeout."""
 
 _MARKS_MAX = 2 * MARKS_PER_TIMEOUT
 
 
 class Mark(NamedTuple):
-    """A moment (monotonic, perhaps before this incarnation), how many placements of everybody there
-    had been, and the arrival number given out last.
+    """A moment (monotonic, perhaps before this process started), the number of placements of all
+    jobs until then, and the last arrival number until then.
     """
 
     since_ms: int
@@ -46,12 +51,12 @@ class Mark(NamedTuple):
 
 
 class Blocked(NamedTuple):
-    """Hosts that would do for somebody, had none of them been taken.
+    """Hosts that would do for a starved request if no other reservation had them.
 
     Attributes:
-        version: of the cluster, with how many slots stay.
-        as_of: nothing else comes of looking again as long as this stays.
-        hosts: these, until he has them.
+        version: of the cluster, with the number of slots that outlasted a reservation.
+        as_of: searching again gives the same result while this is unchanged.
+        hosts: the hosts. No reservation of another one takes them until the request has them.
     """
 
     version: tuple[int, int]
@@ -61,15 +66,17 @@ class Blocked(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class StarvationRecord:
-    """Somebody who had a turn in vain: all who wait with one shape, or one by himself.
+    """The starvation clock of a class, a gang or a resize.
 
     Attributes:
-        waiter: it is.
-        marks: that turn, and later moments until which it was in vain all along. Who came later
-            than the first counts from a later one.
-        hopeless: no hosts would do for it, as of this version of the cluster, and until then.
-        blocked: it was found that hosts would do which others have or come before.
-        outlasted: how many reservations of it were outlasted by what was to end.
+        waiter: the class, or the arrival number.
+        marks: the first failed attempt, and later moments. Requests that arrived after the first
+            mark count from a later one.
+        hopeless: a version of the cluster, and a time: until then no hosts of that version would
+            do.
+        blocked: hosts that would do, but belong to other reservations or to requests that come
+            before.
+        outlasted: number of reservations that were given up because slots did not end in time.
     """
 
     waiter: Waiter
@@ -79,27 +86,29 @@ class StarvationRecord:
     outlasted: int = 0
 
     def of(self, arrival_number: int) -> Mark | None:
-        """From when it counts for one of them; None: he has only just come."""
+        """Returns the mark that a request counts from; None: it arrived after all marks."""
         return next((each for each in self.marks if each.last_arrival >= arrival_number), None)
 
     def is_hopeless(self, version: int, now_ms: int) -> bool:
-        """True if it was found lately that no hosts of this version of the cluster would do."""
+        """Returns True if a recent search found no hosts in this version of the cluster."""
         return self.hopeless[0] == version and now_ms < self.hopeless[1]
 
     def add(self, mark: Mark) -> None:
-        """It is still in vain."""
+        """Adds a mark. Beyond the limit the oldest one after the first is dropped; its requests
+        then count from a later mark, so they starve later and never too early.
+        """
         self.marks.append(mark)
         if len(self.marks) > _MARKS_MAX:
             del self.marks[1]
 
 
 class StarvationClocks:
-    """All who are passed over.
+    """All starvation clocks that run.
 
     Attributes:
-        placements: of everybody, in this incarnation.
-        resume_at: with which of those who starve the next look begins, if the last one was not at
-            all of them.
+        placements: placements of all jobs since this process started.
+        resume_at: position among the starved at which the next search begins, if the last one did
+            not get to all of them.
     """
 
     def __init__(self, settings: Fairness) -> None:
@@ -107,22 +116,31 @@ class StarvationClocks:
         self.placements = 0
         self.resume_at = 0
         self._all: dict[Waiter, StarvationRecord] = {}
-        self._heap: list[tuple[int, int, StarvationRecord]] = []  # since, number; some are over
-        self._starved: dict[Waiter, StarvationRecord] = {}  # for long enough, longest first
+        # by start, then order of creation; some have stopped
+        self._heap: list[tuple[int, int, StarvationRecord]] = []
+        # clocks that have run for long enough, the oldest first
+        self._starved: dict[Waiter, StarvationRecord] = {}
         self._made = 0
-        self._next_check_ms: int | None = None  # at those who are ripe
-        self._stuck = False  # somebody starves whom it may be right to help later
-        self._checked_placements = 0  # of everybody until the last look
+        self._next_check_ms: int | None = None  # when starved requests are examined next
+        self._stuck = False  # time alone may make it possible to help one of them
+        self._checked_placements = 0  # placements of all jobs at the last search
 
     def __contains__(self, waiter: Waiter) -> bool:
         return waiter in self._all
 
     def of(self, waiter: Waiter) -> StarvationRecord | None:
-        """Since when somebody is passed over; None: he is not."""
+        """Returns the clock of a class or item; None: none runs."""
         return self._all.get(waiter)
 
     def start(self, waiter: Waiter, since_ms: int, last_arrival: int) -> None:
-        """Somebody had a turn and did not fit; the first time counts."""
+        """Starts a clock for what was tried and did not fit. Does nothing if one runs, or if
+        reservations are turned off.
+
+        Args:
+            waiter: the class, or the arrival number of the item.
+            since_ms: when the clock starts (monotonic).
+            last_arrival: the last arrival number until then.
+        """
         if waiter in self._all or not self._settings.reservations_max:
             return
         record = StarvationRecord(waiter, [Mark(since_ms, self.placements, last_arrival)])
@@ -136,17 +154,19 @@ class StarvationClocks:
         heapq.heappush(self._heap, (since_ms, self._made, record))
 
     def stop(self, waiter: Waiter) -> None:
-        """Somebody was placed, or waits no more."""
+        """Stops a clock: a request was placed, or none is pending any more."""
         if self._all.pop(waiter, None) is not None:
             self._starved.pop(waiter, None)
 
     def has_starved(self, mark: Mark, now_ms: int) -> bool:
-        """True if that was so long ago that whoever was passed over since then starves."""
+        """Returns True if requests that count from this mark are starved: others were placed since,
+        and the timeout (or the number of placements) is over.
+        """
         return self.placements > mark.placements and self._is_over(mark, now_ms)
 
     def starved(self, now_ms: int, last_arrival: int) -> list[StarvationRecord]:
-        """Those of whom some were passed over for long enough, longest first; and notes who has
-        come until now.
+        """Returns records with starved requests, the oldest clock first. Also adds a mark to each
+        record whose last mark is old enough.
         """
         heap = self._heap
         while heap and self._is_over(heap[0][2].marks[0], now_ms):
@@ -159,31 +179,38 @@ class StarvationClocks:
         return [each for each in self._starved.values() if self.has_starved(each.marks[0], now_ms)]
 
     def move_last(self, those: Iterable[StarvationRecord]) -> None:
-        """Nothing would help them: all others are looked at first."""
+        """Moves records for which no hosts would do behind all others."""
         for each in those:
             if self._starved.pop(each.waiter, None) is not None:
                 self._starved[each.waiter] = each
 
     def is_due(self, now_ms: int) -> bool:
-        """True if it is time to look at them."""
+        """Returns True if starved requests must be examined now."""
         if self._heap and self._is_over(self._heap[0][2].marks[0], now_ms):
             return True
         return self._next_check_ms is not None and self._next_check_ms <= now_ms
 
     def check_at_once(self) -> None:
-        """Somebody who is ripe may be helped now who could not be before."""
+        """Makes the next search due now and start with the first record: something has changed that
+        may make it possible to help a starved request.
+        """
         self.resume_at = 0
         if self._starved:
             self._next_check_ms = 0
 
     def checked(self, now_ms: int, *, stuck: bool) -> None:
-        """They were looked at; `stuck`: time alone may make it right to help somebody."""
+        """Notes that the starved requests were examined.
+
+        Args:
+            now_ms: now, monotonic.
+            stuck: time alone may make it possible to help one of them.
+        """
         self._next_check_ms = now_ms + CHECK_INTERVAL_MS if self._starved else None
         self._checked_placements = self.placements
         self._stuck = stuck
 
     def next_due_ms(self) -> int | None:
-        """When the next look is due by time alone; None: only something that happens can make it
+        """Returns when the next search is due because of time alone; None: only an event makes it
         due.
         """
         due = []
@@ -201,7 +228,7 @@ class StarvationClocks:
         return 0 < most <= self.placements - mark.placements
 
     def _is_old(self, mark: Mark, now_ms: int) -> bool:
-        """True if it is time for another mark."""
+        """Returns True if it is time for another mark."""
         settings = self._settings
         if now_ms - mark.since_ms >= settings.starvation_timeout_ms // MARKS_PER_TIMEOUT:
             return True

@@ -1,10 +1,11 @@
-"""When a thread of work begins and ends, as far as the books can see: a slot is granted, and it is
-given back, or handed on to the next request of its job. How long that took goes into the durations
-of its job.
+"""Observes how long threads of work take, and adds that to the durations of their job.
 
-A slot that is lost, taken away, or left to the end of its job says nothing about how long its
-thread needs; neither does one of which it is not known when its thread began: that of a slot that
-came back with a lost executor, or that had been handed on before a restart.
+A thread begins when a slot is granted. It ends when the job master gives the slot back or reuses it
+for the next request.
+
+Other ends of a slot do not count: lost, taken away, or kept until the end of its job. Nor does a
+thread count whose begin is unknown: of a slot that came back with a lost executor, or that had been
+reused before a restart.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ JOB_FLOW = "job/"
 
 
 def begin(slot: Slot, now_ms: int) -> None:
-    """The slot was granted."""
+    """Notes that the slot was granted."""
     slot.thread_since_ms = now_ms
 
 
 def end(job: Job, slot: Slot, now_ms: int) -> None:
-    """The job master gave the slot back: its thread is done."""
+    """Notes that the job master gave the slot back: its thread is done."""
     if slot.thread_since_ms is None:
         return
     if job.durations is None:
@@ -36,7 +37,7 @@ def end(job: Job, slot: Slot, now_ms: int) -> None:
 
 
 def note_reuse(job: Job, slot: Slot, now_ms: int) -> None:
-    """The slot's thread is done, and it goes on with the next one."""
+    """Notes that the slot's thread is done, and the next one begins in it."""
     end(job, slot, now_ms)
     if job.durations is None:
         job.durations = Durations()
@@ -50,8 +51,14 @@ def restore(
     usage_records: Iterable[UsageRecord],
     at: Instant,
 ) -> None:
-    """Takes up where the last incarnation stopped. What runs has run since its slot was carved, by
-    wall time; a clock that was set back makes that 0.
+    """Restores durations and running threads after a restart. A running thread counts from when its
+    slot was carved, by wall time; if the clock was set back, from now.
+
+    Args:
+        jobs: all jobs, by id.
+        slots: all slots.
+        usage_records: as stored; those of jobs contain the durations.
+        at: now.
     """
     for record in usage_records:
         job = jobs.get(record.flow_id.removeprefix(JOB_FLOW))
@@ -67,11 +74,13 @@ def restore(
 
 
 def observed(job: Job, slots: Iterable[Slot], waiting: int, now_ms: int) -> Observed:
-    """What is known of the threads of a job.
+    """Returns what is known of the threads of a job.
 
     Args:
+        job: the job.
         slots: those that serve its requests.
-        waiting: how many requests wait.
+        waiting: number of its pending requests.
+        now_ms: now, monotonic.
     """
     since_ms = [slot.thread_since_ms for slot in slots]
     oldest_ms = min((each for each in since_ms if each is not None), default=now_ms)

@@ -137,7 +137,9 @@ class Tournament(Generic[EntryT]):
         self.rebuild(tau)
 
     def _climb(self, entry: EntryT, tau: float) -> None:
-        """Judges the nodes above a leaf, up to the first one where the entry neither won nor wins."""
+        """Judges the nodes above a leaf, up to the first one where the entry neither won nor
+        wins.
+        """
         winner, until = self._winner, self._until
         node = (self._leaves + entry.seat) >> 1
         while node:
