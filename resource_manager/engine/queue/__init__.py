@@ -1,1 +1,1 @@
-"""The ledger of what waits: each job's queue, and which of it is to be tried."""
+"""The ledger of pending work: each job's queues, and which of them is tried next."""

@@ -28,7 +28,7 @@ class QuotaBlocked:
 
     @property
     def groups(self) -> list[str]:
-        """Returns the groups whose quota blocks anything."""
+        """The groups whose quota blocks anything."""
         return list(self._by_group)
 
     def put(self, job_queue: JobQueue, group_id: str) -> None:
@@ -51,7 +51,13 @@ class QuotaBlocked:
     def of(
         self, group_id: str, admits: Callable[[SchedulingClass], bool], most: int
     ) -> list[JobQueue]:
-        """Returns up to `most` job queues that a group blocks, of classes that it admits now."""
+        """Returns up to `most` job queues that the quota of a group blocks and would admit now.
+
+        Args:
+            group_id: the group.
+            admits: whether the group admits one more slot of a class now.
+            most: upper limit of the result.
+        """
         scheduling_classes = self._by_group.get(group_id, {})
         admitted = (
             job_queues

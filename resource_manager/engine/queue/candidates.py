@@ -1,4 +1,4 @@
-"""Scheduling classes that have yet to be looked at in one pass, the longest waiting first."""
+"""Scheduling classes that have yet to be looked at in one pass, the oldest request first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class ClassPass:
     """Classes of one pass, in order of their oldest request.
 
-    The heap may hold numbers that belong to no class any more; they are skipped when they come up.
+    The heap may hold numbers that no class is at any more. They are skipped when they come up.
     """
 
     def __init__(self) -> None:
@@ -37,19 +37,19 @@ class ClassPass:
         self._heap = sorted(self._at)
 
     def put(self, scheduling_class: SchedulingClass, number: int) -> None:
-        """Puts a class at the place of this arrival number."""
+        """Adds a class at this arrival number, or moves it there."""
         self.discard(scheduling_class)
         self._head_of[scheduling_class] = number
         self._at[number] = scheduling_class
         heapq.heappush(self._heap, number)
 
     def advance(self, scheduling_class: SchedulingClass, number: int) -> None:
-        """Moves a class of this pass forward to this arrival number, if it is further behind."""
+        """Moves a class of this pass forward to this arrival number, if it is behind it."""
         if self._head_of.get(scheduling_class, -1) > number:
             self.put(scheduling_class, number)
 
     def discard(self, scheduling_class: SchedulingClass) -> None:
-        """Takes a class out."""
+        """Removes a class, if it is in the pass."""
         number = self._head_of.pop(scheduling_class, None)
         if number is not None:
             del self._at[number]
@@ -60,7 +60,7 @@ class ClassPass:
             head = self._at[number].head()
             if head is None or head == number:
                 return number
-            self.put(self._at[number], head)  # those before it have left meanwhile
+            self.put(self._at[number], head)  # requests before it have left meanwhile
         return None
 
     def take(self) -> SchedulingClass | None:
@@ -73,7 +73,7 @@ class ClassPass:
         return scheduling_class
 
     def until(self) -> int | None:
-        """Returns the lowest arrival number at which a class may be; None: there is none."""
+        """Returns a lower bound of `first` without looking at queues; None: the pass is over."""
         heap, at = self._heap, self._at
         while heap and heap[0] not in at:
             heapq.heappop(heap)

@@ -1,9 +1,8 @@
-"""Which gangs there are, and which of them wait. Knows names, numbers and what the members ask for;
-whether there is room, and what becomes of a gang, is not its business.
+"""All gangs, and which of them are pending.
 
-A gang that waits is one unit in the line (`non_batchable.py`), at the place of its first member.
-Gangs that ask for the same are of one *kind*: where one of them does not fit, none does, so a
-failed search is remembered once per kind.
+A pending gang is one non-batchable item in the queue (`non_batchable.py`), with the arrival number
+of its first member. Gangs that request the same are of one *kind*. If one of them does not fit,
+none does, so a failed search is remembered once per kind.
 """
 
 from __future__ import annotations
@@ -37,32 +36,39 @@ from resource_manager.engine.queue.non_batchable import Kind, NonBatchable, NonB
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where the members of a gang go in relation to each other; `label` only with SAME_LABEL."""
+    """How the members of a gang are placed relative to each other; `label` only with SAME_LABEL."""
 
     placement: GangPlacement
     label: str = ""
 
     @classmethod
     def of(cls, spec: GangSpec) -> Where:
-        """What a gang asks for."""
+        """Returns what a gang requests."""
         return cls(spec.placement, spec.label)
 
 
 @dataclass(frozen=True, slots=True)
 class MemberRequest:
-    """Members of a gang that ask for the same: how many of them, and the executors that they must
-    not have, since those still hold an older slot of theirs.
+    """Equal members of a gang: what each requests, and how many there are.
+
+    Attributes:
+        profile: None: unknown.
+        labels: labels that they require of an executor.
+        count: number of members.
+        elsewhere: executors that must not serve them, since those still hold an older slot of
+            theirs.
+        cpus: their CPU policy; None: none.
     """
 
-    profile: ResourceProfile | None  # None: unknown
+    profile: ResourceProfile | None
     labels: Labels
     count: int
     elsewhere: frozenset[str] = frozenset()
-    cpus: CpuKey | None = None  # what they say of their cpus; None: nothing
+    cpus: CpuKey | None = None
 
     @property
     def key(self) -> SchedulingKey:
-        """The shape that each of them would wait with by itself."""
+        """The scheduling class that each would be in if it were not in a gang."""
         return self.profile, self.labels, self.cpus
 
     @property
@@ -72,14 +78,14 @@ class MemberRequest:
 
     @property
     def topology_constrained(self) -> bool:
-        """True if amounts alone never say whether a host can serve one."""
+        """True if amounts alone can never decide whether a host can serve one."""
         return is_topology_constrained(self.profile, self.cpus)
 
 
 @dataclass(frozen=True, slots=True)
 class FailedSearch:
-    """A search that found nothing: as of this version and length of the log of what grew in the
-    index of all executors.
+    """A search that found nothing, as of this version of the index of all executors and this length
+    of its log of hosts that got more room.
     """
 
     version: int
@@ -88,53 +94,54 @@ class FailedSearch:
 
 @dataclass(slots=True, eq=False)
 class GangKind:
-    """What equal gangs ask for, with what was learnt about it."""
+    """What equal gangs request, with what was learnt about it."""
 
     where: Where
     member_requests: tuple[MemberRequest, ...]
-    users: int = 0  # gangs of this kind that wait
-    failed_search: FailedSearch | None = None  # since the last search nothing grew that helps
+    users: int = 0  # pending gangs of this kind
+    failed_search: FailedSearch | None = None  # no host that helps has got more room since
     verdict: tuple[int, str] | None = None  # (version of the cluster, feasibility) as last judged
 
 
 @dataclass(slots=True, eq=False)
 class WaitingGang:
-    """A gang that waits, with its living members in order of arrival."""
+    """A pending gang, with its members that have not ended, in order of arrival."""
 
     gang: Gang
     kind: GangKind
     members: list[Request]
     tried: bool = False
-    may_reject: bool = False  # False: all members allow to wait for an executor that may come
-    # How it fared when executors that still hold older slots were left out.
+    may_reject: bool = False  # False: all members wait for an executor that may come
+    # The last failed search without executors that still hold older slots of members.
     failed_search: tuple[tuple[MemberRequest, ...], FailedSearch] | None = None
-    # Why members wait, by what they ask for, as of a state of the books.
+    # Why members wait, by what they request, as of a version of the state.
     reasons: tuple[int, dict[SchedulingKey, str]] = (-1, {})
 
 
 @dataclass(slots=True)
 class GangLedger:
-    """All gangs by id. Of those that live, each waits, or has slots of which some are `unconfirmed`
-    (so many), or is granted.
+    """All gangs by id. A gang that has not ended is pending, or is being allocated, or is granted.
+    While it is allocated, `unconfirmed` counts the slots that its executors have not confirmed yet.
     """
 
     by_id: dict[str, Gang] = field(default_factory=dict)  # in order of arrival
     waiting: dict[str, WaitingGang] = field(default_factory=dict)  # in no order
     unconfirmed: dict[str, int] = field(default_factory=dict)
-    by_job: Counter[str] = field(default_factory=Counter)  # wishes of gangs of a job that wait
-    moves: int = 0  # rises whenever a gang begins or ends to wait
+    # by job: sum of `len(member_requests)` of its pending gangs
+    by_job: Counter[str] = field(default_factory=Counter)
+    moves: int = 0  # rises whenever a gang begins or ceases to be pending
     _kinds: dict[tuple[Where, tuple[MemberRequest, ...]], GangKind] = field(default_factory=dict)
 
     def in_order(self) -> list[WaitingGang]:
-        """Those that wait, in order of their places in line."""
+        """Returns the pending gangs in order of arrival."""
         return sorted(self.waiting.values(), key=lambda each: each.gang.arrival_number)
 
     def of(self, request: Request) -> Gang | None:
-        """The gang of a request, if it has one."""
+        """Returns the gang of a request; None: it has none."""
         return self.by_id[request.spec.gang_id] if request.spec.gang_id else None
 
     def waits(self, request: Request) -> bool:
-        """True if a member waits with its gang; one that has ended does not."""
+        """Returns True if a member is pending with its gang; one that has ended is not."""
         return request.spec.gang_id in self.waiting and request.state not in ENDED_REQUEST_STATES
 
     def begin_to_wait(
@@ -145,7 +152,14 @@ class GangLedger:
         *,
         tried: bool = False,
     ) -> None:
-        """Puts a gang into the line, at its old place."""
+        """Queues a gang with the arrival number that it has had from the start.
+
+        Args:
+            gang: the gang.
+            members: its members that have not ended, in order of arrival.
+            non_batchables: the queue.
+            tried: whether it was tried before, so that it does not count as new.
+        """
         self.moves += 1
         kind = self._kind_of(gang.spec, members)
         kind.users += 1
@@ -167,7 +181,7 @@ class GangLedger:
         )
 
     def stop_waiting(self, gang: Gang, non_batchables: NonBatchables) -> None:
-        """Takes a gang out of the line, if it is there."""
+        """Removes a gang from the queue, if it is there."""
         waiting = self.waiting.pop(gang.gang_id, None)
         if waiting is None:
             return
@@ -182,8 +196,10 @@ class GangLedger:
             del self._kinds[kind.where, kind.member_requests]
 
     def forget(self, request: Request) -> Gang | None:
-        """A request is struck from the books, the latest ones of a job first; the gang that goes
-        with it, if this was the last that was left of it.
+        """Notes that a member is deleted; a job's latest requests are deleted first.
+
+        Returns:
+            The gang, which is deleted as well, if this was its last member; else None.
         """
         gang = self.of(request)
         if gang is None:
@@ -192,14 +208,15 @@ class GangLedger:
         return None if gang.members else self.by_id.pop(gang.gang_id)
 
     def restore(self, gangs: Iterable[Gang]) -> None:
-        """Takes in what the store kept; members and what follows from them come after that."""
+        """Takes in stored gangs. `restore_member` and `sort_out` must follow."""
         self.by_id = {g.gang_id: g for g in sorted(gangs, key=lambda gang: gang.arrival_number)}
 
     def restore_member(self, request: Request) -> None:
-        """The next request in order of arrival, which may belong to a gang.
+        """Adds a stored request to its gang, if it has one. The caller passes requests in order of
+        arrival.
 
         Raises:
-            InvariantBroken: to one that is not stored.
+            InvariantBroken: its gang is not stored.
         """
         gang_id = request.spec.gang_id
         if gang_id and gang_id not in self.by_id:
@@ -212,10 +229,13 @@ class GangLedger:
     def sort_out(
         self, requests: dict[str, Request], transitions: Transitions, now: Instant
     ) -> list[Gang]:
-        """Finds out where restored gangs stand; answers with those that are to stand in line.
+        """Derives the states of restored gangs from those of their members.
 
-        A gang is granted if the slots of all its living members were carved; else those that were
-        carved wait for the rest.
+        A gang is granted if the slots of all its remaining members were carved. Otherwise members
+        with a carved slot go back to ALLOCATING and wait for the others.
+
+        Returns:
+            The gangs that must be queued.
         """
         waiting = []
         for gang in self.by_id.values():
@@ -246,7 +266,7 @@ class GangLedger:
 
 
 def _state_of(members: list[Request]) -> GangState:
-    """Where a gang stands as a whole, by its living members, who stand alike."""
+    """Returns the state of a gang, by its remaining members, which all have the same state."""
     if not members:
         return GangState.ENDED
     match members[0].state:
@@ -259,7 +279,7 @@ def _state_of(members: list[Request]) -> GangState:
 
 
 def living(requests: dict[str, Request], gang: Gang) -> Iterator[Request]:
-    """The members that have not ended, in order of arrival."""
+    """Yields the members that have not ended, in order of arrival."""
     for allocation_id in gang.members:
         request = requests[allocation_id]
         if request.state not in ENDED_REQUEST_STATES:
@@ -267,7 +287,9 @@ def living(requests: dict[str, Request], gang: Gang) -> Iterator[Request]:
 
 
 def member_requests_of(members: Iterable[Request]) -> tuple[MemberRequest, ...]:
-    """What these members ask for, equal ones counted."""
+    """Returns what these members request, equal ones counted, in a fixed order (so that equal gangs
+    have equal keys).
+    """
     return tuple(
         sorted(
             member_requests_for(each.spec for each in members),
@@ -277,7 +299,7 @@ def member_requests_of(members: Iterable[Request]) -> tuple[MemberRequest, ...]:
 
 
 def member_requests_for(specs: Iterable[RequestSpec]) -> tuple[MemberRequest, ...]:
-    """The same of requests that are no members yet, in the order of the first of each."""
+    """Returns what these requests would ask for as members, in the order of the first of each."""
     asked = Counter(scheduling_key(spec) for spec in specs)
     return tuple(
         MemberRequest(profile, labels, count, cpus=cpus)

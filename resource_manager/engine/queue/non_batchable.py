@@ -1,8 +1,8 @@
-"""Non-batchable items: gangs, and resizes of slots, which are tried one at a time.
+"""Non-batchable items: gangs and resizes of slots, which are tried one at a time.
 
 Each belongs to a job and has an arrival number, like a request. An item that does not fit is
-blocked until a host that concerns it has more room; then it is tried in the next pass. Within a
-pass, items are ordered by their jobs' place in the fairness tree, then by arrival.
+blocked until a host that concerns it has more room. Then it is tried in the next pass. Within a
+pass, items are ordered by the order of their jobs in the fairness tree, then by arrival.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from resource_manager.engine.fairness.flows import FlowTree, SortKey
 from resource_manager.engine.model.scheduling_key import Labels
 
 OrderKey = tuple[SortKey, ...]
-"""By what jobs are compared, the lesser first; see `fair.choice.order_key_of`."""
+"""What jobs are compared by, the lesser first; see `fairness.choice.order_key_of`."""
 
 Rank = tuple[OrderKey, int]
-"""The same with an arrival number, for what one job waits with."""
+"""The order of an item: that of its job, then its arrival number."""
 
 
 class Kind(StrEnum):
-    """What an item is."""
+    """The kind of an item."""
 
     GANG = "GANG"
     RESIZE = "RESIZE"
@@ -41,8 +41,8 @@ class NonBatchable:
         name: the gang's id, or the allocation id of the slot.
         job_id: its job.
         generation: of the slot.
-        host_id: the only executor it can go to; empty: any that has `labels`.
-        labels: required of every executor it uses.
+        host_id: the only executor that can serve it; empty: any that has `labels`.
+        labels: labels that all members require.
         required_labels: each set of labels that its members require.
         count: number of requests that it stands for.
     """
@@ -61,8 +61,8 @@ class NonBatchable:
 class NonBatchables:
     """All pending items, by arrival number.
 
-    Each is in the current pass, or kept for the next one, or blocked; the one that is being tried
-    is in none of them until it is removed or blocked.
+    Each is in the current pass, or kept for the next one, or blocked. The one that is being tried
+    is in none of them, until the caller removes or blocks it.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class NonBatchables:
         """Makes an empty collection.
 
         Args:
-            flows: the fairness tree, which counts what is pending; None: nobody counts.
+            flows: the fairness tree, which counts pending items; None: they are not counted.
             order_key_of: orders jobs, the lesser key first; None: items go in order of arrival.
         """
         self._flows = flows
@@ -79,13 +79,15 @@ class NonBatchables:
         self._all: dict[int, NonBatchable] = {}
         self._for_next_pass: dict[int, None] = {}
         self._in_pass: dict[int, None] = {}
-        self._heap: list[Rank] = []  # of the pass; entries may be outdated
+        self._heap: list[Rank] = []  # of this pass; entries may be outdated
         self._on_host: dict[str, dict[int, None]] = {}  # blocked, by the only executor
-        # Blocked, by labels; these by the first of them, since there may be very many.
+        # Blocked, by labels. The first key is only the first label, since there may be very many
+        # sets.
         self._anywhere: dict[Labels, dict[Labels, dict[int, None]]] = {}
         self._required: Counter[Labels] = Counter()
-        self._quota_blocked: dict[str, dict[int, None]] = {}  # by group; blocked as well
-        self._blocked_by: dict[int, str] = {}  # the reverse
+        # by group; these are among the blocked ones, too
+        self._quota_blocked: dict[str, dict[int, None]] = {}
+        self._blocked_by: dict[int, str] = {}  # the group by item
 
     def __len__(self) -> int:
         return len(self._all)
@@ -103,7 +105,7 @@ class NonBatchables:
 
     @property
     def unblocked(self) -> bool:
-        """True if any is to be tried, in this pass or the next one."""
+        """True if any can be tried, in this pass or the next one."""
         return bool(self._for_next_pass or self._in_pass)
 
     @property
@@ -160,8 +162,8 @@ class NonBatchables:
         self.block(item)
 
     def unblock_by_quota(self, group_id: str) -> None:
-        """Unblocks all items that the quota of a group blocked. (Some at a time would never end:
-        one that is blocked again would be among the rest.)
+        """Unblocks all items that the quota of a group blocked. It cannot unblock a few at a time:
+        an item that is blocked again would be among the rest, so there would be no end.
         """
         for number in self._quota_blocked.pop(group_id, {}):
             del self._blocked_by[number]
@@ -173,7 +175,9 @@ class NonBatchables:
         return list(self._quota_blocked)
 
     def grew(self, host_id: str, labels: Mapping[str, str]) -> None:
-        """Unblocks the items that an executor with more room, or other labels, concerns."""
+        """Unblocks the items that an executor may serve, because it has more room or other
+        labels.
+        """
         if woken := self._on_host.pop(host_id, None):
             self._for_next_pass.update(woken)
         if not self._anywhere:
@@ -187,7 +191,7 @@ class NonBatchables:
                 self._anywhere.pop(first, None)
 
     def unblock(self, number: int) -> None:
-        """Has an item tried in the next pass."""
+        """Moves an item into the next pass, unless it is in the current one."""
         item = self._all.get(number)
         if item is not None and number not in self._in_pass:
             self._take_from_blocked(item)
@@ -200,10 +204,10 @@ class NonBatchables:
         self.order()
 
     def order(self) -> None:
-        """Orders the items of this pass by what their jobs have used by now. Until the next call no
-        item's place may move forward.
+        """Orders the items of this pass by what their jobs have used by now. `_first` relies on
+        this: until the next call, an item may move back in the order but never forward.
         """
-        keys: dict[str, OrderKey] = {}  # very many items may belong to few jobs
+        keys: dict[str, OrderKey] = {}  # one key per job: very many items may belong to few jobs
         for number in self._in_pass:
             if (job_id := self._all[number].job_id) not in keys:
                 keys[job_id] = self._rank(number)[0]
@@ -211,7 +215,7 @@ class NonBatchables:
 
     def until(self, job_id: str = "") -> int | None:
         """Returns the arrival number of the next item of this pass if it belongs to this job
-        (empty: to any); else None.
+        (empty: to any job); else None.
         """
         first = self._first()
         if first is None or (job_id and self._all[first[1]].job_id != job_id):
@@ -219,8 +223,8 @@ class NonBatchables:
         return first[1]
 
     def next_before(self, rank: Rank | None) -> NonBatchable | None:
-        """Takes out and returns the next item of this pass if it comes before `rank` (None: in any
-        case). The caller removes it or reports it with `block`.
+        """Takes out the next item of this pass and returns it, if it comes before `rank` (None: in
+        any case). The caller must remove it or report it with `block`.
         """
         first = self._first()
         if first is None or (rank is not None and first > rank):
@@ -230,7 +234,7 @@ class NonBatchables:
         return self._all[first[1]]
 
     def problems(self) -> list[str]:
-        """Returns what is inconsistent, in sentences; empty: nothing."""
+        """Returns a sentence for each inconsistency; empty: there is none."""
         groups = list(self._blocked_items())
         blocked = {number for group in groups for number in group}
         found = []
@@ -251,7 +255,7 @@ class NonBatchables:
             rank = heap[0]
             if rank[1] not in self._in_pass:
                 heapq.heappop(heap)
-            elif (now := self._rank(rank[1])) != rank:
+            elif (now := self._rank(rank[1])) != rank:  # its job has used more since: moves back
                 heapq.heapreplace(heap, now)
             else:
                 return rank

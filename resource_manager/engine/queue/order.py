@@ -1,6 +1,6 @@
-"""Which job queue is served next, and how many of its requests at once.
+"""Picks the job queue that is served next, and how many of its requests are placed at once.
 
-The fairness tree picks the job; of that job's active queues, the one with the oldest request comes
+The fairness tree picks the job. Of that job's active queues, the one with the oldest request comes
 first. Without the tree, requests are served in order of arrival.
 """
 
@@ -14,10 +14,10 @@ from resource_manager.engine.queue.non_batchable import NonBatchable, NonBatchab
 from resource_manager.engine.queue.scheduling_classes import ActiveQueues, JobQueue
 
 TOGETHER_MAX = 1_024
-"""Requests that are placed together at most: each is looked up before it is known to fit."""
+"""Upper limit of requests that are placed at once: each is looked up before it is known to fit."""
 
 _ALL_JOBS = ""
-"""Instead of a job's id, if requests are served in order of arrival."""
+"""Used in place of a job's id if requests are served in order of arrival."""
 
 
 class ServiceOrder:
@@ -32,7 +32,7 @@ class ServiceOrder:
 
         Args:
             flows: the fairness tree. None: requests are served in order of arrival.
-            fair: False: likewise.
+            fair: False: requests are served in order of arrival, although there is a tree.
         """
         self._tree = flows if fair else None
         self.non_batchables = NonBatchables(
@@ -46,7 +46,7 @@ class ServiceOrder:
         return dict(self._by_job)
 
     def active_queues_of(self, job_id: str) -> ActiveQueues:
-        """Returns where the active queues of a job belong."""
+        """Returns the collection that a job's active queues belong to."""
         owner = job_id if self._tree is not None else _ALL_JOBS
         among = self._by_job.get(owner)
         if among is None:
@@ -78,8 +78,8 @@ class ServiceOrder:
         return job_queues.first() if job_queues is not None else None
 
     def next_non_batchable(self, job_queue: JobQueue | None) -> NonBatchable | None:
-        """Returns the non-batchable item that comes before a job queue (None: any), and takes it
-        out of the pass. The caller removes it or reports it as blocked.
+        """Takes out of the pass the gang or resize that is next, if it comes before a job queue
+        (None: in any case), and returns it. The caller must remove it or report it as blocked.
         """
         if not self.non_batchables.in_pass:
             return None
@@ -91,7 +91,7 @@ class ServiceOrder:
         return self.non_batchables.next_before(rank)
 
     def is_alone(self, job_queue: JobQueue) -> bool:
-        """True if no other job has anything that could be served."""
+        """Returns True if no other job has anything that could be served."""
         if self._tree is None:
             return True
         job = self._tree.jobs[job_queue.job_id]
@@ -104,7 +104,9 @@ class ServiceOrder:
         job = self._tree.jobs[job_queue.job_id]
         length = run_length(self._tree, job, cost)
         if self.non_batchables.in_pass and self.non_batchables.until(job_queue.job_id) is None:
-            length = min(length, max(1, job.running // RUN_PART))  # others may come first soon
+            # Keep the run short: an item of another job may come first soon, and the tree does not
+            # know it.
+            length = min(length, max(1, job.running // RUN_PART))
         return length
 
     def next_of(self, job_queue: JobQueue, most: float) -> list[int]:
@@ -122,10 +124,11 @@ class ServiceOrder:
         return found
 
     def pause(self, group_id: str) -> bool:
-        """Skips a group for the rest of this decision: its quota admits no class that has room.
+        """Skips a group for the rest of this decision, because its quota admits no class that has
+        room.
 
         Returns:
-            False if requests are served in order of arrival: then groups are not looked at.
+            False if requests are served in order of arrival: then groups have no part in the order.
         """
         if self._tree is None:
             return False
@@ -134,7 +137,7 @@ class ServiceOrder:
         return True
 
     def resume_paused(self) -> None:
-        """Stops skipping groups."""
+        """Ends the skipping of all groups."""
         while self._paused and self._tree is not None:
             self._tree.resume(self._tree.groups[self._paused.pop().removeprefix(GROUP)])
 

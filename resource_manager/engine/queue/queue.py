@@ -1,11 +1,23 @@
 """Everything that is pending, and what of it is tried next.
 
-Equal requests form a scheduling class, and those of one job in it a job queue. Classes are tried in
-passes, which may span several decisions: each class is looked at once per pass, so that each gets
-its turn however many there are. A class without room on any host is blocked until a host that
-carries its labels has more room. Of those with room, `order.py` picks the job queue that is served
-next. A job queue whose class is blocked, or that a quota blocks, is inactive: its job goes on with
-its other queues. Gangs and resizes (`non_batchable.py`) take part in the same passes.
+Equal requests form a *scheduling class*. The requests of one job in a class form a *job queue*.
+Classes are tried in *passes*; a pass looks at each class once, and may span several decisions. A
+class without room on any host is blocked until a host with its labels has more room. Among the
+classes with room, `order.py` picks the job queue that is served next. A job queue is inactive while
+its class or a quota blocks it; its job goes on with its other queues. Gangs and resizes
+(`non_batchable.py`) take part in the same passes.
+
+Example: one host has 3 free cpus, and two jobs with equal weight have run nothing yet.
+
+    class    job queues (arrival numbers)    after the look
+    1 cpu    job A: 1 to 2; job B: 4 to 8    has room: `fitting`
+    8 cpus   job A: 3                        no room: `blocked`
+
+For each free cpu the fairness tree picks a job: A (on a tie, the one that has waited longest), B,
+then A again. So requests 1, 4 and 2 are placed. The class of 1 cpu has no room any more, and is
+blocked, too. When a slot ends, the host has more room. Both classes are unblocked
+(`for_next_pass`), and the next pass looks at each of them once. Request 5 is placed, and the class
+of 8 cpus is blocked again.
 """
 
 from __future__ import annotations
@@ -35,8 +47,8 @@ from resource_manager.engine.queue.scheduling_classes import (
 class WaitingQueue:
     """All pending requests, by scheduling class and job.
 
-    A class is in exactly one of `current_pass`, `fitting`, `for_next_pass` and `blocked`; while it
-    is being looked at (between `next_class` and `has_room` or `block`), in none.
+    A class is in exactly one of `current_pass`, `fitting`, `for_next_pass` and `blocked`. Only
+    while the caller looks at it (between `next_class` and `has_room` or `block`) it is in none.
 
     Attributes:
         order: picks the job queue that is served next.
@@ -56,9 +68,10 @@ class WaitingQueue:
         """Makes an empty queue.
 
         Args:
-            flows: the fairness tree; it has to know every job that requests are added of. None:
+            flows: the fairness tree; it must know every job that requests are added of. None:
                 requests are served in order of arrival.
-            fair: False: likewise, although the tree is kept up to date.
+            fair: False: requests are served in order of arrival, although the tree is kept up to
+                date.
         """
         self._flows = flows
         self.order = ServiceOrder(flows, fair=fair)
@@ -74,7 +87,7 @@ class WaitingQueue:
         self._known = KnownClasses()
         self._fitting_blocked: dict[
             SchedulingClass, None
-        ] = {}  # asleep, with room: nobody may be served
+        ] = {}  # blocked although they have room, since no job may be served
         self._waiting = 0
 
     def __len__(self) -> int:
@@ -84,7 +97,7 @@ class WaitingQueue:
         job_queue = self._job_queue_of(request.spec, request.job_id)
         return job_queue is not None and request.arrival_number in job_queue.numbers
 
-    # Who waits.
+    # What is pending.
 
     def is_required(self, labels: Labels) -> bool:
         """True if a pending request requires hosts with these labels."""
@@ -107,11 +120,13 @@ class WaitingQueue:
         return self._known.of(scheduling_key(spec))
 
     def class_for(self, key: SchedulingKey) -> SchedulingClass:
-        """Returns the class of requests with this key, likewise."""
+        """Returns the class of requests with this key, whether or not any is pending."""
         return self._known.of(key)
 
     def new_classes(self, job_id: str, specs: Iterable[RequestSpec]) -> int:
-        """Returns by how many classes a job would have more if it submitted all of these."""
+        """Returns in how many more classes a job would have requests if it submitted all of
+        these.
+        """
         keys = {scheduling_key(spec) for spec in specs}
         scheduling_classes = (self._known.waited_with.get(key) for key in keys)
         return sum(
@@ -124,14 +139,21 @@ class WaitingQueue:
         self._add(request.spec, request.job_id, request.arrival_number, 1)
 
     def add_run(self, spec: RequestSpec, job_id: str, number: int, count: int) -> None:
-        """Adds `count` equal requests, with consecutive arrival numbers from `number` on."""
+        """Adds `count` equal requests, with consecutive arrival numbers from `number` on.
+
+        Args:
+            spec: what each of them requests.
+            job_id: their job.
+            number: arrival number of the first one.
+            count: number of requests.
+        """
         self._add(spec, job_id, number, count)
 
     def add_resize(self, slot: Slot) -> None:
         """Adds the pending resize of a slot.
 
         Raises:
-            InvariantBroken: it has none.
+            InvariantBroken: the slot has none.
         """
         if slot.wanted is None:
             raise InvariantBroken(f"slot {slot.allocation_id} waits with no change of its size")
@@ -147,32 +169,34 @@ class WaitingQueue:
         )
 
     def remove(self, request: Request) -> None:
-        """Takes a request out."""
+        """Removes a request, if it is pending."""
         self.remove_run(request.spec, request.job_id, request.arrival_number, 1)
 
     def remove_run(self, spec: RequestSpec, job_id: str, number: int, count: int) -> None:
-        """Takes `count` equal requests of a job out, by arrival numbers from `number` on."""
+        """Removes those of `count` equal requests of a job that are pending, by arrival numbers
+        from `number` on.
+        """
         job_queue = self._job_queue_of(spec, job_id)
         if job_queue is not None:
             self._leave(job_queue, number, number + count)
 
     def served(self, scheduling_class: SchedulingClass, requests: Iterable[Request]) -> None:
-        """Takes requests of one class out."""
+        """Removes requests of one class that were placed."""
         for request in requests:
             job_queue = scheduling_class.job_queues.get(request.job_id)
             if job_queue is not None:
                 self._leave(job_queue, request.arrival_number, request.arrival_number + 1)
 
     def taken(self, job_queue: JobQueue, count: int) -> None:
-        """Takes the first `count` requests of a job queue out."""
+        """Removes the first `count` requests of a job queue, which were placed."""
         job_queue.numbers.take(count)
         self._left(job_queue, count)
 
-    # What is to be tried.
+    # Passes.
 
     @property
     def unblocked(self) -> bool:
-        """True if anything is to be tried, in this pass or the next one."""
+        """True if anything can be tried, in this pass or the next one."""
         return (
             bool(self.current_pass or self.fitting or self.for_next_pass)
             or self.non_batchables.unblocked
@@ -199,7 +223,8 @@ class WaitingQueue:
     def next_class(self) -> SchedulingClass | None:
         """Returns the next class to look at in this pass; None: all were looked at.
 
-        The caller reports back with `has_room`, `block` or `continue_with`.
+        The caller looks for room, and reports the result with `has_room`, `block` or
+        `continue_with`.
         """
         scheduling_class = self.current_pass.take()
         if scheduling_class is not None:
@@ -210,7 +235,8 @@ class WaitingQueue:
         """Notes that a class has room, and activates up to `most` of its inactive job queues.
 
         Returns:
-            How many it activated. If some are left, the class is looked at once more.
+            How many it activated. If some are left, the class stays in the pass and is looked at
+            again.
         """
         job_queues = (
             list(scheduling_class.inactive)[:most]
@@ -227,8 +253,9 @@ class WaitingQueue:
         return len(job_queues)
 
     def block_fitting(self) -> None:
-        """Blocks the classes that have room, since no job may be served: until a quota or one of
-        their job queues changes.
+        """Blocks the classes that have room, because no job may be served: every queue that could
+        use it is blocked by a quota. They stay blocked until a quota or one of their job queues
+        changes.
         """
         for scheduling_class in list(self.fitting):
             self.block(scheduling_class)
@@ -247,15 +274,16 @@ class WaitingQueue:
     def unblock_by_quota(
         self, group_id: str, admits: Callable[[SchedulingClass], bool], most: int
     ) -> int:
-        """Activates what the quota of a group blocked.
+        """Activates job queues that the quota of a group blocked, and unblocks all such gangs and
+        resizes.
 
         Args:
             group_id: the group whose usage fell, or whose maximum rose.
-            admits: whether it admits one more slot of a class now.
-            most: job queues that are activated at most.
+            admits: whether the group admits one more slot of a class now.
+            most: upper limit of the job queues that are activated.
 
         Returns:
-            How many were.
+            How many job queues it activated.
         """
         self.non_batchables.unblock_by_quota(group_id)
         for scheduling_class in [each for each in self._fitting_blocked if admits(each)]:
@@ -278,24 +306,26 @@ class WaitingQueue:
         self.blocked.setdefault(scheduling_class.labels, {})[scheduling_class] = None
 
     def continue_with(self, scheduling_class: SchedulingClass) -> None:
-        """Puts a class back into the current pass: it is not known yet whether it has room."""
+        """Puts a class back into the current pass, because the search for room was not finished."""
         if scheduling_class not in self.for_next_pass:
             self._put_into_pass(scheduling_class)
 
     def unblock(self, labels: Labels) -> None:
-        """Unblocks classes that require these labels: a host that has them has more room."""
+        """Unblocks all classes that require these labels: a host that has them has more room."""
         if scheduling_classes := self.blocked.pop(labels, None):
             self.for_next_pass.update(scheduling_classes)
             for scheduling_class in scheduling_classes if self._fitting_blocked else ():
                 self._fitting_blocked.pop(scheduling_class, None)
 
     def set_aside(self, job_queue: JobQueue, number: int) -> None:
-        """Takes a request out for the rest of this decision, so that those behind it are tried."""
+        """Removes a request for the rest of this decision, so that the next ones of its queue are
+        tried. It still counts as pending in the fairness tree.
+        """
         self._leave(job_queue, number, number + 1, counted=False)
 
     def take_back(self, request: Request) -> None:
-        """Adds a request again that was set aside. If its class is not blocked, it is tried in the
-        next pass.
+        """Adds a request again that was set aside. Its class is tried in the next pass, unless it
+        is blocked or in this pass already.
         """
         self._add(request.spec, request.job_id, request.arrival_number, 1, counted=False)
         scheduling_class = self._known.waited_with[scheduling_key(request.spec)]
@@ -311,7 +341,7 @@ class WaitingQueue:
         """True if no host had room for a class when it was looked at last."""
         return scheduling_class in self.blocked.get(scheduling_class.labels, ())
 
-    # How it is done.
+    # Helpers.
 
     def _job_queue_of(self, spec: RequestSpec, job_id: str) -> JobQueue | None:
         scheduling_class = self._known.waited_with.get(scheduling_key(spec))
@@ -332,6 +362,8 @@ class WaitingQueue:
         self._waiting += added
         if counted and self._flows is not None:
             self._flows.wait(job_id, number, added)
+        # The rest concerns requests that are the oldest of their queue now, which may move it
+        # forward.
         if job_queue.numbers.first != number:
             return
         scheduling_class.activate(job_queue, number)
@@ -360,12 +392,13 @@ class WaitingQueue:
         return job_queue
 
     def _leave(self, job_queue: JobQueue, start: int, end: int, *, counted: bool = True) -> None:
+        """Removes those of the arrival numbers `start` to `end` (exclusive) that are pending."""
         left = job_queue.numbers.remove_run(start, end)
         if left:
             self._left(job_queue, left, counted=counted)
 
     def _left(self, job_queue: JobQueue, left: int, *, counted: bool = True) -> None:
-        """Brings the counts up to date after `left` requests of a job queue have left."""
+        """Updates the counts after `left` requests of a job queue were removed."""
         scheduling_class = job_queue.scheduling_class
         self.moves += 1
         self._waiting -= left
@@ -403,7 +436,7 @@ class WaitingQueue:
         self._fitting_blocked.pop(scheduling_class, None)
 
     def _reconsider(self, scheduling_class: SchedulingClass) -> None:
-        """Has a blocked class looked at in the next pass."""
+        """Moves a blocked class into the next pass."""
         scheduling_classes = self.blocked.get(scheduling_class.labels, {})
         if scheduling_class in scheduling_classes:
             del scheduling_classes[scheduling_class]

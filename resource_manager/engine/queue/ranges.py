@@ -1,14 +1,15 @@
-"""Which ranges of requests there are, and where their members stand. Knows names, numbers and
-indexes; what is accepted (`requests/range_intake.py`), and what becomes of a member, is not its
-business.
+"""Ranges of requests, and the state of each of their members.
 
-A range is kept in *parts* of at most `PART_MEMBERS_MAX` members, one row each. A member is in one
-of three places: it *waits* and was never placed (an index in an interval, nothing else); it is
-*singled out*, since it was placed once (a `Request` like any other, and from the first time that
-it goes back into line a row of its own, which tells its generation to whoever comes after a crash);
-or it has *ended* (an index in an interval again, which is stored). So what was not placed yet and
-what is over cost nothing, and a restart knows each place from the rows: waiting is whatever is
-neither ended nor has a slot or a row.
+A range is kept in *parts* of at most `PART_MEMBERS_MAX` members, with one row each. A member is in
+one of three places:
+
+- *waiting*: never placed. It is an index in an interval, nothing else.
+- *materialized*: placed at least once. It is a `Request` like any other. When it is queued again
+  for the first time it also gets a row, so that its generation survives a crash.
+- *ended*: an index in an interval again, which is stored.
+
+So members that were not placed yet or have ended cost next to nothing. A restart derives the place
+of each from the rows: a member is waiting if it has not ended and has neither a slot nor a row.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
     from resource_manager.engine.queue.queue import WaitingQueue
 
 PART_MEMBERS_MAX = 10_000
-"""Members of one part. Its row is written whenever one of them ends: with half of them ended, in
-the worst of orders, it holds some 50 KiB."""
+"""Members of one part. Its row is written whenever one of them ends. In the worst case, every other
+one has ended, the row takes some 50 KiB.
+"""
 
 INDEX_END = 1_000_000_000_000
-"""No member has an index as large as this."""
+"""Every index is below this."""
 
 _INDEX_DIGITS_MAX = len(str(INDEX_END))
 
@@ -48,13 +50,13 @@ _member_spec = copier(RequestSpec, RequestSpec, "allocation_id target_address ga
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """A part of a range, as its row has it, and where its members stand who have not ended.
+    """A part of a range: its row, and the places of its members that have not ended.
 
     Attributes:
         row: what is durable.
-        waiting: indexes of those who wait and were never placed.
-        materialized: indexes of those who have a `Request`.
-        stored: indexes of those of them who have a row of their own.
+        waiting: indexes of pending members that were never placed.
+        materialized: indexes of members that have a `Request`.
+        stored: indexes of those of them that have their own row.
     """
 
     row: RequestRange
@@ -64,7 +66,7 @@ class Part:
 
     @classmethod
     def of(cls, row: RequestRange) -> Part:
-        """A part none of whose members is singled out."""
+        """Makes a part from its row, with no member materialized."""
         first, end = row.spec.first_index, row.spec.first_index + row.spec.count
         waiting = IntervalSet([(first, end)])
         for indexes in row.ended.values():
@@ -74,7 +76,7 @@ class Part:
 
     @property
     def spec(self) -> RangeSpec:
-        """What was asked for."""
+        """What was requested."""
         return self.row.spec
 
     @property
@@ -94,24 +96,24 @@ class Part:
 
     @property
     def live(self) -> int:
-        """How many have not ended."""
+        """Number of members that have not ended."""
         return len(self.waiting) + len(self.materialized)
 
     def arrival_of(self, index: int) -> int:
-        """The arrival number of a member."""
+        """Returns the arrival number of a member."""
         return self.row.arrival_number + index - self.row.spec.first_index
 
     def index_of(self, arrival_number: int) -> int:
-        """The index of the member with this arrival number."""
+        """Returns the index of the member with this arrival number."""
         return arrival_number - self.row.arrival_number + self.row.spec.first_index
 
     def id_of(self, index: int) -> str:
-        """The allocation id of a member."""
+        """Returns the allocation id of a member."""
         return f"{self.row.spec.request.allocation_id}.{index}"
 
     def how_ended(self, index: int) -> tuple[Ended, int] | None:
-        """How a member ended, and the index behind those who follow it and ended likewise; None: it
-        lives.
+        """Returns how a member ended, and the end of the run of members from it on that ended in
+        the same way; None: it has not ended.
         """
         for how, indexes in self.row.ended.items():
             if index in indexes:
@@ -119,7 +121,7 @@ class Part:
         return None
 
     def member(self, index: int) -> Request:
-        """A member as a request by itself, made for the occasion: changing it changes nothing."""
+        """Returns a temporary copy of a member as a request; changing it changes nothing."""
         request = Request(
             spec=_member_spec(
                 self.row.spec.request,
@@ -136,7 +138,7 @@ class Part:
         return request
 
     def end_run(self, start: int, end: int, how: Ended) -> None:
-        """These members have ended, wherever they stood."""
+        """Notes that the members from `start` to `end` (exclusive) have ended."""
         if how not in self.row.ended:
             self.row.ended[how] = IntervalSet()
         self.row.ended[how].add_run(start, end)
@@ -144,9 +146,9 @@ class Part:
             indexes.remove_run(start, end)
 
     def intervals(self, after_arrival: int = 0) -> Iterator[tuple[RequestState | None, Run]]:
-        """All members in order from behind an arrival number on, as runs of indexes that stand
-        alike: PENDING for those who wait and were never placed, None for one who is singled out,
-        else how they ended.
+        """Yields the members after an arrival number in order, as runs of indexes in the same
+        state. The state is PENDING for those never placed, None for a materialized one, else the
+        final state.
         """
         index = max(self.first, self.index_of(after_arrival + 1))
         while index < self.end:
@@ -170,7 +172,7 @@ class RangeLedger:
     """All parts of all ranges.
 
     Attributes:
-        members: those who are singled out, by arrival number.
+        members: materialized members, by arrival number.
         by_job: parts of each job, in order of arrival; jobs without any are not in it.
     """
 
@@ -180,7 +182,8 @@ class RangeLedger:
         self._parts: list[Part] = []  # in order of arrival
         self._starts: list[int] = []  # first arrival number of each
         self._by_range: dict[str, list[Part]] = {}  # in order of index
-        self._others: dict[str, IntervalSet] = {}  # by X: the k of other things that are called X.k
+        # Ids of other things that look like a member's: for X.k, k by X.
+        self._others: dict[str, IntervalSet] = {}
 
     def __bool__(self) -> bool:
         return bool(self._parts)
@@ -189,20 +192,24 @@ class RangeLedger:
         return range_id in self._by_range
 
     def parts(self, after_arrival: int = 0) -> Iterator[Part]:
-        """Parts with members behind an arrival number, in order of arrival."""
+        """Yields parts with members after an arrival number, in order of arrival."""
         at = max(0, bisect_right(self._starts, after_arrival) - 1)
         for part in self._parts[at:]:
             if part.last_arrival > after_arrival:
                 yield part
 
     def parts_of(self, job_id: str, after_arrival: int = 0) -> Iterator[Part]:
-        """Likewise of one job."""
+        """Yields parts of one job with members after an arrival number, in order."""
         parts = self.by_job.get(job_id, [])
         at = bisect_right(parts, after_arrival, key=_last_arrival)
         yield from parts[at:]
 
     def add(self, part: Part) -> None:
-        """Takes a part in."""
+        """Adds a part.
+
+        Raises:
+            InvariantBroken: it has a lower arrival number than the last part.
+        """
         range_id = part.spec.range_id
         if range_id not in self._by_range:
             self._by_range[range_id] = []
@@ -215,7 +222,11 @@ class RangeLedger:
         self.by_job.setdefault(part.row.job_id, []).append(part)
 
     def forget(self, part: Part) -> None:
-        """Strikes the last part of a job."""
+        """Deletes the last part of a job.
+
+        Raises:
+            InvariantBroken: it is not the last one.
+        """
         job_parts = self.by_job[part.row.job_id]
         if job_parts.pop() is not part:
             raise InvariantBroken(f"part {part.id_of(part.first)} is not the last of its job")
@@ -231,28 +242,32 @@ class RangeLedger:
             self.give_back(range_id)
 
     def reserve(self, name: str) -> None:
-        """Something that is no member, but might be called like one, is called this."""
+        """Notes an id of something else that looks like a member's, so that no member gets the same
+        id.
+        """
         if (found := split(name)) is not None:
             self._others.setdefault(found[0], IntervalSet()).add(found[1])
 
     def give_back(self, name: str) -> None:
-        """It is forgotten."""
+        """Releases an id that `reserve` noted."""
         if (found := split(name)) is not None and found[0] in self._others:
             self._others[found[0]].discard(found[1])
             if not self._others[found[0]]:
                 del self._others[found[0]]
 
     def is_free(self, range_id: str, first: int, end: int) -> bool:
-        """True if nothing else is called like one of these members."""
+        """Returns True if nothing else has an id of one of these members."""
         others = self._others.get(range_id)
         return others is None or next(others.runs_within(first, end), None) is None
 
     def named_parts(self, range_id: str) -> list[Part]:
-        """All parts of a range, in order of index; none: there is no such range."""
+        """Returns all parts of a range, in order of index; empty: there is no such range."""
         return self._by_range.get(range_id, [])
 
     def overlapping(self, range_id: str, first: int, end: int) -> list[Part]:
-        """Parts that have some of these members, in order."""
+        """Returns the parts that have some of the members `first` to `end` (exclusive), in
+        order.
+        """
         parts = self._by_range.get(range_id, [])
         at = max(0, bisect_right(parts, first, key=_first_index) - 1)
         found = []
@@ -264,22 +279,24 @@ class RangeLedger:
         return found
 
     def at(self, arrival_number: int) -> Part | None:
-        """The part that has the member with this arrival number."""
+        """Returns the part with the member of this arrival number; None: no member has it."""
         at = bisect_right(self._starts, arrival_number) - 1
         if at < 0 or arrival_number > self._parts[at].last_arrival:
             return None
         return self._parts[at]
 
     def named(self, allocation_id: str) -> tuple[Part, int] | None:
-        """The member of this name: its part and its index."""
+        """Returns the part and the index of the member with this allocation id; None: there is
+        none.
+        """
         if not self._parts or (found := split(allocation_id)) is None:
             return None
         parts = self.overlapping(found[0], found[1], found[1] + 1)
         return (parts[0], found[1]) if parts else None
 
     def request_at(self, arrival_number: int) -> Request | None:
-        """The member with this arrival number: the one that is singled out, else one made for the
-        occasion.
+        """Returns the member with this arrival number: the materialized one, else a temporary
+        copy.
         """
         request = self.members.get(arrival_number)
         if request is not None:
@@ -288,7 +305,9 @@ class RangeLedger:
         return part.member(part.index_of(arrival_number)) if part is not None else None
 
     def request_named(self, allocation_id: str) -> Request | None:
-        """Likewise by its name."""
+        """Returns the member with this allocation id: the materialized one, else a temporary
+        copy.
+        """
         found = self.named(allocation_id)
         if found is None:
             return None
@@ -296,7 +315,7 @@ class RangeLedger:
         return self.members.get(part.arrival_of(index)) or part.member(index)
 
     def materialize(self, part: Part, request: Request) -> None:
-        """A member that waited is a request like any other from now on."""
+        """Makes a waiting member a request like any other."""
         index = part.index_of(request.arrival_number)
         part.waiting.remove(index)
         part.materialized.add(index)
@@ -304,19 +323,21 @@ class RangeLedger:
 
 
 def enqueue_members(queue: WaitingQueue, part: Part, start: int, end: int) -> None:
-    """Lets members wait who were never placed."""
+    """Queues members that were never placed, from index `start` to `end` (exclusive)."""
     first = part.arrival_of(start)
     queue.add_run(part.spec.request, part.row.job_id, first, end - start)
 
 
 def dequeue_members(queue: WaitingQueue, part: Part, start: int, end: int) -> None:
-    """Lets members wait no more who were never placed."""
+    """Removes members that were never placed from the queue."""
     first = part.arrival_of(start)
     queue.remove_run(part.spec.request, part.row.job_id, first, end - start)
 
 
 def split(allocation_id: str) -> tuple[str, int] | None:
-    """The range and the index that an allocation id would be a member's of."""
+    """Returns the range id and the index if this could be the allocation id of a member; else
+    None.
+    """
     range_id, dot, digits = allocation_id.rpartition(".")
     if not dot or not range_id or not digits.isdecimal() or not digits.isascii():
         return None
@@ -327,7 +348,7 @@ def split(allocation_id: str) -> tuple[str, int] | None:
 
 
 def parts_of(spec: RangeSpec) -> Iterator[RangeSpec]:
-    """Cuts a range into parts."""
+    """Yields the specs of a range's parts."""
     end = spec.first_index + spec.count
     for first in range(spec.first_index, end, PART_MEMBERS_MAX):
         yield RangeSpec(spec.request, first, min(PART_MEMBERS_MAX, end - first))
@@ -342,5 +363,5 @@ def _last_arrival(part: Part) -> int:
 
 
 def live(parts: Iterable[Part]) -> int:
-    """How many members of these parts have not ended."""
+    """Returns how many members of these parts have not ended."""
     return sum(part.live for part in parts)

@@ -1,8 +1,8 @@
-"""When requests that no executor could host are rejected, and which of them have to be looked at.
+"""Decides when infeasible requests are rejected, and which requests must be checked then.
 
-The clock restarts with everything that can change what the executors could host when empty, or
-whether all of them are known. Nothing of it is durable: after a takeover it starts with the first
-registration. `scheduling/rejecting.py` looks and rejects.
+The clock restarts whenever something changes what the executors could host when empty, or whether
+all of them are known. Nothing of it is durable: after a restart of the resource manager it starts
+with the first registration. `scheduling/rejecting.py` checks and rejects.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 
 class RejectionClock:
-    """Runs since the last change of executors, and collects what to look at when it is over.
+    """Runs since the last change of executors, and collects what must be checked when it is over.
 
     Attributes:
-        since_ms: when it restarted last (monotonic); None: no executor has registered with this
-            incarnation of the resource manager.
-        everything: all that waits has to be looked at.
-        shapes: otherwise these, from an arrival number on; earlier requests have been looked at.
+        since_ms: when it restarted last (monotonic); None: no executor has registered since the
+            resource manager started.
+        everything: everything that is pending must be checked.
+        scheduling_classes: otherwise only these, each from an arrival number on; earlier requests
+            have been checked.
         gangs: the same for gangs, by id.
     """
 
@@ -32,16 +33,17 @@ class RejectionClock:
 
     @property
     def due_ms(self) -> int | None:
-        """When infeasible requests are rejected; None: an executor has to register first.
+        """When infeasible requests are rejected; None: an executor must register first.
 
-        Time in which nothing could be heard does not count.
+        Time in which the resource manager was stalled and could not receive anything does not
+        count.
         """
         if self.since_ms is None:
             return None
         return max(self.since_ms, self._timers.listening_since_ms) + self.after_ms
 
     def restart(self, now_ms: int) -> None:
-        """Restarts the clock: executors are not what they were."""
+        """Restarts the clock, because executors have changed."""
         self.since_ms = now_ms
         self.everything = True
         self.scheduling_classes.clear()
@@ -49,13 +51,13 @@ class RejectionClock:
         self._arm(now_ms)
 
     def requeued(self, scheduling_class: SchedulingClass, now_ms: int) -> None:
-        """A request of this shape waits again after it had a slot."""
+        """Notes that a request of this class is pending again after it had a slot."""
         if not self.everything:
             self.scheduling_classes[scheduling_class] = 0
             self._arm(now_ms)
 
     def gang_requeued(self, gang_id: str, now_ms: int) -> None:
-        """A gang waits again after it had slots."""
+        """Notes that a gang is pending again after it had slots."""
         if not self.everything:
             self.gangs[gang_id] = None
             self._arm(now_ms)

@@ -1,4 +1,4 @@
-"""All requests, by id and by arrival, with members of ranges where they are asked for."""
+"""All requests, by id and by arrival number; members of ranges are made when they are needed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from resource_manager.engine.queue.ranges import RangeLedger
 
 
 class Requests(dict[str, Request]):
-    """Requests by allocation id, with members of ranges that are singled out.
+    """Requests by allocation id, including materialized members of ranges.
 
     Attributes:
-        by_arrival: in order of arrival; without members of ranges.
-        ranges: where members of ranges stand.
-        live: how many have not ended, members of ranges included.
+        by_arrival: by arrival number, in order; without members of ranges.
+        ranges: all ranges, with the states of their members.
+        live: number of requests that have not ended, members of ranges included.
     """
 
     def __init__(self, ranges: RangeLedger) -> None:
@@ -27,16 +27,16 @@ class Requests(dict[str, Request]):
         self.live = 0
 
     def of_job(self, job: Job, after: int = 0) -> Iterator[Request]:
-        """All requests of a job that are kept, in order of arrival, from behind `after` on; without
-        members of ranges.
+        """Yields the requests of a job in order of arrival, those after arrival number `after`;
+        without members of ranges.
         """
         arrivals = job.arrivals
         for at in range(bisect_right(arrivals, after), len(arrivals)):
             yield self.by_arrival[arrivals[at]]
 
     def at(self, arrival_number: int) -> Request:
-        """The request with this place in line. One that is made for the occasion (see
-        `queue/ranges.py`) becomes one of the books when it is placed.
+        """Returns the request with this arrival number. A member of a range may be a temporary copy
+        (see `RangeLedger`); changes to it are kept only once it is materialized.
 
         Raises:
             InvariantBroken: no request has it.
@@ -47,17 +47,19 @@ class Requests(dict[str, Request]):
         return request
 
     def named(self, allocation_id: str) -> Request | None:
-        """The request of this id, be it a member of a range (made for the occasion, if it was never
-        placed or has ended); None: there is none.
+        """Returns the request with this id; None: there is none. A member of a range that was never
+        placed or has ended is a temporary copy.
         """
         return self.get(allocation_id) or self.ranges.request_named(allocation_id)
 
     def is_taken(self, allocation_id: str) -> bool:
-        """True if a request, a member of a range, or a range is called this."""
+        """Returns True if a request, a member of a range or a range has this id."""
         return self.named(allocation_id) is not None or allocation_id in self.ranges
 
     def served_by(self, slot: Slot) -> Request | None:
-        """The living request that this slot serves; None if it was given up or replaced."""
+        """Returns the request that this slot serves; None: it has ended, or another slot serves
+        it.
+        """
         request = self.get(slot.allocation_id)
         if (
             request is not None

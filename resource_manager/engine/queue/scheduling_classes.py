@@ -1,9 +1,9 @@
-"""Scheduling classes (equal requests) and the queues that each job has of them.
+"""Scheduling classes (equal requests), and the queues that each job has of them.
 
-Requests with the same profile, labels and CPU policy fit the same hosts, so a search that failed is
-remembered once per class. A job queue holds arrival numbers as intervals, so that a million
-requests that arrived together cost as much as one. The active queues of a job are ordered by their
-oldest request (`ActiveQueues`).
+Requests with the same profile, labels and CPU policy fit the same hosts. So a failed search is
+remembered once per class. A job queue holds arrival numbers as intervals, so a million requests
+that arrived together cost as much as one. The active queues of a job are ordered by their oldest
+request (`ActiveQueues`).
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ INACTIVE = -1
 """Position of a job queue that is not active."""
 
 STALE_MAX = 64
-"""Outdated entries that a heap may hold beside as many as are of use."""
+"""Outdated entries that a heap may hold in addition to twice the number of its current ones."""
 
 
 IDLE_CLASSES_MAX = 1_024
-"""Classes without pending requests that are remembered, with what was learnt about them."""
+"""Classes without pending requests that are kept, with what was learnt about them."""
 
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """How far the search for a class has come in its index: no host before `frontier` fits, but
-    perhaps those at the positions `again`, as of `log_length`.
+    """How far the search for a class has come in its index: no host before `frontier` fits, except
+    perhaps those at the positions `again`, which got more room. All as of `log_length`.
     """
 
     version: int = -1
@@ -55,20 +55,26 @@ class SchedulingClass:
     """Equal requests that are pending.
 
     Attributes:
-        cpus: their CPU policy; None: none.
+        number: order of creation; breaks ties.
+        profile: their resource profile; None: unknown.
+        labels: labels that they require of a host.
         pooled_need: columns of the index and amounts that a host with one memory pool must have;
             where `topology_constrained`, more may be needed.
         separate_need: the same on a host with a pool per memory part.
+        cpus: their CPU policy; None: none.
         waiting: number of pending requests.
         job_queues: by job.
-        parked: those that were found waiting in vain while nothing fitted.
-        tried: whether it was looked at since its first request arrived.
+        inactive: job queues that wait until the class has room.
+        tried: whether the class was looked at since its first request arrived.
+        cursor: how far the last search came.
+        aligning_cursor: the same among hosts that align every slot to NUMA nodes.
         verdict: (version of the cluster, feasibility) as last judged.
-        reason: (state of the books, why it waits) as last asked.
-        need: (version of the cluster, what one books at most) as last asked.
+        reason: (version of the state, why it waits) as last derived.
+        need: (version of the cluster, the most that one books) as last derived.
+        heads: heap of the first arrival numbers of job queues; some may be outdated, see `head`.
     """
 
-    number: int  # order of making; for ties
+    number: int
     profile: ResourceProfile | None
     labels: Labels
     pooled_need: dict[str, int]
@@ -79,11 +85,11 @@ class SchedulingClass:
     inactive: dict[JobQueue, None] = field(default_factory=dict)
     tried: bool = True
     cursor: Cursor = field(default_factory=Cursor)
-    aligning_cursor: Cursor = field(default_factory=Cursor)  # among hosts that look exactly at all
+    aligning_cursor: Cursor = field(default_factory=Cursor)
     verdict: tuple[int, str] | None = None
     reason: tuple[int, str] | None = None
     need: tuple[int, dict[str, int]] | None = None
-    heads: list[tuple[int, JobQueue]] = field(default_factory=list)  # see `head`
+    heads: list[tuple[int, JobQueue]] = field(default_factory=list)
 
     @property
     def key(self) -> SchedulingKey:
@@ -92,7 +98,9 @@ class SchedulingClass:
 
     @property
     def amounts(self) -> tuple[dict[str, int], dict[str, int]]:
-        """`pooled_need` and `separate_need` without columns of cpus: as far as amounts can tell."""
+        """`pooled_need` and `separate_need` without columns of cpus: the part that amounts can
+        decide.
+        """
         if self.cpus is None:
             return self.pooled_need, self.separate_need
         return amounts_only(self.pooled_need), amounts_only(self.separate_need)
@@ -109,7 +117,7 @@ class SchedulingClass:
 
     @property
     def topology_constrained(self) -> bool:
-        """True if amounts alone never say whether a host can serve one."""
+        """True if amounts alone can never decide whether a host can serve one."""
         return self.cpus is not None and is_topology_constrained(self.profile, self.cpus)
 
     def head(self) -> int | None:
@@ -126,20 +134,19 @@ class SchedulingClass:
         return None
 
     def first_queues(self, most: int) -> list[JobQueue]:
-        """Returns up to `most` job queues, ordered by their oldest requests. Others are not looked
-        at.
+        """Returns up to `most` job queues, ordered by their oldest requests. Costs nothing for the
+        others.
         """
         found: dict[JobQueue, None] = {}
         while len(found) < most and self.head() is not None:
-            found[heapq.heappop(self.heads)[1]] = None  # some stand there more than once
+            # the heap may have several entries of one queue
+            found[heapq.heappop(self.heads)[1]] = None
         for job_queue in found:
             heapq.heappush(self.heads, (job_queue.numbers.first, job_queue))
         return list(found)
 
     def activate(self, job_queue: JobQueue, number: int) -> None:
-        """Notes that the oldest request of a job queue has this number now, which is lower than
-        before.
-        """
+        """Updates `heads`: the oldest request of a job queue now is `number`, lower than before."""
         heapq.heappush(self.heads, (number, job_queue))
         if len(self.heads) > STALE_MAX + 2 * len(self.job_queues):
             self.heads = [
@@ -158,10 +165,10 @@ class SchedulingClass:
             start = job_queue.numbers.next_from(number)
             if start is None:
                 continue
-            if left and left[0][0] <= start:  # at the earliest
+            if left and left[0][0] <= start:  # another entry may come first
                 if left[0][1] is not job_queue or left[0][0] != start:
                     heapq.heappush(left, (start, job_queue))
-                continue  # the same once more
+                continue  # a second entry of the same queue
             _, end = next(job_queue.numbers.runs_within(start, _NEVER))
             if left:
                 end = min(end, left[0][0])
@@ -169,7 +176,9 @@ class SchedulingClass:
             heapq.heappush(left, (end, job_queue))
 
     def numbers(self) -> Iterator[int]:
-        """Yields the arrival numbers of all requests in order. Likewise."""
+        """Yields the arrival numbers of all requests in order. The class must not change
+        meanwhile.
+        """
         for start, end in self.runs():
             yield from range(start, end)
 
@@ -186,13 +195,13 @@ class JobQueue:
 
     Attributes:
         numbers: their arrival numbers.
-        position: at which of them it stands among its job's lines; the first, or one before it that
-            left meanwhile. `INACTIVE`: it does not.
-        blocked_by: the group whose maximum it was parked for; empty: it was not.
-        served_ms: when something of it was placed last; None: nothing was.
-        served_placements: of everybody, until then.
-        may_reject: whether some of its requests may be rejected while they wait; False: all of them
-            allow to wait for an executor that may come.
+        position: the arrival number that orders it among the job's active queues: its first one, or
+            a lower one that has left since. `INACTIVE` if it is not among them.
+        blocked_by: id of the group whose quota blocks it; empty: none does.
+        served_ms: when a request of it was placed last (monotonic); None: none was.
+        served_placements: placements of all jobs until then.
+        may_reject: whether some of its requests may be rejected as infeasible. False: all of them
+            wait for an executor that may come.
     """
 
     scheduling_class: SchedulingClass
@@ -206,22 +215,24 @@ class JobQueue:
     may_reject: bool = False
 
     def placed(self, now_ms: int, placements: int) -> None:
-        """Notes that some of it was placed; `placements`: of all jobs so far."""
+        """Notes that requests of it were placed; `placements`: of all jobs so far."""
         self.served_ms, self.served_placements = now_ms, placements
 
     def __lt__(self, other: JobQueue) -> bool:
-        """Two at one number never are both current, so either may come first."""
+        """Lets heaps compare entries with equal numbers. At most one of those is current, so any
+        order will do.
+        """
         return False
 
 
 class ActiveQueues:
     """The active queues of one job (of all jobs, if requests are served in order of arrival).
 
-    The heap may hold outdated entries. They are skipped when they come up, and thrown out when they
+    The heap may hold outdated entries. They are skipped when they come up, and removed when they
     are more than half.
 
     Attributes:
-        active_count: how many lines are not parked.
+        active_count: number of active queues.
     """
 
     __slots__ = ("_heap", "active_count", "job_id")
@@ -246,7 +257,7 @@ class ActiveQueues:
         return not self.active_count
 
     def advance(self, job_queue: JobQueue, number: int) -> None:
-        """Moves an active queue forward, whose oldest request is this one now."""
+        """Moves an active queue forward: its oldest request now is `number`."""
         if number < job_queue.position:
             self._put(job_queue, number)
 
@@ -311,8 +322,8 @@ class KnownClasses:
         self.waited_with: dict[SchedulingKey, SchedulingClass] = {}
         self._idle: dict[
             SchedulingKey, SchedulingClass
-        ] = {}  # nobody waits with them; longest unused first
-        self._required: dict[Labels, int] = {}  # shapes that somebody waits with
+        ] = {}  # without pending requests; longest unused first
+        self._required: dict[Labels, int] = {}  # number of classes with pending requests
         self._made = 0
 
     def is_required(self, labels: Labels) -> bool:
@@ -320,7 +331,7 @@ class KnownClasses:
         return labels in self._required
 
     def of(self, key: SchedulingKey) -> SchedulingClass:
-        """Returns the class with this key, whether or not it has pending requests."""
+        """Returns the class with this key; it need not have pending requests."""
         scheduling_class = self.waited_with.get(key) or self._idle.get(key)
         if scheduling_class is None:
             scheduling_class = self._make(key)
@@ -328,14 +339,14 @@ class KnownClasses:
         return scheduling_class
 
     def begin(self, key: SchedulingKey) -> SchedulingClass:
-        """Returns the class of a first pending request."""
+        """Returns the class of a request that is its first pending one."""
         scheduling_class = self._idle.pop(key, None) or self._make(key)
         self.waited_with[key] = scheduling_class
         self._required[scheduling_class.labels] = self._required.get(scheduling_class.labels, 0) + 1
         return scheduling_class
 
     def end(self, scheduling_class: SchedulingClass) -> None:
-        """Notes that a class has no pending request any more."""
+        """Notes that a class has no pending requests any more."""
         key = scheduling_class.key
         del self.waited_with[key]
         self._required[scheduling_class.labels] -= 1
@@ -345,7 +356,7 @@ class KnownClasses:
         self._retire(key, scheduling_class)
 
     def _retire(self, key: SchedulingKey, scheduling_class: SchedulingClass) -> None:
-        """Keeps what was learnt about a class, for the next equal request."""
+        """Keeps a class for the next equal request, with what was learnt about it."""
         self._idle[key] = scheduling_class
         if len(self._idle) > IDLE_CLASSES_MAX:
             del self._idle[next(iter(self._idle))]
