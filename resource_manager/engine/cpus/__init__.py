@@ -1,1 +1,1 @@
-"""Which cpus and NUMA nodes a slot gets. Pure: no clock, no ids, no I/O."""
+"""Which cpus and NUMA nodes a slot gets. No clock, no ids, no I/O."""

@@ -1,12 +1,31 @@
-"""The order in which free cpus are tried for one slot: whole cores or spread threads.
+"""Takes free cpus for one slot in Koordinator's order: whole cores, or threads spread over cores.
 
 The algorithm is that of Koordinator's cpu accumulator (`takeCPUs`, plug-in nodenumaresource of its
-scheduler, commit a7a1b76), for cpus that are never shared. Its lists carry their names here: whole
-cores per NUMA node (A) and per package (B), cpus per node (C) and per package (D), all cpus (E).
-Differences: the fall-back from nodes to cores of an exclusive policy, and cores that differ in
-width (averages such as "cpus per node" are the largest ones here, the same on regular hosts).
+scheduler, commit a7a1b76), for cpus that are never shared. The names of its lists are used here:
 
-Refuses to know what is required: whoever calls it leaves only cpus that may be taken.
+- A, B: whole free cores per NUMA node, and per package
+- C, D: free cpus per NUMA node, and per package
+- E: all free cpus
+
+The smallest kind of group that is large enough is tried first: nodes, then packages, then all.
+Among groups of one kind the strategy decides: LeastAllocated begins with the group with most free
+cpus, MostAllocated with the one with fewest.
+
+Example: one package with two NUMA nodes of four cores with two threads each. Node 0 has cpus 0-3
+and 8-11, node 1 has 4-7 and 12-15; cpu n and cpu n + 8 share a core. Cpus 0, 1 and 8 are taken, so
+node 0 has two whole free cores, 2 and 3, and node 1 has four.
+
+    need                  list   LeastAllocated    MostAllocated
+    4 in whole cores      A      4-5, 12-13        2-3, 10-11
+    4 spread              C      4-7               4-7
+    10 in whole cores     B      2-6, 10-14        2-6, 10-14
+
+Spread over cores, node 0 offers only three first threads (2, 3 and 9), so both strategies take node
+1. No node has ten free cpus, so the package gives them.
+
+Differences to Koordinator: an exclusive policy falls back from nodes to cores, and cores may differ
+in width. (Averages such as "cpus per node" are the largest ones here, which is the same on regular
+hosts.) The caller must pass only cpus that policies allow; nothing is refused here.
 """
 
 from __future__ import annotations
@@ -20,15 +39,19 @@ from resource_manager.engine.cpus.packed import bits_of
 
 
 class _Pass(NamedTuple):
-    """One attempt at a list: cpus that are out, and whether each core gives its first thread."""
+    """One attempt at list C or D: cpus that are left out, and whether only one thread per core is
+    offered.
+    """
 
     barred: int = 0
     one_per_core: bool = False
 
 
 class Accumulator:
-    """What is free and needed while cpus are taken. `core_claimed` and `node_claimed` are cpus of
-    slots that want their cores, or NUMA nodes, to themselves.
+    """Takes cpus for one slot, and keeps track of what is free and still needed.
+
+    `core_claimed` and `node_claimed` are the cpus of slots that have their cores, or NUMA nodes, to
+    themselves.
     """
 
     def __init__(
@@ -51,7 +74,7 @@ class Accumulator:
         self._taken = 0
 
     def take(self, need: int, whole_cores: bool) -> int:
-        """So many cpus; at least that many must be free."""
+        """Takes `need` cpus, and returns them. At least that many must be free."""
         self._need = need
         layout = self._layout
         if (whole_cores or layout.per_core == 1) and self._take_whole_cores():
@@ -65,20 +88,24 @@ class Accumulator:
         return self._taken
 
     def take_whole_cores_only(self, need: int) -> int | None:
-        """Whole free cores with so many threads, wherever they are; None if there are none."""
+        """Returns whole free cores with exactly `need` threads, wherever they are; None if there
+        are none.
+        """
         cores = [
             core for group in self._packages_of_whole_cores() for core in _largest_first(group)
         ]
         return whole_cores_of(cores, need)
 
     def spread_anywhere(self) -> Iterator[int]:
-        """All free cpus, in the order in which they would be taken one by one."""
+        """Yields all free cpus in the order in which list E takes them."""
         return self._spread_anywhere(0)
 
-    # Lists A and B
+    # Lists A and B: whole cores.
 
     def _take_whole_cores(self) -> bool:
         layout, need = self._layout, self._need
+        # A slot with an exclusive policy first avoids nodes that others claim (barred), then does
+        # not.
         if need <= layout.per_node:
             exclusive = self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
             for barred in (self._claimed_nodes(), 0) if exclusive else (0,):
@@ -92,7 +119,9 @@ class Accumulator:
         return self._take_whole_groups()
 
     def _take_whole_groups(self) -> bool:
-        """More than any one group has: whole packages, then single cores of the smallest left."""
+        """Takes whole packages, for a need above any one group; then single cores of the smallest
+        left.
+        """
         left = []
         by_size = sorted(self._packages_of_whole_cores(), key=_size, reverse=True)
         for group in by_size:
@@ -112,7 +141,9 @@ class Accumulator:
         return False
 
     def _take_cores(self, cores: Sequence[int]) -> bool:
-        """The first cpus of these cores, if they are enough; all of whole cores if that fits."""
+        """Takes the first cpus of these cores, if they are enough. Where cores differ in width, it
+        prefers cores whose threads add up exactly.
+        """
         if _size(cores) < self._need:
             return False
         exact = None
@@ -144,7 +175,7 @@ class Accumulator:
                 groups.append((self._sign * _size(cores), at, cores))
         return [group[-1] for group in sorted(groups)]
 
-    # Lists C and D
+    # Lists C and D: threads.
 
     def _take_from_one_group(self) -> bool:
         layout, need = self._layout, self._need
@@ -159,6 +190,8 @@ class Accumulator:
         return False
 
     def _passes(self, at_node_level: tuple[int, int]) -> list[_Pass]:
+        # Left-out cpus, the strictest first: nodes, then cores, that others claim. Last comes an
+        # attempt that leaves out none.
         if self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
             barred: tuple[int, ...] = at_node_level
         elif self._exclusive is ExclusivePolicy.PCPU_LEVEL:
@@ -196,7 +229,9 @@ class Accumulator:
         return [group[-1] for group in sorted(groups)]
 
     def _spread(self, group: int) -> Iterator[int]:
-        """Lowest first; of many cpus one of each core, then the next of each, and so on."""
+        """Yields cpus of a group, lowest first: one of each core, then the next of each, and so on.
+        Few enough for one core are not spread.
+        """
         if group.bit_count() <= self._layout.per_core:
             yield from bits_of(group)
             return
@@ -205,7 +240,7 @@ class Accumulator:
             yield from bits_of(round_of_cores)
             group &= ~round_of_cores
 
-    # List E
+    # List E: all free cpus.
 
     def _barred_anywhere(self) -> Iterator[int]:
         if self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
@@ -231,7 +266,7 @@ class Accumulator:
             cores = left
 
     def _cores_in_order(self, free: int) -> list[int]:
-        """Free threads per core: cores of packages that gave most come first."""
+        """Returns the free threads per core. Cores of packages that gave most so far come first."""
         layout, sign, taken = self._layout, self._sign, self._taken
         of_package = [
             (-(taken & package.mask).bit_count(), sign * (free & package.mask).bit_count())
@@ -247,10 +282,12 @@ class Accumulator:
                 keyed.append((first, of_node[core.node], here.bit_count(), package, at, here))
         return [each[-1] for each in sorted(keyed)]
 
-    # Who is held, and taking
+    # Claims, and taking.
 
     def _claimed_cores(self) -> int:
-        """All cpus of cores that a slot of this level holds; what was taken here is such a slot."""
+        """Returns all cpus of cores that slots of this exclusive level have to themselves. What was
+        taken here belongs to such a slot.
+        """
         held = self._core_claimed | self._taken
         if self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
             held |= self._node_claimed
@@ -275,8 +312,10 @@ class Accumulator:
 
 
 def whole_cores_of(cores: Sequence[int], need: int) -> int | None:
-    """The cpus of cores that have exactly so many together, early ones first; None if none do."""
-    # Bit n of an entry: some of the cores from there on have n cpus together.
+    """Returns the cpus of cores that have exactly `need` threads together, early cores first; None
+    if no choice of cores does. (Subset sum, with sets of sums as bits of an integer.)
+    """
+    # Bit n of sums[i] is set if some of the cores from number i on have n cpus together.
     sums = [1]
     for core in reversed(cores):
         sums.append(sums[-1] | sums[-1] << core.bit_count())

@@ -1,8 +1,19 @@
-"""Where on a host one slot goes: cpus of its own, NUMA nodes, shared pools.
+"""Assigns cpus, NUMA nodes and shared pools of one host to one slot.
 
-Decides by policies that are resolved and cpus that are known to be his to choose from. Tries as few
-things as the policy admits, the best first. Refuses to know other hosts, and whether the slot may
-be there at all.
+The policies are resolved and the candidate cpus known before. This tries as few masks of nodes as
+the NUMA policy admits, the best first.
+
+Example: on the empty host a slot needs one NUMA node, but no single node has enough now; both nodes
+together have.
+
+    SingleNUMANode, Restricted (required)    refused: NUMA_UNALIGNED
+    the same, only preferred                 on both nodes, with a note
+    BestEffort                               on both nodes, with a note
+    any but SingleNUMANode, and the empty    on two nodes, without a note: none fewer would do
+    host would need two nodes
+
+A preferred policy that cannot be met falls back to BestEffort, and then to a slot without
+alignment.
 """
 
 from __future__ import annotations
@@ -36,7 +47,7 @@ from resource_manager.engine.cpus.take import Short, Taken, sums_to, total_width
 
 
 class Case:
-    """One wish on one host."""
+    """One request on one host."""
 
     def __init__(
         self, ledger: CpuLedger, request: CpuRequest, resolved: Resolved, candidates: int | None
@@ -44,17 +55,19 @@ class Case:
         self._ledger = ledger
         self._request = request
         self._resolved = resolved
-        self._candidates = candidates  # the cpus that it can choose from; None: it runs in pools
+        self._candidates = candidates  # cpus to choose from; None: it runs in pools
 
     def pinned(self, notes: tuple[str, ...]) -> CpuAssignment | CpuRefusal:
-        """Cpus of its own, wherever they are."""
+        """Assigns dedicated cpus, on any nodes."""
         taken = pick(self._ledger, self._resolved, self._candidates or 0)
         if isinstance(taken, Short):
             return shortage(taken, self._resolved)
         return self._with_cpus(taken, notes)
 
     def bursting(self, notes: tuple[str, ...]) -> CpuAssignment | CpuRefusal:
-        """Bound to the shared pool of the node whose size suits the slot's cpu limit best."""
+        """Binds the slot to the shared pool of one node: the smallest one that suits its cpu
+        limit.
+        """
         ledger, resolved = self._ledger, self._resolved
         suited = self._burst_nodes()
         if suited:
@@ -73,7 +86,9 @@ class Case:
         return CpuAssignment(resolved.qos, notes=(*resolved.notes, *notes, note))
 
     def _burst_nodes(self) -> list[int]:
-        """Nodes whose shared pool suits the limit and can promise the booking, best fit first."""
+        """Returns the nodes whose shared pool is as large as the limit and can promise the booking,
+        best fit first.
+        """
         ledger = self._ledger
         limit, booked = self._burst_limit(), self._request.cpu_milli
         found = []
@@ -88,7 +103,9 @@ class Case:
         return max(self._request.cpu_limit_milli, self._request.cpu_milli)
 
     def aligned(self) -> CpuAssignment | CpuRefusal:
-        """On NUMA nodes, as the policy in force will have it."""
+        """Assigns NUMA nodes by the policy in force; falls back as far as the policy is only
+        preferred.
+        """
         resolved = self._resolved
         found = self._aligned_by(resolved.numa)
         if not isinstance(found, CpuRefusal):
@@ -122,7 +139,7 @@ class Case:
         return self._on_nodes(policy, self.needs(), (note,))
 
     def needs(self, nodes: Sequence[int] | None = None) -> Quantities:
-        """What the slot needs of NUMA nodes and what they have; of these nodes, or of all."""
+        """Returns what the slot needs of NUMA nodes, and what `nodes` have (None: all nodes)."""
         ledger, resolved, candidates = self._ledger, self._resolved, self._candidates
         liked = None if candidates is None else preferred_cpus(ledger, resolved, candidates)
         amounts = dict(self._request.amounts)
@@ -133,8 +150,8 @@ class Case:
     def _on_nodes(
         self, policy: NumaPolicy, needs: Quantities, notes: tuple[str, ...]
     ) -> CpuAssignment | CpuRefusal:
-        """Looks at masks of more and more nodes, as far as the policy goes, and stops with the
-        first size of which one will do: no larger mask could be preferred to it.
+        """Tries masks of more and more nodes, as far as the policy admits. It stops at the first
+        size of which one works, because narrower masks are always preferred.
         """
         lacking = needs.lacking(needs.nodes)
         if lacking is not None:
@@ -153,7 +170,9 @@ class Case:
         return self._noted(found, smallest)
 
     def _noted(self, found: CpuAssignment, smallest: int | None) -> CpuAssignment:
-        """Says so if a slot that is to be aligned if possible lies on more nodes than need be."""
+        """Adds a note if a BestEffort slot is on more nodes than it would need on the empty
+        host.
+        """
         count = len(found.nodes)
         if self._resolved.numa is not NumaPolicy.BEST_EFFORT or not smallest or count <= smallest:
             return found
@@ -168,7 +187,7 @@ class Case:
         preferred_size: int,
         notes: tuple[str, ...],
     ) -> CpuAssignment | None:
-        """On the best mask of one size."""
+        """Assigns the best mask of one size that works; None: none does."""
         provider = hints(needs, masks, preferred_size)
         for best in merge_ranked(
             policy, [provider], remoteness=lambda mask: remoteness(needs.layout, mask)
@@ -182,8 +201,8 @@ class Case:
         return None
 
     def _can_add_up(self, nodes: Sequence[int]) -> bool:
-        """False if whole cores are required and none on these nodes have so many threads together:
-        quickly told, where choosing among cpus in vain is not.
+        """Returns False if whole cores are required and no choice of cores on these nodes has
+        exactly that many threads. This check is cheap; choosing cpus without result is not.
         """
         resolved = self._resolved
         if (
@@ -196,14 +215,14 @@ class Case:
 
     @cached_property
     def _whole_cores(self) -> list[Mapping[int, int]]:
-        """Of the cpus that it can choose from, per node."""
+        """How many whole cores of each width there are among the candidates, per node."""
         layout, candidates = self._ledger.layout, self._candidates or 0
         return [whole_widths(cores, candidates) for cores in layout.cores_of_node]
 
     def assigned_on(
         self, needs: Quantities, nodes: Sequence[int], notes: tuple[str, ...]
     ) -> CpuAssignment | None:
-        """On all of these nodes; None if there it cannot be had."""
+        """Assigns all of these nodes; None if they cannot serve the slot."""
         ledger, resolved = self._ledger, self._resolved
         parts: dict[int, dict[str, int]] = {}
         taken: Taken | None = None
@@ -231,7 +250,8 @@ class Case:
         pools = sorted({pool for at in nodes for pool in ledger.pools(at)})
         return CpuAssignment(
             resolved.qos,
-            bind=BindPolicy.NONE if notes else resolved.bind,  # the note says that it is not that
+            # the note says why it is not what was preferred
+            bind=BindPolicy.NONE if notes else resolved.bind,
             numa=bound,
             memory_nodes=memory,
             pools=tuple(pools),
@@ -258,7 +278,7 @@ class Case:
 
 
 def _admits(policy: NumaPolicy, size: int, smallest: int | None) -> bool:
-    """Whether masks of so many nodes are worth looking at."""
+    """Returns True if the policy admits masks of this many nodes."""
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
         return size == 1
     if policy is NumaPolicy.RESTRICTED:
@@ -267,6 +287,6 @@ def _admits(policy: NumaPolicy, size: int, smallest: int | None) -> bool:
 
 
 def _cpus_by_node(layout: CpuLayout, cpus: int) -> Mapping[int, int]:
-    """Thousandths per node that has some of the cpus."""
+    """Returns thousandths of a cpu by node, for nodes that have some of the cpus."""
     counts = {at: (layout.nodes[at].mask & cpus).bit_count() * MILLI for at in layout.cpu_nodes}
     return {at: count for at, count in counts.items() if count}

@@ -1,11 +1,10 @@
-"""Whether one host can give a slot its cpus and NUMA nodes, and which.
+"""Decides whether one host can give a slot its cpus and NUMA nodes, and which.
 
-Decides for all classes: slots with cpus of their own, slots that are aligned to NUMA nodes, and
-slots that are bound to the shared pool of a node. Refuses to know amounts that lie on no node
-(they are in the host's own books, which are asked first), other hosts, and who comes first.
+This covers all slots: with dedicated cpus, aligned to NUMA nodes, bound to the shared pool of one
+node, or none of that. The host's amounts that lie on no node are checked before, by the caller.
 
-What is required holds of every assignment. What is only preferred never refuses: where it cannot be
-had the assignment says so in a note.
+What is required holds of every assignment. What is only preferred never refuses; where it cannot be
+met, the assignment says so in a note.
 """
 
 from __future__ import annotations
@@ -29,13 +28,14 @@ from resource_manager.engine.model.entities import SlotKey
 
 
 def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | CpuRefusal:
-    """The cpus and nodes of one more slot, or why there are none. Changes nothing.
+    """Returns the cpus and nodes of one more slot, or why there are none. Changes nothing.
 
-    The same for the same holdings and wish, whatever happened before.
+    The result depends only on the present holdings and the request, not on how they came about.
 
     Args:
-        books: None: the host does not tell what its cpus are made of, so it serves what demands
-            nothing of single cpus or nodes.
+        ledger: of the host. None: the host does not report its cores and nodes, so it serves only
+            slots that need no particular cpus or nodes.
+        request: what the slot needs.
     """
     if ledger is None:
         return without_topology(request.policy)
@@ -63,8 +63,8 @@ def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | Cpu
 def assign_many(
     ledger: CpuLedger, requests: Iterable[CpuRequest]
 ) -> list[CpuAssignment | CpuRefusal]:
-    """What each of several slots gets if they come one after the other; ends with the first
-    refusal. Changes nothing.
+    """Returns what each of several slots gets, one after the other, up to the first refusal.
+    Changes nothing.
     """
     scratch = ledger.scratch()
     found: list[CpuAssignment | CpuRefusal] = []
@@ -82,8 +82,8 @@ def _scratch_key(number: int) -> SlotKey:
 
 
 def fits_empty(ledger: CpuLedger | None, request: CpuRequest) -> CpuRefusal | None:
-    """Why this host could not serve the wish even without slots, under the settings and
-    circumstances that hold now; None: it could. Hosts that are alike share the answer.
+    """Returns why this host could not serve the request even without slots, under its present
+    settings; None: it could. Hosts that are alike share a cached answer.
     """
     found = (
         assign(None, request) if ledger is None else _assigned_empty(HostKind.of(ledger), request)
@@ -92,10 +92,17 @@ def fits_empty(ledger: CpuLedger | None, request: CpuRequest) -> CpuRefusal | No
 
 
 def score(ledger: CpuLedger | None, request: CpuRequest, assignment: CpuAssignment) -> int:
-    """How good an assignment is that `assign` gave, from 0 to `SCORE_MAX`; better hosts have more.
+    """Returns how good an assignment is that `assign` returned, from 0 to `SCORE_MAX`; higher is
+    better.
 
-    A host that gives all that was preferred goes before one that does not; among such, by the
-    host's NUMA strategy, over the nodes that the slot is bound to, or over all.
+    A host that gives everything that is preferred gets at least half of `SCORE_MAX`, others get at
+    most half; each note after the first halves that again. Among equals the NUMA strategy decides,
+    over the slot's nodes or else over all cpus.
+
+    Args:
+        ledger: of the host; None: it does not report its cores and nodes.
+        request: what the slot needs.
+        assignment: the result of `assign`.
     """
     if ledger is None:
         return SCORE_MAX // 2

@@ -1,15 +1,19 @@
-"""Shares cpus out evenly over as few NUMA nodes as can hold them.
+"""Shares cpus out evenly over as few NUMA nodes as possible.
 
 The algorithm is the kubelet's (`takeByTopologyNUMADistributed`, the option
-distribute-cpus-across-numa of its static policy). It looks at all combinations of nodes, and at
-all that could give the remainder, for those after which the nodes are most evenly free (by standard
-deviation). Those are always the freest: what one node gives lowers the sum of squares by the more
-the more it has. So the freest are taken here, earlier ones among equals, and nothing is searched.
-A node gives at most one group of the remainder, so that counts never differ by more. Upstream goes
-round and round the nodes, so one may give two groups or more, and where none has a group left it
-never ends: of random requests 1.2 % differ, all for this reason (decision 14 has the numbers).
+distribute-cpus-across-numa of its static policy). The kubelet searches all combinations of nodes,
+and of nodes that give the remainder, for the result after which free cpus are most even (by
+standard deviation). That is always the combination of the nodes with most free cpus, because taking
+from a node lowers the sum of squares more, the more the node has. So this takes those nodes
+directly, earlier ones among equals.
 
-Refuses to know which cpus of a node are taken: that is the business of who asks for the shares.
+One difference: here a node gives at most one group of the remainder, so counts never differ by
+more. The kubelet goes round the nodes, so one may give two groups or more; and if no node has a
+group left, its loop does not end. Of random requests 1.2 % differ, all for this reason (decision 14
+has the numbers).
+
+Example: 10 cpus in groups of 2 from two free nodes with 8 cpus each. That is 5 groups: each node
+gives 2 groups, and the first one gives the remaining group, so 6 and 4 cpus.
 """
 
 from __future__ import annotations
@@ -21,24 +25,24 @@ from resource_manager.engine.cpus.packed import node_order, take_packed
 
 
 class NodeShare(NamedTuple):
-    """How many cpus one node gives."""
+    """The number of cpus that one node gives."""
 
-    node: int  # the node's cpus
-    even: int  # what every node gives
-    more: int  # its part of the remainder: one group, taken after the rest
+    node: int  # the node's cpus, as bits
+    even: int  # the part that every node gives
+    more: int  # its part of the remainder: one group or nothing, taken after the rest
 
 
 def take_distributed(layout: CpuLayout, free: int, need: int, group: int) -> int | None:
-    """So many of the free cpus, evenly over NUMA nodes where that can be, else packed.
+    """Takes `need` free cpus, evenly over NUMA nodes where possible, else packed.
 
     Args:
         layout: the host.
         free: the cpus to choose from.
-        need: how many; none are taken for less than 1.
-        group: how many cpus are given out together: those of a core, or 1.
+        need: number of cpus; below 1 none are taken.
+        group: cpus that are taken together: the threads of a core, or 1.
 
     Returns:
-        The cpus; None if there are fewer than needed.
+        The cpus; None if there are too few.
     """
     free &= layout.cpus
     shares = even_shares(layout, free, need, group) or ()
@@ -49,7 +53,7 @@ def take_distributed(layout: CpuLayout, free: int, need: int, group: int) -> int
 
 
 def take_share(layout: CpuLayout, free: int, share: NodeShare) -> int:
-    """The cpus that one node gives, packed within the node."""
+    """Returns the cpus that one node gives, packed within the node."""
     free &= share.node
     even = take_packed(layout, free, share.even) or 0
     return even | (take_packed(layout, free & ~even, share.more) or 0)
@@ -58,15 +62,20 @@ def take_share(layout: CpuLayout, free: int, share: NodeShare) -> int:
 def even_shares(
     layout: CpuLayout, free: int, need: int, group: int
 ) -> tuple[NodeShare, ...] | None:
-    """How many cpus each NUMA node gives, or None if there are no even shares.
+    """Returns how many cpus each NUMA node gives; None if there are no even shares. The counts
+    differ by at most `group`.
 
-    The counts differ by at most `group`.
+    Args:
+        layout: the host.
+        free: the cpus to choose from.
+        need: number of cpus.
+        group: cpus that are taken together.
     """
     if need < 1 or need % group or need > free.bit_count():
         return None
     masks = node_order(layout, free)
     nodes = [(free & mask).bit_count() for mask in masks]
-    # Stable: of equally free nodes the one that comes first in the order of packing.
+    # The sort is stable: of equally free nodes the first one in the order of packing comes first.
     freest = sorted(range(len(nodes)), key=lambda at: -nodes[at])
     groups = need // group
     fewest = -(-groups // max(layout.per_node // group, 1))

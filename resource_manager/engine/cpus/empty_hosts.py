@@ -1,8 +1,4 @@
-"""What hosts could do if they had no slots: the measure of what is worth wishing for.
-
-Decides how few NUMA nodes a slot would need on the empty host. Hosts that are alike share the
-answers, which are kept.
-"""
+"""What hosts could serve if they had no slots, cached: hosts that are alike share the answers."""
 
 from __future__ import annotations
 
@@ -21,13 +17,13 @@ from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import resolve
 
 ANSWERS_KNOWN_MAX = 16_384
-"""Answers that are kept, each of one wish on one kind of host."""
+"""Cached answers, each of one request on one kind of host."""
 
 _HOSTS_KNOWN_MAX = 1_024
 
 
 class HostKind(NamedTuple):
-    """All that hosts differ by while they have no slots."""
+    """Everything that hosts without slots can differ in."""
 
     layout: CpuLayout
     policy: EffectivePolicy
@@ -36,7 +32,7 @@ class HostKind(NamedTuple):
 
     @classmethod
     def of(cls, ledger: CpuLedger) -> HostKind:
-        """The kind of a host."""
+        """Returns the kind of a host."""
         return cls(
             ledger.reported_layout, ledger.policy, ledger.best_effort_milli, ledger.unavailable
         )
@@ -44,7 +40,9 @@ class HostKind(NamedTuple):
 
 @lru_cache(_HOSTS_KNOWN_MAX)
 def empty_ledger(kind: HostKind) -> CpuLedger:
-    """Books without slots. All hosts that are alike share them, so nobody may change them."""
+    """Returns a ledger without slots. All hosts of a kind share it, so callers must not change
+    it.
+    """
     ledger = CpuLedger(kind.layout, kind.policy, best_effort_milli=kind.best_effort_milli)
     offline, kubelet, kubelet_memory = kind.unavailable
     ledger.set_unavailable(
@@ -57,7 +55,7 @@ def empty_ledger(kind: HostKind) -> CpuLedger:
 
 @lru_cache(ANSWERS_KNOWN_MAX)
 def fewest_nodes_when_empty(kind: HostKind, request: CpuRequest) -> int | None:
-    """How many NUMA nodes a slot would need; None: it could not be served on any."""
+    """Returns how many NUMA nodes a slot would need on the empty host; None: none would do."""
     ledger = empty_ledger(kind)
     resolved = resolve(request.policy, request.cpu_milli, kind.policy, ledger.layout)
     if isinstance(resolved, CpuRefusal):
@@ -70,7 +68,7 @@ def fewest_nodes_when_empty(kind: HostKind, request: CpuRequest) -> int | None:
         candidates = cpus
 
     def works(nodes: Sequence[int]) -> bool:
-        # Where all cores are alike there are enough cpus as soon as they count enough.
+        # Where all cores are equal, enough cpus by count are enough.
         if candidates is None or ledger.layout.uniform_cores:
             return True
         return pick_on(ledger, resolved, candidates, nodes) is not None

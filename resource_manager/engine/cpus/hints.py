@@ -1,11 +1,22 @@
-"""Which NUMA nodes could serve a slot: the hints that are merged.
+"""NUMA hints: the sets of nodes that could serve a slot, each with a score.
 
-Decides which sets of nodes are looked at, which of them could give everything that a slot needs,
-and how well each suits a host's strategy. Refuses to know alignment policies, and which cpus it
-will be: whether there are enough is a matter of counting, so cpus are chosen once, for the nodes
-that win.
+A hint is a mask: an integer whose bit n stands for the node at position n of the layout. A mask is
+a hint if its nodes together have enough of everything that the slot needs. Cpus are only counted
+here; they are chosen once, on the mask that wins the merge (`merge.py`).
 
-Masks are integers whose bit n stands for the node at position n of the layout.
+Example: two nodes with 8 cpus and 16 GiB each; LeastAllocated. Node 0 has 3 cpus and 16 GiB free,
+node 1 has 8 cpus and 4 GiB. A slot needs 3 cpus and 2 GiB, which one node could give on the empty
+host. So masks of one node are preferred.
+
+    mask   preferred   score for cpu   for memory   mean
+    0b01   yes         0 (8 of 8)      875          437
+    0b10   yes         625 (3 of 8)    125          375
+    0b11   no          500             562          531
+
+The score is the free part once the slot is there, of 1000. The merge takes mask 0b01: preferred
+masks come first, then narrow ones, and only then the score counts. If the slot needed 4 cpus and 6
+GiB, only mask 0b11 would be a hint, and none would be preferred: BestEffort would take it,
+Restricted and SingleNUMANode would refuse.
 """
 
 from __future__ import annotations
@@ -24,47 +35,66 @@ from resource_manager.engine.cpus.merge import Hint
 from resource_manager.engine.cpus.numa import MILLI, memory_positions, positions
 
 NODES_ENUMERATED_MAX: Final = 8
-"""Of more nodes only singles, pairs within a package, whole packages and all are looked at."""
+"""On hosts with more nodes, only some masks are tried: single nodes, pairs within a package, whole
+packages and all nodes.
+"""
 
 SCORE_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Quantities:
-    """What a slot needs of NUMA nodes and what each of them could give."""
+    """What a slot needs of NUMA nodes, and what each node could give.
+
+    Attributes:
+        layout: the host.
+        strategy: the host's NUMA strategy.
+        need: by dimension, without dimensions that no node reports.
+        available: by dimension, then by position of the node.
+        capacity: likewise.
+        nodes: positions of the nodes that slots' cpus can come from.
+        preferred_cpus: cpus that also meet what is only preferred; None: all do.
+    """
 
     layout: CpuLayout
     strategy: NumaStrategy
-    need: Mapping[str, int]  # without what no node reports
-    available: Mapping[str, Sequence[int]]  # by dimension, then by position
+    need: Mapping[str, int]
+    available: Mapping[str, Sequence[int]]
     capacity: Mapping[str, Sequence[int]]
-    nodes: tuple[int, ...]  # positions of those that slots' cpus can come from
-    # Cpus that also keep to what is only preferred; None: all do.
+    nodes: tuple[int, ...]
     preferred_cpus: int | None = None
 
     def of(self, dimension: str, nodes: Iterable[int]) -> list[tuple[int, int]]:
-        """Position and available amount of the nodes that give it where these give the cpus."""
+        """Returns position and available amount of the nodes that give a dimension if `nodes` give
+        the cpus.
+        """
         available = self.available[dimension]
         return [(at, available[at]) for at in self.places(dimension, nodes)]
 
     def places(self, dimension: str, nodes: Iterable[int]) -> tuple[int, ...]:
-        """The nodes that give a dimension where these give the cpus."""
+        """Returns the nodes that give a dimension if `nodes` give the cpus. Memory may come from
+        another node, since some nodes have cpus only.
+        """
         if dimension == MEMORY_BYTES:
             return memory_positions(self.layout, nodes)
         return tuple(nodes)
 
     def lacking(self, nodes: Sequence[int]) -> str | None:
-        """The first dimension of which these nodes together have too little."""
+        """Returns the first dimension of which these nodes together have too little; None: there is
+        none.
+        """
         for dimension, need in self.need.items():
             if sum(has for _, has in self.of(dimension, nodes)) < need:
                 return dimension
         return None
 
     def score(self, nodes: Sequence[int]) -> int:
-        """How well the nodes suit the strategy if the slot lies on them, from 0 to `SCORE_MAX`:
-        what is then free for LeastAllocated (and DistributeEvenly), what is taken for
-        MostAllocated; the mean of the dimensions. Nodes with enough cpus that keep to what is only
-        preferred go before others.
+        """Returns how well the nodes suit the strategy if the slot is on them, from 0 to
+        `SCORE_MAX`.
+
+        It is the mean over the dimensions of the part that is free then (LeastAllocated,
+        DistributeEvenly) or taken (MostAllocated). Where some cpus do not meet what is only preferred,
+        nodes with enough cpus that do get the upper half of the range, others the lower half.
         """
         total = 0
         for dimension, need in self.need.items():
@@ -85,7 +115,9 @@ class Quantities:
 
 
 def share_score(strategy: NumaStrategy, capacity: int, taken: int) -> int:
-    """From 0 to `SCORE_MAX`. Source: `scoring.go` of Koordinator's nodenumaresource."""
+    """Returns the score of one dimension, from 0 to `SCORE_MAX`. Source: `scoring.go` of
+    Koordinator's nodenumaresource.
+    """
     if not capacity:
         return 0
     if strategy is NumaStrategy.MOST_ALLOCATED:
@@ -102,13 +134,15 @@ def quantities(
     nodes: Iterable[int] | None = None,
     preferred_cpus: int | None = None,
 ) -> Quantities:
-    """What a slot needs and what there is.
+    """Returns what a slot needs and what there is.
 
     Args:
+        ledger: of the host.
         amounts: of the slot, as `aligned_amounts` returns them.
+        strategy: the host's NUMA strategy.
         candidate_cpus: the cpus that a slot with dedicated cpus can choose from; None: it has none.
-        nodes: look at these only.
-        preferred_cpus: which of its own cpus keep to what is only preferred; None: nothing is.
+        nodes: positions of the only nodes to try; None: all that have usable cpus.
+        preferred_cpus: those candidates that meet what is only preferred; None: nothing is.
     """
     layout = ledger.layout
     every = range(len(layout.nodes))
@@ -134,15 +168,19 @@ def _milli(cpus: int) -> int:
 
 
 def hints(needs: Quantities, masks: Iterable[int], preferred_size: int) -> dict[str, list[Hint]]:
-    """Of every dimension the masks that could give the slot everything, in the order given.
+    """Returns for every dimension the masks that could give the slot everything, in the order
+    given.
 
-    Nodes that have nothing left of a dimension are no place for it, so a mask with such a node is
-    none of its hints, even if the others have enough.
+    A node without any of a dimension left is no place for that dimension. So a mask with such a
+    node is no hint for it, even if the other nodes have enough.
 
     Args:
-        preferred_size: masks of so many nodes are preferred: as few as on the empty host.
+        needs: what the slot needs.
+        masks: the masks to try.
+        preferred_size: masks of this many nodes are preferred: as few as on the empty host.
 
-    Source: `generateResourceHints` of Koordinator's nodenumaresource; what is preferred is ours.
+    Source: `generateResourceHints` of Koordinator's nodenumaresource; which masks are preferred is
+    decided differently here.
     """
     found: dict[str, list[Hint]] = {dimension: [] for dimension in needs.need}
     for mask in masks:
@@ -157,9 +195,11 @@ def hints(needs: Quantities, masks: Iterable[int], preferred_size: int) -> dict[
 
 
 def fewest_nodes(needs: Quantities, works: Callable[[Sequence[int]], bool]) -> int | None:
-    """The size of the smallest masks that are a hint for every dimension; None: there are none.
+    """Returns the size of the smallest masks that are a hint for every dimension; None: there are
+    none.
 
     Args:
+        needs: what the slot needs.
         works: whether nodes that have enough can really give it.
     """
     for _, masks in masks_by_size(needs.layout, needs.nodes):
@@ -178,8 +218,8 @@ def fewest_nodes(needs: Quantities, works: Callable[[Sequence[int]], bool]) -> i
 def masks_by_size(
     layout: CpuLayout, nodes: tuple[int, ...]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """The masks of some nodes that are looked at, the small ones first, each size in lexicographic
-    order.
+    """Returns the masks that are tried, by size, the smallest first; those of one size in
+    lexicographic order. All subsets of up to `NODES_ENUMERATED_MAX` nodes, and a selection of more.
     """
     if len(nodes) <= NODES_ENUMERATED_MAX:
         return tuple(
@@ -206,8 +246,8 @@ def _some_masks(layout: CpuLayout, nodes: tuple[int, ...]) -> Iterator[tuple[int
 
 @lru_cache(16_384)
 def remoteness(layout: CpuLayout, mask: int) -> int:
-    """How far the nodes of a mask are from each other: the sum of all their distances. Masks of as
-    many nodes compare by it as by the mean.
+    """Returns how far the nodes of a mask are from each other: the sum of all their distances, 0 if
+    they are unknown. For masks of equal size this orders like the mean.
     """
     nodes = positions(mask)
     return sum(

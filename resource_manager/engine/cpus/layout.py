@@ -1,12 +1,12 @@
-"""How the cpus of one host are made up of cores, NUMA nodes and packages.
+"""The layout of one host's cpus: cores, NUMA nodes and packages.
 
-Decides what a core is on hosts that are not regular: its online threads that the executor may use,
-however many (`Core.mask`). Threads that slots may not have to themselves, such as reserved ones,
-stay part of it: a core with a reserved thread is never a *whole* core for a slot.
+A core here consists of those of its threads that are online and that the executor may use, however
+many (`Core.mask`). Reserved threads stay part of their core. So a core with a reserved thread is
+never a *whole* core for a slot.
 
-Refuses to know who holds which cpu, and any policy. A layout never changes and equal hosts share
-one, so it can be the key of caches. Sets of cpus are integers whose bit n stands for cpu n: that
-is what makes a choice on hundreds of cpus a matter of microseconds.
+A layout never changes, and equal hosts share one object, so it can be the key of caches. Sets of
+cpus are integers whose bit n stands for cpu n. This makes a choice among hundreds of cpus take
+microseconds.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from finegrain.cpu_assignment import PoolName
 from finegrain.cpu_pools import NODE_UNKNOWN
 from finegrain.cpuset import CpuSet
 
-LAYOUTS_KNOWN_MAX: Final = 1_024  # kinds of hosts that are remembered; a cluster has a few
+LAYOUTS_KNOWN_MAX: Final = 1_024  # kinds of hosts that are cached; a cluster has a few
 
 Row = tuple[int, int, int, int] | tuple[int, int, int, int, int]
-"""cpu, core, NUMA node, package and, if known, group that shares a last-level cache."""
+"""cpu, core, NUMA node, package and, if known, the group that shares a last-level cache."""
 
 _ONLY: Final = PoolName(0, 0)
 
@@ -36,27 +36,29 @@ class Core:
     mask: int
     package: int
     node: int
-    kind: int = 0  # numbered by lowest cpu; 0 for all where cores are alike
-    cache: int = -1  # label of the last-level cache group; -1: unknown
+    kind: int = 0  # numbered by lowest cpu; 0 for all if cores are alike
+    cache: int = -1  # label of its last-level cache; -1: unknown
     place: PoolName = _ONLY  # the shared pool that its cpus belong to
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One NUMA node. `mask` is empty for nodes of memory only, or none of whose cpus are ours."""
+    """One NUMA node. `mask` is empty if it has only memory, or only cpus that the executor may not
+    use.
+    """
 
     id: int
     mask: int
-    packages: tuple[int, ...] = ()  # positions; more than one where a node spans packages
+    packages: tuple[int, ...] = ()  # positions; several if the node spans packages
     memory_bytes: int = 0  # what slots may have of it
-    extended: tuple[tuple[str, int], ...] = ()  # countable resources that lie there, by name
-    distances: tuple[int, ...] = ()  # to the layout's nodes, in their order; () if unknown
-    memory_node: int = 0  # position: itself if it has memory, else the nearest that does
+    extended: tuple[tuple[str, int], ...] = ()  # its countable resources, by name
+    distances: tuple[int, ...] = ()  # to the layout's nodes in their order; () if unknown
+    memory_node: int = 0  # position: itself if it has memory, else the nearest that has
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One socket. `nodes` are positions of the nodes that hold its cpus."""
+    """One socket. `nodes` are positions of the nodes that have its cpus."""
 
     mask: int
     nodes: tuple[int, ...] = ()
@@ -64,11 +66,17 @@ class Package:
 
 @dataclass(frozen=True, eq=False)
 class CpuLayout:
-    """The cpus of one host. Equal only to itself (`layout_of` returns one for equal hosts).
+    """The cpus of one host. Equal only to itself (`layout_of` returns the same object for equal
+    hosts).
 
-    `cores` are in order of their numbers, nodes in order of their ids. `pinnable` are the cpus that
-    slots may have to themselves; those that are `isolated` are in no shared pool. Cpus that are
-    `kept_back` are in the shared pools only: the executor's configuration reserves them.
+    Attributes:
+        cores: in order of their numbers.
+        nodes: in order of their ids.
+        packages: in order of their labels.
+        pinnable: cpus that can be dedicated to slots.
+        isolated: cpus of these that are in no shared pool.
+        kept_back: cpus that are only in shared pools, because the executor's configuration reserves
+            them.
     """
 
     cores: tuple[Core, ...]
@@ -85,7 +93,7 @@ class CpuLayout:
 
     @cached_property
     def per_core(self) -> int:
-        """Threads of the widest core; those of each core where the host is regular."""
+        """Threads of the widest core; of each core if the host is regular."""
         return max(core.mask.bit_count() for core in self.cores)
 
     @cached_property
@@ -100,17 +108,17 @@ class CpuLayout:
 
     @cached_property
     def smt(self) -> bool:
-        """Whether any core has more than one thread."""
+        """True if any core has more than one thread."""
         return self.per_core > 1
 
     @cached_property
     def uniform_cores(self) -> bool:
-        """Whether all cores have the same number of threads."""
+        """True if all cores have the same number of threads."""
         return len({core.mask.bit_count() for core in self.cores}) == 1
 
     @cached_property
     def regular(self) -> bool:
-        """Whether cores are alike, and so are packages and the nodes that have cpus at all."""
+        """True if all cores are alike, all packages are, and all nodes with cpus are."""
         return (
             self.uniform_cores
             and self.kinds == 1
@@ -120,7 +128,7 @@ class CpuLayout:
 
     @cached_property
     def kinds(self) -> int:
-        """How many kinds of cores there are."""
+        """Number of kinds of cores."""
         return len({core.kind for core in self.cores})
 
     @cached_property
@@ -130,27 +138,27 @@ class CpuLayout:
 
     @cached_property
     def position_of_node(self) -> Mapping[int, int]:
-        """Position by the kernel's id of the node."""
+        """Positions by the kernel's ids of nodes."""
         return {node.id: at for at, node in enumerate(self.nodes)}
 
     @cached_property
     def core_masks(self) -> tuple[int, ...]:
-        """The cores' cpus, in order of cores."""
+        """The cpus of each core."""
         return tuple(core.mask for core in self.cores)
 
     @cached_property
     def cores_of_node(self) -> tuple[tuple[int, ...], ...]:
-        """Per node its cores' cpus, in order of cores."""
+        """Per node the cpus of each of its cores."""
         return self._grouped([core.node for core in self.cores], len(self.nodes))
 
     @cached_property
     def cores_of_package(self) -> tuple[tuple[int, ...], ...]:
-        """Per package its cores' cpus, in order of cores."""
+        """Per package the cpus of each of its cores."""
         return self._grouped([core.package for core in self.cores], len(self.packages))
 
     @cached_property
     def around_node(self) -> tuple[int, ...]:
-        """Per node the cpus of all packages that it has cpus of."""
+        """Per node the cpus of all packages that have some of its cpus."""
         return tuple(
             _union(self.packages[package].mask for package in node.packages) for node in self.nodes
         )
@@ -164,7 +172,7 @@ class CpuLayout:
         )
 
     def whole(self, free: int) -> int:
-        """Those of `free` that belong to cores which are free altogether."""
+        """Returns those of `free` whose cores are entirely in `free`."""
         whole = 0
         for mask in self.core_masks:
             if not mask & ~free:
@@ -172,7 +180,7 @@ class CpuLayout:
         return whole
 
     def cores_touched(self, cpus: int) -> int:
-        """All cpus of the cores that have one of `cpus`."""
+        """Returns all cpus of cores that have one of `cpus`."""
         touched = 0
         for mask in self.core_masks:
             if mask & cpus:
@@ -180,15 +188,15 @@ class CpuLayout:
         return touched
 
     def nodes_touched(self, cpus: int) -> int:
-        """All cpus of the nodes that have one of `cpus`."""
+        """Returns all cpus of nodes that have one of `cpus`."""
         return _union(node.mask for node in self.nodes if node.mask & cpus)
 
     def node_ids(self, cpus: int) -> CpuSet:
-        """Ids of the nodes that have one of `cpus`."""
+        """Returns the ids of nodes that have one of `cpus`."""
         return CpuSet(node.id for node in self.nodes if node.mask & cpus)
 
     def first_threads(self, free: int) -> int:
-        """The lowest of `free` of each core."""
+        """Returns the lowest cpu in `free` of each core."""
         first = 0
         for mask in self.core_masks:
             here = mask & free
@@ -196,9 +204,10 @@ class CpuLayout:
         return first
 
     def without(self, offline: int) -> CpuLayout:
-        """The layout that is left when cpus go offline: their cores are narrower, or gone.
+        """Returns the layout without offline cpus: their cores are narrower, or not there.
 
-        Returns the layout itself if it has none of them. The last cpu cannot go.
+        Returns this layout if it has none of them, or only them: a layout without cpus is
+        impossible.
         """
         lost = offline & self.cpus
         return _without(self, lost) if lost and lost != self.cpus else self
@@ -212,15 +221,16 @@ class CpuLayout:
 
 @lru_cache(LAYOUTS_KNOWN_MAX)
 def layout_of(topology: str, host_cpus: str = "{}") -> CpuLayout | None:
-    """The layout of a host as it was reported; None if it tells no cores or no cpu is ours.
+    """Returns the layout of a host as it was reported; None if it reports no cores, or if slots can
+    have none of its cpus.
 
     Args:
         topology: `HostTopology` as JSON text, as registrations keep it.
-        host_cpus: `HostCpus` likewise. Where it tells nothing, all allowed cpus can be pinned and
-            a node offers its memory.
+        host_cpus: `HostCpus` as JSON text. If it is empty, all allowed cpus can be pinned and each
+            node offers all its memory.
 
     Raises:
-        InvalidArgument: a cpu list is none.
+        InvalidArgument: a cpu list cannot be parsed.
         ValueError: a text is not JSON.
     """
     report: dict[str, Any] = json.loads(topology or "{}")
@@ -245,7 +255,8 @@ def layout_of(topology: str, host_cpus: str = "{}") -> CpuLayout | None:
 
 
 def layout_of_rows(rows: Iterable[Row], memory_bytes: int = 0) -> CpuLayout:
-    """A layout from one row per cpu, all of which can be pinned; each node has `memory_bytes`.
+    """Makes a layout from one row per cpu. All cpus can be pinned, and each node has
+    `memory_bytes`.
 
     Raises:
         ValueError: there are no rows.
@@ -281,7 +292,7 @@ _Part = tuple[int, int, int, str, int]  # mask, label of package, id of node, ki
 def _assembled(
     parts: Sequence[_Part], nodes: Sequence[Node], pinnable: int, isolated: int = 0, kept: int = 0
 ) -> CpuLayout:
-    """Puts cores, in their order, into the given nodes; adds nodes that only cores name."""
+    """Makes a layout of cores in the given order. Adds nodes that only cores name."""
     nodes = _with_unnamed_nodes(parts, nodes)
     position = {node.id: at for at, node in enumerate(nodes)}
     labels = sorted({part[1] for part in parts})
@@ -329,13 +340,14 @@ def _assembled(
 
 
 def _with_unnamed_nodes(parts: Sequence[_Part], nodes: Sequence[Node]) -> list[Node]:
-    """Nodes that only cores name have no memory of their own. A core that names none (-1) is
-    taken for one of the first node: hosts that do not tell have one node."""
+    """Adds the nodes that only cores name; these have no memory. A core without a node (-1) counts
+    as one of the first node, because hosts that do not report nodes have one.
+    """
     known = {node.id for node in nodes}
     named = {part[2] for part in parts if part[2] >= 0} - known
     if not known and not named:
         named = {0}
-    # Distances are told for the report's own nodes only, and so no longer fit.
+    # Distances are reported only between the report's own nodes, so they no longer match.
     kept = nodes if not named else [_without_distances(node) for node in nodes]
     return sorted([*kept, *(Node(node, 0) for node in named)], key=lambda node: node.id)
 
@@ -345,7 +357,9 @@ def _without_distances(node: Node) -> Node:
 
 
 def _memory_node(at: int, nodes: Sequence[Node], with_cpus: set[int]) -> int:
-    """The node itself if it has memory, else the nearest that does, those with cpus first."""
+    """Returns the node itself if it has memory, else the nearest that has, those with cpus
+    first.
+    """
     home = nodes[at]
     if home.memory_bytes or not any(node.memory_bytes for node in nodes):
         return at
@@ -370,7 +384,7 @@ def _nodes(reported: Iterable[Mapping[str, Any]], offered: Mapping[str, Any]) ->
         node_id = int(node.get("numa_node_id", 0))
         if offered:
             mine = by_id.get(node_id, {})
-            # Memory of a kind of its own (HBM, CXL, a GPU's) is given to nobody who does not ask.
+            # Special memory (HBM, CXL, a GPU's) is given only to those who ask for it.
             memory = int(mine.get("memory_bytes", 0)) if mine.get("default_memory") else 0
             extended = mine.get("extended", {})
         else:

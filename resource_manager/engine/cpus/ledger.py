@@ -1,9 +1,8 @@
-"""Who holds which cpus and how much of which NUMA node on one host.
+"""The ledger of one host's cpus and NUMA nodes: what there is, what slots hold, and what is left.
 
-Knows arithmetic, not policy: what is there, what is taken, what is left. Every change costs a few
-operations on integers, whatever the host's size, and whatever hangs on all holdings is derived once
-per `version`. Refuses to know why a slot holds what it holds, and amounts that lie on no node:
-those are in the host's own books.
+It contains no policy. A change costs a few operations on integers, whatever the size of the host.
+Figures that depend on all slots are derived at most once per `version`. Amounts that lie on no NUMA
+node are in `hosts/host.py`.
 """
 
 from __future__ import annotations
@@ -22,16 +21,33 @@ from resource_manager.engine.model.entities import SlotKey
 
 @dataclass(frozen=True, slots=True)
 class PinRoom:
-    """How much is left to slots with cpus of their own, for rough comparisons."""
+    """What is left for slots with dedicated cpus, for rough comparisons."""
 
-    cpus: int  # free ones
-    whole_cores: int  # cores that are free altogether
-    whole_core_cpus: int  # their cpus
-    most_on_a_node: int  # free cpus of the node that has most
+    cpus: int  # free cpus
+    whole_cores: int  # cores that are entirely free
+    whole_core_cpus: int  # the cpus of these cores
+    most_on_a_node: int  # free cpus of the node with most of them
 
 
 class CpuLedger:
-    """The cpus and NUMA nodes of one host and what slots hold of them."""
+    """The cpus and NUMA nodes of one host, and what slots hold of them. Sets of cpus are bits of
+    integers.
+
+    Attributes:
+        layout: cores and nodes, without offline cpus.
+        reported_layout: the same as reported, offline cpus included.
+        policy: the host's settings.
+        pinnable: cpus that can be dedicated to slots, taken or not.
+        pool_cpus: cpus that shared pools can use, unless they are dedicated.
+        pinned: cpus that are dedicated to slots.
+        exclusive: those of them that best-effort slots must not use either.
+        claimed_cores: cpus of slots that have their cores to themselves.
+        claimed_nodes: cpus of slots that have their NUMA nodes to themselves.
+        shared_count: number of slots in shared pools.
+        best_effort_count: number of best-effort slots.
+        holdings: assignment by slot; None: the slot runs in the whole shared pool.
+        version: rises with every change.
+    """
 
     __slots__ = (
         "_announced_best_effort",
@@ -65,11 +81,11 @@ class CpuLedger:
         *,
         best_effort_milli: int | None = None,
     ) -> None:
-        """Books without slots.
+        """Makes a ledger without slots.
 
         Args:
             layout: of the host as it was reported, offline cpus included.
-            policy: the settings that hold there; without it the built-in ones.
+            policy: the host's settings; None: the built-in ones.
             best_effort_milli: what the host announced for best-effort slots on all cpus that its
                 configuration leaves to them (`pinnable` and `kept_back` ones), in thousandths of a
                 cpu; None: as much as these are.
@@ -85,10 +101,10 @@ class CpuLedger:
         self._derive()
         self._recount()
 
-    _pin_room: PinRoom | None  # derived, unless a change has come since
+    _pin_room: PinRoom | None  # None: something has changed since it was derived
 
     def _derive(self) -> None:
-        """What settings and circumstances leave to slots."""
+        """Derives what settings, offline cpus and a kubelet leave to slots."""
         base = self.reported_layout
         self.layout = base.without(self._offline)
         policy = self.policy
@@ -100,6 +116,7 @@ class CpuLedger:
         )
         count, announced = self.pool_cpus.bit_count(), self._announced_best_effort
         best_effort = count * MILLI
+        # Offline or reserved cpus reduce what was announced in proportion.
         if announced is not None:
             best_effort = announced * count // max(offered.bit_count(), 1)
         position = self.layout.position_of_node
@@ -111,11 +128,11 @@ class CpuLedger:
         )
 
     def set_policy(self, policy: EffectivePolicy) -> None:
-        """Other settings hold; nobody loses what he has."""
+        """Changes the settings. Slots keep what they hold."""
         if policy != self.policy:
             self.policy = policy
             self._settings_changed()
-        self.policy = policy  # it may say by whom, which is not compared
+        self.policy = policy  # it may name another source, which equality ignores
 
     def set_unavailable(
         self,
@@ -124,12 +141,12 @@ class CpuLedger:
         kubelet: CpuSet = EMPTY,
         kubelet_memory: Iterable[tuple[int, int]] = (),
     ) -> None:
-        """What slots cannot have at present; nobody loses what he has.
+        """Sets what slots cannot have at present. Slots keep what they hold.
 
         Args:
             offline: cpus that do not run.
-            kubelet: cpus that a kubelet of the same host gave to containers of its own.
-            kubelet_memory: bytes that it did, by the node's id.
+            kubelet: cpus that a kubelet on the same host gave to its own containers.
+            kubelet_memory: bytes that it gave to them, by id of the node.
         """
         circumstances = (offline.bits, kubelet.bits, tuple(sorted(kubelet_memory)))
         if circumstances != (self._offline, self._kubelet, self._kubelet_memory):
@@ -143,43 +160,49 @@ class CpuLedger:
 
     @property
     def free(self) -> int:
-        """Cpus that a slot could have to itself, as far as nodes have promised none to pools."""
+        """Cpus that could be dedicated to a slot. What pools of nodes have promised is not
+        subtracted.
+        """
         return self.pinnable & ~self.pinned
 
     @property
     def shared_cpus(self) -> int:
-        """The shared pool, cpus that are reserved and shared included."""
+        """The shared pool, including cpus that are reserved but shared."""
         return self.pool_cpus & ~self.pinned
 
     @property
     def best_effort_cpus(self) -> int:
-        """Likewise the best-effort pool."""
+        """The best-effort pool, including cpus that are reserved but shared."""
         return self.pool_cpus & ~self.exclusive
 
     @property
     def unavailable(self) -> tuple[int, int, tuple[tuple[int, int], ...]]:
-        """What `set_unavailable` was told: equal for equal circumstances."""
+        """The arguments of the last `set_unavailable`, in a form that can be compared."""
         return self._offline, self._kubelet, self._kubelet_memory
 
     @property
     def best_effort_milli(self) -> int | None:
-        """As given."""
+        """What the host announced for best-effort slots; None: no amount."""
         return self._announced_best_effort
 
     def capacity(self, node: int, dimension: str) -> int:
-        """What a node (a position) has for slots, taken or not; of cpu what pools could have."""
+        """Returns what a node (a position) has for slots, taken or not; of cpu, what pools could
+        have.
+        """
         return self._capacities[node].get(dimension, 0)
 
     def reports(self, dimension: str) -> bool:
-        """Whether any node has some of a dimension: what none has lies on no node."""
+        """Returns True if any node has some of a dimension. A dimension that no node has lies on no
+        node.
+        """
         return any(dimension in capacities for capacities in self._capacities)
 
     def used(self, node: int, dimension: str) -> int:
-        """What slots have of a node. Cpus of slots' own are not counted here."""
+        """Returns what slots hold of a node, without dedicated cpus."""
         return self._used[node].get(dimension, 0)
 
     def available(self, node: int, dimension: str) -> int:
-        """What slots in shared pools can still have of a node; not below 0."""
+        """Returns what slots in shared pools can still have of a node; at least 0."""
         if dimension == CPU_MILLI:
             shared = self.shared_cpus & self.pinnable & self.layout.nodes[node].mask
             return max(shared.bit_count() * MILLI - self.used(node, dimension), 0)
@@ -189,8 +212,8 @@ class CpuLedger:
         return max(self.capacity(node, dimension) - self.used(node, dimension), 0)
 
     def pool_spare(self, node: int, qos: QosClass) -> int:
-        """How many cpus of the shared pool of a node slots of a class could have to themselves
-        without taking what slots that are bound to its pools were promised.
+        """Returns how many cpus of a node's shared pool can be dedicated to slots of a class, so
+        that what was promised to slots in its pools is still there.
         """
         mask = self.layout.nodes[node].mask
         used = self._used[node]
@@ -201,12 +224,12 @@ class CpuLedger:
         return max(spare, 0)
 
     def pools(self, node: int) -> tuple[PoolName, ...]:
-        """The shared pools that the cpus of a node (a position) belong to."""
+        """Returns the shared pools that the cpus of a node (a position) belong to."""
         cores = self.layout.cores
         return tuple(sorted({core.place for core in cores if core.node == node}))
 
     def pin_room(self) -> PinRoom:
-        """What is left to slots with cpus of their own."""
+        """Returns what is left for slots with dedicated cpus."""
         if self._pin_room is None:
             free = self.free
             whole = self.layout.whole(free)
@@ -216,10 +239,10 @@ class CpuLedger:
         return self._pin_room
 
     def add(self, key: SlotKey, assignment: CpuAssignment | None) -> None:
-        """A slot has come. Without an assignment it runs in the whole shared pool.
+        """Adds a slot. Without an assignment it runs in the whole shared pool.
 
         Raises:
-            ValueError: there is such a slot.
+            ValueError: the slot is there already.
         """
         if key in self.holdings:
             raise ValueError(f"slot {key} has its cpus already")
@@ -228,13 +251,13 @@ class CpuLedger:
         self._changed()
 
     def remove(self, key: SlotKey) -> None:
-        """A slot has gone.
+        """Removes a slot.
 
         Raises:
             KeyError: there is no such slot.
         """
         assignment = self.holdings.pop(key)
-        if self._overlapping:  # what this slot had may be another's as well
+        if self._overlapping:  # other slots may hold the same cpus
             self._recount()
         else:
             self._uncount(assignment)
@@ -243,13 +266,13 @@ class CpuLedger:
             self._overdrawn &= self.overcommitted()
 
     def replace(self, key: SlotKey, assignment: CpuAssignment | None) -> None:
-        """A slot has other cpus now.
+        """Changes the assignment of a slot.
 
         Raises:
             KeyError: there is no such slot.
         """
         if self.holdings[key] == assignment:
-            self.holdings[key] = assignment
+            self.holdings[key] = assignment  # equal, but notes may differ
             return
         tolerated = self._overdrawn
         self.remove(key)
@@ -260,7 +283,7 @@ class CpuLedger:
             self._overdrawn = tolerated & self.overcommitted()
 
     def scratch(self) -> CpuLedger:
-        """A copy to try things out on."""
+        """Returns a copy, for trying things out."""
         copy = CpuLedger.__new__(CpuLedger)
         for name in CpuLedger.__slots__:
             setattr(copy, name, getattr(self, name))
@@ -269,7 +292,7 @@ class CpuLedger:
         return copy
 
     def empty(self) -> CpuLedger:
-        """Books of this host, under the same settings and circumstances, without slots."""
+        """Returns a ledger of this host, with the same settings, without slots."""
         copy = self.scratch()
         copy.holdings = {}
         copy._overdrawn = frozenset()
@@ -325,8 +348,8 @@ class CpuLedger:
                 del used[name]
 
     def _shares(self, assignment: CpuAssignment) -> Iterator[tuple[dict[str, int], str, int]]:
-        """What a slot takes of each node, beside cpus of its own, and where it is counted. A node
-        that the host no longer reports counts nowhere.
+        """Yields what a slot holds of each node besides dedicated cpus, with the dict that counts
+        it. Nodes that the host no longer reports are left out.
         """
         position: Mapping[int, int] = self.layout.position_of_node
         for share in assignment.numa:
@@ -338,12 +361,14 @@ class CpuLedger:
                     yield self._used[at], name, amount
 
     def tolerate(self) -> None:
-        """What is taken beyond what there is was taken before there was less: no problem."""
+        """Accepts the present overcommitment: it was no more than capacity when slots were placed,
+        and the host has become smaller since.
+        """
         self._overdrawn = self.overcommitted()
 
     def problems(self) -> list[str]:
-        """What must not be, a sentence each: cpus that two slots have, nodes that have given more
-        than they have although they never had less, tallies that are not those of the holdings.
+        """Returns a sentence for each inconsistency: cpus that two slots hold, nodes that gave more
+        than they have and never had less, counters that do not match the holdings.
         """
         found = [
             f"cpus {CpuSet.from_bits(twice)} belong to slot {key} and to another one"
@@ -378,7 +403,7 @@ class CpuLedger:
         return self.capacity(node, name)
 
     def overcommitted(self) -> frozenset[tuple[int, str]]:
-        """Where nodes have given more than they have."""
+        """Returns the (node, dimension) pairs of which slots hold more than there is."""
         return frozenset(
             (node, name)
             for node, used in enumerate(self._used)

@@ -1,13 +1,9 @@
-"""Which NUMA nodes all resources of a slot agree on.
+"""Merges the hints of all resources of a slot into one mask of NUMA nodes.
 
-Decides, of the hints that providers give for each resource (cpu, memory, later devices), the one
-mask of nodes, and whether an alignment policy admits it. Refuses to know what the resources are,
-how hints come about, and how amounts are split over the mask.
-
-The merge of a topology manager, with one order for all resources: preferred, then narrower, then
-closer, then the better score, then the lower bits. A mask counts only if every resource that names
-masks at all names just this one: a slot has to lie in it with everything, so a smaller mask that is
-merely the overlap of two others is no place for it.
+This is the merge of a topology manager (as in the kubelet), with one order for all resources:
+preferred masks first, then narrower, closer, better scored ones, then the lower bits. A mask counts
+only if every resource that names masks names exactly this one. All of a slot must lie in the mask,
+so the mere overlap of two masks is no place for it.
 """
 
 from __future__ import annotations
@@ -25,38 +21,40 @@ class Hint(NamedTuple):
 
     mask: int | None  # bit n: the node at position n; None: any nodes
     preferred: bool
-    score: int = 0  # higher is better; not below 0
+    score: int = 0  # higher is better; at least 0
 
 
 Provider: TypeAlias = Mapping[str, Sequence[Hint] | None]
-"""Resource to hints. None: it does not matter to this resource; empty: it cannot be served."""
+"""Hints by resource. None: any nodes will do for the resource; empty: no nodes will."""
 
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What became of the hints."""
+    """The result of a merge."""
 
     admitted: bool
-    mask: int | None = None  # None: no nodes in particular, or not admitted
-    preferred: bool = False  # as every resource would like it
-    unserved: tuple[str, ...] = ()  # resources for which no mask will do
+    mask: int | None = None  # None: no particular nodes, or not admitted
+    preferred: bool = False  # every resource prefers it
+    unserved: tuple[str, ...] = ()  # resources that no mask will do for
 
 
 class _Choice(NamedTuple):
-    """What one resource says of one mask: its best scores."""
+    """The best scores that one resource gives to one mask."""
 
     score: int
-    preferred_score: int | None  # None: it does not prefer this mask
+    preferred_score: int | None  # None: it does not prefer the mask
 
 
 class _Resource(NamedTuple):
     """The hints of one resource."""
 
     masks: dict[int, _Choice]
-    anywhere: _Choice | None  # what it says of any nodes
+    anywhere: _Choice | None  # its choice for hints that name no nodes
 
     def choice_for(self, mask: int | None) -> _Choice | None:
-        """The better of what is said of the mask and of any nodes; None: it will not do."""
+        """Returns the better one of the choices for the mask and for any nodes; None: the mask will
+        not do.
+        """
         found = None if mask is None else self.masks.get(mask)
         if found is None or self.anywhere is None:
             return found or self.anywhere
@@ -69,16 +67,16 @@ def merge(
     *,
     remoteness: Callable[[int], int] = lambda _: 0,
 ) -> Merged:
-    """The mask of a slot.
-
-    The cost grows with the number of hints, not with that of their combinations.
+    """Returns the mask of a slot. The cost grows with the number of hints, not with their
+    combinations.
 
     Args:
-        policy: None (and Default) admit everything and bind to nothing; BestEffort admits
-            everything; Restricted what all resources prefer; SingleNUMANode likewise, and looks
-            only at single nodes.
+        policy: NUMA policy. None and Default admit everything and bind to nothing. BestEffort
+            admits everything. Restricted admits masks that all resources prefer. SingleNUMANode
+            does too, but only masks of one node.
+        providers: hints by resource.
         remoteness: how far the nodes of a mask are from each other, such as the sum of their
-            distances; compared between masks of as many nodes.
+            distances; only masks of equal size are compared.
     """
     return merge_ranked(policy, providers, remoteness=remoteness)[0]
 
@@ -89,9 +87,11 @@ def merge_ranked(
     *,
     remoteness: Callable[[int], int] = lambda _: 0,
 ) -> Sequence[Merged]:
-    """What `merge` says first, and what it would say if the masks before were no hints: never
-    empty, and all but the first are admitted. For whoever finds out only then that a mask will not
-    do.
+    """Returns the result of `merge`, followed by what it would return if the masks before were no
+    hints.
+
+    Never empty; all but the first are admitted. For callers that find out only later that a mask
+    does not work.
     """
     if not policy.aligns:
         return (Merged(admitted=True),)
@@ -114,8 +114,8 @@ def merge_ranked(
 
 
 def _ranked(resources: list[_Resource], remoteness: Callable[[int], int]) -> list[Merged]:
-    """The masks that every resource names, in the order above, and whether all prefer them. No
-    nodes in particular is the widest mask.
+    """Returns the masks that every resource names, best first. "No particular nodes" counts as the
+    widest mask.
     """
     found: list[tuple[tuple[bool, int, int, int, int], Merged]] = []
     for mask in _candidates(resources):
@@ -135,18 +135,20 @@ def _ranked(resources: list[_Resource], remoteness: Callable[[int], int]) -> lis
 
 
 def _is_preferred(resources: list[_Resource], mask: int | None) -> bool:
-    """Whether any resource prefers just this mask, not only any nodes."""
+    """Returns True if any resource prefers exactly this mask, not only any nodes."""
     if mask is None:
         return True
     options = (resource.masks.get(mask) for resource in resources)
     return any(choice is not None and choice.preferred_score is not None for choice in options)
 
 
-_WIDEST = 1 << 30  # more nodes than there are
+_WIDEST = 1 << 30  # more than any number of nodes
 
 
 def _candidates(resources: list[_Resource]) -> Iterable[int | None]:
-    """Masks of which one may be it."""
+    """Returns masks that every resource may have named: those of the resource with the fewest, if
+    all hints of some resource name masks.
+    """
     demanding = [resource.masks for resource in resources if resource.anywhere is None]
     if demanding:
         return min(demanding, key=len)

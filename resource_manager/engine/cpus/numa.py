@@ -1,11 +1,8 @@
-"""What NUMA nodes have, and how an amount is shared out over several of them.
+"""Capacities of NUMA nodes, and how an amount is split over several of them.
 
-Decides which amounts lie on nodes at all (cpu, memory, and countable resources such as huge pages
-that a node is said to have) and how evenly they are split. Refuses to know who holds what, and
-which nodes are chosen.
-
-Nodes are positions in the layout. Cpus of a node without memory use that of the nearest node that
-has some; nodes without cpus (HBM, CXL) are never given to a slot.
+Nodes are positions in the layout. Only cpu, memory, and countable resources that a node is reported
+to have (such as huge pages) lie on nodes. Cpus of a node without memory use the memory of the
+nearest node that has some. Nodes without cpus (HBM, CXL) are never given to a slot.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ MILLI = 1000
 
 
 def aligned_amounts(booking: Amounts) -> dict[str, int]:
-    """What of a booking can lie on NUMA nodes: separate memory pools are one memory there."""
+    """Returns what a booking needs of NUMA nodes: memory parts are added up."""
     amounts: dict[str, int] = {}
     for name, amount in booking.items():
         known = MEMORY_BYTES if name in MEMORY_PARTS else name
@@ -42,13 +39,15 @@ def node_capacities(
     best_effort: tuple[int, int],
     memory_taken: Mapping[int, int],
 ) -> tuple[dict[str, int], ...]:
-    """Per node what slots can have of each dimension, without those that the node lacks.
+    """Returns per node what slots can have of each dimension, without dimensions that the node
+    lacks.
 
     Args:
-        cpus: those that count: slots in shared pools get no more than these.
-        best_effort: the cpus of the best-effort pool, and what slots can have of them all
-            together; it lies on the nodes like these cpus do.
-        memory_taken: bytes that are not the slots', by position of the node.
+        layout: the host.
+        cpus: the cpus that count: slots in shared pools get no more than these.
+        best_effort: the cpus of the best-effort pool, and the total amount that slots can have of
+            them. The amount is divided among the nodes like these cpus.
+        memory_taken: bytes that slots cannot have, by position of the node.
     """
     pool, best_effort_milli = best_effort
     count = max(pool.bit_count(), 1)
@@ -65,12 +64,12 @@ def node_capacities(
 
 
 def memory_positions(layout: CpuLayout, nodes: Iterable[int]) -> tuple[int, ...]:
-    """The nodes whose memory the cpus of these nodes use, ascending."""
+    """Returns the nodes whose memory the cpus of these nodes use, ascending."""
     return tuple(sorted({layout.nodes[at].memory_node for at in nodes}))
 
 
 def positions(mask: int) -> tuple[int, ...]:
-    """Positions of the nodes in a mask of nodes, ascending."""
+    """Returns the positions of the nodes in a mask, ascending."""
     found = []
     while mask:
         lowest = mask & -mask
@@ -82,14 +81,16 @@ def positions(mask: int) -> tuple[int, ...]:
 def split(
     amount: int, available: Sequence[tuple[int, int]], unit: int = 1
 ) -> dict[int, int] | None:
-    """Parts of an amount, as even as can be; None if there is not enough.
+    """Splits an amount over nodes, as evenly as possible; None if there is not enough.
 
-    The least available node comes first, and what it cannot give falls to the others.
+    The node with the least available comes first; what it cannot give falls to the others. For
+    example, 10 over nodes with 2 and 20 is split into 2 and 8.
 
     Args:
-        available: position and available amount of each node. (The order upstream looks up the
-            nodes by their rank in this list, not by their number: a bug that is not repeated.)
-        unit: parts are multiples of it, if amount and available amounts are.
+        amount: what to split.
+        available: position and available amount of each node. (Upstream looks nodes up by their
+            rank in this list, not by their number: a bug that is not repeated here.)
+        unit: parts are multiples of it, if all amounts are.
 
     Source: `tryBestToDistributeEvenly` of Koordinator's nodenumaresource.
     """

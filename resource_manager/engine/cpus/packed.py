@@ -1,8 +1,8 @@
-"""Takes cpus so that what is in use already is filled up first.
+"""Takes cpus so that groups that are partly in use are filled up first.
 
 The algorithm is the kubelet's static policy (`takeByTopologyNUMAPacked`, pkg/kubelet/cm/cpumanager
 of Kubernetes 1.33 and later), with its options to spread over cores and to align with last-level
-caches. Refuses to know policies, and who holds what.
+caches.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from resource_manager.engine.cpus.layout import CpuLayout
 def take_packed(
     layout: CpuLayout, free: int, need: int, *, spread: bool = False, align_caches: bool = False
 ) -> int | None:
-    """So many of the free cpus, or None if there are fewer.
+    """Takes `need` free cpus, and returns them; None if there are fewer.
 
-    Whole free NUMA nodes and packages come first, each only if it is not larger than what is
-    needed, then whole cores, then single threads; among equals the one with the fewest free cpus.
+    Whole free NUMA nodes and packages come first, if they are not larger than what is needed. Then
+    come whole cores, then single threads. Among equal groups, the one with the fewest free cpus
+    comes first.
 
     Args:
         layout: the host.
         free: the cpus to choose from.
-        need: how many; none are taken for less than 1.
-        spread: take single threads in order of their numbers instead of whole cores. Siblings
-            usually have numbers that lie far apart.
+        need: number of cpus; below 1 none are taken.
+        spread: take single threads by number instead of whole cores. The threads of one core
+            usually have numbers that are far apart.
         align_caches: prefer whole groups of cpus that share a last-level cache.
     """
     free &= layout.cpus
@@ -37,13 +38,15 @@ def take_packed(
 
 
 def node_order(layout: CpuLayout, free: int) -> list[int]:
-    """Masks of the NUMA nodes that have free cpus, those of the fullest package or node first."""
+    """Returns masks of the NUMA nodes with free cpus, those of the fullest package or node
+    first.
+    """
     packing = _Packing(layout, free, 0)
     return packing.outer() if packing.nodes_are_outer else packing.inner()
 
 
 def bits_of(mask: int) -> Iterator[int]:
-    """Each cpu of a set as a set of its own, lowest first."""
+    """Yields each cpu of a set as a set with one cpu, lowest first."""
     while mask:
         lowest = mask & -mask
         yield lowest
@@ -51,7 +54,7 @@ def bits_of(mask: int) -> Iterator[int]:
 
 
 class _Packing:
-    """What is still free and needed while cpus are taken."""
+    """Takes cpus, and keeps track of what is free and still needed."""
 
     def __init__(self, layout: CpuLayout, free: int, need: int) -> None:
         self._layout = layout
@@ -60,7 +63,7 @@ class _Packing:
         self._taken = 0
         self._nodes = [layout.nodes[at].mask for at in layout.cpu_nodes]
         self._packages = [package.mask for package in layout.packages]
-        # A NUMA node may span packages; else a package consists of nodes.
+        # A NUMA node may span packages. Otherwise a package consists of nodes.
         self.nodes_are_outer = len(self._packages) >= len(self._nodes)
 
     def pack(self, spread: bool, align_caches: bool) -> int:
@@ -78,11 +81,15 @@ class _Packing:
         return self._taken
 
     def outer(self) -> list[int]:
-        """The larger groups that have free cpus, fullest first."""
+        """Returns the larger kind of groups (nodes or packages) that have free cpus, fullest
+        first.
+        """
         return self._fullest_first(self._nodes if self.nodes_are_outer else self._packages)
 
     def inner(self) -> list[int]:
-        """The smaller groups, by the larger ones that they are in, then fullest first."""
+        """Returns the smaller kind, in the order of the larger groups that they are in, then
+        fullest first.
+        """
         inner = self._packages if self.nodes_are_outer else self._nodes
         return _without_repeats(
             group
@@ -111,7 +118,7 @@ class _Packing:
         return [core for group in self.inner() for core in self._fullest_first(cores_of[group])]
 
     def _take_whole(self, groups: Sequence[int]) -> None:
-        """Each group that is free altogether and not larger than what is needed."""
+        """Takes each group that is entirely free and not larger than what is needed."""
         for group in groups:
             if not group & ~self._free and group.bit_count() <= self._need:
                 self._take(group)
@@ -156,14 +163,14 @@ class _Packing:
         )
 
     def _take_part_of_cache(self, cache: int) -> None:
-        """The lowest cores that have free cpus, if they give all that is needed."""
+        """Takes the lowest cores with free cpus, if they give all that is needed."""
         per_core = self._layout.per_core
         free = cache & self._free
         cores = [core & free for core in self._layout.core_masks if core & free]
         part = 0
         for core in cores[: -(-self._need // per_core)]:
             part |= core
-        # Only the last core can have more threads than are still needed.
+        # Only the last core can have more threads than are still needed; its highest ones are left.
         for _ in range(part.bit_count() - self._need):
             part ^= 1 << part.bit_length() - 1
         if part.bit_count() == self._need:
@@ -171,5 +178,7 @@ class _Packing:
 
 
 def _without_repeats(groups: Iterable[int]) -> list[int]:
-    """On irregular hosts a package may have parts of a node, and the other way round."""
+    """Removes repeated groups. On irregular hosts a package may have parts of several nodes, and a
+    node parts of several packages.
+    """
     return list(dict.fromkeys(groups))

@@ -1,8 +1,7 @@
-"""Which cpus a slot gets for itself, once it is known where they may lie.
+"""Chooses the dedicated cpus of a slot, once it is known on which nodes they may be.
 
-Decides which free cpus must be left to the shared pools, how a slot's cpus are split over NUMA
-nodes, and what of its wishes they fulfil. The choice among cpus is that of `take`. Refuses to know
-how nodes were chosen.
+This decides which free cpus must be left to the shared pools, and how a slot's cpus are split over
+NUMA nodes. `take.py` chooses among the rest.
 """
 
 from __future__ import annotations
@@ -34,14 +33,16 @@ _BLOCKERS: Final = {
     ShortOf.CORES: CpuBlocker.DISTINCT_CORES_NOT_ENOUGH,
     ShortOf.UNSHARED_CORES: CpuBlocker.EXCLUSIVE_UNMET,
     ShortOf.UNSHARED_NODES: CpuBlocker.EXCLUSIVE_UNMET,
-    # That whole cores could ever add up is known by then: these ones do not at present.
+    # Some number of whole cores fits in principle (checked before); the free ones do not add up.
     ShortOf.ALIGNMENT: CpuBlocker.WHOLE_CORES_NOT_ENOUGH,
 }
 
 
 def candidate_cpus(ledger: CpuLedger, resolved: Resolved) -> int | CpuRefusal:
-    """The cpus that a slot can choose from: enough of them, and such that whatever it chooses, what
-    is required holds and nobody in a pool loses what he was promised.
+    """Returns the cpus that a slot can choose from, or why there are too few.
+
+    Whatever it chooses of them, required policies hold, and slots in pools keep what they were
+    promised.
     """
     found = suitable(
         ledger.layout, ledger.free, exclusive_claims(ledger), demand_of(resolved, resolved.count)
@@ -55,7 +56,7 @@ def candidate_cpus(ledger: CpuLedger, resolved: Resolved) -> int | CpuRefusal:
 
 
 def preferred_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int:
-    """Those of the cpus that also keep to what is only preferred."""
+    """Returns those of the cpus that also meet what is only preferred."""
     layout = ledger.layout
     if resolved.exclusive is ExclusivePolicy.PCPU_LEVEL:
         cpus &= ~layout.cores_touched(ledger.claimed_cores)
@@ -69,8 +70,8 @@ def preferred_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int:
 
 
 def pick(ledger: CpuLedger, resolved: Resolved, cpus: int) -> Taken | Short:
-    """As many of these cpus as the slot needs."""
-    isolated = cpus & ~ledger.pool_cpus  # nobody else can use them
+    """Takes as many of these cpus as the slot needs."""
+    isolated = cpus & ~ledger.pool_cpus  # first, because nothing else can use them
     return take(
         ledger.layout,
         cpus,
@@ -80,8 +81,10 @@ def pick(ledger: CpuLedger, resolved: Resolved, cpus: int) -> Taken | Short:
 
 
 def pick_on(ledger: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[int]) -> Taken | None:
-    """Likewise of several NUMA nodes, split over them as evenly as can be; None if what is required
-    cannot be had there, which counting alone does not tell where cores differ.
+    """Takes cpus on several NUMA nodes, split over them as evenly as possible.
+
+    Returns None if what is required is impossible there. Counting alone does not tell that on hosts
+    with different cores.
     """
     layout = ledger.layout
     here = 0
@@ -116,7 +119,9 @@ def _pick_split(
 def _cpus_per_node(
     layout: CpuLayout, resolved: Resolved, cpus: int, nodes: Sequence[int]
 ) -> dict[int, int] | None:
-    """How many cpus each node gives: whole cores if they are wanted and there are enough."""
+    """Returns how many cpus each node gives: whole cores, if wanted and if there are enough of
+    them.
+    """
     masks = [(at, layout.nodes[at].mask & cpus) for at in nodes]
     unit = layout.per_core
     if resolved.bind is BindPolicy.FULL_PCPUS and layout.uniform_cores:
@@ -128,12 +133,12 @@ def _cpus_per_node(
 
 
 def exclusive_claims(ledger: CpuLedger) -> ExclusiveClaims:
-    """Whom exclusive policies have to avoid."""
+    """Returns the cpus that exclusive policies avoid."""
     return ExclusiveClaims(ledger.claimed_cores, ledger.claimed_nodes)
 
 
 def demand_of(resolved: Resolved, need: int, *, preferred: int = 0) -> CpuDemand:
-    """The wish for so many cpus."""
+    """Returns the demand for `need` cpus by these policies; `preferred` cpus are taken first."""
     return CpuDemand(
         need,
         resolved.bind,
@@ -146,7 +151,7 @@ def demand_of(resolved: Resolved, need: int, *, preferred: int = 0) -> CpuDemand
 
 
 def notes_on(layout: CpuLayout, resolved: Resolved, taken: Taken) -> tuple[str, ...]:
-    """What was preferred and could not be had, a sentence each."""
+    """Returns a sentence for each preferred policy that could not be met."""
     notes = []
     count = resolved.count
     if resolved.bind_requested and not holds(layout, taken.cpus, resolved.bind):
@@ -165,7 +170,7 @@ def notes_on(layout: CpuLayout, resolved: Resolved, taken: Taken) -> tuple[str, 
 
 
 def shortage(lack: Short, resolved: Resolved) -> CpuRefusal:
-    """The refusal for want of suitable cpus."""
+    """Returns the refusal for too few suitable cpus."""
     wanted = ""
     if lack.of in (ShortOf.UNSHARED_CORES, ShortOf.UNSHARED_NODES):
         wanted = f" under {resolved.exclusive}"
@@ -180,7 +185,7 @@ def shortage(lack: Short, resolved: Resolved) -> CpuRefusal:
 
 
 def _without_promised_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int:
-    """Those of the cpus that slots bound to the pools of single nodes can do without."""
+    """Removes cpus that are promised to slots in the pools of single nodes."""
     for at in ledger.layout.cpu_nodes:
         spare = ledger.pool_spare(at, resolved.qos)
         here = cpus & ledger.pool_cpus & ledger.layout.nodes[at].mask
@@ -190,8 +195,8 @@ def _without_promised_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> 
 
 
 def _least_needed(layout: CpuLayout, resolved: Resolved, cpus: int, count: int) -> int:
-    """So many of the cpus that the slot needs least: single threads first, so that cores stay
-    whole, then the highest ones; rather whole cores if it takes nothing else.
+    """Returns `count` or more cpus that the slot needs least: single threads first, so that cores
+    stay whole, then the highest cpus. If it takes only whole cores, whole cores are returned.
     """
     whole = layout.whole(cpus)
     back = 0
@@ -212,7 +217,7 @@ def _promised_to_pools(resolved: Resolved, left: int) -> CpuRefusal:
 
 
 def _without_last_pool_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int | CpuRefusal:
-    """No pool that slots live in is emptied."""
+    """Leaves at least one cpu to each pool that has slots."""
     pools = [(ledger.shared_count, ledger.shared_cpus, CpuBlocker.SHARED_POOL_EMPTY, QosClass.LS)]
     if resolved.qos is QosClass.LSE:
         pools.append(

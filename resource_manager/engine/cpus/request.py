@@ -1,7 +1,4 @@
-"""What one slot needs of a host's cpus and NUMA nodes.
-
-Decides nothing; the value alone.
-"""
+"""What one slot needs of a host's cpus and NUMA nodes, as a value."""
 
 from __future__ import annotations
 
@@ -17,16 +14,18 @@ class CpuRequest:
     """What one slot needs of a host's cpus and NUMA nodes."""
 
     policy: CpuPolicy
-    amounts: tuple[tuple[str, int], ...]  # what it books, sorted; memory parts are one memory
-    cpu_limit_milli: int = 0  # 0: no more than it books
+    amounts: tuple[tuple[str, int], ...]  # what it books, sorted; memory parts added up
+    cpu_limit_milli: int = 0  # 0: it may use no more than it books
 
     @classmethod
     def of(cls, policy: CpuPolicy, booking: Amounts, cpu_limit_milli: int = 0) -> CpuRequest:
-        """The wish of a slot that books so much on a host (see `finegrain.resources.booking`)."""
+        """Makes the request of a slot that books this on a host (see
+        `finegrain.resources.booking`).
+        """
         return cls(policy, tuple(sorted(aligned_amounts(booking).items())), cpu_limit_milli)
 
     @property
     def cpu_milli(self) -> int:
-        """Cpu that it books, of whichever capacity."""
+        """Cpu that it books, best-effort or not."""
         name = BEST_EFFORT_CPU_MILLI if self.policy.best_effort else CPU_MILLI
         return dict(self.amounts).get(name, 0)

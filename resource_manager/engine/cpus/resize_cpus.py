@@ -1,8 +1,7 @@
-"""Which cpus a slot gets in addition when it grows, and which it gives back when it shrinks.
+"""Which cpus a slot gets when it grows, and which ones it gives back when it shrinks.
 
-Decides that a slot keeps what it has: growing only adds, near to what it has, and shrinking only
-takes away. What a policy requires holds for the cpus afterwards, all together. Refuses to know
-whether the amounts fit: that is the business of the books.
+A slot keeps what it has: growing only adds cpus, close to those that it has; shrinking only takes
+away. A required policy must hold for all cpus afterwards. Amounts are checked elsewhere.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ def grow(
     *,
     same_nodes: bool = False,
 ) -> Taken | Short:
-    """All of `current` and as many more of the available cpus as make `request.need` together.
+    """Returns all of `current`, with enough available cpus added to make `request.need`.
 
     Args:
         layout: the host.
         current: what the slot has now.
-        available: the cpus to choose from; those held need not be among them.
-        claims: whom exclusive policies have to avoid, without the slot itself.
-        request: what is wanted of all cpus together.
+        available: the cpus to choose from; `current` need not be among them.
+        claims: cpus that exclusive policies avoid, without those of the slot itself.
+        request: what is needed, including current cpus.
         same_nodes: whether the slot is bound to the NUMA nodes that it is on.
 
     Raises:
-        ValueError: the slot has more than it wants.
+        ValueError: the slot has more than it needs.
     """
     more = request.need - current.bit_count()
     if more < 0:
@@ -59,8 +58,10 @@ def grow(
         return Short(ShortOf.CPUS, more, free.bit_count())
     added = 0
     if request.whole_cores:
+        # First complete the cores that the slot has in part.
         added = _rest_of_current_cores(layout, current, free, more)
     elif request.bind is BindPolicy.SPREAD_BY_PCPUS:
+        # Cores without a cpu of the slot first. If these are too few, the rest may share cores.
         apart = free & ~layout.cores_touched(current)
         cores = layout.first_threads(apart)
         if cores.bit_count() >= more:
@@ -82,13 +83,20 @@ def grow(
 def shrink(
     layout: CpuLayout, current: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> Taken | Short:
-    """`request.need` of the cpus held: whole cores are given back first, then single threads.
+    """Returns `request.need` of the current cpus.
 
-    Under SpreadByPCPUs second threads of a core go first. A slot leaves the NUMA node where it has
-    least, so that it lies on fewer of them; with `DistributeEvenly` it gives where it has most.
+    Whole cores are given back first, then single threads; under SpreadByPCPUs, second threads of a
+    core first. The slot gives back on the NUMA node where it has least, so that it ends on fewer
+    nodes; with `DistributeEvenly`, where it has most.
+
+    Args:
+        layout: the host.
+        current: what the slot has now.
+        claims: cpus that exclusive policies avoid, without those of the slot itself.
+        request: what is needed afterwards.
 
     Raises:
-        ValueError: the slot has less than it wants.
+        ValueError: the slot has less than it needs.
     """
     surplus = current.bit_count() - request.need
     if surplus < 0:
@@ -109,7 +117,9 @@ def shrink(
 
 
 def _rest_of_current_cores(layout: CpuLayout, current: int, free: int, more: int) -> int:
-    """Free threads of cores that the slot has in part, of cores that get complete first."""
+    """Returns free threads of cores that the slot has in part; first of cores that become
+    complete.
+    """
     rests = [
         core & ~current
         for core in layout.core_masks
@@ -126,7 +136,7 @@ def _rest_of_current_cores(layout: CpuLayout, current: int, free: int, more: int
 def _near(
     layout: CpuLayout, current: int, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | Short:
-    """So many more cpus: of the slot's nodes, else of its packages, else of any."""
+    """Returns `request.need` more cpus: of the slot's nodes, else of its packages, else of any."""
     if not request.need:
         return 0
     if request.strategy is NumaStrategy.DISTRIBUTE_EVENLY:
@@ -151,7 +161,9 @@ def _near(
 def _balanced_over_nodes(
     layout: CpuLayout, current: int, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Group by group from the slot's node that gave least; None if its nodes have too few."""
+    """Adds group by group, each on the node of the slot where it has least; None if its nodes have
+    too few.
+    """
     group = layout.per_core if request.whole_cores else 1
     if request.need % group:
         return None
@@ -175,7 +187,9 @@ def _balanced_over_nodes(
 
 
 def _order_of_return(layout: CpuLayout, current: int, request: CpuDemand) -> Iterator[int]:
-    """Cores with cpus of the slot, those to be given back first at the front, last core first."""
+    """Yields cores with cpus of the slot in the order in which they are given back: node by node as
+    described in `shrink`, the last core of a node first.
+    """
     cores_of = {
         at: [core for core in layout.cores_of_node[at] if core & current]
         for at, node in enumerate(layout.nodes)
@@ -215,7 +229,7 @@ def _without_whole_cores(layout: CpuLayout, current: int, surplus: int, request:
 
 
 def _without_threads(layout: CpuLayout, current: int, surplus: int, request: CpuDemand) -> int:
-    """Single threads, of cores first that the slot has only in part."""
+    """Gives back single threads, first of cores that the slot has only in part."""
     cores = list(_order_of_return(layout, current, request))
     for core in sorted(cores, key=lambda core: not core & ~current):
         while surplus and core & current:

@@ -1,9 +1,8 @@
-"""The cpus and NUMA nodes of a slot that changes its size.
+"""The cpus and NUMA nodes of a slot after a resize.
 
-Decides that a slot stays where it is: it keeps its cpus as far as it does not give some back, stays
-in the shared pools that it is bound to, and takes what it grows by from the NUMA nodes that it is
-bound to. A slot that is bound to none is bound to none afterwards, whatever the host demands of new
-ones by then. Refuses to know amounts that lie on no node, and when a change is tried.
+A slot stays where it is. It keeps its cpus, except those that it gives back; it stays in the shared
+pools that it is bound to; and it grows on the NUMA nodes that it is bound to. A slot that is bound
+to none is bound to none afterwards, even if the host aligns new slots by then.
 """
 
 from __future__ import annotations
@@ -44,13 +43,13 @@ _CPU = (CPU_MILLI, BEST_EFFORT_CPU_MILLI)
 def resized(
     ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest
 ) -> CpuAssignment | CpuRefusal:
-    """What a slot of the books has when it has the size of the wish. Changes nothing.
+    """Returns what a slot holds after a resize, or why that is impossible. Changes nothing.
 
     Args:
-        books: of its host.
-        key: the slot, which holds this assignment there.
-        current: what it has now.
-        request: the whole of what it is to have.
+        ledger: of its host.
+        key: the slot, which holds `current` there.
+        current: what it holds now.
+        request: all that it needs after the resize.
     """
     case = _Case(ledger, key, current, request)
     if current.cpus:
@@ -61,8 +60,14 @@ def resized(
 def fits_alone(
     ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest
 ) -> CpuRefusal | None:
-    """Why a slot could not have the size of the wish even if it were the only one; None: it
-    could.
+    """Returns why a slot could not have the size of the request even if it were alone on the host;
+    None: it could.
+
+    Args:
+        ledger: of its host.
+        key: the slot.
+        current: what it holds now.
+        request: all that it needs after the resize.
     """
     alone = ledger.empty()
     alone.add(key, current)
@@ -71,7 +76,9 @@ def fits_alone(
 
 
 def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
-    """What is booked until it is known which of both a slot has: in each part the larger one."""
+    """Returns what must be booked while it is unknown which of the two assignments is in force: the
+    larger one of each part.
+    """
     apart = (NodeShare(share.node, share.amounts) for share in (*before.numa, *after.numa))
     most: dict[int, dict[str, int]] = {}
     for node, amounts in apart:
@@ -89,7 +96,7 @@ def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
 
 
 class _Case:
-    """One slot and the size that it is to have."""
+    """One slot, and the size that is requested."""
 
     def __init__(
         self, ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest
@@ -100,7 +107,7 @@ class _Case:
         self._request = request
 
     def pinned(self) -> CpuAssignment | CpuRefusal:
-        """With cpus of its own."""
+        """Returns the assignment of a slot with dedicated cpus."""
         resolved = self._resolved()
         if isinstance(resolved, CpuRefusal):
             return resolved
@@ -119,7 +126,7 @@ class _Case:
         return replace(current, cpus=cpus, exclusive=taken.exclusive, numa=shares, notes=notes)
 
     def pooled(self) -> CpuAssignment | CpuRefusal:
-        """In the shared pools of NUMA nodes."""
+        """Returns the assignment of a slot in the shared pools of NUMA nodes."""
         shares = self._shares_of_nodes(0)
         if isinstance(shares, CpuRefusal):
             return shares
@@ -132,8 +139,8 @@ class _Case:
         return replace(current, numa=shares)
 
     def _resolved(self) -> Resolved | CpuRefusal:
-        """What holds for the slot: what held when it was placed, where the host's settings have
-        come to contradict that since.
+        """Resolves the policies. If the host's settings now contradict those that the slot was
+        placed by, the old ones stay in force.
         """
         ledger, current, request = self._ledger, self._current, self._request
         host, layout = ledger.policy, ledger.layout
@@ -153,7 +160,7 @@ class _Case:
         more = count - current.bit_count()
         scratch = ledger.scratch()
         if more > 0:
-            # Its own claims are in nobody's way but others'.
+            # The slot's own claims must not keep it from cpus that are close to it.
             unclaimed = replace(self._current, exclusive=ExclusivePolicy.NONE)
             scratch.replace(self._key, unclaimed)
             free = candidate_cpus(scratch, replace(resolved, count=more))
@@ -173,8 +180,8 @@ class _Case:
         return shortage(found, resolved) if isinstance(found, Short) else found
 
     def _shares_of_nodes(self, cpus: int) -> tuple[NodeShare, ...] | CpuRefusal:
-        """What it takes of each NUMA node that it is bound to. Every amount stays where it lies;
-        what comes or goes is spread as evenly as can be.
+        """Returns what the slot takes of each NUMA node that it is bound to. What it has stays on
+        its nodes; what is added or given back is spread as evenly as possible.
         """
         current, ledger = self._current, self._ledger
         if not current.numa:
@@ -199,8 +206,8 @@ class _Case:
         return _shares({ledger.layout.nodes[at].id: amounts for at, amounts in parts.items()})
 
     def _is_bound(self, name: str) -> bool:
-        """True if an amount of the slot lies on its nodes. A slot of which only cpu does is bound
-        to a pool, and to no memory.
+        """Returns True if an amount of the slot is bound to its nodes. A slot with only cpu on
+        nodes is bound to a pool, and to no memory.
         """
         names = {each for share in self._current.numa for each, _ in share.amounts}
         if name in names or name in _CPU:
@@ -259,12 +266,12 @@ class _Case:
 
 
 _ONLY_FOR_NEW_SLOTS = (CpuBlocker.BIND_POLICY_CONFLICT, CpuBlocker.NUMA_POLICY_MISMATCH)
-"""Refusals by what a host demands, which does not hold for slots that were there before."""
+"""Refusals by settings of the host that do not apply to slots that were there before."""
 
 
 def _without_lost(ledger: CpuLedger, current: int, surplus: int) -> int:
-    """Cpus that do not run any more are the first that are given back, then those that have become
-    a kubelet's or reserved since, then the rest of their cores.
+    """Gives back up to `surplus` cpus that are lost: first offline ones, then those that are
+    reserved or a kubelet's by now, then the other cpus of their cores.
     """
     there = ledger.layout.cpus
     lost = current & ~ledger.pinnable
@@ -287,7 +294,7 @@ def _cpus_by_node(layout: CpuLayout, cpus: int) -> dict[int, int]:
 
 
 def _shares(parts: dict[int, dict[str, int]]) -> tuple[NodeShare, ...]:
-    """By id of the node, without nodes of which nothing is taken."""
+    """Makes shares by id of the node, without nodes that give nothing."""
     return tuple(
         NodeShare(node, tuple(sorted(amounts.items())))
         for node, amounts in sorted(parts.items())

@@ -1,11 +1,11 @@
-"""What of a request's cpu policies and of a host's settings holds for this slot on this host.
+"""Resolves a request's cpu policies against a host's settings.
 
-Decides the order of both: what the request says goes before the host's defaults; what the host
-demands is required of everybody; two different policies that are both required refuse each other;
-a policy that is only preferred gives way, with a note. Refuses to know what is free.
+- What the request says comes before the host's defaults.
+- What the host demands is required of every slot.
+- Two different policies that are both required refuse the host.
+- A policy that is only preferred gives way, with a note.
 
-Whether a slot has cpus of its own hangs on its QoS class alone: a host's settings never pin a slot
-that did not ask for it.
+Only the QoS class decides whether a slot has dedicated cpus; a host's settings never pin a slot.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from resource_manager.engine.cpus.numa import MILLI
 from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from resource_manager.engine.cpus.take import aligned
 
-_KNOWN = 16_384  # answers kept; clusters use few different policies, sizes and kinds of hosts
+_KNOWN = 16_384  # cached answers; a cluster has few different policies, sizes and kinds of hosts
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What holds for one slot on one host. No policy is Default any more."""
+    """The policies that hold for one slot on one host. None of them is Default any more."""
 
     qos: QosClass
-    count: int  # cpus of its own; 0: it runs in a shared pool
+    count: int  # dedicated cpus; 0: it runs in a shared pool
     bind: BindPolicy
     bind_required: bool
     exclusive: ExclusivePolicy
@@ -44,17 +44,17 @@ class Resolved:
     numa: NumaPolicy
     numa_required: bool
     strategy: NumaStrategy
-    bind_requested: bool = False  # by the request itself, not as a default
+    bind_requested: bool = False  # by the request itself, not by a default
     notes: tuple[str, ...] = ()  # what was preferred and gave way to the host
 
     @property
     def needs_whole_cores(self) -> bool:
-        """True if it gets nothing but whole cores."""
+        """True if it must have whole cores only."""
         return self.bind_required and self.bind is BindPolicy.FULL_PCPUS
 
     @property
     def needs_distinct_cores(self) -> bool:
-        """True if it gets no two cpus of one core."""
+        """True if it must not have two cpus of one core."""
         return self.bind_required and self.bind is BindPolicy.SPREAD_BY_PCPUS
 
 
@@ -62,10 +62,16 @@ class Resolved:
 def resolve(
     policy: CpuPolicy, cpu_milli: int, host: EffectivePolicy, layout: CpuLayout
 ) -> Resolved | CpuRefusal:
-    """What holds for a slot of `cpu_milli` thousandths of a cpu.
+    """Returns the policies that hold for a slot, or why it cannot be on this host.
+
+    Args:
+        policy: of the request.
+        cpu_milli: thousandths of a cpu that it books.
+        host: the host's settings.
+        layout: the host.
 
     Source: nodenumaresource of Koordinator (`plugin.go`, `util.go`), without priority classes and
-    without pinning by host policy; strengths of NUMA policies are ours.
+    without pinning by host policy. That NUMA policies are preferred or required is an addition.
     """
     count = cpu_milli // MILLI if policy.qos.is_pinned else 0
     bind = _bind(policy, host, layout) if count else _pool_bind(policy)
@@ -101,7 +107,9 @@ _DEMANDED = {
 
 
 def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind | CpuRefusal:
-    """Of a slot with cpus of its own: what the host demands, else the request, else the default."""
+    """Returns the bind policy of a slot with dedicated cpus: what the host demands, else what the
+    request says, else the default.
+    """
     requested = policy.bind
     wanted = host.default_bind if requested is BindPolicy.DEFAULT else requested
     required = policy.bind_required and wanted is not BindPolicy.NONE
@@ -118,6 +126,7 @@ def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind 
             )
         if requested not in (BindPolicy.DEFAULT, BindPolicy.NONE) and not notes:
             notes = (f"{wanted} was preferred: the host demands {host.bind}",)
+    # Without SMT a demand for whole or distinct cores is met by any cpus.
     if demanded is not None and (layout.smt or demanded is wanted):
         return demanded, True, notes
     if wanted is BindPolicy.SPREAD_BY_PCPUS and not layout.smt:
@@ -130,7 +139,7 @@ def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind 
 
 
 def _pool_bind(policy: CpuPolicy) -> _Bind:
-    """Of a slot in a shared pool."""
+    """Returns the bind policy of a slot in a shared pool."""
     requested = policy.bind
     if requested is BindPolicy.CONSTRAINED_BURST and policy.qos is QosClass.LS:
         return requested, policy.bind_required, ()
@@ -140,7 +149,7 @@ def _pool_bind(policy: CpuPolicy) -> _Bind:
 
 
 def ignored_in_pools(policy: CpuPolicy) -> tuple[str, ...]:
-    """What a slot in a shared pool prefers about single cpus, of which it has none: notes on it."""
+    """Returns notes on preferences about single cpus, which have no effect in a shared pool."""
     return (*_pool_bind(policy)[2], *_pool_exclusive(policy)[2])
 
 
@@ -169,8 +178,8 @@ def _pool_exclusive(policy: CpuPolicy) -> _Exclusive:
 
 
 def _numa(policy: CpuPolicy, host: EffectivePolicy) -> _Numa | CpuRefusal:
-    """The host's alignment holds for every slot there, whatever its class. BestEffort demands
-    nothing of anybody, so it gives way to what a request requires.
+    """Returns the NUMA policy. The host's alignment holds for every slot there, of any class. Its
+    BestEffort demands nothing, so it gives way to what a request requires.
     """
     requested, aligned = policy.numa, host.alignment
     demanded = aligned.aligns and aligned is not NumaPolicy.BEST_EFFORT
@@ -188,7 +197,7 @@ def _numa(policy: CpuPolicy, host: EffectivePolicy) -> _Numa | CpuRefusal:
 
 
 def _misaligned(resolved: Resolved, policy: CpuPolicy, layout: CpuLayout) -> CpuRefusal | None:
-    """Whole cores are required, and no number of them has so many threads."""
+    """Refuses if whole cores are required and no number of them has this many threads."""
     if not resolved.needs_whole_cores or aligned(layout, resolved.count):
         return None
     by_request = policy.bind_required and policy.bind is not BindPolicy.DEFAULT

@@ -1,7 +1,4 @@
-"""What a host's NUMA nodes and pools lack for a slot, told with numbers.
-
-Decides the wording and the codes of refusals that come of counting. Refuses to count.
-"""
+"""Words refusals about NUMA nodes and pools, with the numbers behind them."""
 
 from __future__ import annotations
 
@@ -25,7 +22,9 @@ from resource_manager.engine.cpus.resolve import Resolved, ignored_in_pools
 
 
 def amount_text(dimension: str, amount: int) -> str:
-    """An amount for people, such as "2.5 cpus" or "12Gi memory": as exact as comparing needs."""
+    """Returns an amount for people, such as "2.5 cpus" or "12Gi memory". Exact enough to compare a
+    need with what there is.
+    """
     if dimension in (CPU_MILLI, BEST_EFFORT_CPU_MILLI):
         kind = "best-effort cpu" if dimension == BEST_EFFORT_CPU_MILLI else "cpu"
         return f"{format_cpu(amount)} {kind}{'' if amount == MILLI else 's'}"
@@ -36,7 +35,7 @@ def amount_text(dimension: str, amount: int) -> str:
 
 
 def unaligned(policy: NumaPolicy, needs: Quantities, smallest: int | None) -> CpuRefusal:
-    """On no nodes that the policy admits there is enough of everything."""
+    """Refuses because no nodes that the policy admits have enough of everything."""
     layout = needs.layout
     free = "; ".join(
         f"{layout.nodes[at].id}: "
@@ -60,7 +59,7 @@ def unaligned(policy: NumaPolicy, needs: Quantities, smallest: int | None) -> Cp
 
 
 def not_enough(needs: Quantities, lacking: str) -> CpuRefusal:
-    """All nodes together have too little of a dimension."""
+    """Refuses because all nodes together have too little of a dimension."""
     blocker = {
         CPU_MILLI: CpuBlocker.NUMA_NOT_ENOUGH_CPU,
         BEST_EFFORT_CPU_MILLI: CpuBlocker.NUMA_NOT_ENOUGH_CPU,
@@ -82,7 +81,7 @@ def not_enough(needs: Quantities, lacking: str) -> CpuRefusal:
 
 
 def no_suitable_pool(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -> CpuRefusal:
-    """No node's shared pool is for a slot that may use so much."""
+    """Refuses because no node's shared pool is large enough for the slot's cpu limit."""
     sizes = {
         ledger.layout.nodes[at].id: (ledger.shared_cpus & ledger.layout.nodes[at].mask).bit_count()
         for at in ledger.layout.cpu_nodes
@@ -98,7 +97,7 @@ def no_suitable_pool(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -
 
 
 def empty_pool(ledger: CpuLedger, resolved: Resolved) -> CpuRefusal | None:
-    """The pool of its class is empty."""
+    """Refuses if the shared pool of the slot's class is empty; None: it is not."""
     if resolved.qos is QosClass.BE:
         if ledger.best_effort_cpus:
             return None
@@ -115,7 +114,9 @@ def empty_pool(ledger: CpuLedger, resolved: Resolved) -> CpuRefusal | None:
 
 
 def without_topology(policy: CpuPolicy) -> CpuAssignment | CpuRefusal:
-    """What a host can do that does not tell what its cpus are made of."""
+    """Returns what a host can do that does not report its cores and NUMA nodes: it refuses what
+    requires them, and notes what is only preferred.
+    """
     demanded: list[str] = []
     preferred: list[str] = []
     if policy.qos.is_pinned:

@@ -1,18 +1,17 @@
-"""Chooses the cpus that a pinned slot gets on one host.
+"""Chooses the dedicated cpus of a slot on one host.
 
-Decides which of the free cpus serve a wish: bind policy, exclusive policy and NUMA strategy, each
-of the first two preferred or required. What is required is never relaxed; what is only preferred
-never refuses. Refuses to know QoS classes, hosts' settings and amounts of memory.
+Three things decide: bind policy, exclusive policy and NUMA strategy; each of the first two is
+preferred or required. What is required is never relaxed. What is only preferred never refuses.
 
 The order in which cpus are tried is that of Koordinator's accumulator (`takeCPUs` of its plug-in
 nodenumaresource, see `accumulator`), except:
 
-- an exclusive policy `NUMANodeLevel` that cannot be met falls back to `PCPULevel`, then to nothing;
-- `DistributeEvenly` shares cpus out as the kubelet does (see `distributed`); where there are no
-  even shares it packs, or spreads if that is the bind policy;
-- a core is the set of its threads, however many. On hosts whose cores differ `FullPCPUs` looks for
-  cores whose threads add up exactly, and where there are several kinds of cores, one kind goes
-  before a mixture, the kind with the lowest cpu first.
+- If the exclusive policy `NUMANodeLevel` cannot be met, it falls back to `PCPULevel`, then to none.
+- `DistributeEvenly` shares cpus out as the kubelet does (see `distributed`). Where there are no
+  even shares it packs, or spreads if that is the bind policy.
+- A core is the set of its threads, however many. On hosts with different cores, `FullPCPUs` looks
+  for cores whose threads add up exactly. One kind of cores is preferred to a mixture, the kind with
+  the lowest cpu first.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from resource_manager.engine.cpus.packed import take_packed
 
 @dataclass(frozen=True, slots=True)
 class ExclusiveClaims:
-    """Cpus of slots that want to be apart from others like them, by the level they really hold."""
+    """Cpus of slots with an exclusive policy, by the level that they have reached."""
 
     core_level: int = 0
     node_level: int = 0
@@ -42,7 +41,7 @@ NO_CLAIMS = ExclusiveClaims()
 
 @dataclass(frozen=True, slots=True)
 class CpuDemand:
-    """How many cpus are wanted, and how they are to lie. `DEFAULT` means no preference here."""
+    """How many cpus are needed, and by which policies. `DEFAULT` means no preference here."""
 
     need: int
     bind: BindPolicy = BindPolicy.FULL_PCPUS
@@ -54,13 +53,13 @@ class CpuDemand:
 
     @property
     def whole_cores(self) -> bool:
-        """Whether whole cores are wanted."""
+        """True if whole cores are wanted."""
         return self.bind is BindPolicy.FULL_PCPUS
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The cpus, and the exclusive level that they really reach."""
+    """The chosen cpus, and the exclusive level that they reach."""
 
     cpus: int
     exclusive: ExclusivePolicy = ExclusivePolicy.NONE
@@ -79,7 +78,9 @@ class ShortOf(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """Nothing can be taken: of `of` there are only `suitable` where `needed` were."""
+    """The reason why nothing can be taken: of `of` only `suitable` are there, where `needed` are
+    needed.
+    """
 
     of: ShortOf
     needed: int
@@ -89,16 +90,16 @@ class Short:
 def take(
     layout: CpuLayout, available: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> Taken | Short:
-    """Cpus of `available` that serve the wish.
+    """Chooses cpus for a slot. The same input always has the same result.
 
     Args:
         layout: the host.
-        available: the cpus to choose from, by their bits.
-        claims: whom exclusive policies have to avoid.
-        request: what is wanted.
+        available: the cpus to choose from, as bits.
+        claims: cpus that exclusive policies avoid.
+        request: what is needed.
 
     Returns:
-        Exactly `request.need` cpus, or what there was too little of. The same for the same input.
+        Exactly `request.need` cpus, or what there is too little of.
     """
     if request.need < 1:
         return Taken(0, reached(layout, 0, claims, request.exclusive))
@@ -114,7 +115,7 @@ def take(
 def suitable(
     layout: CpuLayout, available: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | Short:
-    """Those of the available cpus that what is required leaves, if they are enough."""
+    """Returns the available cpus that meet what is required, if they are enough."""
     need = request.need
     free = available & layout.pinnable
     if need > free.bit_count():
@@ -134,7 +135,8 @@ def suitable(
         if request.bind is BindPolicy.FULL_PCPUS:
             free = layout.whole(free)
             short_of = ShortOf.WHOLE_CORES
-            # Cores that differ may be enough and yet not add up: to know it at once saves a search.
+            # Cores that differ may have enough threads that still do not add up. Checking that here
+            # saves the search.
             enough = not layout.uniform_cores and need <= free.bit_count()
             if not (adds_up(layout, free, need) if enough else aligned(layout, need)):
                 return Short(ShortOf.ALIGNMENT, need, free.bit_count())
@@ -147,24 +149,28 @@ def suitable(
 
 
 def aligned(layout: CpuLayout, need: int) -> bool:
-    """Whether so many cpus are the threads of some whole cores of the host that are pinnable."""
+    """Returns True if some whole pinnable cores of the host have exactly `need` threads
+    together.
+    """
     if layout.uniform_cores:
         return need % layout.per_core == 0
     return adds_up(layout, layout.pinnable, need)
 
 
 def adds_up(layout: CpuLayout, cpus: int, need: int) -> bool:
-    """Whether some of the cores that lie in `cpus` altogether have so many threads together."""
+    """Returns True if some of the cores that lie in `cpus` entirely have exactly `need` threads
+    together.
+    """
     return sums_to(whole_widths(layout.core_masks, cpus), need)
 
 
 def whole_widths(cores: Iterable[int], cpus: int) -> Counter[int]:
-    """Of the cores that lie in `cpus` altogether: how many have how many threads."""
+    """Returns how many cores of each width lie in `cpus` entirely."""
     return Counter(core.bit_count() for core in cores if not core & ~cpus)
 
 
 def total_widths(parts: Iterable[Mapping[int, int]]) -> Counter[int]:
-    """Of several groups of cores together."""
+    """Returns the same for several groups of cores together."""
     total: Counter[int] = Counter()
     for part in parts:
         total.update(part)
@@ -172,10 +178,15 @@ def total_widths(parts: Iterable[Mapping[int, int]]) -> Counter[int]:
 
 
 def sums_to(widths: Mapping[int, int], need: int) -> bool:
-    """Whether some of so many cores of such widths have `need` threads together."""
-    sums = 1  # bit n: some of the cores have n threads together
+    """Returns True if some of these cores have exactly `need` threads together.
+
+    Args:
+        widths: number of cores by width.
+        need: number of threads.
+    """
+    sums = 1  # bit n is set if some of the cores have n threads together
     for width, count in widths.items():
-        step = 1  # 1, 2, 4 ... cores and the rest: enough for every number of them
+        step = 1  # 1, 2, 4, ... cores and the rest: every number of cores is a sum of these
         while (left := count - step + 1) > 0:
             sums |= sums << width * min(step, left)
             step *= 2
@@ -183,8 +194,9 @@ def sums_to(widths: Mapping[int, int], need: int) -> bool:
 
 
 def holds(layout: CpuLayout, cpus: int, bind: BindPolicy) -> bool:
-    """Whether a set of cpus is what the bind policy promises where it is required, as far as they
-    run."""
+    """Returns True if the online ones of these cpus are what the bind policy promises where it is
+    required.
+    """
     cpus &= layout.cpus
     if bind is BindPolicy.FULL_PCPUS:
         return layout.whole(cpus) == cpus
@@ -196,12 +208,14 @@ def holds(layout: CpuLayout, cpus: int, bind: BindPolicy) -> bool:
 def reached(
     layout: CpuLayout, cpus: int, claims: ExclusiveClaims, wanted: ExclusivePolicy
 ) -> ExclusivePolicy:
-    """The exclusive level that a set of cpus has beside the holders, at most the one wanted."""
+    """Returns the exclusive level that cpus have beside the claims of others, at most the one
+    wanted.
+    """
     nodes, cores = claims.node_level, claims.core_level
     if wanted is ExclusivePolicy.NUMA_NODE_LEVEL:
         if not layout.nodes_touched(cpus) & nodes:
             return wanted
-        # Whoever wants a node to itself wants its cores to itself all the more.
+        # A slot that claims its nodes claims the cores in them, too.
         cores |= nodes
     elif wanted is not ExclusivePolicy.PCPU_LEVEL:
         return ExclusivePolicy.NONE
@@ -210,7 +224,7 @@ def reached(
 
 
 def spread_order(layout: CpuLayout, available: int, strategy: NumaStrategy) -> list[int]:
-    """The available cpus in the order in which spreading hands them out, by number."""
+    """Returns the numbers of the available cpus in the order in which spreading takes them."""
     accumulator = Accumulator(layout, available & layout.pinnable, strategy=strategy)
     return [cpu.bit_length() - 1 for cpu in accumulator.spread_anywhere()]
 
@@ -218,8 +232,9 @@ def spread_order(layout: CpuLayout, available: int, strategy: NumaStrategy) -> l
 def _preferred_first(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """As many as possible out of the preferred cpus, then the rest; all at once if that breaks
-    what is required. None: not even then."""
+    """Takes as many of the preferred cpus as possible, then others. If that breaks what is
+    required, it takes all at once. None: even that is impossible.
+    """
     preferred = request.preferred & free
     if request.bind_required and request.bind is BindPolicy.FULL_PCPUS:
         preferred = layout.whole(preferred)
@@ -236,7 +251,7 @@ def _preferred_first(
 def _of_one_kind(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Cpus of cores of one kind, unless a mixture does better by what is preferred."""
+    """Takes cpus of one kind of cores, unless a mixture meets more of what is preferred."""
     if layout.kinds == 1:
         return _by_strategy(layout, free, claims, request)
     best: tuple[tuple[int, bool], int] | None = None
@@ -256,7 +271,9 @@ _LEVELS = (ExclusivePolicy.NONE, ExclusivePolicy.PCPU_LEVEL, ExclusivePolicy.NUM
 def _by_strategy(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """None only if there are too few cpus, or required whole cores do not add up."""
+    """Takes cpus by the NUMA strategy. None only if there are too few, or if required whole cores
+    do not add up.
+    """
     if request.need < 1:
         return 0
     if free.bit_count() < request.need:
@@ -291,8 +308,9 @@ def _keeps_required(layout: CpuLayout, cpus: int, request: CpuDemand) -> bool:
 def _evenly(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | None:
-    """Even shares of as few nodes as can give them, else packed; first of what the policies
-    prefer. None: spread without even shares."""
+    """Takes even shares of as few nodes as possible, else packs; first within what the policies
+    prefer. None: there are no even shares, and the bind policy spreads.
+    """
     group = layout.per_core if request.whole_cores else 1
     offered_sets = list(offers(layout, free, claims, request))
     for offered in offered_sets:
@@ -315,7 +333,7 @@ def _evenly(
 def offers(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> Iterator[int]:
-    """The free cpus, cut down to what is preferred, then less and less so."""
+    """Yields the free cpus, first reduced to all that is preferred, then to less and less of it."""
     levels = [0]
     if request.exclusive is ExclusivePolicy.PCPU_LEVEL:
         levels = [layout.cores_touched(claims.core_level), 0]
@@ -332,7 +350,7 @@ def offers(
 
 
 def _widest(layout: CpuLayout, cpus: int) -> int:
-    """Those of cores with the most threads: only equal cores make even groups."""
+    """Returns the cpus of cores with the most threads: only equal cores make even groups."""
     if layout.uniform_cores:
         return cpus
     widest = 0
