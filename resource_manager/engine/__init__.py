@@ -1,1 +1,1 @@
-"""The rules, pure: `step(state, event) -> effects`."""
+"""The resource manager's engine, without I/O: `step(state, event)` returns effects."""

@@ -1,4 +1,4 @@
-"""What a handler of an event works with: the state, and the journal of the event."""
+"""What the handler of an event works with: the state and the journal."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from resource_manager.engine.state import State
 
 @dataclass(frozen=True, slots=True)
 class EventContext:
-    """The state, the moment, and the effects of one event."""
+    """The state, the time, and the effects of one event."""
 
     state: State
 
     @property
     def journal(self) -> Journal:
-        """Where effects and entries of the logs go."""
+        """Collects effects and log entries."""
         return self.state.journal
 
     @property
     def at(self) -> Instant:
-        """The moment of the event."""
+        """Time of the event."""
         return self.state.journal.at
 
     @property
     def now_ms(self) -> int:
-        """Monotonic time of the event."""
+        """Time of the event, monotonic."""
         return self.state.journal.at.monotonic_ms

@@ -1,6 +1,8 @@
-"""The books as the store kept them: rows become entities that know each other, and everything that
-is not durable is derived anew. Decides where each request and slot stands, by what was stored of
-both; decides nothing about the future.
+"""Restores the state from what was stored. Stored rows become linked entities, and everything that
+is not durable is derived again.
+
+The state of each request and slot is derived from both rows, because placing and granting are not
+stored with the request.
 """
 
 from __future__ import annotations
@@ -38,10 +40,16 @@ from resource_manager.engine.state import State
 
 
 def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
-    """Books as the store kept them; executors have to register before anything new is placed on
-    them.
+    """Returns the state as it was stored. Executors must register again before anything new is
+    placed on them.
 
-    Nobody is lost, and no lease lapses, before its full time from `at`: the RM was away, not they.
+    The resource manager was away, not the others. So from `at` on, every executor and every lease
+    has its full timeout again.
+
+    Args:
+        snapshot: all stored rows.
+        settings: of the engine.
+        at: now.
 
     Raises:
         InvariantBroken: the rows contradict each other.
@@ -87,7 +95,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
 
 
 def fresh(settings: EngineSettings, rm_epoch: int, at: Instant) -> State:
-    """Empty books."""
+    """Returns an empty state."""
     return restore(Snapshot(rm_epoch=rm_epoch), settings, at)
 
 
@@ -106,7 +114,7 @@ def _read_counters(state: State, snapshot: Snapshot) -> None:
 
 
 def _enqueue(state: State, at: Instant) -> None:
-    """Lets those wait who wait; whoever was here before has tried them all."""
+    """Queues everything that is pending. All of it counts as tried before, so nothing is new."""
     for slot in state.slots.values():
         if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
             state.queue.add_resize(slot)
@@ -167,7 +175,7 @@ def _restore_request(state: State, request: Request) -> None:
         raise InvariantBroken(
             f"request {request.allocation_id} belongs to job {request.job_id}, which is not stored"
         )
-    request.job_id = job.job_id  # one text for all of them
+    request.job_id = job.job_id  # share one string for the id
     state.requests[request.allocation_id] = request
     if (part := state.ranges.at(request.arrival_number)) is not None:
         state.ranges.materialize(part, request)
@@ -200,7 +208,9 @@ def _count_live(state: State, job: Job, count: int) -> None:
 
 
 def _member_of(state: State, slot: Slot) -> Request | None:
-    """The member of a range whose slot this is, if it lives and has no row of its own."""
+    """Returns the member of a range that this slot belongs to, if it is pending in the stored range
+    and has no row.
+    """
     found = state.ranges.named(slot.allocation_id)
     if found is None or found[1] not in found[0].waiting or found[0].row.job_id != slot.job_id:
         return None
@@ -236,11 +246,12 @@ def _restore_slot(state: State, slot: Slot) -> None:
 
 
 def _match(transitions: Transitions, request: Request | None, slot: Slot) -> None:
-    """Where a request and one of its slots (older ones first) stand, by what was stored of both.
+    """Derives the states of a request and one of its slots from both rows. The caller passes older
+    slots first.
 
-    Placing, granting and taking down are not written twice: a row of a request says how it stood
-    when it last waited or ended. A slot of a later placement than that is the one it has; a slot
-    that no living request has is being taken down.
+    Placement, grant and release are not stored with a request: its row says how it was when it was
+    last pending or ended. A slot of a later generation than in the row is the request's present
+    slot. A slot that no remaining request has is being taken down.
     """
     lives = request is not None and (
         request.generation < slot.generation

@@ -1,7 +1,7 @@
-"""The books of one incarnation of the RM: all ledgers, side by side.
+"""The whole state of the resource manager: all ledgers, side by side.
 
-Only `step` writes here. Whatever is not durable (free capacity, the queue, indexes, timers) is
-derived from what is, at the start and again by `check_invariants`.
+Only `step` changes it. Whatever is not durable (free capacity, the queue, indexes, timers) is
+derived at the start, and `check_invariants` derives it again to compare.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ class State:
         self.settings = settings
         self.rm_epoch = rm_epoch
         self.started = at
-        # durable
+        # Durable.
         self.jobs: dict[str, Job] = {}
         self.ranges = RangeLedger()
         self.requests = Requests(self.ranges)
         self.slots = Slots()
         self.hosts = Hosts(settings)
         self.gangs = GangLedger()
-        self.provisions: dict[str, Provision] = {}  # executors that were asked for, oldest first
+        self.provisions: dict[str, Provision] = {}  # requested executors, oldest first
         self.groups: dict[str, Group] = {}
-        self.host_settings: dict[str, HostSetting] = {}  # by executor; "": the cluster
+        self.host_settings: dict[str, HostSetting] = {}  # by executor; "": the whole cluster
         self.changes = ChangeTracker()
         self.numbers = Numbers(self.changes)
         self.history = History(settings)
-        # derived
+        # Derived.
         self.live_jobs = 0
         self.endings: dict[str, Ending] = {}  # jobs that have ended and still have live requests
         fairness = settings.fairness
@@ -79,16 +79,17 @@ class State:
         self.timers = Timers()
         self.rejection_clock = RejectionClock(self.timers, settings.infeasible_after_ms)
         self.transitions = Transitions()
-        self.outbox: dict[str, None] = {}  # executors to look after when commands are sent
+        self.outbox: dict[str, None] = {}  # executors that may need a command
         self.newcomers: list[Request] = []  # accepted since the last decision
-        self.new_parts: list[Part] = []  # of ranges; likewise
+        self.new_parts: list[Part] = []  # parts of ranges, accepted since the last decision
         self.elastic = Elastic(settings.provisioning)
         self.starvation = StarvationClocks(settings.fairness)
         self.reservations = Reservations()
-        self.restored_arrival = 0  # last place in line that was given out before this incarnation
-        self.considered_arrival = 0  # last place in line that a decision has looked at
-        self.answered_executors: set[str] = set()  # by us: they may know our epoch from us
-        # what moves entities through their states, and accounts for it
+        self.restored_arrival = 0  # last arrival number before this process started
+        self.considered_arrival = 0  # last arrival number at the last decision
+        # we have answered them, so they may know our epoch from us
+        self.answered_executors: set[str] = set()
+        # Code that moves entities through their states, and accounts for it.
         self.journal = Journal(
             settings,
             at,
@@ -223,5 +224,5 @@ class State:
 
     @property
     def unfinished(self) -> bool:
-        """True if the next decision has something to do that this one left over."""
+        """True if this decision left work over that the next one goes on with."""
         return bool(self.endings or self.flows.freed_groups) or self.queue.in_pass

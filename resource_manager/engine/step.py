@@ -1,12 +1,13 @@
-"""The one way to change the books: an event comes in, an answer and effects go out.
+"""Applies one event to the state, and returns an answer and effects. The only way to change the
+state.
 
-`step` reads no clock, makes no ids and does no I/O. A `FinegrainError` that says something about
-the caller's input is raised before anything is changed. `IllegalTransition` and `InvariantBroken`
-are bugs: the books may then be half changed, and whoever drives the engine drops them and
-restores.
+`step` reads no clock, makes no ids and does no I/O. A `FinegrainError` about the caller's input is
+raised before anything is changed. `IllegalTransition` and `InvariantBroken` are bugs: the state may
+be half changed then, so the caller drops it and restores it from the store.
 
-Order for whoever drives it: any events, then one `Decide`, then `State.changes.take()`, then
-commit, then effects and answers. Only `Decide` places requests and sends commands.
+The caller's order for each batch: any number of events, then one `Decide`, then
+`State.changes.take()`, then commit, and only then effects and answers. Only `Decide` places
+requests and sends commands.
 """
 
 from __future__ import annotations
@@ -103,10 +104,17 @@ from resource_manager.engine.state import State
 
 
 def step(state: State, event: Event) -> StepResult:
-    """Takes in one event.
+    """Applies one event.
+
+    Args:
+        state: the state, which is changed.
+        event: what has happened, and when.
+
+    Returns:
+        The answer to the event, and effects in order.
 
     Raises:
-        FinegrainError: the event is refused as a whole; see the handler for which.
+        FinegrainError: the whole event is rejected; see its handler for the reasons.
     """
     context = EventContext(state)
     effects = state.journal.begin(event.at)
@@ -181,8 +189,10 @@ def _decide(context: EventContext) -> None:
     continue_ending(context)
     if context.state.elastic.arrived:
         hand_over(context)
+    # Owners of reservations come first: capacity that is free now may be what they wait for.
     serve_holders(context)
     place_waiting(context)
+    # An ended reservation sets capacity free for others, so place once more.
     while end_served(context):
         place_waiting(context)
     hold_for_starving(context)
@@ -212,7 +222,7 @@ def _waiting_reason(state: State, request: Request) -> str:
 def _tick(context: EventContext, event: Ticked) -> None:  # noqa: C901, PLR0912 -- one case per timer
     if event.after_stall:
         context.state.timers.listening_since_ms = context.now_ms
-    timed_out = 0  # requests, with their gangs
+    timed_out = 0  # requests that timed out with their gangs
     for timer, entity_id in context.state.timers.pop_due(context.now_ms):
         match timer:
             case Timer.LEASE:
@@ -230,7 +240,8 @@ def _tick(context: EventContext, event: Ticked) -> None:  # noqa: C901, PLR0912 
             case Timer.REFUSAL:
                 refusal_timer_fired(context, entity_id)
             case Timer.GANG if timed_out >= ENDED_AT_ONCE:
-                context.state.timers.arm(timer, entity_id, context.now_ms)  # with the next tick
+                # the rest with the next tick, so that one tick is short
+                context.state.timers.arm(timer, entity_id, context.now_ms)
             case Timer.GANG:
                 timed_out += context.state.gang_moves.gang_timer_fired(entity_id)
             case Timer.INFEASIBLE:
@@ -238,7 +249,7 @@ def _tick(context: EventContext, event: Ticked) -> None:  # noqa: C901, PLR0912 
             case Timer.RESIZE:
                 context.state.resizes.resize_timer_fired(entity_id)
             case Timer.PLAN | Timer.STARVATION:
-                pass  # the decision that follows looks
+                pass  # the Decide that follows checks
             case Timer.PROVISION:
                 context.state.provision_moves.provision_timer_fired(entity_id)
             case Timer.USAGE:

@@ -93,8 +93,9 @@ class Quantities:
         `SCORE_MAX`.
 
         It is the mean over the dimensions of the part that is free then (LeastAllocated,
-        DistributeEvenly) or taken (MostAllocated). Where some cpus do not meet what is only preferred,
-        nodes with enough cpus that do get the upper half of the range, others the lower half.
+        DistributeEvenly) or taken (MostAllocated). Where some cpus do not meet what is only
+        preferred, nodes with enough cpus that do get the upper half of the range, others the lower
+        half.
         """
         total = 0
         for dimension, need in self.need.items():

@@ -1,1 +1,1 @@
-"""The ledger of hosts: capacity, what slots book, and which cpus they hold."""
+"""The ledger of hosts: capacity, what slots have booked, and which cpus they hold."""

@@ -1,12 +1,8 @@
-"""What of an executor's cpus slots can have, and by whose settings.
+"""Which cpus of an executor slots can have, and what that leaves to be booked.
 
-Decides the order of the layers that settings of one host come from, which of the announced cpus no
-slot may have to itself for now (reserved, a kubelet's, or not running any more), and what that
-leaves to be booked: a thousandth of a core's thousand for each cpu that is left, so that slots with
-cpus of their own and all others together never book more cpu than there is.
-
-Pure: knows registrations, reports and settings; who has which cpu, and what becomes of slots, is
-not its business.
+Settings of a host come from several layers, with a fixed order. Reserved cpus, those of a kubelet
+and those that went offline are subtracted. Each cpu that is left can be booked with 1,000
+thousandths. So slots with dedicated cpus and all others together never book more cpu than there is.
 """
 
 from __future__ import annotations
@@ -26,20 +22,20 @@ from resource_manager.engine.model.entities import NOTHING_SET, CpuState, HostSe
 MILLI_PER_CPU = 1000
 
 _KNOWN_MAX = 4_096
-"""Announcements and combinations of layers that are remembered; a cluster has few different."""
+"""Cached announcements and combinations of layers; a cluster has few different ones."""
 
 
 CLUSTER = ""
-"""Stands for the cluster where an executor's id stands."""
+"""Used in place of an executor's id for the whole cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What an executor announced of its cpus, as far as it is counted with."""
+    """What an executor announced of its cpus, as far as it matters here."""
 
     slot_cpus: CpuSet = EMPTY  # that its total counts
-    reserved_cpus: CpuSet = EMPTY  # kept back by its configuration, beside those
-    isolated_cpus: CpuSet = EMPTY  # in no shared pool, so that nobody can book by them
+    reserved_cpus: CpuSet = EMPTY  # reserved by its configuration, besides those
+    isolated_cpus: CpuSet = EMPTY  # in no shared pool, so that pools cannot offer them
     policy: HostPolicy = NOTHING_SET
 
     @property
@@ -52,12 +48,12 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class HostCpus:
-    """What holds for the cpus of one host at present.
+    """What is in force for the cpus of one host at present.
 
     Attributes:
-        policy: its settings, by all layers.
-        unavailable: cpus of its slots' that do not run any more, or that a kubelet has given away.
-        taken: cpus of its slots' that none may have to itself: these, and reserved ones.
+        policy: its settings, from all layers.
+        unavailable: cpus for slots that are offline, or that a kubelet has given away.
+        taken: cpus for slots that cannot be dedicated to one: unavailable and reserved ones.
         total: what can be booked there.
     """
 
@@ -70,8 +66,13 @@ class HostCpus:
 def host_cpus(
     registration: Registration, state: CpuState, operator: HostPolicy, cluster: HostPolicy
 ) -> HostCpus:
-    """What holds, by what the executor announced and sees now, and by what operators have set for
-    it and for the cluster.
+    """Returns what is in force for the cpus of a host.
+
+    Args:
+        registration: what the executor announced.
+        state: what it sees of its cpus now.
+        operator: what operators have set for this host.
+        cluster: what they have set for the cluster.
     """
     announced = announced_by(registration)
     policy = _settled(operator, announced.policy, state.kubelet_policy, cluster)
@@ -93,7 +94,9 @@ def host_cpus(
 
 
 def announced_by(registration: Registration) -> Announced:
-    """What an executor announced; one that says nothing of cpus has those of its shared pool."""
+    """Returns what an executor announced of its cpus; if it announced none, the cpus of its shared
+    pool.
+    """
     announced = _announced(registration.host_cpus)
     if announced.slot_cpus or not registration.shared_cpus:
         return announced
@@ -103,7 +106,7 @@ def announced_by(registration: Registration) -> Announced:
 
 
 def unannounced(operator: HostPolicy, cluster: HostPolicy) -> EffectivePolicy:
-    """What holds by what operators have set alone, for whatever host."""
+    """Returns the settings that follow from operators' settings alone, for any host."""
     return _settled(operator, NOTHING_SET, NOTHING_SET, cluster)
 
 
@@ -135,8 +138,8 @@ def _settled(
 def _total(announced: Amounts, cpus: CpuSet, taken: CpuSet) -> dict[str, int]:
     """Returns what is left of what was announced.
 
-    Where that is less than the cpus could give (a quota, or a share that was configured), what is
-    taken comes out of the difference first.
+    If that was less than the cpus could give (a quota, or a configured share), taken cpus reduce
+    the difference first. For example, 8 cpus announced as 6,000 with 3 taken leave 5,000.
     """
     total = dict(announced)
     spare = max(0, MILLI_PER_CPU * len(cpus) - total.get(CPU_MILLI, 0))
@@ -150,8 +153,8 @@ def _with_best_effort(
 ) -> dict[str, int]:
     """Returns the total with the best-effort cpu that the pool can still run.
 
-    It shrinks in proportion to the pool: how much of it is offered per cpu, the executor's
-    configuration says. Cpus that are reserved and shared stay in the pool, no matter which layer
+    It shrinks in proportion to the pool, since the executor's configuration decides how much the
+    pool offers per cpu. Cpus that are reserved and shared stay in the pool, no matter which layer
     reserved them.
     """
     offered = announced.best_effort_cpus
@@ -163,6 +166,6 @@ def _with_best_effort(
 
 
 def set_for(settings: Mapping[str, HostSetting], executor_id: str) -> HostPolicy:
-    """What operators have set for an executor, or for the cluster."""
+    """Returns what operators have set for an executor, or for the cluster."""
     setting = settings.get(executor_id)
     return setting.policy if setting is not None else NOTHING_SET

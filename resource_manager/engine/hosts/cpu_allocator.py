@@ -1,12 +1,11 @@
-"""The part of a host's books that is about its cpus: who holds which, and what it can give exactly.
+"""The cpus of one host: which slots hold them, and which ones a further slot would get.
 
-Answers are remembered until something on the host's cpus changes, since whoever is asked whether
-there is room is asked for it right afterwards. Knows one host; refuses to know amounts and slots
-that may be had (`Host.free`), which are asked first, and who is to be served.
+Answers are cached until the host's cpus change, because the question whether there is room is
+followed by the placement itself. Amounts and the number of slots are checked before (`Host.free`).
 
-Some are placed *exactly*: those who ask for more of their cpus than an amount, and on hosts that
-align everybody to NUMA nodes (`Host.aligning`) all others as well. For them amounts are necessary
-and never sufficient.
+For *topology-constrained* requests, which demand more of their cpus than an amount, free amounts
+are necessary and not sufficient. On hosts that align all slots to NUMA nodes (`aligning`), this
+holds for all requests.
 """
 
 from __future__ import annotations
@@ -42,13 +41,15 @@ if TYPE_CHECKING:
     from resource_manager.engine.model.scheduling_key import CpuKey
 
 CpuKind = tuple[object, ...]
-"""What decides whom the cpus of a host suit when it is empty; hosts that are alike share one."""
+"""Everything that decides which requests fit the cpus of an empty host. Equal hosts share one
+object.
+"""
 
 ANSWERS_MAX = 16
-"""Answers that one host remembers: those who are tried one after the other."""
+"""Answers cached per host: of the requests that are tried one after the other."""
 
 NOT_ANNOUNCED = "{}"
-"""What an executor announces of its cpus that is older than slots with cpus of their own."""
+"""The announcement of an executor whose version does not know dedicated cpus."""
 
 _KINDS_KNOWN = 4_096
 
@@ -59,9 +60,7 @@ NO_TOPOLOGY = CpuRefusal(
 
 
 class ResourceRequest(Protocol):
-    """What somebody asks for, as far as a host can tell: a shape, or the wish of members of a
-    gang.
-    """
+    """What a host needs to know of a request: a scheduling class, or equal members of a gang."""
 
     @property
     def profile(self) -> ResourceProfile | None:
@@ -69,7 +68,7 @@ class ResourceRequest(Protocol):
 
     @property
     def cpus(self) -> CpuKey | None:
-        """What is said of cpus; None: nothing."""
+        """CPU policy and limit; None: none."""
 
     @property
     def best_effort(self) -> bool:
@@ -77,42 +76,46 @@ class ResourceRequest(Protocol):
 
     @property
     def topology_constrained(self) -> bool:
-        """True if amounts alone never say whether a host can serve it."""
+        """True if amounts alone can never decide whether a host can serve it."""
 
     @property
     def key(self) -> SchedulingKey:
-        """All by which a host is chosen."""
+        """Everything that a host is chosen by."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What so many equal slots get, one after the other, and why no more do, if that is known."""
+    """What equal slots get, one after the other, and why no more do, if that is known."""
 
     given: list[CpuAssignment]
     refusal: CpuRefusal | None
 
 
 Answers = tuple[int, dict[CpuRequest, Answer]]
-"""Answers by wish, as of a version of the books of cpus."""
+"""Answers by request, as of a version of the ledger of cpus."""
 
 
 def no_answers() -> Answers:
-    """Nobody was asked yet."""
+    """Returns an empty cache."""
     return -1, {}
 
 
 @dataclass(slots=True, eq=False)
 class CpuAllocator:
-    """Cpus of one host, of whose books (`Host`) they are a part.
+    """The cpus of one host. It is a part of the host's ledger (`Host`).
 
     Attributes:
-        cpus: who holds which; None: it does not tell what they are made of. Every slot is in it.
-        cpu_kind: see `CpuKind`; None likewise.
-        strict: everybody is placed exactly there.
+        executor: the executor.
+        present: settings and capacity that are in force now.
+        slots: all slots of the host.
+        cpus: the ledger of cpus, with every slot; None: the host does not report its cores.
+        cpu_kind: see `CpuKind`; None: likewise.
+        aligning: all slots are topology-constrained there.
+        answers: the cache.
     """
 
     executor: Executor
-    present: HostCpus = field(init=False)  # what holds for its cpus
+    present: HostCpus = field(init=False)
     slots: dict[SlotKey, Slot] = field(init=False, default_factory=dict)
     cpus: CpuLedger | None = field(init=False, default=None)
     cpu_kind: CpuKind | None = field(init=False, default=None)
@@ -126,8 +129,8 @@ class CpuAllocator:
     # What there is.
 
     def adopt_topology(self) -> None:
-        """Makes the books of cpus anew, with all slots, from what the executor registered with.
-        Slots keep what they have, also where the host has it no more.
+        """Makes a new ledger of cpus from the registration, with all slots. Slots keep what they
+        hold, even if the host no longer has it.
         """
         registration = self.executor.registration
         layout = _layout(registration)
@@ -143,8 +146,10 @@ class CpuAllocator:
         self.cpus.tolerate()
 
     def follow_settings(self) -> bool:
-        """Takes in which settings hold, and what of the cpus cannot be had at present. True if that
-        changes what slots can get.
+        """Takes in the settings in force, and which cpus are unavailable.
+
+        Returns:
+            True if that changes what slots can get.
         """
         ledger, seen = self.cpus, self.executor.cpu_state
         if ledger is None:
@@ -160,7 +165,7 @@ class CpuAllocator:
             self.cpu_kind = _shared(kind)
         return ledger.version != version
 
-    # What can be had.
+    # What slots can get.
 
     @property
     def lacks_best_effort_pool(self) -> bool:
@@ -168,14 +173,14 @@ class CpuAllocator:
         return self.cpus is not None and not self.cpus.best_effort_cpus
 
     def needs_topology(self, request: ResourceRequest) -> bool:
-        """True if amounts do not say whether one of these fits here; ask `suits` then."""
+        """Returns True if amounts do not decide whether such a slot fits here; ask `suits` then."""
         return self.aligning or request.topology_constrained
 
     def assign(self, request: ResourceRequest) -> CpuAssignment | CpuRefusal:
-        """The cpus and NUMA nodes that one of these would get here now, or why there are none.
+        """Returns the cpus and NUMA nodes that one such slot would get here now, or why there are
+        none.
 
-        Whether the host has the amounts and slots, and may be used at all, is for the caller to
-        know.
+        The caller must check amounts, number of slots, and whether the host may be used.
         """
         if self.cpus is None:
             return assign(None, self._cpu_request(request))
@@ -185,8 +190,8 @@ class CpuAllocator:
         return answer.refusal or NO_TOPOLOGY
 
     def assign_many(self, request: ResourceRequest, count: int) -> list[CpuAssignment]:
-        """What up to `count` of these would get if they came one after the other; fewer, if cpus or
-        NUMA nodes do not suit more. Likewise.
+        """Returns what up to `count` such slots would get, one after the other; fewer if cpus or
+        NUMA nodes fit no more. The caller must check the rest, as for `assign`.
         """
         if self.cpus is None:
             found = assign(None, self._cpu_request(request))
@@ -194,25 +199,27 @@ class CpuAllocator:
         return self._cached_answer(self.cpus, request, count).given[:count]
 
     def suits(self, request: ResourceRequest, count: int = 1) -> bool:
-        """True if the host's cpus and NUMA nodes suit so many of these; always, where amounts
-        decide.
+        """Returns True if the host's cpus and NUMA nodes fit `count` such slots. Always True if
+        amounts decide.
         """
         if not self.needs_topology(request):
             return True
         return len(self.assign_many(request, count)) == count
 
     def could_suit(self, request: ResourceRequest) -> bool:
-        """True if they would if the host were empty, under the settings that hold now."""
+        """Returns True if the host would fit one such slot when empty, under the present
+        settings.
+        """
         return self.never_suits(request) is None
 
     def never_suits(self, request: ResourceRequest) -> CpuRefusal | None:
-        """Why they would not even then; None: they would."""
+        """Returns why the host would not fit one such slot even when empty; None: it would."""
         if not self.needs_topology(request):
             return None
         return fits_empty(self.cpus, self._cpu_request(request))
 
     def suits_without(self, request: ResourceRequest, unavailable_slot: SlotKey) -> bool:
-        """True if they would suit one of these if a slot were gone."""
+        """Returns True if the host would fit one such slot if another slot were not there."""
         if not self.needs_topology(request):
             return True
         ledger = self.cpus.scratch() if self.cpus is not None else None
@@ -221,17 +228,17 @@ class CpuAllocator:
         return isinstance(assign(ledger, self._cpu_request(request)), CpuAssignment)
 
     def score(self, request: ResourceRequest) -> int:
-        """How well this host suits one of these that fits here; the best has the most."""
+        """Returns how well this host fits such a slot that has room here; higher is better."""
         found = self.assign(request)
         if self.cpus is None or isinstance(found, CpuRefusal):
             return 0
         return score(self.cpus, self._cpu_request(request), found)
 
     def assignments(self, request: ResourceRequest, count: int) -> list[CpuAssignment | None]:
-        """What so many slots get that are placed here now.
+        """Returns what `count` slots get that are placed here now.
 
         Raises:
-            InvariantBroken: there is not enough for them; whoever places looks first.
+            InvariantBroken: there is not enough for them; the caller must check that before.
         """
         if self.needs_topology(request):
             found = self.assign_many(request, count)
@@ -265,7 +272,7 @@ class CpuAllocator:
 
 
 def cpus_booked(slot: Slot) -> CpuAssignment | None:
-    """What a slot holds of its host's cpus: until the executor has said which size it has, what
+    """Returns what a slot holds of its host's cpus. While a resize is in flight, that is what
     either size needs.
     """
     ordered = slot.ordered.assignment if slot.ordered is not None else None
@@ -275,7 +282,7 @@ def cpus_booked(slot: Slot) -> CpuAssignment | None:
 
 
 def cpu_offer(ledger: CpuLedger) -> dict[str, int]:
-    """What a host has of these columns."""
+    """Returns the index columns of a host's cpus."""
     room = ledger.pin_room()
     return {
         PIN_CPUS: room.cpus,
@@ -297,22 +304,22 @@ def _answer(ledger: CpuLedger, cpu_request: CpuRequest, count: int) -> Answer:
 
 
 def _layout(registration: Registration) -> CpuLayout | None:
-    if registration.host_cpus == NOT_ANNOUNCED:  # it would not know what to do with an assignment
+    if registration.host_cpus == NOT_ANNOUNCED:  # it would not understand an assignment
         return None
     try:
         return layout_of(registration.topology, registration.host_cpus)
-    except (InvalidArgument, ValueError):  # what a host cannot tell, nobody can have of it
+    except (InvalidArgument, ValueError):  # what a host cannot report cannot be given to slots
         return None
 
 
 @lru_cache(_KINDS_KNOWN)
 def _shared(kind: CpuKind) -> CpuKind:
-    """The same for equal ones."""
+    """Returns the same object for equal kinds."""
     return kind
 
 
 def _in_pools(request: ResourceRequest) -> CpuAssignment:
-    """Where nothing is known of cpus: in whatever pool its class has."""
+    """Returns the assignment on hosts without known cores: the pool of the class."""
     return _of_class((request.cpus or (PLAIN, 0))[0].qos)
 
 

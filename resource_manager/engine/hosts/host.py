@@ -1,10 +1,14 @@
-"""One executor's books: its slots, what they book, what it last reported, which commands it is to
-get.
+"""The ledger of one executor: its slots and bookings, its last report, and the commands that it
+must get.
 
-Knows arithmetic, not policy. Free capacity is always derived: the smaller of what the RM's own
-books leave and what the executor said it has, less what was placed after it said so. So a report
-that left before an allocation arrived cannot give that capacity away again, and a refusal takes
-effect through the state that comes with it.
+Free capacity is always derived, in each dimension as the smaller one of two amounts. One is the
+total less all bookings here. The other is what the executor reported as available, less what is not
+in that report yet. So a report that was sent before an allocation arrived cannot give that capacity
+away a second time. And when an executor refuses an allocation, its report takes effect at once.
+
+Example: the total is 8 cpus. Slots have booked 3, of which 1 was placed after the last report,
+which says 6 are available. Free are min(8 - 3, 6 - 1) = 5. If a process outside slots uses capacity
+and the report says 4, free are min(5, 3) = 3.
 """
 
 from __future__ import annotations
@@ -59,51 +63,83 @@ if TYPE_CHECKING:
     from resource_manager.engine.model.settings import Strategy
 
 UNLIMITED = AMOUNT_MAX
-"""Stands for "no limit" where a number is needed."""
+"""Used for "no limit" where a number is needed."""
 
 KNOWN = "known/"
 """Prefix of index columns: what a host in any state could give when empty."""
 
 ONLINE = "online/"
-"""Likewise, of hosts that are neither lost, draining nor unreachable."""
+"""Prefix of index columns: the same, only of hosts that are not lost, draining or unreachable."""
 
 SCORE = "score"
-"""Index column of the spread strategy: smallest free share over all dimensions, in millionths."""
+"""Index column of the spread strategy: the smallest free share of any dimension, in millionths."""
 
 SHARE_UNIT = 1_000_000
 
 
 @dataclass(slots=True, eq=False)
 class Host(CpuAllocator):
-    """An executor with everything that the RM derives about it."""
+    """An executor, with everything that the resource manager derives about it.
 
-    operator_policy: HostPolicy = NOTHING_SET  # what operators have set for it at runtime
-    cluster_policy: HostPolicy = NOTHING_SET  # and for all
-    total: dict[str, int] = field(default_factory=dict)  # what can be booked, slots and all
-    lost_cpus: dict[SlotKey, CpuSet] = field(default_factory=dict)  # own ones that slots lack
+    Attributes:
+        operator_policy: what operators have set for this host at runtime.
+        cluster_policy: what they have set for all hosts.
+        total: what can be booked, including what is booked.
+        lost_cpus: by slot, dedicated cpus that it holds and that are not usable any more.
+        separate_pools: it has one memory pool per memory part.
+        default_booking: what a default slot books.
+        labels: of the executor.
+        default_need: `default_booking` in the units of the index.
+        dimensions: `total` in the units of the index, without zeros.
+        booked: what all slots have booked.
+        unreported: part of `booked` that the last report does not contain.
+        reported: slots in the last report, by state.
+        unowned: slots in the last report that belong to no job.
+        contained_command: number of the last command that the last report contains.
+        in_flight: the command that was sent and not answered yet.
+        to_allocate: slots to order with the next commands.
+        to_free: slots to take down with the next commands.
+        to_resize: slots to resize with the next commands.
+        resize_backoffs: refused resizes, before they are tried again.
+        resized_last: the last command that did not free slots was a resize.
+        frees_failed: failed attempts to take slots down.
+        frees_paused_until_ms: no slots are taken down before this (monotonic).
+        refusals: scheduling classes that the executor refused.
+        reach: whether it can be dialled.
+        shrunk: its slots have booked more than it has now.
+        reserved: capacity that is kept for the owner of a reservation.
+        described: the registration that the index columns were derived from; None: outdated.
+        columns_known: index columns that do not depend on bookings.
+        columns_online: the same for a host that is online.
+    """
+
+    operator_policy: HostPolicy = NOTHING_SET
+    cluster_policy: HostPolicy = NOTHING_SET
+    total: dict[str, int] = field(default_factory=dict)
+    lost_cpus: dict[SlotKey, CpuSet] = field(default_factory=dict)
     separate_pools: bool = False
     default_booking: dict[str, int] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
-    default_need: dict[str, int] = field(default_factory=dict)  # the same as the index counts
-    dimensions: tuple[tuple[str, int], ...] = ()  # of the total, without zeros, likewise
+    default_need: dict[str, int] = field(default_factory=dict)
+    dimensions: tuple[tuple[str, int], ...] = ()
     booked: dict[str, int] = field(default_factory=dict)
-    unreported: dict[str, int] = field(default_factory=dict)  # booked by slots not in `reported`
-    reported: dict[SlotKey, SlotState] = field(default_factory=dict)  # of the last state taken in
-    unowned: tuple[SlotKey, ...] = ()  # shown by that state, and nobody's
-    contained_command: int = 0  # last command that state contains
+    unreported: dict[str, int] = field(default_factory=dict)
+    reported: dict[SlotKey, SlotState] = field(default_factory=dict)
+    unowned: tuple[SlotKey, ...] = ()
+    contained_command: int = 0
     in_flight: Command | None = None
     to_allocate: dict[SlotKey, None] = field(default_factory=dict)
     to_free: dict[SlotKey, None] = field(default_factory=dict)
     to_resize: dict[SlotKey, None] = field(default_factory=dict)
     resize_backoffs: dict[SlotKey, ResizeBackoff] = field(default_factory=dict)
-    resized_last: bool = False  # by the last command that did not free
+    resized_last: bool = False
     frees_failed: int = 0
     frees_paused_until_ms: int = 0
     refusals: dict[SchedulingKey, Refusal] = field(default_factory=dict)
     reach: Reach = field(default_factory=Reach)
-    shrunk: bool = False  # registered with less than its slots have booked
+    shrunk: bool = False
     reserved: ReservedCapacity | None = None
-    described: Registration | None = None  # these columns of the index are of it
+    described: Registration | None = None
     columns_known: dict[str, int] = field(default_factory=dict)
     columns_online: dict[str, int] = field(default_factory=dict)
 
@@ -114,7 +150,13 @@ class Host(CpuAllocator):
         operator_policy: HostPolicy = NOTHING_SET,
         cluster_policy: HostPolicy = NOTHING_SET,
     ) -> Host:
-        """Books of an executor without slots, and what operators have set for it."""
+        """Makes the ledger of an executor, without slots.
+
+        Args:
+            executor: the executor.
+            operator_policy: what operators have set for this host.
+            cluster_policy: what they have set for all hosts.
+        """
         host = cls(executor, operator_policy, cluster_policy)
         host.adopt_registration()
         return host
@@ -137,7 +179,9 @@ class Host(CpuAllocator):
         return not (lost or self.executor.draining or self.reach.unreachable)
 
     def adopt_registration(self) -> None:
-        """Derives what hangs on the registration, bookings of present slots included."""
+        """Derives everything that depends on the registration, including the bookings of present
+        slots.
+        """
         registration = self.executor.registration
         self.separate_pools = has_separate_pools(registration.total)
         self.labels = dict(registration.labels)
@@ -153,8 +197,10 @@ class Host(CpuAllocator):
         self.notice_shrinking()
 
     def settle_cpus(self) -> bool:
-        """Takes in what operators have set, and what the executor sees of its cpus; False: it
-        changes nothing for slots.
+        """Takes in changed settings and what the executor sees of its cpus.
+
+        Returns:
+            False if nothing changes for slots.
         """
         before, now = self.present, self._cpus_now()
         if now != before:
@@ -177,14 +223,16 @@ class Host(CpuAllocator):
         self.described = None
 
     def notice_shrinking(self) -> None:
-        """Finds out whether the slots here have booked more than the host has."""
+        """Updates `shrunk`: whether slots have booked more than the host has."""
         registration = self.executor.registration
         self.shrunk = any(
             amount > self.total.get(name, 0) for name, amount in self.booked.items()
         ) or bool(registration.slots_max and len(self.slots) > registration.slots_max)
 
     def start_conversation(self) -> None:
-        """Orders under way are void, and nothing has been reported yet. Slots stay booked."""
+        """Forgets commands under way and all reports, when the executor registers. Slots stay
+        booked.
+        """
         self.reported = {}
         self.unowned = ()
         self.contained_command = 0
@@ -200,11 +248,11 @@ class Host(CpuAllocator):
         self.count_unreported()
 
     def booking_of(self, profile: ResourceProfile, *, best_effort: bool = False) -> dict[str, int]:
-        """What a slot of this profile books here."""
+        """Returns what a slot of this profile books here."""
         return shared_booking(profile, self.separate_pools, best_effort)
 
     def booking_for(self, request: ResourceRequest) -> dict[str, int]:
-        """What a slot books here of which this is asked."""
+        """Returns what a slot for this request books here."""
         if request.cpus is None:
             return (
                 self.default_booking
@@ -215,14 +263,14 @@ class Host(CpuAllocator):
         return self.booking_of(profile, best_effort=request.best_effort)
 
     def book(self, booked: Amounts, count: int) -> None:
-        """Counts so many new slots, which no report contains yet."""
+        """Counts `count` new slots, which no report contains yet."""
         for name, amount in booked.items():
             more = amount * count
             self.booked[name] = self.booked.get(name, 0) + more
             self.unreported[name] = self.unreported.get(name, 0) + more
 
     def drop(self, key: SlotKey) -> None:
-        """Strikes a slot; its capacity is free again."""
+        """Removes a slot; its capacity is free again."""
         slot = self.slots.pop(key)
         if self.cpus is not None:
             self.cpus.remove(key)
@@ -235,8 +283,12 @@ class Host(CpuAllocator):
         self.lost_cpus.pop(key, None)
 
     def set_size(self, slot: Slot, profile: ResourceProfile, ordered: Resize | None) -> None:
-        """Books anew a slot that has this size, and that is ordered to have another one, or is
-        not.
+        """Recomputes the booking of a slot, after its size or the resize in flight has changed.
+
+        Args:
+            slot: the slot.
+            profile: its confirmed size.
+            ordered: the resize in flight; None: there is none.
         """
         key = (slot.allocation_id, slot.generation)
         decrease(self.booked, slot.booked)
@@ -249,7 +301,9 @@ class Host(CpuAllocator):
             self.cpus.replace(key, cpus_booked(slot))
 
     def _booking_of_slot(self, slot: Slot) -> Amounts:
-        """Until the executor has said which size a slot has, the larger one counts."""
+        """Returns what a slot books. While a resize is in flight, that is the larger one of both
+        sizes.
+        """
         booked = self.booking_of(slot.profile, best_effort=slot.best_effort)
         if slot.ordered is None:
             return booked
@@ -257,15 +311,15 @@ class Host(CpuAllocator):
         return larger_of(booked, ordered)
 
     def count_unreported(self) -> None:
-        """Derives what the last state taken in does not contain."""
+        """Recomputes `unreported` for all slots."""
         self.unreported = {}
         for key, slot in self.slots.items():
             if key not in self.reported or slot.ordered is not None:
                 increase(self.unreported, self.unreported_of(key, slot))
 
     def unreported_of(self, key: SlotKey, slot: Slot) -> Amounts:
-        """What a slot books and the last state taken in does not contain: all of it, or that by
-        which it is ordered to grow. (What that state shows of a slot is its confirmed size.)
+        """Returns the part of a slot's booking that the last report does not contain: all of it, or
+        what a resize in flight adds. (A report shows the confirmed size of a slot.)
         """
         if key not in self.reported:
             return slot.booked
@@ -274,18 +328,21 @@ class Host(CpuAllocator):
         return subtract(slot.booked, self.booking_of(slot.profile, best_effort=slot.best_effort))
 
     def contains(self, slot: Slot) -> bool:
-        """True if the last state taken in would show the slot if it existed."""
+        """Returns True if the last report would show the slot if it existed."""
         key = (slot.allocation_id, slot.generation)
         if key in self.to_allocate:
             return False
         command = self.in_flight
         if command is not None and command.number == slot.placed_with_command:
-            return False  # the answer will say what became of it
+            return False  # its answer will tell
         return slot.placed_with_command <= self.contained_command
 
     def free(self, *, even_without_pool: bool = False) -> dict[str, int]:
-        """What new slots could have, were the host eligible; no dimension below zero, no zeros;
-        best-effort cpu while its pool is empty only `even_without_pool`."""
+        """Returns what new slots could have if the host were eligible: no zeros, nothing negative.
+
+        Args:
+            even_without_pool: include best-effort cpu even if no cpu is in the best-effort pool.
+        """
         booked, unreported = self.booked, self.unreported
         available = self.executor.reported_available
         free = {}
@@ -302,31 +359,31 @@ class Host(CpuAllocator):
         return free
 
     def slots_left(self) -> int:
-        """Slots that the host may still take."""
+        """Returns how many more slots the host may have."""
         limit = self.executor.registration.slots_max
         return max(0, limit - len(self.slots)) if limit else UNLIMITED
 
     def spare(self) -> dict[str, int]:
-        """What is free and not held: what anybody may have whom nothing is held for."""
+        """Returns what is free and not reserved, for requests without a reservation here."""
         if self.reserved is None:
             return self.free()
         return self.reserved.spare(self.free(), self.total, self.slots)
 
     def spare_slots(self) -> int:
-        """Slots that the host may still take, beyond those that are held."""
+        """Returns how many more slots requests without a reservation here may have."""
         left = self.slots_left()
         if self.reserved is None or left == UNLIMITED:
             return left
         return self.reserved.spare_slots(left, self.executor.registration.slots_max, self.slots)
 
     def empty(self) -> dict[str, int]:
-        """What the host could give if it had no slots, in columns of the index."""
+        """Returns what the host could give if it had no slots, in columns of the index."""
         registration = self.executor.registration
         slots = registration.slots_max or UNLIMITED
         return self._with_counts(in_grains(self.total), slots)
 
     def vector(self, strategy: Strategy) -> dict[str, int]:
-        """All columns of the index."""
+        """Returns all columns of the index."""
         if self.described is not self.executor.registration:
             self._describe()
         columns = dict(self.columns_online if self.online else self.columns_known)
@@ -340,7 +397,7 @@ class Host(CpuAllocator):
         return columns
 
     def _describe(self) -> None:
-        """Derives the columns that say what the host is, whatever it has free."""
+        """Derives the columns that do not depend on bookings."""
         empty = self.empty()
         if self.cpus is not None:
             empty.update(cpu_offer(self.cpus.empty()))
@@ -350,14 +407,16 @@ class Host(CpuAllocator):
         self.described = self.executor.registration
 
     def free_share(self, free: Amounts, slots: int) -> int:
-        """What the fullest dimension has left, in millionths of its total; slots count as one."""
+        """Returns the free part of the fullest dimension, in millionths of its total. The number of
+        slots counts as a dimension.
+        """
         shares = [free.get(name, 0) * SHARE_UNIT // amount for name, amount in self.dimensions]
         if limit := self.executor.registration.slots_max:
             shares.append(slots * SHARE_UNIT // limit)
         return min(shares, default=0)
 
     def default_slots(self, free: Amounts, slots: int) -> int:
-        """How many default slots fit into `free` and `slots`."""
+        """Returns how many default slots fit into `free` and `slots`."""
         if not self.default_need:
             return 0
         return min(
@@ -370,20 +429,22 @@ class Host(CpuAllocator):
         return amounts
 
     def state_seen(self) -> StateSeen:
-        """The last state taken in, to compare with a later one."""
+        """Returns the last reported state, in a form that compares with a later one."""
         available = self.executor.reported_available or {}
         return frozenset(self.reported), tuple(sorted(available.items()))
 
     def refuses(self, request: ResourceRequest) -> bool:
-        """True if the host refused such requests lately."""
+        """Returns True if the host refused such requests recently."""
         if not self.refusals:
             return False
         refusal = self.refusals.get(request.key)
         return refusal is not None and refusal.active
 
     def end_refusals(self, now_ms: int) -> bool:
-        """Ends refusals whose time is over or whose state of the host is not the present one. True
-        if any ended.
+        """Ends refusals whose time is over, or since which the reported state has changed.
+
+        Returns:
+            True if it ended any.
         """
         present = self.state_seen() if self.refusals else None
         ended = False

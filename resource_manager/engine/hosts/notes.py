@@ -1,5 +1,5 @@
-"""What a host's books note beside its slots: the command in flight, what it refused, what it is to
-be asked again, whether it can be dialled. Knows what each of them means, not what follows from it.
+"""What the ledger of a host notes besides slots: the command in flight, refusals, resizes to try
+again, reserved capacity, and whether the executor can be dialled.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from resource_manager.engine.model.entities import Slot, SlotKey
 
 @dataclass(slots=True)
 class Command:
-    """The command in flight. Between a failed delivery and the next one, `retry_at_ms` is set."""
+    """The command in flight. `retry_at_ms` is set between a failed delivery and the next
+    attempt.
+    """
 
     effect: SendAllocate | SendFree | SendResize
     keys: tuple[SlotKey, ...]
     failures: int = 0
-    failing_since_ms: int | None = None  # its first failed delivery
+    failing_since_ms: int | None = None  # time of the first failed delivery
     retry_at_ms: int | None = None
 
     @property
@@ -44,16 +46,16 @@ class Command:
 
 
 StateSeen = tuple[frozenset[SlotKey], tuple[tuple[str, int], ...]]
-"""Slots and available amounts of a state that was taken in, to compare with a later one."""
+"""Slots and available amounts of a reported state, to compare with a later one."""
 
 
 @dataclass(slots=True)
 class Refusal:
-    """A host could not serve a shape although the books said so.
+    """A host refused a scheduling class although its ledger had room.
 
-    While it is active the host is not chosen for that shape. It ends with the time, or when the
-    host's state is not the one that was seen (None: only with the time); the number of failures
-    stays until the host serves the shape, so that the next time is longer.
+    While the refusal is active, the host is not chosen for the class. It ends at `until_ms`, or
+    when the reported state is no longer `state_seen` (None: only at `until_ms`). The number of
+    failures is kept until the host serves the class, so that the next refusal lasts longer.
     """
 
     failures: int
@@ -64,13 +66,13 @@ class Refusal:
 
 @dataclass(slots=True)
 class ResizeBackoff:
-    """A change of a slot's size that the executor did not carry out, and that is tried again.
+    """A resize that the executor did not carry out, and that is tried again.
 
-    While it is active the change does not stand in line. It ends with the time, or when the host's
-    state is not the one that was seen (None: only with the time).
+    While it is active, the resize is not queued. It ends at `until_ms`, or when the reported state
+    is no longer `state_seen` (None: only at `until_ms`).
     """
 
-    number: int  # of the change
+    number: int  # of the resize
     failures: int
     until_ms: int
     reason: str
@@ -81,21 +83,38 @@ class ResizeBackoff:
 
 @dataclass(frozen=True, slots=True)
 class ReservedCapacity:
-    """What a host keeps for somebody who was passed over for too long: amounts as they are booked
-    there, and so many slots.
+    """What a host keeps for the owner of a reservation: amounts as they are booked there, and a
+    number of slots.
 
-    `before` is what was booked by those slots that were there when it began, and that it waits for.
-    Others may have what is free as long as they, together with what is kept, do not take more than
-    there is in all: what they have then delays nobody, since it is not waited for.
+    The owner waits until the slots of `before` have ended, which were there when the reservation
+    was made. Meanwhile others may use what is free, as long as they and the owner together need no
+    more than the host has. That delays the owner by nothing, because it waits for `before` anyway.
+
+    Example: a host with 8 cpus reserves 4, and `before` has booked 6. Others may have the free 2,
+    since 2 + 4 is no more than 8. When 2 of `before` end, others may have these, too: 4 + 4 is no
+    more than 8. Whatever else ends of `before` is kept for the owner.
+
+    Attributes:
+        amounts: reserved amounts.
+        slots: reserved number of slots.
+        before: what slots had booked when the reservation was made, by slot.
+        barred: dimensions of which others may have nothing.
     """
 
     amounts: Amounts
     slots: int
     before: Mapping[SlotKey, Amounts]
-    barred: frozenset[str] = frozenset()  # dimensions of which others may have nothing
+    barred: frozenset[str] = frozenset()
 
     def spare(self, free: Amounts, total: Amounts, slots: Mapping[SlotKey, Slot]) -> dict[str, int]:
-        """What of the free amounts others may have; no zeros."""
+        """Returns what others may have of the free amounts; no zeros.
+
+        Args:
+            free: free amounts of the host.
+            total: its total.
+            slots: all its slots.
+        """
+        # what was booked after the reservation was made, also by older slots that have grown
         since: dict[str, int] = {}
         for key, slot in slots.items():
             before = self.before.get(key, {})
@@ -114,19 +133,25 @@ class ReservedCapacity:
         return spare
 
     def spare_slots(self, left: int, most: int, slots: Mapping[SlotKey, Slot]) -> int:
-        """How many of the slots that are left others may have."""
+        """Returns how many slots others may have.
+
+        Args:
+            left: number of slots that the host may still take.
+            most: its maximum number of slots.
+            slots: all its slots.
+        """
         since = sum(key not in self.before for key in slots)
         return max(0, min(left, most - self.slots - since))
 
 
 @dataclass(slots=True)
 class Reach:
-    """Whether the RM can dial the executor. Registrations do not end this: they say that the
-    executor can dial the RM.
+    """Whether the resource manager can dial the executor. A registration does not reset this: it
+    only shows that the executor can dial the resource manager.
     """
 
     unreachable: bool = False
     cause: str = ""  # of the last failure, for people
-    failures: int = 0  # probes and findings since a command was last answered
+    failures: int = 0  # failed probes and deliveries since a command was last answered
     refused: int = 0  # commands refused since then
     probe_at_ms: int = 0

@@ -1,4 +1,4 @@
-"""All slots, on whichever host they are."""
+"""All slots of all hosts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ class Slots(dict[SlotKey, Slot]):
     """Slots by allocation id and generation.
 
     Attributes:
-        superseded: slots that are being taken down, by the request that lives on without them.
+        superseded: by allocation id, slots that are being taken down while their request continues
+            without them.
     """
 
     def __init__(self) -> None:
@@ -18,18 +19,20 @@ class Slots(dict[SlotKey, Slot]):
         self.superseded: dict[str, list[Slot]] = {}
 
     def of(self, request: Request) -> Slot | None:
-        """The slot of a request that is allocating or granted."""
+        """Returns the slot of a request that is allocating or granted, else None."""
         if request.state in (RequestState.ALLOCATING, RequestState.GRANTED):
             return self[request.spec.allocation_id, request.generation]
         return None
 
     def mark_superseded(self, slot: Slot) -> None:
-        """A slot is being taken down; its request lives on, and is to have another one."""
+        """Notes that a slot is being taken down, and that its request must get another one."""
         self.superseded.setdefault(slot.allocation_id, []).append(slot)
 
     def unmark_superseded(self, slot: Slot) -> bool:
-        """A slot that may have been left behind is gone, or its request's again; True: it had been
-        left behind.
+        """Notes that a slot is gone, or belongs to its request again.
+
+        Returns:
+            True if it was marked as superseded.
         """
         slots = self.superseded.get(slot.allocation_id, [])
         if slot not in slots:
