@@ -94,7 +94,7 @@ class Host(CpuAllocator):
         booked: what all slots have booked.
         unreported: part of `booked` that the last report does not contain.
         reported: slots in the last report, by state.
-        unowned: slots in the last report that belong to no job.
+        unowned: slots in the last report that this ledger does not have.
         contained_command: number of the last command that the last report contains.
         in_flight: the command that was sent and not answered yet.
         to_allocate: slots to order with the next commands.

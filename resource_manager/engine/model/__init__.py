@@ -1,1 +1,1 @@
-"""Entities, events, effects, settings and state tables: what every other room speaks of."""
+"""Entities, events, effects, settings and state tables, which all other engine packages use."""

@@ -1,4 +1,4 @@
-"""Which rows a batch touched. Knows dirtiness, not meaning."""
+"""Collects the rows that a batch touched."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from resource_manager.engine.model.entities import (
 
 
 class ChangeTracker:
-    """Collects rows by identity until they are taken, so that each is stored once and as it is
+    """Collects rows by identity until `take`, so that each is stored once, with its state as of
     then.
     """
 
@@ -57,142 +57,142 @@ class ChangeTracker:
         self._counters: dict[str, int] = {}
 
     def job(self, job: Job) -> None:
-        """The job is new or changed."""
+        """Notes that a job is new or changed."""
         self._jobs[job.job_id] = job
 
     def request(self, request: Request) -> None:
-        """The request is new."""
+        """Notes that a request is new."""
         self._requests[request.spec.allocation_id] = request
 
     def request_moved(self, request: Request) -> None:
-        """The request stands elsewhere than before."""
+        """Notes that a request has changed its state."""
         allocation_id = request.spec.allocation_id
         if allocation_id not in self._requests:
             self._moved_requests[allocation_id] = request
 
     def slot(self, slot: Slot) -> None:
-        """The slot is new."""
+        """Notes that a slot is new."""
         self._slots[slot.allocation_id, slot.generation] = slot
 
     def slot_moved(self, slot: Slot) -> None:
-        """The slot stands elsewhere than before, or its executor said more about it."""
+        """Notes that a slot has changed its state, or that its executor reported more about it."""
         key = (slot.allocation_id, slot.generation)
         if key not in self._slots:
             self._moved_slots[key] = slot
 
     def executor(self, executor: Executor) -> None:
-        """The executor is new or changed."""
+        """Notes that an executor is new or changed."""
         executor_id = executor.registration.executor_id
         self._executors[executor_id] = executor
         self._deleted_executors.pop(executor_id, None)
 
     def gang(self, gang: Gang) -> None:
-        """The gang is new or changed."""
+        """Notes that a gang is new or changed."""
         self._gangs[gang.gang_id] = gang
 
     def provision(self, provision: Provision) -> None:
-        """The provision is new or changed."""
+        """Notes that a provision is new or changed."""
         self._provisions[provision.executor_id] = provision
 
     def request_range(self, part: RequestRange) -> None:
-        """The part of a range is new, or members of it have ended."""
+        """Notes that a part of a range is new, or that members of it have ended."""
         self._ranges[part.spec.range_id, part.spec.first_index] = part
 
     def group(self, group: Group) -> None:
-        """The group is new or changed."""
+        """Notes that a group is new or changed."""
         self._groups[group.name] = group
         self._deleted_groups.pop(group.name, None)
 
     def usage(self, record: UsageRecord) -> None:
-        """What a flow has received is to be kept."""
+        """Notes the usage of a flow."""
         self._usage_records[record.flow_id] = record
         self._deleted_usage_records.pop(record.flow_id, None)
 
     def host_setting(self, setting: HostSetting) -> None:
-        """What an operator has set for a host is new or changed."""
+        """Notes that settings of a host are new or changed."""
         self._host_settings[setting.executor_id] = setting
         self._deleted_host_settings.pop(setting.executor_id, None)
 
     def counter(self, name: str, value: int) -> None:
-        """A counter moved."""
+        """Notes the new value of a counter."""
         self._counters[name] = value
 
     def job_event(self, event: JobEvent) -> None:
-        """A new entry of a job's log."""
+        """Adds an entry to a job's log."""
         self._job_events.append(event)
 
     def cluster_event(self, event: ClusterEvent) -> None:
-        """A new entry of the cluster's history."""
+        """Adds an entry to the cluster's history."""
         self._cluster_events.append(event)
 
     def trim_job_events(self, job_id: str, sequence: int) -> None:
-        """Entries of a job's log up to this one are no longer kept."""
+        """Notes that entries of a job's log up to this one are deleted."""
         self._trimmed_job_events[job_id] = sequence
 
     def trim_cluster_events(self, sequence: int) -> None:
-        """Entries of the cluster's history up to this one are no longer kept."""
+        """Notes that entries of the cluster's history up to this one are deleted."""
         self._trimmed_cluster_events = sequence
 
     def delete_slot(self, slot: Slot) -> None:
-        """The slot is gone."""
+        """Notes that a slot is deleted."""
         key = (slot.allocation_id, slot.generation)
         self._slots.pop(key, None)
         self._moved_slots.pop(key, None)
         self._deleted_slots[key] = None
 
     def delete_executor(self, executor_id: str) -> None:
-        """The executor is gone; its slots were deleted one by one."""
+        """Notes that an executor is deleted. Its slots must be deleted one by one."""
         self._executors.pop(executor_id, None)
         self._deleted_executors[executor_id] = None
 
     def delete_gang(self, gang: Gang) -> None:
-        """The gang is forgotten."""
+        """Notes that a gang is deleted."""
         self._gangs.pop(gang.gang_id, None)
         self._deleted_gangs[gang.gang_id] = None
 
     def delete_provision(self, provision: Provision) -> None:
-        """Nothing is left of the executor that was asked for."""
+        """Notes that nothing is left of a requested executor."""
         self._provisions.pop(provision.executor_id, None)
         self._deleted_provisions[provision.executor_id] = None
 
     def delete_range(self, part: RequestRange) -> None:
-        """The part of a range is forgotten."""
+        """Notes that a part of a range is deleted."""
         key = (part.spec.range_id, part.spec.first_index)
         self._ranges.pop(key, None)
         self._deleted_ranges[key] = None
 
     def delete_group(self, group: Group) -> None:
-        """The group is gone."""
+        """Notes that a group is deleted."""
         self._groups.pop(group.name, None)
         self._deleted_groups[group.name] = None
 
     def delete_usage(self, flow_id: str) -> None:
-        """The flow is gone."""
+        """Notes that a flow is deleted."""
         self._usage_records.pop(flow_id, None)
         self._deleted_usage_records[flow_id] = None
 
     def delete_host_setting(self, executor_id: str) -> None:
-        """Nothing is set for the host any more."""
+        """Notes that a host has no settings any more."""
         self._host_settings.pop(executor_id, None)
         self._deleted_host_settings[executor_id] = None
 
     def delete_request(self, request: Request) -> None:
-        """The request is forgotten."""
+        """Notes that a request is deleted."""
         allocation_id = request.spec.allocation_id
         self._requests.pop(allocation_id, None)
         self._moved_requests.pop(allocation_id, None)
         self._deleted_requests[allocation_id] = None
 
     def delete_job(self, job: Job) -> None:
-        """The job is gone with its events; its requests were deleted one by one."""
+        """Notes that a job is deleted with its events. Its requests must be deleted one by one."""
         self._jobs.pop(job.job_id, None)
         self._trimmed_job_events.pop(job.job_id, None)
         self._job_events = [event for event in self._job_events if event.job_id != job.job_id]
         self._deleted_jobs[job.job_id] = None
 
     def take(self) -> Changes:
-        """Everything since the last call. Rows are the live objects: store them before the next
-        step.
+        """Returns everything since the last call. Rows are the live objects: store them before the
+        next step.
         """
         changes = Changes(
             jobs=list(self._jobs.values()),

@@ -1,11 +1,8 @@
-"""How long the threads of one job took: a histogram of bounded size that tells quantiles to 5 %.
+"""How long the threads of one job took: a histogram of bounded size with quantiles to 5 %.
 
-Knows durations in milliseconds and their text in the books. Refuses to know what a thread is, when
-one begins or ends, and what anybody concludes from it (`fairness.py`).
-
-Source: Masson, Rim, Lee, "DDSketch: a fast and fully-mergeable quantile sketch with
-relative-error guarantees", VLDB 2019: buckets whose bounds grow by a constant factor, each
-represented by the value that is off by the same share at both of its ends.
+Source: Masson, Rim, Lee, "DDSketch: a fast and fully-mergeable quantile sketch with relative-error
+guarantees", VLDB 2019. The bounds of buckets grow by a constant factor. Each bucket is represented
+by the value that has the same relative error at both of its ends.
 """
 
 from __future__ import annotations
@@ -16,34 +13,34 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 RELATIVE_ERROR = 0.05
-"""A duration that is read off the histogram is off by at most this share."""
+"""Largest relative error of a duration that is read from the histogram."""
 
 _GROWTH = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _LOG_GROWTH = math.log(_GROWTH)
 
 BUCKETS_MAX = 256
-"""The last bucket holds whatever is longer, from some 3.8 years on."""
+"""The last bucket contains everything from some 3.8 years on."""
 
 _VERSION = 1
 
 
 @dataclass(slots=True)
 class Durations:
-    """Counts of durations by bucket; number, sum, shortest and longest are exact.
+    """Counts of durations by bucket. Number, sum, shortest and longest are exact.
 
-    Bucket b holds what is longer than `_GROWTH ** (b - 1)` ms and at most `_GROWTH ** b` ms; bucket
-    0 holds what is at most 1 ms.
+    Bucket b contains durations above `_GROWTH ** (b - 1)` ms, up to `_GROWTH ** b` ms. Bucket 0
+    contains those up to 1 ms.
     """
 
     count: int = 0
     total_ms: int = 0
     shortest_ms: int = 0
     longest_ms: int = 0
-    handed_on: int = 0  # slots that went on with the next thread; no part of the histogram
+    handed_on: int = 0  # slots that were reused for the next thread; not in the histogram
     buckets: dict[int, int] = field(default_factory=dict)
 
     def add(self, duration_ms: int) -> None:
-        """Takes one duration in; one below 0 counts as 0."""
+        """Adds one duration; a negative one counts as 0."""
         duration_ms = max(0, duration_ms)
         at = _bucket_of(duration_ms)
         self.buckets[at] = self.buckets.get(at, 0) + 1
@@ -53,7 +50,7 @@ class Durations:
         self.total_ms += duration_ms
 
     def merge(self, other: Durations) -> None:
-        """Takes in all that another one holds."""
+        """Adds everything that another one contains."""
         self.handed_on += other.handed_on
         if not other.count:
             return
@@ -68,16 +65,17 @@ class Durations:
 
     @property
     def mean_ms(self) -> float:
-        """The mean; 0 where there is none."""
+        """The mean; 0 if there are no durations."""
         return self.total_ms / self.count if self.count else 0.0
 
     def quantile_ms(self, quantile: float) -> float:
-        """The duration that at least this share of all did not exceed; 0 where there is none.
+        """Returns the duration that at least this share of all did not exceed; 0 if there are none.
 
         It is one that occurred (nearest rank), within `RELATIVE_ERROR`.
         """
         if not self.count:
             return 0.0
+        # The tolerance keeps a rounding error of the product from raising the rank.
         left = max(1, math.ceil(quantile * self.count - 1e-9))
         for at in sorted(self.buckets):
             left -= self.buckets[at]
@@ -86,14 +84,14 @@ class Durations:
         raise AssertionError("the buckets hold as many as were counted")
 
     def share_within(self, limit_ms: float) -> float:
-        """The share of those that took at most `limit_ms`, 0 to 1; 1 where there is none.
+        """Returns the share of durations up to `limit_ms`, from 0 to 1; 1 if there are none.
 
-        A bucket that the limit cuts counts by where on its logarithmic width the limit lies.
+        If the limit is inside a bucket, the part of the bucket below it counts, by the logarithm.
         """
         return self.count_within(limit_ms) / self.count if self.count else 1.0
 
     def count_within(self, limit_ms: float) -> float:
-        """Likewise, as a number of durations."""
+        """Returns the number of durations up to `limit_ms`, estimated like the share."""
         if limit_ms >= self.longest_ms:
             return float(self.count)
         if limit_ms < self.shortest_ms:
@@ -108,13 +106,15 @@ class Durations:
         return found
 
     def beyond(self, limit_ms: float) -> tuple[int, float]:
-        """How many took longer than `limit_ms`, and for how long altogether, to a bucket."""
+        """Returns how many took longer than `limit_ms`, and their sum in ms, with the precision of
+        buckets.
+        """
         long = {at: count for at, count in self.buckets.items() if _value_of(at) > limit_ms}
         total = sum(count * self._within(_value_of(at)) for at, count in long.items())
         return sum(long.values()), total
 
     def to_text(self) -> str:
-        """For the row of a job: compact JSON; empty where there is none."""
+        """Returns compact JSON for the stored row; empty if there is nothing to store."""
         if not (self.count or self.handed_on):
             return ""
         flat = [number for at in sorted(self.buckets) for number in (at, self.buckets[at])]
@@ -124,8 +124,8 @@ class Durations:
 
     @classmethod
     def from_text(cls, text: str) -> Durations:
-        """What `to_text` wrote. What another version wrote, or what makes no sense, is nothing:
-        advice is no reason not to start.
+        """Reads what `to_text` wrote. Text of another version or without sense gives an empty
+        histogram: advice is no reason to fail a start.
         """
         if not text:
             return cls()
@@ -145,7 +145,7 @@ class Durations:
 
 
 def merged(parts: Iterable[Durations]) -> Durations:
-    """All of them in one."""
+    """Returns all of them in one."""
     whole = Durations()
     for each in parts:
         whole.merge(each)
@@ -166,5 +166,5 @@ def _bucket_of(duration_ms: int) -> int:
 
 
 def _value_of(bucket: int) -> float:
-    """The value that is off by the same share at both ends of its bucket."""
+    """Returns the value with the same relative error at both ends of its bucket."""
     return 2 * _GROWTH**bucket / (_GROWTH + 1)

@@ -1,8 +1,7 @@
-"""What `step` wants done, after the books are durable. Every effect may be repeated: it carries ids
-and numbers.
+"""What `step` wants done once the state is stored. Every effect may be repeated, since it carries
+ids and numbers.
 
-Rows to store are not effects: `State.changes.take()` hands over what a batch touched, each row
-once.
+Rows to store are not effects: `State.changes.take()` returns what a batch touched, each row once.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from resource_manager.engine.model.entities import (
 
 @dataclass(frozen=True, slots=True)
 class SlotOrder:
-    """One slot to carve: a frozen copy of the books at the time of the order."""
+    """One slot to carve: a frozen copy of it from the time of the command."""
 
     slot: Slot
     job_secret_sha256: str
@@ -37,9 +36,9 @@ class SlotOrder:
 
 @dataclass(frozen=True, slots=True)
 class SendAllocate:
-    """Order slots at an executor (TaskExecutorService.AllocateSlots) and answer with
-    CommandAnswered, -Refused or
-    -Undelivered."""
+    """Order slots at an executor (TaskExecutorService.AllocateSlots). The result comes as
+    CommandAnswered, CommandRefused or CommandUndelivered.
+    """
 
     executor_id: str
     address: str
@@ -50,8 +49,8 @@ class SendAllocate:
 
 @dataclass(frozen=True, slots=True)
 class SendFree:
-    """Take slots (id, generation, grace_ms) down at an executor (TaskExecutorService.FreeSlots);
-    likewise.
+    """Take down slots (id, generation, grace_ms) at an executor (TaskExecutorService.FreeSlots).
+    The result comes as for SendAllocate.
     """
 
     executor_id: str
@@ -63,7 +62,9 @@ class SendFree:
 
 @dataclass(frozen=True, slots=True)
 class SendResize:
-    """Change the size of a slot at an executor (TaskExecutorService.ResizeSlot); likewise."""
+    """Resize a slot at an executor (TaskExecutorService.ResizeSlot). The result comes as for
+    SendAllocate.
+    """
 
     executor_id: str
     address: str
@@ -76,8 +77,8 @@ class SendResize:
 
 @dataclass(frozen=True, slots=True)
 class ProbeExecutor:
-    """Find out whether an executor can be dialled, without asking anything of it, and answer with
-    ExecutorProbed. An answer that gets lost does no harm: another probe follows.
+    """Find out whether an executor can be dialled. The result comes as ExecutorProbed. A lost
+    result does no harm, since another probe follows.
     """
 
     executor_id: str
@@ -93,20 +94,17 @@ class PublishJobEvent:
 
 @dataclass(frozen=True, slots=True)
 class PublishClusterEvent:
-    """Push an entry of the cluster's history to whoever waits for it.
-
-    It is stored with the batch.
-    """
+    """Push an entry of the cluster's history to those who watch it. It is stored with the batch."""
 
     event: ClusterEvent
 
 
 @dataclass(frozen=True, slots=True)
 class StartExecutor:
-    """Let a provider start an executor of a shape under this id, and answer with ProvisionStarted
-    or -Failed.
+    """Have a provider start an executor of a shape under this id. The result comes as
+    ProvisionStarted or ProvisionFailed.
 
-    `again`: it may have been told before, and may have done so.
+    `again`: the provider may have received this before, and may have started it.
     """
 
     executor_id: str
@@ -116,8 +114,8 @@ class StartExecutor:
 
 @dataclass(frozen=True, slots=True)
 class StopExecutor:
-    """Let a provider stop an executor and all that belongs to it, whether or not it runs or ever
-    ran, and answer with ProvisionEnded or -StopFailed.
+    """Have a provider stop an executor with all that belongs to it, whether or not it runs or ever
+    ran. The result comes as ProvisionEnded or ProvisionStopFailed.
     """
 
     executor_id: str
@@ -139,7 +137,7 @@ Effect = (
 
 @dataclass(slots=True)
 class StepResult:
-    """What one event led to: the answer for whoever brought the event, and effects in order."""
+    """The result of one event: the answer to its sender, and effects in order."""
 
     answer: object = None
     effects: list[Effect] = field(default_factory=list)
@@ -149,8 +147,9 @@ class StepResult:
 class Changes:
     """Rows that a batch touched, each once, as they are now. Stored in one transaction.
 
-    What has moved was stored before; of it only where it stands now is stored again (state, reason,
-    message, generation and end of a request; state, time, cpus and isolation of a slot).
+    Rows in `moved_requests` and `moved_slots` are in the store already. Only their state is stored
+    again (state, reason, message, generation and end of a request; state, time, cpus and isolation
+    of a slot).
     """
 
     jobs: list[Job] = field(default_factory=list)
@@ -169,11 +168,11 @@ class Changes:
     deleted_requests: list[str] = field(default_factory=list)
     deleted_slots: list[tuple[str, int]] = field(default_factory=list)
     deleted_executors: list[str] = field(default_factory=list)
-    deleted_gangs: list[str] = field(default_factory=list)  # a job takes its own with it
+    deleted_gangs: list[str] = field(default_factory=list)  # a deleted job takes its gangs with it
     deleted_provisions: list[str] = field(default_factory=list)
     deleted_ranges: list[tuple[str, int]] = field(
         default_factory=list
-    )  # (range_id, first_index); a job takes its own with it
+    )  # (range_id, first_index); a deleted job takes its ranges with it
     deleted_groups: list[str] = field(default_factory=list)
     deleted_usage_records: list[str] = field(default_factory=list)
     deleted_host_settings: list[str] = field(default_factory=list)
@@ -181,14 +180,14 @@ class Changes:
     cluster_events: list[ClusterEvent] = field(default_factory=list)
     trimmed_job_events: list[tuple[str, int]] = field(
         default_factory=list
-    )  # (job_id, up to and including)
-    trimmed_cluster_events: int | None = None  # up to and including
+    )  # (job_id, last sequence that is deleted)
+    trimmed_cluster_events: int | None = None  # last sequence that is deleted
     counters: dict[str, int] = field(
         default_factory=dict
     )  # "arrival_number", "cluster_sequence", ...
 
     def __bool__(self) -> bool:
-        """True if there is anything to store."""
+        """Returns True if there is anything to store."""
         return any(
             (
                 self.jobs,
@@ -224,7 +223,7 @@ class Changes:
 
 @dataclass(slots=True)
 class Snapshot:
-    """Everything durable, as the store hands it over at the start of an incarnation."""
+    """Everything durable, as the store returns it at a start."""
 
     rm_epoch: int
     jobs: list[Job] = field(default_factory=list)

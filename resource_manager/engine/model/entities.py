@@ -1,8 +1,8 @@
-"""What the books hold: jobs, requests, slots, executors.
+"""The entities of the state: jobs, requests, slots, executors and others.
 
-Durable fields come first in each class; what stands under "runtime" is rebuilt after a restart and
-never stored. Times that end in `_time_ms` are wall-clock milliseconds since 1970 and are only ever
-shown; whatever a decision hangs on is `_at_ms`, monotonic milliseconds of the present incarnation.
+Durable fields come first in each class. Fields under "runtime" are derived after a restart and
+never stored. Times named `_time_ms` are wall-clock milliseconds since 1970, mostly for people.
+Decisions depend on `_at_ms` and other monotonic milliseconds of this process.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Instant:
 
 
 class JobState(StrEnum):
-    """Where a job stands."""
+    """The state of a job."""
 
-    ACTIVE = "ACTIVE"  # may ask for slots
-    ENDED = "ENDED"  # ids are kept for a while, nothing else
+    ACTIVE = "ACTIVE"  # may request slots
+    ENDED = "ENDED"  # its ids are kept for a while, nothing else
 
 
 ENDED_REQUEST_STATES = frozenset(
@@ -72,11 +72,11 @@ class RequestSpec:
 
 
 class GangState(StrEnum):
-    """Where a gang stands as a whole."""
+    """The state of a gang as a whole."""
 
-    WAITING = "WAITING"  # in line, or about to end with its job
+    WAITING = "WAITING"  # queued, or about to end with its job
     ALLOCATING = "ALLOCATING"  # placed; some executors have not confirmed
-    GRANTED = "GRANTED"  # each member goes its own way, until one is to be placed again
+    GRANTED = "GRANTED"  # members are independent until one must be placed again
     ENDED = "ENDED"
 
 
@@ -87,14 +87,15 @@ class GangSpec:
     gang_id: str
     placement: GangPlacement = GangPlacement.ANYWHERE
     label: str = ""
-    timeout_ms: int | None = None  # None: it waits for ever
+    timeout_ms: int | None = None  # None: it waits indefinitely
 
 
 @dataclass(frozen=True, slots=True)
 class RangeSpec:
     """Many equal requests as a job master sent them, already validated.
 
-    `request.allocation_id` is the range's id: member number `index` is `<range_id>.<index>`.
+    `request.allocation_id` is the id of the range. Its member with number `index` has the id
+    `<range_id>.<index>`.
     """
 
     request: RequestSpec
@@ -103,77 +104,80 @@ class RangeSpec:
 
     @property
     def range_id(self) -> str:
-        """Its name; a range may have several parts."""
+        """Id of the range; a range may have several parts."""
         return self.request.allocation_id
 
 
 @dataclass(slots=True)
 class RequestRange:
-    """A part of a range: one row for all of its members that wait and have never been placed, and
-    for those that have ended.
-    """
+    """A part of a range: one row for all its members that were never placed or have ended."""
 
     spec: RangeSpec
     job_id: str
-    arrival_number: int  # of its first member; the others follow
+    arrival_number: int  # of its first member; the others have the numbers after it
     create_time_ms: int
-    ended: dict[Ended, IntervalSet] = field(default_factory=dict)  # indexes of those that ended
+    # indexes of members that have ended
+    ended: dict[Ended, IntervalSet] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Group:
-    """A resource group: a flow of flows. An absent dimension of `minimum` or `maximum` has none."""
+    """A resource group. A dimension that is absent from `minimum` or `maximum` has no such
+    limit.
+    """
 
     name: str
     parent: str = ""  # empty: none
     weight: float = 1.0
-    minimum: Amounts = field(default_factory=dict)  # guaranteed: served first until it has that
-    maximum: Amounts = field(default_factory=dict)  # what its slots may have at most
+    # guaranteed: the group is served first until it has that
+    minimum: Amounts = field(default_factory=dict)
+    maximum: Amounts = field(default_factory=dict)  # upper limit of what its slots have booked
     description: str = ""
     create_time_ms: int = 0
 
 
 @dataclass(slots=True)
 class UsageRecord:
-    """What a flow had received at one moment, as it is kept over restarts."""
+    """The usage of a flow at one moment, as it is stored."""
 
     flow_id: str  # "group/NAME" or "job/ID"
-    measure: str  # what service was counted in
+    measure: str  # unit of service, see `Measure`
     service: float  # received, decayed
-    raised: float  # what was added as it began to wait
-    time_ms: int  # when that was so
+    raised: float  # what was added when it began to wait
+    time_ms: int  # wall clock
     durations: str = ""  # of a job: how long its threads took, as JSON text
 
 
 @dataclass(slots=True)
 class Gang:
-    """A gang of which a member lives, or whose id is still kept with its job."""
+    """A gang with members that have not ended, or whose id is still kept with its job."""
 
     spec: GangSpec
     job_id: str
-    arrival_number: int  # of its first member: its place in line
-    waiting_since_time_ms: int  # when it began to wait, last
+    arrival_number: int  # of its first member
+    waiting_since_time_ms: int  # when it was queued last
     # runtime
     state: GangState = GangState.WAITING
     members: list[str] = field(default_factory=list)  # allocation ids, in order of arrival
-    waiting_until_ms: int | None = None  # monotonic; None: no timeout, or it does not wait
+    waiting_until_ms: int | None = None  # monotonic; None: no timeout, or it is not queued
 
     @property
     def gang_id(self) -> str:
-        """Its name."""
+        """Id of the gang."""
         return self.spec.gang_id
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A change of a slot's size: the whole of what it is to consist of."""
+    """A resize of a slot: all that the slot must have afterwards."""
 
-    number: int  # +1 for every one of a slot
+    number: int  # +1 for every resize of the slot
     profile: ResourceProfile
     cpu_limit_milli: int
-    wait_for_use: bool = False  # below what is in use: wait (True) or refuse (False)
-    arrival_number: int = 0  # its place in line
-    assignment: CpuAssignment | None = None  # decided when it is ordered; None: as it is
+    # if the slot uses more than the new size: wait (True) or be refused (False)
+    wait_for_use: bool = False
+    arrival_number: int = 0  # its place in the queue
+    assignment: CpuAssignment | None = None  # set when it is ordered; None: unchanged
 
 
 @dataclass(slots=True)
@@ -194,7 +198,7 @@ class Job:
     last_sequence: int = 0  # of its event log
     trimmed_sequence: int = 0  # events up to this one are no longer kept
     specified: bool | None = (
-        None  # whether its requests are specified or unknown (D9); None: none seen yet
+        None  # whether its requests are specified or unknown (D9); None: it has none yet
     )
     witness_allocation_id: str = ""  # the first request, which settled `specified`
     # runtime
@@ -202,15 +206,15 @@ class Job:
     acknowledged_sequence: int = 0
     arrivals: array[int] = field(
         default_factory=lambda: array("q")
-    )  # arrival numbers of all requests kept, in order, ended ones included
-    live_requests: int = 0  # those that have not ended
+    )  # arrival numbers of all its requests that are kept, in order, including ended ones
+    live_requests: int = 0  # requests that have not ended
     slot_keys: set[tuple[str, int]] = field(default_factory=set)  # slots that exist
-    durations: Durations | None = None  # of its threads; kept with its tally
+    durations: Durations | None = None  # of its threads; stored with its usage
 
 
 @dataclass(slots=True)
 class Request:
-    """A slot request and where it stands."""
+    """A slot request and its state."""
 
     spec: RequestSpec
     job_id: str
@@ -224,38 +228,40 @@ class Request:
 
     @property
     def allocation_id(self) -> str:
-        """Identity of the request and of its slot."""
+        """Identity of the request and of its slots."""
         return self.spec.allocation_id
 
 
 @dataclass(slots=True)
 class Slot:
-    """A slot; its identity is (`allocation_id`, `generation`)."""
+    """A slot. Its identity is (`allocation_id`, `generation`)."""
 
     allocation_id: str
     generation: int
     job_id: str
     executor_id: str
-    profile: ResourceProfile  # resolved: what it really consists of
+    profile: ResourceProfile  # what it consists of, resolved
     cpu_limit_milli: int
     pids_max: int
     cpus: str = ""  # empty: the executor's shared pool
     state: SlotState = SlotState.PENDING
     allocated_time_ms: int | None = None
     isolation: Isolation | None = None  # as the executor reported it
-    resize_number: int = 0  # of the last change of size that was asked for
-    ordered: Resize | None = None  # the executor has it or gets it; outcome unknown
-    wanted: Resize | None = None  # waits in line
+    resize_number: int = 0  # of the last resize that was requested
+    ordered: Resize | None = None  # sent or to be sent to the executor; outcome unknown
+    wanted: Resize | None = None  # queued, or waiting after a refusal
     assignment: CpuAssignment | None = None  # None: LS, in the whole shared pool
     # runtime
     booked: Amounts = field(default_factory=dict)
-    cost: float = 0.0  # what it is charged per second, while it accrues
+    cost: float = 0.0  # cost per second while it accrues
     placed_with_command: int = (
-        0  # command of the present registration that carries it; 0: an earlier one
+        # number of the command of the present registration that orders it; 0: an earlier
+        # registration
+        0
     )
-    grace_ms: int | None = None  # for the free that is to come
-    thread_since_ms: int | None = None  # monotonic: it serves its present thread; None: not known
-    works_for: str = ""  # the request whose work it took over last; empty: none, or not known
+    grace_ms: int | None = None  # for the free command that is to be sent
+    thread_since_ms: int | None = None  # monotonic; its thread runs since then; None: unknown
+    works_for: str = ""  # the request whose work it took over last; empty: none, or unknown
 
     @property
     def best_effort(self) -> bool:
@@ -269,7 +275,7 @@ SLOT_RUNTIME = "booked cost placed_with_command grace_ms thread_since_ms works_f
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What an executor announced of itself. `labels` is sorted."""
+    """What an executor announced about itself. `labels` is sorted."""
 
     executor_id: str
     instance_id: str
@@ -280,57 +286,60 @@ class Registration:
     labels: tuple[tuple[str, str], ...] = ()
     slots_max: int = 0
     shared_cpus: str = ""
-    topology: str = "{}"  # HostTopology as compact JSON text, opaque here: a tenth of its dicts
+    # HostTopology as compact JSON text, not parsed here: a tenth of the size of dicts
+    topology: str = "{}"
     isolation: Isolation = NOTHING_REPORTED
     boot_id: str = ""
     protocol_version: str = ""
     software_version: str = ""
-    provided_as: str = ""  # executor shape as which a provider started it; empty: none did
-    host_cpus: str = "{}"  # HostCpus as compact JSON text, likewise
+    provided_as: str = ""  # shape that a provider started it as; empty: no provider did
+    host_cpus: str = "{}"  # HostCpus as compact JSON text, for the same reason
 
 
 @dataclass(slots=True)
 class Provision:
-    """An executor that was asked for, from then until nothing of it is left."""
+    """An executor that was requested from a provider, until nothing of it is left."""
 
     executor_id: str  # the name that it registers with; never used again
     shape: str
-    number: int  # order of asking
-    cause: str  # why it was asked for, for people
+    number: int  # order of the requests
+    cause: str  # why it was requested, for people
     ask_time_ms: int
     state: ProvidedExecutorState = ProvidedExecutorState.ASKED
-    handle: str = ""  # what its provider needs to stop it
-    message: str = ""  # what went on since, for people
+    handle: str = ""  # what the provider needs to stop it
+    message: str = ""  # what has happened since, for people
     # runtime
-    deadline_at_ms: int | None = None  # given up then, if it has not registered
+    deadline_at_ms: int | None = None  # if it has not registered by then, it is given up
     idle_since_ms: int | None = None  # monotonic; None: it has slots, or has not registered
     stop_failures: int = 0
 
 
 @dataclass(slots=True)
 class HostSetting:
-    """What an operator has set at runtime for one host, known or not, or for the cluster."""
+    """Settings by an operator at runtime for one host (which need not exist yet) or for the
+    cluster.
+    """
 
     executor_id: str  # empty: the cluster
     policy: HostPolicy
-    number: int  # +1 for every change of any
+    number: int  # +1 for every change of any setting
     set_time_ms: int = 0
 
 
 NOTHING_SET = HostPolicy()
-"""The settings of a layer that says nothing."""
+"""Settings of a layer that sets nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuState:
-    """What an executor sees of its host's cpus at present; see CpuState in cpus.proto."""
+    """What an executor sees of its host's cpus now; see CpuState in cpus.proto."""
 
     offline_cpus: CpuSet = EMPTY
-    kubelet_cpus: CpuSet = EMPTY  # that a kubelet gave to containers of its own
-    kubelet_memory: tuple[tuple[int, int], ...] = ()  # bytes that it did, by NUMA node
+    kubelet_cpus: CpuSet = EMPTY  # given by a kubelet to its own containers
+    kubelet_memory: tuple[tuple[int, int], ...] = ()  # bytes likewise, by NUMA node
     kubelet_policy: HostPolicy = NOTHING_SET
     kubelet: str = ""  # KubeletReport as compact JSON text, for people; empty: there is none
-    host_policy_number: int = 0  # that it follows
+    host_policy_number: int = 0  # number of the settings that it follows
     squeezed_cpus: CpuSet = EMPTY
     notes: tuple[str, ...] = ()
 
@@ -340,7 +349,7 @@ NO_CPU_STATE = CpuState()
 
 @dataclass(slots=True)
 class Executor:
-    """An executor and what the RM believes of it."""
+    """An executor, and what the resource manager believes about it."""
 
     registration: Registration
     registration_number: int
@@ -348,7 +357,7 @@ class Executor:
     drain_reason: str = ""
     drain_deadline_time_ms: int | None = None
     first_seen_time_ms: int = 0
-    lost: bool = False  # durable part of `state`
+    lost: bool = False  # the part of `state` that is stored
     # runtime
     state: ExecutorState = ExecutorState.UNCONFIRMED
     report_number: int = 0
@@ -362,7 +371,7 @@ class Executor:
 
     @property
     def executor_id(self) -> str:
-        """Its name."""
+        """Id of the executor."""
         return self.registration.executor_id
 
 
@@ -378,7 +387,7 @@ class JobEvent:
     reason: str = ""
     message: str = ""
     slot: dict[str, object] | None = None  # see engine/model/offers.py: slot_to_dict
-    count: int = 1  # members of a range: the one named, and those with the indexes that follow
+    count: int = 1  # members of a range: the named one, and those with the next indexes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""Everything that can happen to the books. Each event carries its moment; the engine has no clock
-of its own.
+"""Everything that can happen to the state. Each event carries its time, since the engine has no
+clock.
 
-What `step` answers for each event stands in its docstring; an event that is refused as a whole
-raises a `FinegrainError` and leaves the books untouched.
+The docstring of each event says what `step` answers. An event that is rejected as a whole raises a
+`FinegrainError` and changes nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from resource_manager.engine.model.entities import (
 from resource_manager.engine.model.reported import Report
 
 Members = tuple[str, int, int]
-"""Some members of a range: its id, the first index, and how many."""
+"""Some members of a range: its id, the first index, and their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class MembersOutcome(ItemOutcome):
-    """What became of members of a range. `unfinished`: the same event again goes on with the
-    rest.
+    """The outcome for members of a range. `unfinished`: the caller must send the same event again
+    for the rest.
     """
 
     unfinished: bool = False
@@ -38,9 +38,9 @@ class MembersOutcome(ItemOutcome):
 
 @dataclass(frozen=True, slots=True)
 class JobRegistered:
-    """A job master makes its job known.
+    """A job master registers its job.
 
-    Answer: the `Job`. AlreadyExists for other content or another secret.
+    Answer: the `Job`. AlreadyExists if the job is known with other content or another secret.
     """
 
     at: Instant
@@ -54,7 +54,7 @@ class JobRegistered:
 
 @dataclass(frozen=True, slots=True)
 class JobKeptAlive:
-    """A sign of life of a job master (call or open stream). Answer: the `Job`."""
+    """A sign of life from a job master (a call or an open stream). Answer: the `Job`."""
 
     at: Instant
     job_id: str
@@ -63,7 +63,7 @@ class JobKeptAlive:
 
 @dataclass(frozen=True, slots=True)
 class JobEndRequested:
-    """A job is to end: by its master (ENDED) or an operator (TERMINATED). Answer: the `Job`."""
+    """Ends a job, for its master (reason ENDED) or an operator (TERMINATED). Answer: the `Job`."""
 
     at: Instant
     job_id: str
@@ -75,8 +75,8 @@ class JobEndRequested:
 class RequestsSubmitted:
     """Slot requests of one job. Answer: list[ItemOutcome] in the order sent.
 
-    A large call comes in several events. With the first one the limits are looked at for all:
-    `following` are those that are to come. The others are `admitted`.
+    A large call is split into several events. The first one checks limits for all of them:
+    `following` are the requests of later events. Those events are `admitted`.
     """
 
     at: Instant
@@ -84,14 +84,14 @@ class RequestsSubmitted:
     requests: tuple[RequestSpec, ...]
     following: tuple[RequestSpec, ...] = ()
     admitted: bool = False
-    gangs: tuple[GangSpec, ...] = ()  # those whose members are in `requests`; never cut in two
-    ranges: tuple[RangeSpec, ...] = ()  # in line behind `requests`; their outcomes come last
+    gangs: tuple[GangSpec, ...] = ()  # those with members in `requests`; never split over events
+    ranges: tuple[RangeSpec, ...] = ()  # queued behind `requests`; their outcomes come last
     following_ranges: tuple[RangeSpec, ...] = ()  # as `following`
 
 
 @dataclass(frozen=True, slots=True)
 class RequestsCancelled:
-    """Requests are taken back; `job_id` None: by an operator. Answer: list[ItemOutcome]."""
+    """Requests are cancelled. `job_id` None: by an operator. Answer: list[ItemOutcome]."""
 
     at: Instant
     job_id: str | None
@@ -116,8 +116,10 @@ class SlotsReleased:
 
 @dataclass(frozen=True, slots=True)
 class SlotsReuseAsked:
-    """Slots whose work is done may serve others of their job, or else are given back. Each is (id,
-    generation, id of the request that waits). Answer: list[ItemOutcome]; without reason: agreed.
+    """Slots whose work is done are offered for reuse by pending requests of their job; if that is
+    not agreed they are given back. Each is (id, generation, id of the pending request).
+
+    Answer: list[ItemOutcome]; an outcome without reason means agreed.
     """
 
     at: Instant
@@ -128,8 +130,8 @@ class SlotsReuseAsked:
 
 @dataclass(frozen=True, slots=True)
 class GroupSet:
-    """A resource group is made or changed; what is None, or not named, stays. A limit of None is
-    taken away. Answer: the `Group`.
+    """A resource group is added or changed. What is None, or not named, stays as it is. A limit of
+    None is removed. Answer: the `Group`.
     """
 
     at: Instant
@@ -143,7 +145,7 @@ class GroupSet:
 
 @dataclass(frozen=True, slots=True)
 class GroupDeleted:
-    """A resource group is struck. Answer: None."""
+    """A resource group is deleted. Answer: None."""
 
     at: Instant
     name: str
@@ -151,8 +153,8 @@ class GroupDeleted:
 
 @dataclass(frozen=True, slots=True)
 class HostPolicySet:
-    """Settings of a host, or of the cluster, change: what `policy` says is set, what `clear` names
-    (fields of `HostPolicy`) is no longer set here. Answer: the `HostSetting`.
+    """Settings of a host or of the cluster change: those in `policy` are set, those named in
+    `clear` (fields of `HostPolicy`) are removed. Answer: the `HostSetting`.
     """
 
     at: Instant
@@ -163,7 +165,7 @@ class HostPolicySet:
 
 @dataclass(frozen=True, slots=True)
 class ResizeRequested:
-    """A granted slot is to change its size; `job_id` None: an operator's wish.
+    """A resize of a granted slot. `job_id` None: by an operator.
 
     `resize_number` 0: the next one. Answer: the `Slot`.
     """
@@ -180,7 +182,7 @@ class ResizeRequested:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorRegistered:
-    """An executor announces itself with its present slots. Answer: `RegistrationAnswer`."""
+    """An executor registers with its present slots. Answer: `RegistrationAnswer`."""
 
     at: Instant
     registration: Registration
@@ -189,7 +191,9 @@ class ExecutorRegistered:
 
 @dataclass(frozen=True, slots=True)
 class RegistrationAnswer:
-    """What the executor is told: its number, and slots (id, generation) that nobody owns."""
+    """The answer to an executor: its registration number, and slots (id, generation) that the
+    resource manager does not know.
+    """
 
     registration_number: int
     unowned: tuple[tuple[str, int], ...]
@@ -211,13 +215,13 @@ class SlotsReported:
 
 @dataclass(frozen=True, slots=True)
 class ReportAnswer:
-    """What the executor is told; see ReportSlotsResponse."""
+    """The answer to an executor; see ReportSlotsResponse."""
 
     register_again: bool = False
     send_full_report: bool = False
     unowned: tuple[tuple[str, int], ...] = ()
     acknowledged_report_number: int = 0
-    host_policy: HostPolicy | None = None  # what it does not follow yet
+    host_policy: HostPolicy | None = None  # settings that it does not follow yet
     host_policy_number: int = 0
 
 
@@ -241,8 +245,9 @@ class CommandRefused:
     """An executor refused the command in flight as a whole (stale epoch or registration, out of
     order).
 
-    The RM then trusts nothing it believes of that executor until it registers again.
-    `known_rm_epoch` is the highest epoch that it has seen, where it says so. Answer: None.
+    The resource manager then trusts nothing that it knows of that executor until it registers
+    again. `known_rm_epoch` is the highest epoch that the executor has seen, if it said so. Answer:
+    None.
     """
 
     at: Instant
@@ -257,7 +262,7 @@ class CommandRefused:
 class CommandUndelivered:
     """The outcome of the command in flight is unknown (deadline, connection lost).
 
-    It will be sent again. `cause` says why, for people. Answer: None.
+    It is sent again. `cause` says why, for people. Answer: None.
     """
 
     at: Instant
@@ -269,8 +274,8 @@ class CommandUndelivered:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorProbed:
-    """An executor that could not be dialled was tried again at this address; `cause` empty: it
-    answers now.
+    """An executor that could not be dialled was tried again at this address. `cause` empty: it
+    answered.
 
     Answer: None.
     """
@@ -283,7 +288,7 @@ class ExecutorProbed:
 
 @dataclass(frozen=True, slots=True)
 class ProvisionStarted:
-    """A provider has started an executor that it was asked for. Answer: None."""
+    """A provider has started a requested executor. Answer: None."""
 
     at: Instant
     executor_id: str
@@ -293,7 +298,7 @@ class ProvisionStarted:
 
 @dataclass(frozen=True, slots=True)
 class ProvisionFailed:
-    """A provider could not start an executor; whether something of it runs is not known.
+    """A provider could not start an executor; it is unknown whether parts of it run.
 
     Answer: None.
     """
@@ -305,7 +310,7 @@ class ProvisionFailed:
 
 @dataclass(frozen=True, slots=True)
 class ProvisionEnded:
-    """Nothing is left of an executor that was asked for: it was stopped, or has ended by itself.
+    """Nothing is left of a requested executor: it was stopped, or ended by itself.
 
     Answer: None.
     """
@@ -326,7 +331,7 @@ class ProvisionStopFailed:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """No new slots on an executor; with a deadline the rest is taken away then.
+    """An executor takes no new slots; at the deadline, if there is one, its slots are taken away.
 
     Answer: the `Executor`.
     """
@@ -347,7 +352,7 @@ class UndrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class ForgetRequested:
-    """A lost executor is struck from the books. Answer: None."""
+    """A lost executor is deleted. Answer: None."""
 
     at: Instant
     executor_id: str
@@ -360,8 +365,9 @@ class Ticked:
     Answer: None.
 
     Attributes:
-        after_stall: this process stood still until a moment ago (stopped, or its host was). It
-            could hear nobody meanwhile, so silence and leases count anew, as after a restart.
+        after_stall: this process stood still until a moment ago (it or its host was stopped). It
+            could receive nothing meanwhile, so silence and leases count from now, as after a
+            restart.
     """
 
     at: Instant
@@ -370,7 +376,7 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """The last event of every batch: place what waits, then order what was decided.
+    """The last event of every batch: places what is pending, then sends commands.
 
     Answer: None.
     """

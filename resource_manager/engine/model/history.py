@@ -1,9 +1,8 @@
-"""How much of the cluster's history is kept: at most so many events, none (much) older than so
-long.
+"""How much of the cluster's history is kept: a maximum number of events, and a maximum age.
 
-Knows sequence numbers and times; the store holds the events. Ages are kept as a few durable marks
-(time, sequence), so that a restart does not make old events young; an event may outlive its age by
-the distance of two marks.
+This keeps sequence numbers and times; the store holds the events. Ages are derived from a few
+durable marks (time, sequence), so old events are still old after a restart. An event may exceed its
+age by the time between two marks.
 """
 
 from __future__ import annotations
@@ -14,21 +13,21 @@ from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.settings import EngineSettings
 
 _MARKS = 8
-"""Marks per age; one more than that is kept."""
+"""Marks per maximum age; the ring has room for two more."""
 
 
 class History:
-    """Numbers of the cluster's history and how far it was trimmed."""
+    """Sequence numbers of the cluster's history, and how far it was trimmed."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self.mark_interval_ms = max(1, settings.cluster_events_age_ms // _MARKS)
         self.last_sequence = 0
         self.trimmed_sequence = 0
-        self._marks: dict[int, tuple[int, int]] = {}  # ring position to (time_ms, sequence)
+        self._marks: dict[int, tuple[int, int]] = {}  # (time_ms, sequence) by position in the ring
 
     def restore(self, counters: Mapping[str, int]) -> None:
-        """Takes up where the last incarnation stopped."""
+        """Restores numbers and marks from stored counters."""
         self.last_sequence = counters.get("cluster_sequence", 0)
         self.trimmed_sequence = counters.get("cluster_trimmed", 0)
         for position in range(_MARKS + 2):
@@ -38,7 +37,7 @@ class History:
                 self._marks[position] = (time_ms, sequence)
 
     def next_sequence(self, changes: ChangeTracker) -> int:
-        """The number of the next event; forgets the oldest tenth when there are too many."""
+        """Returns the number of the next event. Trims the oldest tenth if there are too many."""
         self.last_sequence += 1
         changes.counter("cluster_sequence", self.last_sequence)
         most = self._settings.cluster_events_max
@@ -47,7 +46,7 @@ class History:
         return self.last_sequence
 
     def mark(self, time_ms: int, changes: ChangeTracker) -> None:
-        """Notes which events are older than now, and forgets those that are too old."""
+        """Adds a mark for now, unless this interval has one, and trims events that are too old."""
         number = time_ms // self.mark_interval_ms
         position = number % (_MARKS + 2)
         known = self._marks.get(position)

@@ -1,35 +1,39 @@
-"""Numbers that are given out once, and floors that outlive what they are about: durable."""
+"""Durable counters: numbers that are given out once, and lower bounds that outlive what they are
+about.
+"""
 
 from __future__ import annotations
 
 from resource_manager.engine.model.changes import ChangeTracker
 
 GENERATION_FLOOR = "generation_floor"
-"""Counter that a restore of older books raises, so that no placement of theirs is taken for one of
-those they have lost."""
+"""Counter that a restore of an older backup raises. New placements get generations above it, so none
+is mistaken for one that was made after the backup and is lost with it.
+"""
 
 REGISTERED_WITH = "registered_with/"
-"""Prefix of counters: the report that an executor registered with last. A late copy of an earlier
-registration may reach whoever takes over, and is no news there either."""
+"""Prefix of counters: number of the report that an executor registered with last. So a late copy of
+an earlier registration is recognized, also by the next leader.
+"""
 
 HOST_SETTING_NUMBER = "host_setting_number"
-"""Number of the last change that an operator has made to the settings of any host."""
+"""Number of the last change by an operator to the settings of any host."""
 
 FORGOTTEN = "forgotten_registration_number"
-"""Highest registration number of all executors that were forgotten."""
+"""Highest registration number of all executors that were deleted."""
 
 ARRIVAL_NUMBER = "arrival_number"
-"""The last place in line that was given out, to jobs and requests alike."""
+"""The last arrival number that was given out, to jobs and requests alike."""
 
 
 class Numbers:
-    """What was given out last.
+    """The counters.
 
     Attributes:
-        arrival: to jobs and requests alike: their places in line.
-        host_setting: to changes of the settings of hosts.
-        forgotten_registration: highest registration number of all executors that were forgotten.
-        generation_floor: placements of books that a restore has replaced end here.
+        arrival: last arrival number, of jobs and requests alike.
+        host_setting: last number of a change to the settings of hosts.
+        forgotten_registration: highest registration number of all executors that were deleted.
+        generation_floor: new placements get generations above this.
     """
 
     def __init__(self, changes: ChangeTracker) -> None:
@@ -40,14 +44,14 @@ class Numbers:
         self.generation_floor = 0
 
     def next_arrival(self, count: int = 1) -> int:
-        """The first of so many places in line, one behind the other."""
+        """Gives out `count` consecutive arrival numbers, and returns the first one."""
         self.arrival += count
         self._changes.counter(ARRIVAL_NUMBER, self.arrival)
         return self.arrival - count + 1
 
     def keep_registration(self, number: int) -> None:
-        """An executor is forgotten; should it come back, its commands must not pass for old
-        ones.
+        """Notes the registration number of an executor that is deleted. If the executor comes back,
+        its commands must not look like old ones.
         """
         self.forgotten_registration = max(self.forgotten_registration, number)
         self._changes.counter(FORGOTTEN, self.forgotten_registration)

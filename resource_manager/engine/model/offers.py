@@ -1,4 +1,4 @@
-"""A slot as job events carry it: plain data that can be stored as JSON and turned into a
+"""Slots as job events carry them: plain data that can be stored as JSON and turned into a
 SlotStatus.
 """
 
@@ -21,15 +21,16 @@ _OPTIONAL = tuple(
     and not each.optional
     and name not in _ALWAYS.union(SLOT_RUNTIME.split())
 )
-"""Numbers and texts that are left out while they are 0 or empty."""
+"""Numbers and strings that are left out if they are 0 or empty."""
 
 
 def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
-    """The fields of SlotStatus (slots.proto) by name, without empty ones.
+    """Returns the fields of SlotStatus (slots.proto) by name, without empty ones.
 
-    `profile` is `ResourceProfile.to_dict()`, shared as `isolation` is: nobody may change them;
-    `allocated_time_ms` is in milliseconds since 1970. `resizes` are changes of size that are under
-    way, as `SlotResize` without `message`. `assignment` is as in `finegrain/mapping/stored.py`.
+    `profile` is `ResourceProfile.to_dict()`. It and `isolation` are shared between calls, so
+    callers must not change them. `allocated_time_ms` is in milliseconds since 1970. `resizes` are
+    resizes under way, as `SlotResize` without `message`. `assignment` is as in
+    `finegrain/mapping/stored.py`.
     """
     data: dict[str, object] = {
         "allocation_id": slot.allocation_id,

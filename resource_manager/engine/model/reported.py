@@ -1,8 +1,4 @@
-"""What executors report: their slots, and those that ended without an order.
-
-Decides what a report consists of. Refuses to know what becomes of the books by it
-(`executors/reports.py`).
-"""
+"""What executors report: their slots, and slots that ended without a command."""
 
 from __future__ import annotations
 
@@ -28,13 +24,13 @@ class ReportedSlot:
     pids_max: int = 0
     cpus: str = ""
     isolation: Isolation | None = None
-    resize_number: int = 0  # of the last change of size that is enforced
+    resize_number: int = 0  # of the last resize that is enforced
     assignment: CpuAssignment | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EndedSlot:
-    """A slot that ended at its executor without an order."""
+    """A slot that ended at its executor without a command."""
 
     allocation_id: str
     generation: int
@@ -53,4 +49,4 @@ class Report:
     slots: tuple[ReportedSlot, ...] = ()
     available: Amounts = field(default_factory=dict)
     ended: tuple[EndedSlot, ...] = ()
-    cpu_state: CpuState | None = None  # None: nothing to tell, or as before
+    cpu_state: CpuState | None = None  # None: nothing to report, or unchanged

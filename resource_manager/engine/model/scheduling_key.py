@@ -1,8 +1,8 @@
-"""By what requests are equal, and what equal requests need of a host at least, in columns of the
-index of hosts.
+"""Which requests are equal, and what they need of a host at least, in columns of the index of
+hosts.
 
-Amounts of memory are counted in grains there. What is said of cpus is counted in numbers that are
-*necessary*, never sufficient; hosts without a known topology have none of these columns.
+The index counts memory in grains. Its columns about cpus are *necessary* and never sufficient.
+Hosts that do not report their cores have none of these columns.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ DEFAULT_SLOTS = "default_slots"
 """Index column: default slots that a host may still take."""
 
 PIN_CPUS = "pin.cpus"
-"""Cpus that one more slot could have to itself."""
+"""Index column: cpus that could be dedicated to one more slot."""
 
 PIN_CORE_CPUS = "pin.core_cpus"
-"""Those of them that belong to cores which are free altogether."""
+"""Index column: those of them whose cores are entirely free."""
 
 PIN_NODE_CPUS = "pin.node_cpus"
-"""Those of one NUMA node, where they are the most."""
+"""Index column: those of them on the NUMA node with the most."""
 
 NODE_CPU_MILLI = "node.cpu_milli"
-"""What slots in the shared pools could still have of one NUMA node, where that is the most."""
+"""Index column: what slots in shared pools could still have of the NUMA node with the most."""
 
 CPU_COLUMNS = (PIN_CPUS, PIN_CORE_CPUS, PIN_NODE_CPUS, NODE_CPU_MILLI)
 
@@ -50,14 +50,14 @@ CPU_MILLI_EACH = 1_000
 _MEMORY = frozenset({MEMORY_BYTES, *MEMORY_PARTS})
 
 CpuKey = tuple[CpuPolicy, int]
-"""What a request says of its cpus: its policy, and its cpu limit where a host is chosen by that."""
+"""CPU policy of a request, and its cpu limit if the choice of a host depends on it."""
 
 SchedulingKey = tuple[ResourceProfile | None, Labels, CpuKey | None]
-"""All by which a host is chosen. Requests that say nothing of their cpus have None there."""
+"""Everything that a host is chosen by. The last item is None for requests without a CPU policy."""
 
 
 def cpu_key(policy: CpuPolicy, cpu_limit_milli: int) -> CpuKey | None:
-    """What tells requests apart that ask for the same amounts; None: nothing."""
+    """Returns what distinguishes requests for the same amounts by their cpus; None: nothing."""
     if policy is PLAIN or policy == PLAIN:
         return None
     burst = policy.bind is BindPolicy.CONSTRAINED_BURST
@@ -65,15 +65,16 @@ def cpu_key(policy: CpuPolicy, cpu_limit_milli: int) -> CpuKey | None:
 
 
 def scheduling_key(spec: RequestSpec) -> SchedulingKey:
-    """Requests with the same key are of one shape."""
+    """Returns the key of a request. Requests with equal keys are in the same scheduling class."""
     policy = spec.cpu_policy
     cpus = None if policy is PLAIN else cpu_key(policy, spec.cpu_limit_milli)
     return spec.profile, spec.required_labels, cpus
 
 
 def is_topology_constrained(profile: ResourceProfile | None, cpus: CpuKey | None) -> bool:
-    """True if amounts alone never say whether a host can serve who asks for this. (Nor do they of a
-    default slot of best-effort cpu: the index counts those of the other kind.)
+    """Returns True if amounts alone can never decide whether a host can serve such a request. That
+    includes default slots of best-effort cpu, since the index counts only default slots of normal
+    cpu.
     """
     if cpus is None:
         return False
@@ -83,8 +84,12 @@ def is_topology_constrained(profile: ResourceProfile | None, cpus: CpuKey | None
 def need_of(
     profile: ResourceProfile | None, cpus: CpuKey | None, *, separate_pools: bool
 ) -> dict[str, int]:
-    """Columns of the index, and amounts, that a host must have at least for one of these, with one
-    memory pool or with one for each memory part.
+    """Returns what a host must have at least for one such request, in columns of the index.
+
+    Args:
+        profile: None: a default slot.
+        cpus: CPU policy; None: none.
+        separate_pools: the host has a pool for each memory part.
     """
     best_effort = cpus is not None and cpus[0].best_effort
     if profile is None:
@@ -95,9 +100,9 @@ def need_of(
 
 
 def in_grains(amounts: Amounts) -> dict[str, int]:
-    """Amounts as the index counts them: memory in whole `MEMORY_GRAIN_BYTES`.
+    """Returns amounts as the index counts them: memory in whole `MEMORY_GRAIN_BYTES`.
 
-    Small numbers are quicker to reckon with. Nothing is lost by it: bookings are multiples of the
+    Small numbers are faster to compute with. Nothing is lost, because bookings are multiples of the
     grain.
     """
     return {
@@ -107,7 +112,7 @@ def in_grains(amounts: Amounts) -> dict[str, int]:
 
 
 def cpu_need(profile: ResourceProfile, policy: CpuPolicy) -> dict[str, int]:
-    """What a host must have at least, beside the amounts of the profile."""
+    """Returns what a host must have at least because of the CPU policy."""
     one_node = policy.numa is NumaPolicy.SINGLE_NUMA_NODE and policy.numa_required
     if not policy.qos.is_pinned:
         lies_on_one = one_node and not policy.best_effort and profile.cpu_milli
@@ -122,7 +127,9 @@ def cpu_need(profile: ResourceProfile, policy: CpuPolicy) -> dict[str, int]:
 
 
 def amounts_only(need: dict[str, int]) -> dict[str, int]:
-    """A need without what is said of cpus here: what sums and executors yet to come can tell."""
+    """Returns a need without columns of cpus, for comparison with sums and with executors that have
+    not started yet.
+    """
     if not any(name in need for name in CPU_COLUMNS):
         return need
     return {name: amount for name, amount in need.items() if name not in CPU_COLUMNS}

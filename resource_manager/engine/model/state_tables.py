@@ -1,22 +1,21 @@
-"""Which states the things of the books have, and what moves them: one table for each machine.
-Everything not listed is a bug and raises `IllegalTransition`.
+"""The states of all entities, and what moves them: one table for each state machine. A move that is
+not listed is a bug and raises `IllegalTransition`.
 
-- A request waits (PENDING), is placed (ALLOCATING), is confirmed by its executor (GRANTED) and
-  ends. A placement that fails sends it back to PENDING, as often as it takes.
-- A slot is the other side of one placement: it exists from the moment that capacity is booked until
-  the executor's processes are known to be gone, whatever became of its request meanwhile; that is
-  why a slot can be FREEING without a living request, and only then.
-- A change of a slot's size waits, is ordered from the executor, and is confirmed or refused. While
-  one is ordered, the next one may wait.
-- A gang moves as a whole until all its slots are granted; then its members go their own ways, but
-  for going back into line together.
-- An executor is three machines: whether it has registered and reports, whether it is being drained,
-  and whether it can be dialled.
+- A request is pending (PENDING), is placed (ALLOCATING), is confirmed by its executor (GRANTED) and
+  ends. If a placement fails, it goes back to PENDING, any number of times.
+- A slot is one placement of a request. It exists from when capacity is booked until the executor's
+  processes are known to be gone, whatever happens to the request meanwhile. So a slot may be
+  without a request; then it is FREEING.
+- A resize of a slot waits, is ordered from the executor, and is confirmed or refused. While one is
+  ordered, the next one may wait.
+- A gang moves as a whole until all its slots are granted. Then its members move independently,
+  except that they go back to the queue together.
+- An executor is three machines: whether it has registered and reports, whether it is drained, and
+  whether it can be dialled.
 
-Every table says as well in which states a row may be restored. What the tables cannot express,
-`invariants/all.py` checks: that request and slot move together, and that a request which waits
-stands in the queue. Reservations have no states, and those of executors that were asked for stand
-in `lifecycle/provisions.py`.
+Every table also lists the states that a row may be restored in. `invariants/all.py` checks what
+tables cannot express: that request and slot move together, and that every pending request is in the
+queue. Reservations have no states. Those of requested executors are in `lifecycle/provisions.py`.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ InputT = TypeVar("InputT", bound=StrEnum)
 
 @dataclass(frozen=True, slots=True)
 class StateTable(Generic[StateT, InputT]):
-    """One machine.
+    """One state machine.
 
     Attributes:
-        title: what it is, for people.
-        states: all of them.
-        inputs: all that can happen.
-        initial: the state of a new one.
-        moves: what follows on which input in which state; None: it exists no longer.
-        restored: states in which the books may be restored.
+        title: its name, for people.
+        states: all states.
+        inputs: everything that can happen.
+        initial: the state of a new entity.
+        moves: next state by state and input; None: the entity is deleted.
+        restored: states that an entity may be restored in.
     """
 
     title: str
@@ -59,13 +58,15 @@ class RequestInput(StrEnum):
 
     PLACE = "PLACE"  # capacity was booked for it
     CONFIRM = "CONFIRM"  # its executor carved the slot
-    REQUEUE = "REQUEUE"  # the placement failed or the slot was lost; back to its old place in line
-    RECLAIM = "RECLAIM"  # a lost executor came back with the slot before it was placed again
-    CANCEL = "CANCEL"  # taken back before it was granted
+    # the placement failed or the slot was lost: back to its old place in the queue
+    REQUEUE = "REQUEUE"
+    # a lost executor came back with the slot before the request was placed again
+    RECLAIM = "RECLAIM"
+    CANCEL = "CANCEL"  # withdrawn before it was granted
     RELEASE = "RELEASE"  # the granted slot was given back
     REUSE = "REUSE"  # a slot that its job has already does its work
     DECLINE = "DECLINE"  # the executor's direct offer was not accepted
-    REJECT = "REJECT"  # it may not wait any longer
+    REJECT = "REJECT"  # it must not wait any longer
     LOSE = "LOSE"  # the granted slot was lost, and no other one is wanted
 
 
@@ -98,9 +99,9 @@ class SlotInput(StrEnum):
     """What can happen to a slot."""
 
     CONFIRM = "CONFIRM"  # its executor carved it
-    FREE = "FREE"  # it is to be taken down, or its executor is out of sight
-    RECLAIM = "RECLAIM"  # its executor came back with it and it is wanted
-    VANISH = "VANISH"  # it is known not to exist (any more); capacity returns
+    FREE = "FREE"  # it must be taken down, or its executor is lost
+    RECLAIM = "RECLAIM"  # its executor came back with it, and it is needed
+    VANISH = "VANISH"  # it is known not to exist (any more); its capacity is free
 
 
 SLOT = StateTable(
@@ -122,23 +123,23 @@ SLOT = StateTable(
 
 
 class ResizeState(StrEnum):
-    """Where changes of a slot's size stand; it follows from `Slot.wanted` and `Slot.ordered`."""
+    """The state of a slot's resizes; it follows from `Slot.wanted` and `Slot.ordered`."""
 
     NONE = "NONE"
-    WAITING = "WAITING"  # in line, or pausing after it was refused
-    ORDERED = "ORDERED"  # the executor has it or gets it; outcome unknown
-    ORDERED_AND_WAITING = "ORDERED_AND_WAITING"  # likewise, and a later one waits
+    WAITING = "WAITING"  # queued, or in a back-off after a refusal
+    ORDERED = "ORDERED"  # sent or to be sent to the executor; outcome unknown
+    ORDERED_AND_WAITING = "ORDERED_AND_WAITING"  # the same, and a later one waits
 
 
 class ResizeInput(StrEnum):
-    """What can happen to the changes of a slot's size."""
+    """What can happen to the resizes of a slot."""
 
-    ASK = "ASK"  # another size is asked for
-    WITHDRAW = "WITHDRAW"  # the one that waits is wanted no more, or replaced
-    ORDER = "ORDER"  # it takes no more room, or its growth has been booked
+    ASK = "ASK"  # another size is requested
+    WITHDRAW = "WITHDRAW"  # the waiting one is withdrawn or replaced
+    ORDER = "ORDER"  # it needs no more room, or its growth was booked
     CONFIRM = "CONFIRM"  # the executor enforces the ordered size, or a later one
     REFUSE = "REFUSE"  # the executor did not carry it out
-    RETRY = "RETRY"  # what was refused goes back to its old place in line
+    RETRY = "RETRY"  # a refused one goes back to its old place in the queue
 
 
 _Z = ResizeState
@@ -166,9 +167,9 @@ RESIZE = StateTable(
 class GangInput(StrEnum):
     """What can happen to a gang."""
 
-    PLACE = "PLACE"  # capacity was booked for all its living members
+    PLACE = "PLACE"  # capacity was booked for all its members that have not ended
     GRANT = "GRANT"  # the last of their slots was carved
-    BREAK = "BREAK"  # a slot was lost or refused; all members go back to their place in line
+    BREAK = "BREAK"  # a slot was lost or refused: all members go back to their place in the queue
     END = "END"  # its members are cancelled or rejected
 
 
@@ -209,9 +210,9 @@ JOB = StateTable(
 class RegistrationInput(StrEnum):
     """What can happen to an executor's registration."""
 
-    REGISTER = "REGISTER"  # it says what it has and what it runs
-    DISTRUST = "DISTRUST"  # commands do not arrive, or are refused: it has to register again
-    FALL_SILENT = "FALL_SILENT"  # nothing was heard of it for too long, or it has ended
+    REGISTER = "REGISTER"  # it reports what it has and what it runs
+    DISTRUST = "DISTRUST"  # commands do not arrive, or are refused: it must register again
+    FALL_SILENT = "FALL_SILENT"  # nothing was received from it for too long, or it has ended
 
 
 _E = ExecutorState
@@ -233,16 +234,16 @@ REGISTRATION = StateTable(
 
 
 class DrainState(StrEnum):
-    """Whether new slots are welcome on an executor, as operators and scaling say."""
+    """Whether an executor takes new slots, as set by operators and by scaling."""
 
     OPEN = "OPEN"
     DRAINING = "DRAINING"
 
 
 class DrainInput(StrEnum):
-    """What operators and scaling say of it."""
+    """What operators and scaling set."""
 
-    DRAIN = "DRAIN"  # once more: with another reason or deadline
+    DRAIN = "DRAIN"  # also again, with another reason or deadline
     UNDRAIN = "UNDRAIN"
 
 
@@ -261,14 +262,14 @@ DRAIN = StateTable(
 
 
 class Reachability(StrEnum):
-    """Whether the RM can dial an executor."""
+    """Whether the resource manager can dial an executor."""
 
     REACHABLE = "REACHABLE"
     UNREACHABLE = "UNREACHABLE"
 
 
 class ReachInput(StrEnum):
-    """What calls to an executor come to."""
+    """The results of calls to an executor."""
 
     FAIL = "FAIL"  # commands do not arrive although it reports
     ANSWER = "ANSWER"  # a probe was answered
@@ -287,4 +288,4 @@ REACH = StateTable(
 )
 
 TABLES = (REQUEST, SLOT, RESIZE, GANG, JOB, REGISTRATION, DRAIN, REACH)
-"""All machines."""
+"""All state machines."""

@@ -1,4 +1,4 @@
-"""Amounts and profiles, for people."""
+"""Amounts and profiles as text for people."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from finegrain.units import format_bytes, format_cpu
 
 
 def profile_text(profile: ResourceProfile | None) -> str:
-    """The same without labels."""
+    """Returns the amounts of a profile in human units: "1 cpu, 1Gi"."""
     if profile is None:
         return "a default slot"
     return amounts_text(booking(profile, separate_pools=False))
 
 
 def amounts_text(amounts: Amounts) -> str:
-    """Amounts in human units: "1 cpu, 1Gi"."""
+    """Returns amounts in human units: "1 cpu, 1Gi"."""
     parts = []
     for name, amount in amounts.items():
         if name == CPU_MILLI:

@@ -1,5 +1,5 @@
-"""The one way by which things of the books change their state: through the tables of
-`state_tables.py`, with the latest moves remembered.
+"""Changes the states of entities: the only way, by the tables of `state_tables.py`. Remembers the
+latest moves for error messages.
 """
 
 from __future__ import annotations
@@ -40,24 +40,26 @@ if TYPE_CHECKING:
     from resource_manager.engine.model.entities import Executor, Gang, GangState, Job, Request, Slot
 
 HISTORY_LENGTH = 4_000
-"""Moves kept over all entities, for the message of an `IllegalTransition`."""
+"""Moves that are remembered, over all entities, for the message of an `IllegalTransition`."""
 
 HISTORY_SHOWN = 8
-"""Moves of the entity concerned that such a message shows."""
+"""Moves of the entity that such a message shows."""
 
 
 class Transitions:
-    """The latest moves of all entities, so that an illegal one can be understood.
+    """Moves entities, and remembers the latest moves.
 
-    All `move_*` raise `IllegalTransition` if the table does not list the move, and all `restore_*`
-    if no row may stand so.
+    All `move_*` raise `IllegalTransition` if the table does not list the move. All `restore_*` do
+    if the table does not list the state as one that may be restored.
     """
 
     def __init__(self) -> None:
         self._moves: deque[tuple[str, str, str, str]] = deque(maxlen=HISTORY_LENGTH)
 
     def of(self, entity: str) -> list[str]:
-        """The latest moves of one entity, oldest first, as "PENDING -PLACE-> ALLOCATING"."""
+        """Returns the latest moves of one entity, oldest first, such as "PENDING -PLACE->
+        ALLOCATING".
+        """
         moves = [
             f"{before} -{what}-> {after}"
             for name, before, what, after in self._moves
@@ -70,9 +72,7 @@ class Transitions:
         request.state = self._moved(REQUEST, request.spec.allocation_id, request.state, what)
 
     def move_slot(self, slot: Slot, what: SlotInput) -> None:
-        """Moves a slot. One that vanishes keeps its last state; the caller strikes it from the
-        books.
-        """
+        """Moves a slot. A slot that vanishes keeps its last state; the caller deletes it."""
         name = f"{slot.allocation_id}/{slot.generation}"
         after = self._after(SLOT, name, slot.state, what)
         if after is not None:
@@ -80,8 +80,11 @@ class Transitions:
 
     @contextmanager
     def moving_resize(self, slot: Slot, what: ResizeInput) -> Iterator[None]:
-        """Moves the changes of a slot's size: what is done inside has to come to what the table
-        says.
+        """Moves a slot's resizes. The body changes the slot; afterwards its state must be that of
+        the table.
+
+        Raises:
+            IllegalTransition: it is not, or the table does not list the move.
         """
         name = f"{slot.allocation_id}/{slot.generation}"
         due = self._moved(RESIZE, name, resize_state(slot), what)
@@ -98,35 +101,44 @@ class Transitions:
         job.state = self._moved(JOB, job.job_id, job.state, what)
 
     def move_executor(self, executor: Executor, what: RegistrationInput) -> None:
-        """Moves an executor, as far as its registration goes."""
+        """Moves the registration of an executor."""
         executor.state = self._moved(REGISTRATION, executor.executor_id, executor.state, what)
         executor.lost = executor.state is REGISTRATION.states.LOST
 
     def move_drain(self, executor: Executor, what: DrainInput) -> None:
-        """Moves an executor, as far as its drain goes."""
+        """Moves the drain of an executor."""
         before = DrainState.DRAINING if executor.draining else DrainState.OPEN
         after = self._moved(DRAIN, executor.executor_id, before, what)
         executor.draining = after is DrainState.DRAINING
 
     def move_reach(self, executor_id: str, *, unreachable: bool, what: ReachInput) -> bool:
-        """Moves an executor, as far as dialling it goes; True: it is unreachable then."""
+        """Moves the reachability of an executor.
+
+        Args:
+            executor_id: the executor.
+            unreachable: whether it is unreachable now.
+            what: what has happened.
+
+        Returns:
+            True if it is unreachable then.
+        """
         before = Reachability.UNREACHABLE if unreachable else Reachability.REACHABLE
         return self._moved(REACH, executor_id, before, what) is Reachability.UNREACHABLE
 
     def restore_request(self, request: Request, state: RequestState) -> None:
-        """A request of the store stands so, as is known of its slot."""
+        """Sets the state of a stored request, which the caller derived from its slot."""
         request.state = self._restored(REQUEST, request.spec.allocation_id, state)
 
     def restore_slot(self, slot: Slot, state: SlotState) -> None:
-        """A slot of the store stands so, as is known of its request."""
+        """Sets the state of a stored slot, which the caller derived from its request."""
         slot.state = self._restored(SLOT, f"{slot.allocation_id}/{slot.generation}", state)
 
     def restore_gang(self, gang: Gang, state: GangState) -> None:
-        """A gang of the store stands so, as is known of its members."""
+        """Sets the state of a stored gang, which the caller derived from its members."""
         gang.state = self._restored(GANG, gang.gang_id, state)
 
     def restore_executor(self, executor: Executor, state: ExecutorState) -> None:
-        """An executor of the store stands so."""
+        """Sets the state of a stored executor."""
         executor.state = self._restored(REGISTRATION, executor.executor_id, state)
 
     def _moved(
@@ -161,7 +173,7 @@ class Transitions:
 
 
 def resize_state(slot: Slot) -> ResizeState:
-    """Where the changes of a slot's size stand."""
+    """Returns the state of a slot's resizes."""
     if slot.ordered is None:
         return ResizeState.NONE if slot.wanted is None else ResizeState.WAITING
     return ResizeState.ORDERED if slot.wanted is None else ResizeState.ORDERED_AND_WAITING
