@@ -95,7 +95,13 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
 
 
 def fresh(settings: EngineSettings, rm_epoch: int, at: Instant) -> State:
-    """Returns an empty state."""
+    """Returns an empty state.
+
+    Args:
+        settings: of the engine.
+        rm_epoch: epoch of this process as the leader.
+        at: now.
+    """
     return restore(Snapshot(rm_epoch=rm_epoch), settings, at)
 
 

@@ -222,7 +222,13 @@ class Case:
     def assigned_on(
         self, needs: Quantities, nodes: Sequence[int], notes: tuple[str, ...]
     ) -> CpuAssignment | None:
-        """Assigns all of these nodes; None if they cannot serve the slot."""
+        """Assigns all of these nodes; None if they cannot serve the slot.
+
+        Args:
+            needs: what the slot needs of nodes.
+            nodes: positions of the nodes.
+            notes: preferences that could not be met so far.
+        """
         ledger, resolved = self._ledger, self._resolved
         parts: dict[int, dict[str, int]] = {}
         taken: Taken | None = None

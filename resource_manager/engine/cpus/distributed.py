@@ -53,7 +53,13 @@ def take_distributed(layout: CpuLayout, free: int, need: int, group: int) -> int
 
 
 def take_share(layout: CpuLayout, free: int, share: NodeShare) -> int:
-    """Returns the cpus that one node gives, packed within the node."""
+    """Takes the cpus that one node gives, packed within the node.
+
+    Args:
+        layout: the host.
+        free: the cpus to choose from.
+        share: the node, and how many cpus it gives.
+    """
     free &= share.node
     even = take_packed(layout, free, share.even) or 0
     return even | (take_packed(layout, free & ~even, share.more) or 0)

@@ -118,6 +118,11 @@ class Quantities:
 def share_score(strategy: NumaStrategy, capacity: int, taken: int) -> int:
     """Returns the score of one dimension, from 0 to `SCORE_MAX`. Source: `scoring.go` of
     Koordinator's nodenumaresource.
+
+    Args:
+        strategy: the host's NUMA strategy.
+        capacity: what the nodes have.
+        taken: what is taken of it once the slot is there.
     """
     if not capacity:
         return 0

@@ -212,8 +212,8 @@ class CpuLedger:
         return max(self.capacity(node, dimension) - self.used(node, dimension), 0)
 
     def pool_spare(self, node: int, qos: QosClass) -> int:
-        """Returns how many cpus of a node's shared pool can be dedicated to slots of a class, so
-        that what was promised to slots in its pools is still there.
+        """Returns how many cpus of a node's shared pool can be dedicated to slots of a class. The
+        rest is promised to slots that are bound to the pools of the node.
         """
         mask = self.layout.nodes[node].mask
         used = self._used[node]

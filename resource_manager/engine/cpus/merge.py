@@ -90,8 +90,15 @@ def merge_ranked(
     """Returns the result of `merge`, followed by what it would return if the masks before were no
     hints.
 
-    Never empty; all but the first are admitted. For callers that find out only later that a mask
-    does not work.
+    For callers that find out only later that a mask does not work.
+
+    Args:
+        policy: as for `merge`.
+        providers: as for `merge`.
+        remoteness: as for `merge`.
+
+    Returns:
+        At least one result. All but the first are admitted.
     """
     if not policy.aligns:
         return (Merged(admitted=True),)

@@ -56,7 +56,13 @@ def candidate_cpus(ledger: CpuLedger, resolved: Resolved) -> int | CpuRefusal:
 
 
 def preferred_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int:
-    """Returns those of the cpus that also meet what is only preferred."""
+    """Returns those of the cpus that also meet what is only preferred.
+
+    Args:
+        ledger: of the host.
+        resolved: the slot's policies.
+        cpus: the cpus to choose from.
+    """
     layout = ledger.layout
     if resolved.exclusive is ExclusivePolicy.PCPU_LEVEL:
         cpus &= ~layout.cores_touched(ledger.claimed_cores)
@@ -70,7 +76,16 @@ def preferred_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int:
 
 
 def pick(ledger: CpuLedger, resolved: Resolved, cpus: int) -> Taken | Short:
-    """Takes as many of these cpus as the slot needs."""
+    """Takes as many cpus as the slot needs.
+
+    Args:
+        ledger: of the host.
+        resolved: the slot's policies.
+        cpus: the cpus to choose from.
+
+    Returns:
+        The cpus, or what there is too little of.
+    """
     isolated = cpus & ~ledger.pool_cpus  # first, because nothing else can use them
     return take(
         ledger.layout,
@@ -83,8 +98,15 @@ def pick(ledger: CpuLedger, resolved: Resolved, cpus: int) -> Taken | Short:
 def pick_on(ledger: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[int]) -> Taken | None:
     """Takes cpus on several NUMA nodes, split over them as evenly as possible.
 
-    Returns None if what is required is impossible there. Counting alone does not tell that on hosts
-    with different cores.
+    Args:
+        ledger: of the host.
+        resolved: the slot's policies.
+        cpus: the cpus to choose from.
+        nodes: positions of the nodes.
+
+    Returns:
+        The cpus. None if what is required is impossible there, which counting alone does not tell
+        on hosts with different cores.
     """
     layout = ledger.layout
     here = 0
@@ -138,7 +160,13 @@ def exclusive_claims(ledger: CpuLedger) -> ExclusiveClaims:
 
 
 def demand_of(resolved: Resolved, need: int, *, preferred: int = 0) -> CpuDemand:
-    """Returns the demand for `need` cpus by these policies; `preferred` cpus are taken first."""
+    """Returns the demand for cpus by a slot's policies.
+
+    Args:
+        resolved: the slot's policies.
+        need: number of cpus.
+        preferred: cpus that are taken first.
+    """
     return CpuDemand(
         need,
         resolved.bind,
@@ -151,7 +179,13 @@ def demand_of(resolved: Resolved, need: int, *, preferred: int = 0) -> CpuDemand
 
 
 def notes_on(layout: CpuLayout, resolved: Resolved, taken: Taken) -> tuple[str, ...]:
-    """Returns a sentence for each preferred policy that could not be met."""
+    """Returns a sentence for each preferred policy that could not be met.
+
+    Args:
+        layout: the host.
+        resolved: the slot's policies.
+        taken: the cpus that it gets.
+    """
     notes = []
     count = resolved.count
     if resolved.bind_requested and not holds(layout, taken.cpus, resolved.bind):

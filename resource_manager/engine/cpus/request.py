@@ -19,8 +19,12 @@ class CpuRequest:
 
     @classmethod
     def of(cls, policy: CpuPolicy, booking: Amounts, cpu_limit_milli: int = 0) -> CpuRequest:
-        """Makes the request of a slot that books this on a host (see
-        `finegrain.resources.booking`).
+        """Makes the request of a slot.
+
+        Args:
+            policy: its CPU policy.
+            booking: what it books on the host, see `finegrain.resources.booking`.
+            cpu_limit_milli: thousandths of a cpu that it may use; 0: no more than it books.
         """
         return cls(policy, tuple(sorted(aligned_amounts(booking).items())), cpu_limit_milli)
 

@@ -35,7 +35,13 @@ def amount_text(dimension: str, amount: int) -> str:
 
 
 def unaligned(policy: NumaPolicy, needs: Quantities, smallest: int | None) -> CpuRefusal:
-    """Refuses because no nodes that the policy admits have enough of everything."""
+    """Refuses because no nodes that the policy admits have enough of everything.
+
+    Args:
+        policy: the NUMA policy.
+        needs: what the slot needs, and what nodes have.
+        smallest: number of nodes that it would need on the empty host; None: none would do.
+    """
     layout = needs.layout
     free = "; ".join(
         f"{layout.nodes[at].id}: "
@@ -81,7 +87,13 @@ def not_enough(needs: Quantities, lacking: str) -> CpuRefusal:
 
 
 def no_suitable_pool(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -> CpuRefusal:
-    """Refuses because no node's shared pool is large enough for the slot's cpu limit."""
+    """Refuses because no node's shared pool is large enough for the slot's cpu limit.
+
+    Args:
+        ledger: of the host.
+        request: what the slot needs.
+        limit_milli: its cpu limit.
+    """
     sizes = {
         ledger.layout.nodes[at].id: (ledger.shared_cpus & ledger.layout.nodes[at].mask).bit_count()
         for at in ledger.layout.cpu_nodes

@@ -115,7 +115,14 @@ def take(
 def suitable(
     layout: CpuLayout, available: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> int | Short:
-    """Returns the available cpus that meet what is required, if they are enough."""
+    """Returns the available cpus that meet what is required, or what there is too little of.
+
+    Args:
+        layout: the host.
+        available: the cpus to choose from, as bits.
+        claims: cpus that exclusive policies avoid.
+        request: what is needed.
+    """
     need = request.need
     free = available & layout.pinnable
     if need > free.bit_count():
@@ -160,6 +167,11 @@ def aligned(layout: CpuLayout, need: int) -> bool:
 def adds_up(layout: CpuLayout, cpus: int, need: int) -> bool:
     """Returns True if some of the cores that lie in `cpus` entirely have exactly `need` threads
     together.
+
+    Args:
+        layout: the host.
+        cpus: cpus, as bits.
+        need: number of threads.
     """
     return sums_to(whole_widths(layout.core_masks, cpus), need)
 
@@ -194,8 +206,13 @@ def sums_to(widths: Mapping[int, int], need: int) -> bool:
 
 
 def holds(layout: CpuLayout, cpus: int, bind: BindPolicy) -> bool:
-    """Returns True if the online ones of these cpus are what the bind policy promises where it is
-    required.
+    """Returns True if cpus are what the bind policy promises where it is required. Offline ones are
+    ignored.
+
+    Args:
+        layout: the host.
+        cpus: cpus, as bits.
+        bind: the policy.
     """
     cpus &= layout.cpus
     if bind is BindPolicy.FULL_PCPUS:
@@ -208,8 +225,13 @@ def holds(layout: CpuLayout, cpus: int, bind: BindPolicy) -> bool:
 def reached(
     layout: CpuLayout, cpus: int, claims: ExclusiveClaims, wanted: ExclusivePolicy
 ) -> ExclusivePolicy:
-    """Returns the exclusive level that cpus have beside the claims of others, at most the one
-    wanted.
+    """Returns the exclusive level that cpus have, at most the one wanted.
+
+    Args:
+        layout: the host.
+        cpus: cpus of a slot, as bits.
+        claims: cpus that other slots claim.
+        wanted: the highest level to return.
     """
     nodes, cores = claims.node_level, claims.core_level
     if wanted is ExclusivePolicy.NUMA_NODE_LEVEL:
@@ -224,7 +246,13 @@ def reached(
 
 
 def spread_order(layout: CpuLayout, available: int, strategy: NumaStrategy) -> list[int]:
-    """Returns the numbers of the available cpus in the order in which spreading takes them."""
+    """Returns the numbers of the available cpus in the order in which spreading takes them.
+
+    Args:
+        layout: the host.
+        available: the cpus, as bits.
+        strategy: the host's NUMA strategy.
+    """
     accumulator = Accumulator(layout, available & layout.pinnable, strategy=strategy)
     return [cpu.bit_length() - 1 for cpu in accumulator.spread_anywhere()]
 
@@ -333,7 +361,14 @@ def _evenly(
 def offers(
     layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand
 ) -> Iterator[int]:
-    """Yields the free cpus, first reduced to all that is preferred, then to less and less of it."""
+    """Yields the free cpus, first reduced to all that is preferred, then to less and less of it.
+
+    Args:
+        layout: the host.
+        free: the cpus, as bits.
+        claims: cpus that exclusive policies avoid.
+        request: what is preferred.
+    """
     levels = [0]
     if request.exclusive is ExclusivePolicy.PCPU_LEVEL:
         levels = [layout.cores_touched(claims.core_level), 0]

@@ -25,8 +25,8 @@ line, and one kinetic tournament per group (`tournament.py`) finds the least of 
 Children below their guaranteed minimum come before their siblings, the least fulfilled first.
 
 Idleness earns no credit. A flow that begins to wait is raised to the usage per weight of the
-sibling that is served next, or, if no sibling waits, of the one that was served last, as of then.
-If its usage per weight is higher already, it stays: a flow is never lowered.
+sibling that is served next. If no sibling waits, it is raised to what the one that was served last
+had used per weight by then. A flow is never lowered.
 """
 
 from __future__ import annotations
@@ -231,7 +231,13 @@ class FlowTree:
                 self._mark(flow)
 
     def rebook(self, job_id: str, before: Amounts, after: Amounts) -> None:
-        """Updates the quota that a slot uses, after its booked amounts have changed."""
+        """Updates the quota that a slot uses.
+
+        Args:
+            job_id: the job.
+            before: what the slot had booked.
+            after: what it has booked now.
+        """
         less, more = counted(before), counted(after)
         for flow in self._path(job_id):
             _subtract(flow.used, less)
@@ -242,7 +248,13 @@ class FlowTree:
                 self._mark(flow)
 
     def recost(self, job_id: str, before: float, after: float) -> None:
-        """Updates the cost per second of a slot that accrues."""
+        """Updates the cost per second of a slot that accrues.
+
+        Args:
+            job_id: the job.
+            before: the cost so far.
+            after: the cost from now on.
+        """
         if before != after:
             self.stop_accruing(job_id, before - after)
 
@@ -329,7 +341,13 @@ class FlowTree:
         )
 
     def set_usage(self, flow: Flow, service: float, raised: float) -> None:
-        """Sets what a flow has used by now, in cost times seconds (after a restart)."""
+        """Sets what a flow has used by now, after a restart.
+
+        Args:
+            flow: a group or a job.
+            service: in cost times seconds, decayed.
+            raised: what was added when it began to wait, likewise.
+        """
         scale = self.clock.scale
         flow.service, flow.raised, flow.since = service * scale, raised * scale, self.clock.tau
         self._mark(flow)

@@ -1,16 +1,17 @@
 """Starvation clocks: since when pending requests do not fit while others are placed.
 
-There is one clock for all requests of a scheduling class (if one of them does not fit, none does),
-and one for each gang and each resize. A clock starts when the class or item is tried for the first
-time and does not fit. It stops when one is placed. Once it has run for `starvation_timeout_ms`, or
-for `starvation_placements` placements of others, those that waited all that time are *starved*, and
-may get a reservation.
+All requests of a scheduling class share one clock: if one of them does not fit, none does. Each
+gang and each resize has its own. A clock starts when the class or item is tried for the first time
+and does not fit. It stops when the item is placed, or when requests of the class were placed and
+more would fit. Once a clock has run for `starvation_timeout_ms`, or for `starvation_placements`
+placements of others, the requests that waited all that time are *starved*, and may get a
+reservation.
 
 Requests of a class that arrived later must not count from its start. So a record has several
-*marks*: moments, with the last arrival number until then. Example with a timeout of 300 s: a class
-does not fit at t = 0, when the last arrival number is 40. At t = 300 it is starved, and a second
-mark notes the last number 90. Request 35 is starved at t = 300. Request 60 counts from the second
-mark and is starved at t = 600.
+*marks*: moments, each with the last arrival number until then. Example with a timeout of 300 s: a
+class does not fit at t = 0, when the last arrival number is 40. At t = 300 request 35 is starved,
+and a second mark notes the last number 90. Request 60 counts from the second mark, and is starved
+at t = 600.
 
 Nothing is kept over a restart; the code that restores the state decides when clocks start.
 """

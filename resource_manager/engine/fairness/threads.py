@@ -27,7 +27,13 @@ def begin(slot: Slot, now_ms: int) -> None:
 
 
 def end(job: Job, slot: Slot, now_ms: int) -> None:
-    """Notes that the job master gave the slot back: its thread is done."""
+    """Notes that the job master gave the slot back: its thread is done.
+
+    Args:
+        job: the job, whose durations are updated.
+        slot: the slot.
+        now_ms: now, monotonic.
+    """
     if slot.thread_since_ms is None:
         return
     if job.durations is None:
@@ -37,7 +43,13 @@ def end(job: Job, slot: Slot, now_ms: int) -> None:
 
 
 def note_reuse(job: Job, slot: Slot, now_ms: int) -> None:
-    """Notes that the slot's thread is done, and the next one begins in it."""
+    """Notes that the slot's thread is done, and the next one begins in it.
+
+    Args:
+        job: the job, whose durations are updated.
+        slot: the slot.
+        now_ms: now, monotonic.
+    """
     end(job, slot, now_ms)
     if job.durations is None:
         job.durations = Durations()

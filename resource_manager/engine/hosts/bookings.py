@@ -13,8 +13,12 @@ _KNOWN_BOOKINGS = 16_384  # cached; a cluster has few different profiles
 def shared_booking(
     profile: ResourceProfile, separate_pools: bool, best_effort: bool = False
 ) -> dict[str, int]:
-    """Returns what a slot books on a host with or without a pool per memory part. Equal slots share
-    one dict, so callers must not change it.
+    """Returns what a slot books. Equal slots share one dict, so callers must not change it.
+
+    Args:
+        profile: of the slot.
+        separate_pools: the host has one memory pool per memory part.
+        best_effort: it books best-effort cpu.
     """
     return booking(profile, separate_pools=separate_pools, best_effort=best_effort)
 

@@ -259,7 +259,7 @@ class Slot:
         # registration
         0
     )
-    grace_ms: int | None = None  # for the free command that is to be sent
+    grace_ms: int | None = None  # of the next free command
     thread_since_ms: int | None = None  # monotonic; its thread runs since then; None: unknown
     works_for: str = ""  # the request whose work it took over last; empty: none, or unknown
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from resource_manager.engine.model.changes import ChangeTracker
 
 GENERATION_FLOOR = "generation_floor"
-"""Counter that a restore of an older backup raises. New placements get generations above it, so none
-is mistaken for one that was made after the backup and is lost with it.
+"""Counter that a restore of an older backup raises. New placements get generations above it, so
+none is mistaken for one that was made after the backup was taken.
 """
 
 REGISTERED_WITH = "registered_with/"

@@ -24,7 +24,7 @@ class Timer(StrEnum):
     REFUSAL = "REFUSAL"  # an executor may be tried again with what it refused
     INFEASIBLE = "INFEASIBLE"  # requests that no executor could host may have to be rejected
     GANG = "GANG"  # a gang may have waited for too long
-    RESIZE = "RESIZE"  # a slot may be asked again whether it can shrink
+    RESIZE = "RESIZE"  # a refused resize may be tried again
     PLAN = "PLAN"  # new executors may be needed
     PROVISION = "PROVISION"  # a requested executor may be late, idle, or to be stopped again
     STARVATION = "STARVATION"  # a request may be starved
@@ -46,8 +46,13 @@ class Timers:
         self._armed: dict[tuple[Timer, str], int] = {}
 
     def arm(self, timer: Timer, entity_id: str, due_ms: int) -> None:
-        """Makes a timer fire at `due_ms` (monotonic) or earlier. If it is armed for an earlier
-        time, it stays so.
+        """Makes a timer fire at `due_ms` or earlier. If it is armed for an earlier time, it stays
+        so.
+
+        Args:
+            timer: what to check.
+            entity_id: of the entity; empty: there is only one.
+            due_ms: monotonic.
         """
         armed = self._armed.get((timer, entity_id))
         if armed is None or due_ms < armed:
@@ -72,5 +77,11 @@ class Timers:
 
 
 def backoff_ms(failures: int, shortest_ms: int, longest_ms: int) -> int:
-    """Returns a back-off that doubles with every failure, within bounds."""
+    """Returns a back-off that doubles with every failure.
+
+    Args:
+        failures: number of failures before this one.
+        shortest_ms: the back-off after none.
+        longest_ms: upper limit.
+    """
     return min(longest_ms, shortest_ms << min(failures, _BACKOFF_DOUBLINGS_MAX))

@@ -234,6 +234,11 @@ class GangLedger:
         A gang is granted if the slots of all its remaining members were carved. Otherwise members
         with a carved slot go back to ALLOCATING and wait for the others.
 
+        Args:
+            requests: all requests, by allocation id.
+            transitions: sets the states.
+            now: time of the restart.
+
         Returns:
             The gangs that must be queued.
         """

@@ -173,8 +173,13 @@ class WaitingQueue:
         self.remove_run(request.spec, request.job_id, request.arrival_number, 1)
 
     def remove_run(self, spec: RequestSpec, job_id: str, number: int, count: int) -> None:
-        """Removes those of `count` equal requests of a job that are pending, by arrival numbers
-        from `number` on.
+        """Removes equal requests of a job. Those that are not pending are ignored.
+
+        Args:
+            spec: what each of them requests.
+            job_id: their job.
+            number: arrival number of the first one.
+            count: number of consecutive arrival numbers.
         """
         job_queue = self._job_queue_of(spec, job_id)
         if job_queue is not None:

@@ -86,7 +86,7 @@ class Part:
 
     @property
     def end(self) -> int:
-        """Index behind the last member."""
+        """Index after the last member."""
         return self.row.spec.first_index + self.row.spec.count
 
     @property
@@ -138,7 +138,13 @@ class Part:
         return request
 
     def end_run(self, start: int, end: int, how: Ended) -> None:
-        """Notes that the members from `start` to `end` (exclusive) have ended."""
+        """Notes that members have ended.
+
+        Args:
+            start: index of the first one.
+            end: index after the last one.
+            how: how they ended.
+        """
         if how not in self.row.ended:
             self.row.ended[how] = IntervalSet()
         self.row.ended[how].add_run(start, end)
@@ -149,6 +155,9 @@ class Part:
         """Yields the members after an arrival number in order, as runs of indexes in the same
         state. The state is PENDING for those never placed, None for a materialized one, else the
         final state.
+
+        Raises:
+            InvariantBroken: a member is in no state.
         """
         index = max(self.first, self.index_of(after_arrival + 1))
         while index < self.end:
@@ -256,7 +265,13 @@ class RangeLedger:
                 del self._others[found[0]]
 
     def is_free(self, range_id: str, first: int, end: int) -> bool:
-        """Returns True if nothing else has an id of one of these members."""
+        """Returns True if nothing else has an id of one of these members.
+
+        Args:
+            range_id: the range.
+            first: index of the first member.
+            end: index after the last member.
+        """
         others = self._others.get(range_id)
         return others is None or next(others.runs_within(first, end), None) is None
 
@@ -265,8 +280,12 @@ class RangeLedger:
         return self._by_range.get(range_id, [])
 
     def overlapping(self, range_id: str, first: int, end: int) -> list[Part]:
-        """Returns the parts that have some of the members `first` to `end` (exclusive), in
-        order.
+        """Returns the parts that have some of these members, in order.
+
+        Args:
+            range_id: the range.
+            first: index of the first member.
+            end: index after the last member.
         """
         parts = self._by_range.get(range_id, [])
         at = max(0, bisect_right(parts, first, key=_first_index) - 1)
@@ -323,13 +342,27 @@ class RangeLedger:
 
 
 def enqueue_members(queue: WaitingQueue, part: Part, start: int, end: int) -> None:
-    """Queues members that were never placed, from index `start` to `end` (exclusive)."""
+    """Queues members that were never placed.
+
+    Args:
+        queue: the queue.
+        part: the part that they are in.
+        start: index of the first one.
+        end: index after the last one.
+    """
     first = part.arrival_of(start)
     queue.add_run(part.spec.request, part.row.job_id, first, end - start)
 
 
 def dequeue_members(queue: WaitingQueue, part: Part, start: int, end: int) -> None:
-    """Removes members that were never placed from the queue."""
+    """Removes members that were never placed from the queue.
+
+    Args:
+        queue: the queue.
+        part: the part that they are in.
+        start: index of the first one.
+        end: index after the last one.
+    """
     first = part.arrival_of(start)
     queue.remove_run(part.spec.request, part.row.job_id, first, end - start)
 
