@@ -54,6 +54,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     Raises:
         InvariantBroken: the rows contradict each other.
     """
+    # The order matters: each step links rows to those of the steps before.
     state = State(settings, snapshot.rm_epoch, at)
     _read_counters(state, snapshot)
     state.host_settings.update({each.executor_id: each for each in snapshot.host_settings})
@@ -85,6 +86,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
         state.hosts.in_use += bool(host.slots)
     state.usage.adopt()
     _enqueue(state, at)
+    # After everything is queued: usage is set here, so no flow stays raised by the queueing.
     state.usage_checkpoints.restore(snapshot.usage_records, at)
     if state.settings.provisioning or state.provisions:
         state.timers.arm(Timer.PLAN, "", at.monotonic_ms)

@@ -14,9 +14,9 @@ host. So masks of one node are preferred.
     0b11   no          500             562          531
 
 The score is the free part once the slot is there, of 1000. The merge takes mask 0b01: preferred
-masks come first, then narrow ones, and only then the score counts. If the slot needed 4 cpus and 6
-GiB, only mask 0b11 would be a hint, and none would be preferred: BestEffort would take it,
-Restricted and SingleNUMANode would refuse.
+masks come first, then narrow ones, then nodes that are close to each other, and only then the score
+counts. If the slot needed 4 cpus and 6 GiB, only mask 0b11 would be a hint, and none would be
+preferred: BestEffort would take it, Restricted and SingleNUMANode would refuse.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Quantities:
         strategy: the host's NUMA strategy.
         need: by dimension, without dimensions that no node reports.
         available: by dimension, then by position of the node.
-        capacity: likewise.
+        capacity: what each node has for slots, taken or not; in the same form.
         nodes: positions of the nodes that slots' cpus can come from.
         preferred_cpus: cpus that also meet what is only preferred; None: all do.
     """

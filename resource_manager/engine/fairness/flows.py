@@ -312,6 +312,7 @@ class FlowTree:
         """Takes a group out of the order until `resume`, whatever is active in it."""
         group.paused = True
         self._mark(group)
+        # Parents count active children that are not paused, so an idle group was not counted.
         flow = group.parent if group.active else None
         while flow is not None:
             flow.active -= 1
@@ -346,7 +347,7 @@ class FlowTree:
         Args:
             flow: a group or a job.
             service: in cost times seconds, decayed.
-            raised: what was added when it began to wait, likewise.
+            raised: what was added when it began to wait, in the same unit.
         """
         scale = self.clock.scale
         flow.service, flow.raised, flow.since = service * scale, raised * scale, self.clock.tau

@@ -38,12 +38,12 @@ class Flow(Entry):
         children: groups and jobs below a group; None: it is a job.
         weight: its share relative to its siblings'.
         maximum: limit of what its slots have booked, by dimension as in `quotas.counted`.
-        minimum: guaranteed amounts, likewise.
+        minimum: guaranteed amounts, in the same form.
         service: scaled; what it received until `since`.
         raised: scaled; what was added when it began to wait.
         since: warped time up to which `service` is counted.
         rate: cost per second of all slots of its subtree that accrue.
-        used: what all its slots have booked, from placement until they are gone.
+        used: what all its slots have booked, from placement until nothing of them is left.
         running: number of these slots.
         waiting: pending requests of its subtree, including slots that wait to grow.
         active: of a job: 1 if it has an active queue, else 0. Of a group: number of active children

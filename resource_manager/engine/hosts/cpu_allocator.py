@@ -109,7 +109,7 @@ class CpuAllocator:
         present: settings and capacity that are in force now.
         slots: all slots of the host.
         cpus: the ledger of cpus, with every slot; None: the host does not report its cores.
-        cpu_kind: see `CpuKind`; None: likewise.
+        cpu_kind: see `CpuKind`; None if `cpus` is None.
         aligning: all slots are topology-constrained there.
         answers: the cache.
     """

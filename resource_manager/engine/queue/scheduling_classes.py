@@ -276,8 +276,9 @@ class ActiveQueues:
         return None
 
     def until(self, job_queue: JobQueue) -> int | None:
-        """Returns the position of the next queue behind the first one, which is `job_queue`."""
+        """Returns the position of the second queue; None: there is none. `job_queue` is the first."""
         heap = self._heap
+        # Without the first queue the second is on top, once outdated entries are dropped.
         heapq.heappop(heap)
         while heap and (heap[0][1].position != heap[0][0] or heap[0][1] is job_queue):
             heapq.heappop(heap)
