@@ -276,7 +276,10 @@ class ActiveQueues:
         return None
 
     def until(self, job_queue: JobQueue) -> int | None:
-        """Returns the position of the second queue; None: there is none. `job_queue` is the first."""
+        """Returns the position of the second queue; None: there is none.
+
+        `job_queue` must be the first.
+        """
         heap = self._heap
         # Without the first queue the second is on top, once outdated entries are dropped.
         heapq.heappop(heap)
