@@ -502,7 +502,7 @@ class HostCpus(google.protobuf.message.Message):
     reserved_cpus: builtins.str
     """Cpus that are kept back by its configuration and are not counted in its total, as a cpu list."""
     isolated_cpus: builtins.str
-    """Of `slot_cpus` those that the kernel does not balance load onto: in no shared pool."""
+    """Of `slot_cpus` and `reserved_cpus` those that the kernel does not balance load onto: in no shared pool."""
     @property
     def policy(self) -> global___HostPolicy:
         """What its configuration says."""

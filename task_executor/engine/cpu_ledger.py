@@ -43,7 +43,7 @@ class HostCpus:
 
     slot_cpus: CpuSet  # that the total counts
     reserved: CpuSet = EMPTY  # kept back by the configuration, not counted
-    isolated: CpuSet = EMPTY  # of `slot_cpus`, from the kernel's load balancing
+    isolated: CpuSet = EMPTY  # of both, from the kernel's load balancing
     pools: tuple[tuple[PoolName, CpuSet], ...] = ()  # of both; none: one pool
     memory_nodes: NodeSet = EMPTY  # that memory can be bound to; empty: not known
     policy: HostPolicy = NO_SETTINGS  # of the configuration

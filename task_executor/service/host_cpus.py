@@ -29,8 +29,10 @@ Word = TypeVar("Word", bound=StrEnum)
 
 
 def host_cpus(options: TaskExecutorOptions, topology: HostTopology, capacity: Capacity) -> HostCpus:
-    """Reserved cpus are in the shared pools unless they are reserved strictly; no slot ever has one
-    to itself.
+    """Returns what the executor announces of its cpus.
+
+    Reserved cpus are in the shared pools unless they are reserved strictly or isolated; no slot
+    ever gets one as a dedicated cpu.
 
     Raises:
         InvalidArgument: a word that nobody knows; it names the option.
@@ -39,7 +41,7 @@ def host_cpus(options: TaskExecutorOptions, topology: HostTopology, capacity: Ca
     return HostCpus(
         slot_cpus=capacity.cpus,
         reserved=reserved,
-        isolated=capacity.isolated_cpus,
+        isolated=capacity.isolated_cpus | (reserved & topology.isolated),
         pools=places_of(cores_of(topology), capacity.cpus | reserved),
         memory_nodes=topology.allowed_nodes,
         policy=_policy(options, reserved),

@@ -19,11 +19,13 @@ from finegrain.topology import Core, HostTopology, HugePages, Limits, NumaNode
 from finegrain.v1 import cpus_pb2
 from task_executor.engine.cpu_ledger import CpuLedger
 from task_executor.engine.slots import SlotSpec
+from task_executor.host.capacity import CapacityOptions, plan_capacity
 from task_executor.host.detection import detect
 from task_executor.host.helper_messages import IsolationReport
 from task_executor.host.kubelet import KubeletState
 from task_executor.options import TaskExecutorOptions
 from task_executor.service.encoding import host_cpus_to_proto
+from task_executor.service.host_cpus import host_cpus
 from task_executor.service.host_plan import HostPlan, beside_kubelet, plan_host
 from task_executor.service.isolation import isolation_of, notes_of
 from task_executor.service.prepared import prepare
@@ -330,3 +332,21 @@ def test_countable_resources_are_declared_unless_the_kernel_caps_them(
     given_nothing = [note for note in told.notes if "(gpu)" in note]
     assert len(given_nothing) == ("gpu" in dict(extended))
     assert all("given no device" in note for note in given_nothing)
+
+
+def test_reserved_cpus_that_are_isolated_are_in_no_pool() -> None:
+    """The kernel moves no task between isolated cpus, whoever they are reserved for."""
+    topology = HostTopology(
+        online=CpuSet.parse("0-3"),
+        allowed=CpuSet.parse("0-3"),
+        isolated=CpuSet.parse("2-3"),
+        cores=tuple(Core(CpuSet.of(cpu), numa_node=0) for cpu in range(4)),
+        numa_nodes=(NumaNode(0, CpuSet.parse("0-3"), 4 * GIB),),
+        memory_total_bytes=4 * GIB,
+    )
+    reserved = CpuSet.parse("1-2")
+    capacity = plan_capacity(topology, CapacityOptions(reserved_cpus=reserved))
+    announced = host_cpus(options(), topology, capacity)
+    ledger = CpuLedger(announced)
+    assert (str(announced.slot_cpus), str(announced.isolated)) == ("0", "2")
+    assert str(ledger.pools.shared) == "0-1"
