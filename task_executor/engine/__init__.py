@@ -1,1 +1,3 @@
-"""The slot table and its arithmetic, pure."""
+"""The executor's slot table and its arithmetic. Pure code: no network, disk, clock or kernel
+access.
+"""

@@ -1,8 +1,8 @@
-"""Which of the RM's commands may still change anything here.
+"""Fencing: which commands of the RM may still be executed.
 
-Decides by three numbers alone: the epoch never falls, a command speaks to the present registration,
-and commands are numbered strictly +1 within both. Refuses to know what a command does. The shell
-makes a higher epoch durable *before* it calls `admit`.
+Three numbers decide. The epoch never decreases, a command names the present registration, and
+within both, commands are numbered 1, 2, 3 without gaps. The caller must make a higher epoch durable
+before it calls `admit`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class CommandNumbers:
-    """What a command carries, and a digest of its whole content."""
+    """The numbers that a command carries, and a digest of its whole content."""
 
     rm_epoch: int
     registration_number: int
@@ -27,25 +27,25 @@ class CommandNumbers:
 
 @dataclass
 class CommandFence(Generic[Answer]):
-    """Admits each command once; at most one is under way."""
+    """Admits each command once. At most one command is in progress at a time."""
 
-    rm_epoch: int = 0  # highest seen
+    rm_epoch: int = 0  # the highest one seen
     registration_number: int = 0  # 0: not registered
-    command_number: int = 0  # last one whose effects are contained in the table
+    command_number: int = 0  # of the last command whose effects are in the slot table
     _last_digest: str = ""
     _last_answer: Answer | None = None
 
     def raise_epoch(self, rm_epoch: int) -> None:
-        """A higher epoch begins its own numbering; a lower one changes nothing."""
+        """Enters a higher epoch and restarts the numbering; an older or equal one has no effect."""
         if rm_epoch > self.rm_epoch:
             self.rm_epoch = rm_epoch
             self._restart_numbering()
 
     def register(self, rm_epoch: int, registration_number: int) -> None:
-        """A registration was answered: commands of earlier ones are over.
+        """Records a new registration; commands of earlier registrations are rejected from now on.
 
         Raises:
-            FailedPrecondition: the answer comes from an epoch that is over.
+            FailedPrecondition: STALE_EPOCH; the response is from an RM that has been replaced.
         """
         self.check_epoch(rm_epoch)
         self.raise_epoch(rm_epoch)
@@ -54,12 +54,12 @@ class CommandFence(Generic[Answer]):
             self._restart_numbering()
 
     def unregister(self) -> None:
-        """No command is valid until the next registration."""
+        """Rejects all commands until the next registration."""
         self.registration_number = 0
         self._restart_numbering()
 
     def check_epoch(self, rm_epoch: int) -> None:
-        """Refuses an incarnation of the RM that has been replaced.
+        """Rejects an incarnation of the RM that has been replaced.
 
         Raises:
             FailedPrecondition: STALE_EPOCH.
@@ -73,7 +73,11 @@ class CommandFence(Generic[Answer]):
             )
 
     def admit(self, numbers: CommandNumbers) -> Answer | None:
-        """None: carry it out and `record`. Otherwise the answer that was recorded for it.
+        """Admits a command, or finds the recorded answer of a repeated one.
+
+        Returns:
+            None: the caller must execute the command and then call `record`. Otherwise the answer
+                that was recorded for the same command.
 
         Raises:
             FailedPrecondition: STALE_EPOCH, STALE_REGISTRATION or COMMAND_OUT_OF_ORDER.
@@ -108,16 +112,17 @@ class CommandFence(Generic[Answer]):
         return None
 
     def record(self, numbers: CommandNumbers, answer: Answer) -> None:
-        """The answer that a retry of this command gets."""
+        """Stores the answer for retries of this command."""
         if self._is_current(numbers):
             self._last_digest = numbers.digest
             self._last_answer = answer
 
     def contained(self, numbers: CommandNumbers) -> None:
-        """The effects of this command are in the table: states from now on say so.
+        """Records that the effects of this command are in the slot table; reports then carry its
+        number.
 
-        A command may outlive its registration while it carves; the numbering of the next one is
-        none of its business.
+        A command may outlive its registration while it carves slots. It must not change the
+        numbering of the next registration.
         """
         if self._is_current(numbers):
             self.command_number = numbers.command_number

@@ -1,12 +1,8 @@
-"""Which cpus slots of this executor have to themselves, and where all the others run.
+"""Which cpus are dedicated to slots of this executor, and on which cpus the other slots run.
 
-Decides whether the cpus, NUMA nodes and pools that a slot is to have can be its own here, and on
-which cpus every slot runs at any moment; the arithmetic of the pools is `finegrain.cpu_pools`.
-Refuses to know amounts, and how and in which order slots get to where they are to run.
-
-A cpu is a slot's own from the order until nothing of the slot is left, and while the slot changes
-its size both its old and its new cpus are. No slot may take the last cpu of a pool that others run
-in.
+A cpu is dedicated to a slot from the order until nothing of the slot is left. During a resize both
+the old and the new cpus are dedicated. No slot may take the last cpu of a pool that other slots run
+in. The arithmetic of the pools is in `finegrain.cpu_pools`.
 """
 
 from __future__ import annotations
@@ -31,70 +27,77 @@ from task_executor.engine.slots import SlotKey, SlotSpec
 from task_executor.engine.squeeze import confined
 
 WHOLE_SHARED_POOL: Final = CpuAssignment()
-"""What a slot has that was ordered without an assignment: the whole shared pool."""
+"""The assignment of a slot that was ordered without one: the whole shared pool."""
 
 NO_SETTINGS: Final = HostPolicy()
-"""A layer of settings that says nothing."""
+"""A layer of settings that sets nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostCpus:
-    """The host's cpus as they are counted at the start; what changes is in `CpuConditions`."""
+    """The host's cpus as found at the start. `CpuConditions` has what changes later."""
 
-    slot_cpus: CpuSet  # that the total counts
-    reserved: CpuSet = EMPTY  # kept back by the configuration, not counted
-    isolated: CpuSet = EMPTY  # of both, from the kernel's load balancing
-    pools: tuple[tuple[PoolName, CpuSet], ...] = ()  # of both; none: one pool
-    memory_nodes: NodeSet = EMPTY  # that memory can be bound to; empty: not known
-    policy: HostPolicy = NO_SETTINGS  # of the configuration
+    slot_cpus: CpuSet  # the cpus that the total counts
+    reserved: CpuSet = EMPTY  # reserved by the configuration; not in the total
+    isolated: CpuSet = EMPTY  # those of both that the kernel does not balance load over
+    pools: tuple[tuple[PoolName, CpuSet], ...] = ()  # by NUMA node and package; empty: one
+    memory_nodes: NodeSet = EMPTY  # nodes that memory can be bound to; empty: not known
+    policy: HostPolicy = NO_SETTINGS  # from the configuration
 
     @property
     def cpus_by_pool(self) -> tuple[tuple[PoolName, CpuSet], ...]:
-        """Where its cpus lie."""
+        """The executor's cpus by pool; one pool of unknown place if the host does not report
+        places.
+        """
         return self.pools or ((PoolName(0, NODE_UNKNOWN), self.slot_cpus | self.reserved),)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuConditions:
-    """What changes about a host's cpus while slots run on them."""
+    """What can change about a host's cpus while slots run on them."""
 
-    offline: CpuSet = EMPTY  # of the host's cpus those that do not run any more
-    kubelet_cpus: CpuSet = EMPTY  # that a kubelet gave to containers
+    offline: CpuSet = EMPTY  # cpus of this executor that have gone offline
+    kubelet_cpus: CpuSet = EMPTY  # cpus that a kubelet has dedicated to containers
     kubelet_policy: HostPolicy = NO_SETTINGS
-    kubelet: object = None  # what else is told of it; not looked at here
-    operator_policy: HostPolicy = NO_SETTINGS  # set at runtime, for this host
-    policy_number: int = 0  # of that; 0: none was ever set
-    squeezed: CpuSet | None = None  # all that best-effort slots may use at present
+    kubelet: object = None  # the kubelet's full state, for reports; not used here
+    operator_policy: HostPolicy = NO_SETTINGS  # set by an operator at runtime, for this host
+    policy_number: int = 0  # number of `operator_policy`; 0: none was ever set
+    squeezed: CpuSet | None = None  # cpus that best-effort slots are confined to; None: no limit
     notes: tuple[str, ...] = ()
 
 
 class CpuBinding(NamedTuple):
-    """Where a slot runs."""
+    """The cpus and memory nodes that a slot is bound to."""
 
-    cpus: CpuSet  # empty: nothing is left for it; it stays where it is
-    memory_nodes: NodeSet = EMPTY  # empty: all
+    cpus: CpuSet  # empty: no cpu is left; the slot stays where it is
+    memory_nodes: NodeSet = EMPTY  # empty: all nodes
 
 
 @dataclass
 class CpuLedger:
-    """`version` rises with whatever may change the place of a slot."""
+    """Assignments of all slots, and the conditions of the host's cpus.
+
+    `version` increases with every change that may move a slot to other cpus.
+    """
 
     host: HostCpus
     conditions: CpuConditions = CpuConditions()
     version: int = 0
     _slots: dict[SlotKey, tuple[CpuAssignment, ...]] = field(default_factory=dict)
-    _pools: tuple[int, Pools] | None = None  # with the version that they are of
+    _pools: tuple[int, Pools] | None = None  # cache, with the version that it was computed for
 
     @property
     def pools(self) -> Pools:
-        """What is shared at present."""
+        """The shared pools at present. Cached until `version` changes."""
         if self._pools is None or self._pools[0] != self.version:
             self._pools = self.version, self._pools_with(self._assignments())
         return self._pools[1]
 
     @property
     def policy(self) -> EffectivePolicy:
-        """What of the layers that are known here holds."""
+        """The settings in effect. An operator's come first, then the configuration, then the
+        kubelet.
+        """
         return settle(
             [
                 (PolicyOrigin.OPERATOR, self.conditions.operator_policy),
@@ -105,24 +108,26 @@ class CpuLedger:
 
     @property
     def pinned(self) -> CpuSet:
-        """All that slots have to themselves."""
+        """All dedicated cpus."""
         return union(each.cpus for each in self._assignments())
 
     def binding_of(self, spec: SlotSpec) -> CpuBinding:
-        """Where a slot runs at present."""
+        """Returns the cpus and memory nodes that a slot with this spec runs on at present."""
         assignment = spec.assignment or WHOLE_SHARED_POOL
         cpus = self.pools.cpus_of(assignment)
         if assignment.qos is QosClass.BE and self.conditions.squeezed is not None:
             cpus = confined(cpus, self.conditions.squeezed)
+        # `spec.cpus` confines a slot within its pool. If none of these cpus is left, the slot may
+        # use the whole pool, because it needs at least one cpu.
         if spec.cpus and not assignment.cpus:
             cpus = cpus & CpuSet.parse(spec.cpus) or cpus
         return CpuBinding(cpus, assignment.memory_nodes)
 
-    # -- what is known of the host -------------------------------------------------------------
+    # -- conditions of the host ----------------------------------------------------------------
 
     def update_conditions(self, **changes: Any) -> bool:
-        """Takes in other conditions, by the names of `CpuConditions`; False if they are the
-        present ones.
+        """Applies new conditions, named like the fields of `CpuConditions`; False if nothing
+        changed.
         """
         conditions = replace(self.conditions, **changes)
         if conditions == self.conditions:
@@ -136,25 +141,28 @@ class CpuLedger:
         self.version += moving
         return True
 
-    # -- who has what ----------------------------------------------------------------------------
+    # -- assignments -----------------------------------------------------------------------------
 
     def put(self, key: SlotKey, assignments: Iterable[CpuAssignment]) -> None:
-        """What a slot has, and what it is to have besides."""
+        """Sets the assignments of a slot: the present one and, during a resize, also the new
+        one.
+        """
         held = tuple(assignments)
         if _dedicated(held) != _dedicated(self._slots.get(key, ())):
             self.version += 1
         self._slots[key] = held
 
     def drop(self, key: SlotKey) -> None:
-        """Nothing of the slot is left."""
+        """Removes a slot of which nothing is left."""
         if _dedicated(self._slots.pop(key, ())):
             self.version += 1
 
     def check(self, key: SlotKey, spec: SlotSpec) -> None:
-        """Whether a slot can have what its order says, beside all others.
+        """Checks that a slot can have the cpus, NUMA nodes and pools of its order beside all other
+        slots.
 
         Raises:
-            InvalidArgument: it makes no sense, here or anywhere.
+            InvalidArgument: the order is inconsistent, or names what this host does not have.
             ResourceExhausted: CPUS_UNAVAILABLE; the details say which cpus, and why.
         """
         assignment = spec.assignment or WHOLE_SHARED_POOL
@@ -194,7 +202,9 @@ class CpuLedger:
             raise refuse("pools", ", ".join(map(_name, unknown)), expected)
 
     def _check_dedicated(self, key: SlotKey, allocation_id: str, wanted: CpuAssignment) -> None:
-        """That nobody else has a say over its cpus, and that those who share keep one."""
+        """Raises CPUS_UNAVAILABLE if a wanted cpu is taken, or is the last one of slots that
+        share it.
+        """
         others = {other: assignments for other, assignments in self._slots.items() if other != key}
         held = {
             other: common
@@ -205,7 +215,7 @@ class CpuLedger:
         before = union(each.cpus for each in self._slots.get(key, ()))
         blocked = {"held": union(held.values())}
         for name, cpus in self._blocked().items():
-            blocked[name] = cpus & wanted.cpus - before  # what a slot has it keeps
+            blocked[name] = cpus & wanted.cpus - before  # the slot keeps the cpus that it has
             parts += [f"{blocked[name]} {name}"] if blocked[name] else []
         if parts:
             details = {f"{name}.cpus": str(cpus) for name, cpus in blocked.items() if cpus}
@@ -213,10 +223,11 @@ class CpuLedger:
                 f"cpus {wanted.cpus} cannot be slot {allocation_id}'s own: " + "; ".join(parts),
                 details | {"asked.cpus": str(wanted.cpus)},
             )
-        # With what it has now: until it has changed its size both are its own.
+        # The old cpus count as well: both are dedicated until the resize is complete.
         pools = self._pools_with([*self._assignments(), wanted])
         sharing = {each for each in chain.from_iterable(others.values()) if not each.cpus}
         for each in sorted(sharing, key=lambda one: (one.qos, one.pools)):
+            # A pool that is empty already is no reason to reject this slot.
             if not self._room_for(each, pools) and self._room_for(each, self.pools):
                 which = ", ".join(map(_name, each.pools)) or "the whole pool"
                 raise _unavailable(
@@ -226,7 +237,9 @@ class CpuLedger:
                 )
 
     def _blocked(self) -> dict[str, CpuSet]:
-        """Why a cpu can be no slot's own."""
+        """Returns the cpus that no slot may get as dedicated ones, by the word for it in
+        messages.
+        """
         return {
             "reserved": self.policy.reserved_cpus,
             "offline": self.conditions.offline,
@@ -253,8 +266,10 @@ class CpuLedger:
         )
 
     def check_invariants(self) -> None:
-        """Raises:
-        InvariantBroken: two slots have the same cpu to themselves.
+        """Checks that no cpu is dedicated to two slots.
+
+        Raises:
+            InvariantBroken: a cpu is dedicated to two slots.
         """
         taken = EMPTY
         for key, assignments in self._slots.items():
@@ -266,7 +281,7 @@ class CpuLedger:
 
 
 _REPORTED_ONLY: Final = frozenset({"kubelet", "policy_number", "notes"})
-"""Of conditions: what changes nothing for any slot."""
+"""Fields of `CpuConditions` that are only reported and never move a slot."""
 
 
 def _dedicated(assignments: tuple[CpuAssignment, ...]) -> list[tuple[QosClass, CpuSet]]:

@@ -1,8 +1,7 @@
-"""What a request without stated resources gets on this executor: the default slot.
+"""Computes the default slot: what a request without a resource profile gets on this executor.
 
-Pure, and computed in one place where the executor starts.  Executors may differ: the same unknown
-request is larger on a larger host (clauses D6 to D8 of dynamic slot allocation, FLIP-56).  Refuses
-to know protocol and slot table.
+It is computed once, when the executor starts. Executors may differ: the same unknown request gets a
+larger slot on a larger host (clauses D6 to D8 of dynamic slot allocation, FLIP-56).
 """
 
 from dataclasses import dataclass
@@ -19,11 +18,14 @@ MEMORY_BYTES_MIN: Final = 4 * MIB
 
 @dataclass(frozen=True, slots=True)
 class DefaultSlot:
-    """Amounts of the default slot, rounded down so that what is booked never exceeds them."""
+    """Amounts of the default slot.
+
+    Memory is a multiple of the grain of bookings, so rounding up never books more than this.
+    """
 
     cpu_milli: int
     memory_bytes: int  # a multiple of 64 KiB
-    deprecation_warning: str | None = None  # for the log and the operator, once at start
+    deprecation_warning: str | None = None  # logged once at the start
 
 
 def default_slot(
@@ -34,12 +36,21 @@ def default_slot(
     default_slot_fraction: Fraction | None = None,
     number_of_slots: int | None = None,
 ) -> DefaultSlot:
-    """The default slot: `default_slot_fraction` of the totals, else 1 / `number_of_slots`, else one
-    slot per physical core.
+    """Returns the default slot.
 
-    `number_of_slots` is deprecated; the result then carries a warning that names the new option.
-    Raises InvalidArgument for a fraction outside (0, 1], a count below 1, and a slot too small to
-    start anything (10 milli, 4 MiB).
+    Its size is `default_slot_fraction` of the totals, else 1 / `number_of_slots`, else one slot per
+    physical core.
+
+    Args:
+        cpu_milli_total: CPU of the executor, in thousandths of a core.
+        memory_bytes_total: memory of the executor.
+        core_count: physical cores of the executor.
+        default_slot_fraction: more than 0, at most 1.
+        number_of_slots: deprecated; the result carries a warning that names the new option.
+
+    Raises:
+        InvalidArgument: the fraction is outside (0, 1], the count is below 1, or the slot would be
+            too small to start anything (10 milli, 4 MiB).
     """
     warning = None
     if number_of_slots is not None:
@@ -63,12 +74,14 @@ def default_slot(
 def parse_fraction(
     value: str | int | float | Decimal, field: str = "default_slot_fraction"
 ) -> Fraction:
-    """An exact fraction from configuration: `0.1` is a tenth, `1/3` a third.
+    """Parses an exact fraction from configuration: `0.1` is a tenth, `1/3` a third.
 
-    Raises InvalidArgument for anything that is not a number.
+    Raises:
+        InvalidArgument: `value` is not a number.
     """
     try:
-        # Through text, so that a float that was written 0.1 is a tenth and not its binary shadow.
+        # Parse the text, so that a float written as 0.1 is exactly a tenth and not the nearest
+        # binary fraction.
         return Fraction(str(value))
     except (ValueError, ZeroDivisionError):
         raise InvalidArgument(field, value, "a fraction such as 0.25 or 1/3") from None
@@ -77,7 +90,7 @@ def parse_fraction(
 def _fraction(
     core_count: int, fraction: Fraction | None, number_of_slots: int | None
 ) -> tuple[Fraction, str]:
-    """The share of the totals, and what decided it."""
+    """Returns the share of the totals, and the option that determined it."""
     if fraction is not None:
         if not 0 < fraction <= 1:
             raise InvalidArgument("default_slot_fraction", fraction, "more than 0 and at most 1")

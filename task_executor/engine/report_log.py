@@ -1,11 +1,9 @@
-"""The numbering of the states that an executor puts on the wire.
+"""Numbers the slot reports of an executor and records which of them the RM has acknowledged.
 
-Decides the number of each state, whether a report may say `unchanged`, and when the RM has heard of
-a slot that ended by itself. Refuses to know how a state is sent.
-
-Numbers only ever rise, over registrations too, so that a delayed older state can never look newer.
-Every life of an executor has a range of its own. Should the count of lives be lost with the
-checkpoint, the RM tells what it has taken in, and `continue_after` goes on above it.
+Numbers only increase, across registrations and restarts, so a delayed older report never looks
+newer. Each start of the executor has its own range of 2**40 numbers. If the count of starts is lost
+with the checkpoint, the RM returns the highest number that it has received, and `continue_after`
+continues above it.
 """
 
 from __future__ import annotations
@@ -18,15 +16,15 @@ from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import EndedSlot, Slot, SlotKey
 
 _NUMBERS_KEPT_MAX = 1_000
-"""Sent and unacknowledged states that are remembered; beyond them a report is simply full."""
+"""How many sent and unacknowledged reports are remembered. Beyond that the next report is full."""
 
 _NUMBERS_PER_START = 1 << 40
-"""More states than one life of an executor sends; 8 million lives fit into 63 bits."""
+"""More numbers than one start of an executor uses; 8 million starts fit into 63 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class NumberedState:
-    """One state as it goes onto the wire; the fields are those of SlotReport in slots.proto."""
+    """The content of one report; the fields are those of SlotReport in slots.proto."""
 
     report_number: int
     rm_epoch: int
@@ -36,20 +34,20 @@ class NumberedState:
     slots: tuple[Slot, ...] = ()
     available: Mapping[str, int] = field(default_factory=dict)
     ended: tuple[EndedSlot, ...] = ()
-    cpus: CpuConditions | None = None  # of the host; None where the state is `unchanged`
+    cpus: CpuConditions | None = None  # of the host; None in an `unchanged` report
 
 
 @dataclass
 class ReportLog:
-    """Numbers states and remembers what the RM has taken in."""
+    """Numbers reports and remembers what the RM has acknowledged."""
 
     report_number: int = 0
-    _acknowledged: tuple[int, int] | None = None  # number and table version, if the RM has one
-    _sent: dict[int, int] = field(default_factory=dict)  # number -> table version
-    _ended: dict[SlotKey, tuple[EndedSlot, int]] = field(default_factory=dict)  # first sent as
+    _acknowledged: tuple[int, int] | None = None  # number, table version; None: unknown
+    _sent: dict[int, int] = field(default_factory=dict)  # report number -> table version
+    _ended: dict[SlotKey, tuple[EndedSlot, int]] = field(default_factory=dict)  # 0: not sent
 
     def full(self, table: SlotTable, *, rm_epoch: int, command_number: int) -> NumberedState:
-        """The next state with everything in it."""
+        """Returns the next report with everything in it."""
         slots = table.visible()
         return NumberedState(
             report_number=self._next(table.version),
@@ -62,7 +60,7 @@ class ReportLog:
         )
 
     def next(self, table: SlotTable, *, rm_epoch: int, command_number: int) -> NumberedState:
-        """The next state, `unchanged` where the RM already has these very slots."""
+        """Returns the next report; it is `unchanged` if the RM already has the present slots."""
         if self._acknowledged is None or self._acknowledged[1] != table.version:
             return self.full(table, rm_epoch=rm_epoch, command_number=command_number)
         return NumberedState(
@@ -75,21 +73,27 @@ class ReportLog:
         )
 
     def ended(self, slot: EndedSlot) -> None:
-        """A slot ended by itself; told in every state until the RM acknowledges one."""
+        """Adds a slot that ended by itself. Every report contains it until the RM acknowledges
+        one.
+        """
         self._ended.setdefault(slot.key, (slot, 0))
 
     def all_ended(self) -> tuple[EndedSlot, ...]:
-        """Ended slots that the RM has not acknowledged, in order of their end."""
+        """Returns the ended slots that the RM has not acknowledged, in the order in which they
+        ended.
+        """
         return tuple(slot for slot, _ in self._ended.values())
 
     def acknowledge(self, report_number: int) -> bool:
-        """The RM took in this state and everything before it.
+        """Records that the RM has received this report and all earlier ones.
 
-        True if that struck out ended slots (and a checkpoint has less to keep).
+        Returns:
+            True if ended slots were removed; the caller should then save a new checkpoint.
         """
         version = self._sent.get(report_number)
         if version is not None:
             self._acknowledged = (report_number, version)
+        # The table version of this report is no longer known, so the next report must be full.
         elif self._acknowledged is None or report_number != self._acknowledged[0]:
             self._acknowledged = None
         self._sent = {n: v for n, v in self._sent.items() if n >= report_number}
@@ -101,18 +105,20 @@ class ReportLog:
         return bool(acknowledged)
 
     def start_numbering(self, starts: int) -> None:
-        """Numbers go on above those of the lives before this start (1, 2, ...)."""
+        """Continues above the numbers of all earlier starts; `starts` counts from 1."""
         self.report_number = max(self.report_number, starts * _NUMBERS_PER_START)
 
     def continue_after(self, report_number: int) -> None:
-        """The RM has taken in this number, from an earlier life of this executor.
+        """Continues above a number that the RM received from an earlier start of this executor.
 
-        The distance keeps what that life sent last, and what is still under way, below.
+        The distance is a whole range, because reports of that start may still be on their way.
         """
         self.report_number = max(self.report_number, report_number + _NUMBERS_PER_START)
 
     def require_full_report(self) -> None:
-        """The RM lost the base of `unchanged`, or is another one: the next state is full."""
+        """Makes the next report full: the RM lost the base of `unchanged`, or is another
+        incarnation.
+        """
         self._acknowledged = None
 
     def _next(self, version: int) -> int:

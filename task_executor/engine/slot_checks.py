@@ -1,7 +1,4 @@
-"""Whether the amounts of an ordered slot make sense, and whether they are free.
-
-Decides the words and numbers of these refusals. Refuses to know who has what.
-"""
+"""Checks the amounts of an ordered slot: whether they are valid, and whether they are free."""
 
 from __future__ import annotations
 
@@ -11,9 +8,11 @@ from task_executor.engine.slots import SlotSpec
 
 
 def check_amounts(spec: SlotSpec) -> None:
-    """Raises:
-    InvalidArgument: nothing is asked, or a cap below what is booked, or above it where that has
-        no meaning.
+    """Checks the CPU, its cap and the memory of an ordered slot.
+
+    Raises:
+        InvalidArgument: CPU or memory is zero, the cap is below the booked CPU, or the slot is
+            pinned and the cap differs from the booked CPU.
     """
     cpu_milli, cap = spec.profile.cpu_milli, spec.cpu_limit_milli
     if cpu_milli <= 0:
@@ -29,8 +28,17 @@ def check_amounts(spec: SlotSpec) -> None:
 
 
 def check_fit(subject: str, need: Amounts, free: Amounts, total: Amounts) -> None:
-    """Raises:
-    ResourceExhausted: INSUFFICIENT_RESOURCES, with asked, available and total of all that lacks.
+    """Checks that `need` fits into `free`.
+
+    Args:
+        subject: what does not fit, for the message.
+        need: the amounts to book.
+        free: the amounts that are available.
+        total: the capacity of the executor, for the message.
+
+    Raises:
+        ResourceExhausted: INSUFFICIENT_RESOURCES; the details give the requested, available and
+            total amount of each dimension that is short.
     """
     if fits(need, free):
         return

@@ -1,10 +1,9 @@
-"""The executor's own books: which slots exist on this host and what is left.
+"""The slots of this executor and the capacity that they book.
 
-Decides whether an ordered slot may exist (it fits what is free *here*, whatever the RM believes),
-and what every slot takes. Refuses to know the wire, the disk, the clock and the kernel.
-
-The table never gives capacity back early: a slot is booked from the order (CARVING) until its last
-process is gone (`freed`), and with the larger of both sizes, per dimension, while its size changes.
+The table accepts or rejects slots by what is free on this host, whatever the resource manager (RM)
+believes. It never releases capacity early. A slot is booked from the order (CARVING) until its last
+process has ended (`freed`). While a slot is being resized, the larger of its old and new size is
+booked in each dimension.
 """
 
 from __future__ import annotations
@@ -50,17 +49,19 @@ from task_executor.engine.slots import (
 
 @dataclass(frozen=True, slots=True)
 class HostShare:
-    """What this executor may carve from. `total` has the reserves already taken off."""
+    """The capacity that this executor may carve slots from. Reserves are already deducted from
+    `total`.
+    """
 
     total: Amounts
-    shared_cpus: CpuSet  # what slots without cpus of their own run on while nobody has any
+    shared_cpus: CpuSet  # where slots without dedicated cpus run while no cpu is dedicated
     slots_max: int = 0  # 0: no limit
-    host_cpus: HostCpus | None = None  # None: no more is known than the shared ones
+    host_cpus: HostCpus | None = None  # None: only `shared_cpus` is known
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one ordered slot: the slot, or why there is none."""
+    """The result for one ordered slot: the slot, or the error that says why there is none."""
 
     key: SlotKey
     slot: Slot | None = None
@@ -68,13 +69,16 @@ class Outcome:
 
     @property
     def must_carve(self) -> bool:
-        """True if the slot is new and still has to be enforced on the host."""
+        """True if the slot is new and still has to be created on the host."""
         return self.slot is not None and self.slot.state is CarveState.CARVING
 
 
 @dataclass
 class SlotTable:
-    """All slots of one executor. `version` rises with every change that a report would show."""
+    """All slots of one executor.
+
+    `version` increases with every change that a slot report would show.
+    """
 
     share: HostShare
     version: int = 0
@@ -94,20 +98,20 @@ class SlotTable:
         return len(self._slots)
 
     def get(self, key: SlotKey) -> Slot | None:
-        """The slot of that very generation, if it exists."""
+        """Returns the slot of exactly this generation, or None."""
         return self._slots.get(key)
 
     def latest(self, allocation_id: str) -> Slot | None:
-        """The slot with the highest generation of that allocation."""
+        """Returns the slot with the highest generation of this allocation, or None."""
         generations = self._generations.get(allocation_id)
         return self._slots[SlotKey(allocation_id, max(generations))] if generations else None
 
     def visible(self) -> tuple[Slot, ...]:
-        """What a report shows: everything but slots that are still being carved."""
+        """Returns the slots that a report shows: all except those still being carved."""
         return tuple(slot for slot in self if slot.state is not CarveState.CARVING)
 
     def booking_of(self, spec: SlotSpec) -> dict[str, int]:
-        """What a slot takes from the books."""
+        """Returns the amounts that a slot with this spec books, by dimension."""
         return booking(
             spec.profile,
             separate_pools=has_separate_pools(self.share.total),
@@ -115,35 +119,39 @@ class SlotTable:
         )
 
     def booked_by(self, slot: Slot) -> dict[str, int]:
-        """What a slot takes now: while its size changes the larger of both, per dimension."""
+        """Returns the amounts that a slot books now; during a resize, the larger size per
+        dimension.
+        """
         booked = self.booking_of(slot.spec)
         return larger_of(booked, self.booking_of(slot.becoming)) if slot.becoming else booked
 
     def available(self) -> dict[str, int]:
-        """Total minus everything that is booked or withheld."""
+        """Returns the total minus everything that is booked or withheld."""
         return subtract(self.share.total, add(self._booked, total_of(self._withheld.values())))
 
     def allocated(self) -> dict[str, int]:
-        """Everything that is booked."""
+        """Returns everything that is booked."""
         return dict(self._booked)
 
     def available_beside(self, slots: Iterable[Slot]) -> dict[str, int]:
-        """Total minus just these slots and what is withheld, never below zero: what a report of
-        them leaves.
+        """Returns the total minus these slots and what is withheld, without dimensions at or below
+        zero.
 
-        Adopted slots can exceed a total that shrank over a restart.
+        A report of `slots` uses it for its available amounts. The difference can be negative,
+        because adopted slots can exceed a total that became smaller over a restart.
         """
         taken = total_of((*(self.booked_by(slot) for slot in slots), *self._withheld.values()))
         left = subtract(self.share.total, taken)
         return {name: amount for name, amount in left.items() if amount > 0}
 
-    # -- orders ------------------------------------------------------------------------------
+    # -- orders of the resource manager ------------------------------------------------------
 
     def allocate(self, specs: Sequence[SlotSpec]) -> list[Outcome]:
-        """Books what fits, in the order given; the result has one outcome per spec.
+        """Books the slots that fit, in the given order; returns one outcome per spec.
 
-        A new slot is CARVING until `carved` or `carve_failed`. One that exists with the same
-        content is that slot; refusals are per item and book nothing.
+        A new slot is CARVING until `carved` or `carve_failed`. If a slot with the same key and
+        content exists, its outcome is that slot. A rejected spec gets an error in its outcome and
+        books nothing.
         """
         return [self._allocate(spec) for spec in specs]
 
@@ -208,13 +216,24 @@ class SlotTable:
         cpu_limit_milli: int,
         assignment: CpuAssignment | None = None,
     ) -> Outcome:
-        """Books a change of size; the outcome's slot is `becoming` it until `resized` or
-        `resize_failed`. Without an assignment it keeps its cpus, nodes and pools.
+        """Books a new size for a slot.
 
-        The same number with the same content is the same change, also when it is done. A refusal
-        books nothing: ALLOCATION_UNKNOWN, SLOT_NOT_READY (it is being freed, or an earlier change
-        is not settled yet), STALE_RESIZE (a later change is known), INSUFFICIENT_RESOURCES (with
-        the growth as what is asked), CPUS_UNAVAILABLE, INVALID_ARGUMENT.
+        The slot of the outcome is `becoming` the new size until `resized` or `resize_failed`. A
+        repeated call with the same number and content is the same resize, also after it has
+        completed. A rejected resize books nothing.
+
+        Args:
+            key: the slot.
+            number: number of the resize; higher than that of every earlier resize of the slot.
+            profile: the new amounts.
+            cpu_limit_milli: the new cap of CPU time, in thousandths of a core.
+            assignment: the new cpus, NUMA nodes and pools; None: the slot keeps its present ones.
+
+        Returns:
+            The outcome. Its error is ALLOCATION_UNKNOWN, SLOT_NOT_READY (the slot is being freed,
+            or an earlier resize is not settled), STALE_RESIZE (this number or a later one is
+            known), INSUFFICIENT_RESOURCES (the growth is reported as the requested amount),
+            CPUS_UNAVAILABLE or INVALID_ARGUMENT.
         """
         try:
             slot = self._resize(key, number, profile, cpu_limit_milli, assignment)
@@ -242,32 +261,35 @@ class SlotTable:
         check_resizable(slot, number)
         self._check_content(wanted)
         booked, target = self.booked_by(slot), self.booking_of(wanted)
+        # Only the growth has to fit: the present size is booked already, and stays booked until
+        # `resized`.
         growth = subtract(larger_of(booked, target), booked)
         what = f"the growth of slot {key.allocation_id}"
         check_fit(what, growth, self.available(), self.share.total)
         return self._rebook(replace(slot, becoming=wanted))
 
-    # -- what became of them -----------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------
 
     def carved(self, key: SlotKey, isolation: Isolation, time_ms: int) -> Slot:
-        """The slot is enforced on the host."""
+        """Marks a slot as ALLOCATED: its limits are enforced on the host."""
         slot = self._slots[key].with_state(
             CarveState.ALLOCATED, isolation=isolation, allocated_time_ms=time_ms
         )
         return self._put(slot)
 
     def carve_failed(self, key: SlotKey) -> None:
-        """Nothing of the slot is left on the host."""
+        """Removes a slot whose carve failed, once nothing of it is left on the host."""
         slot = self._slots[key]
         if slot.state is not CarveState.CARVING:
             raise illegal_transition(slot, None)
         self._remove(slot)
 
     def resized(self, key: SlotKey, isolation: Isolation | None = None) -> Slot:
-        """What it was becoming is enforced; what it has shrunk by is available.
+        """Completes a resize: the new size is enforced, and what the slot has shrunk by becomes
+        available.
 
         Args:
-            isolation: what is really enforced now; None: the same as before.
+            isolation: what is enforced now; None: the same as before.
         """
         slot = self._slots[key]
         if isolation is not None:
@@ -275,25 +297,35 @@ class SlotTable:
         return self._rebook(replace(slot, spec=slot.becoming or slot.spec, becoming=None))
 
     def resize_failed(self, key: SlotKey) -> Slot:
-        """It is as it was, on the host too."""
+        """Cancels a resize: the slot has its old size again, on the host too."""
         return self._rebook(replace(self._slots[key], becoming=None))
 
     def begin_free(self, key: SlotKey, *, end_reason: str = "") -> Slot | None:
-        """Takes no more tasks; `end_reason` says why where the RM did not order it.
+        """Moves a slot to FREEING, where it takes no more tasks.
 
-        None if no such slot exists (it is done), or if it is still being carved.
+        Args:
+            key: the slot.
+            end_reason: why it ends, if the RM did not order it.
+
+        Returns:
+            The slot; None if it does not exist (it has been freed already) or is still being
+            carved.
         """
         slot = self._slots.get(key)
         if slot is None or slot.state is CarveState.CARVING:
             return None
         if slot.state is CarveState.FREEING:
             if slot.end_reason and not end_reason:
-                return self._put(replace(slot, end_reason=""))  # the RM ordered it meanwhile
+                return self._put(replace(slot, end_reason=""))  # the RM has ordered it meanwhile
             return slot
         return self._put(slot.with_state(CarveState.FREEING, end_reason=end_reason))
 
     def accept(self, key: SlotKey) -> bool:
-        """The job master took the slot at its target address; no report shows that."""
+        """Records that the job master accepted the slot; returns False if the slot is not
+        ALLOCATED.
+
+        `version` stays the same, because no report shows it.
+        """
         slot = self._slots.get(key)
         if slot is None or slot.state is not CarveState.ALLOCATED:
             return False
@@ -301,41 +333,50 @@ class SlotTable:
         return True
 
     def freed(self, key: SlotKey) -> Slot:
-        """All its processes are gone and its group with them: the amounts are available."""
+        """Removes a slot whose processes and cgroup are gone; its amounts become available."""
         slot = self._slots[key]
         if slot.state is not CarveState.FREEING:
             raise illegal_transition(slot, None)
         return self._remove(slot)
 
     def vanished(self, key: SlotKey) -> Slot:
-        """The host lost the slot (a reboot, a removed group): the amounts are available."""
+        """Removes a slot that the host lost (a reboot, a removed cgroup); its amounts become
+        available.
+        """
         slot = self._slots[key]
         if slot.state is CarveState.CARVING:
             raise illegal_transition(slot, None)
         return self._remove(slot)
 
     def adopt(self, slot: Slot) -> None:
-        """Takes in a slot that outlived a restart. Its amounts count even beyond the total."""
+        """Adds a slot that survived a restart. Its amounts count even if they exceed the total."""
         if slot.key in self._slots or slot.state is CarveState.CARVING:
             raise illegal_transition(slot, slot.state)
         self._book(slot)
         self.version += 1
 
-    # -- what changes around them ---------------------------------------------------------------
+    # -- cpu conditions -------------------------------------------------------------------------
 
     def update_conditions(self, **conditions: Any) -> bool:
-        """Other conditions for cpus, by the names of `CpuConditions`; False if nothing is new."""
+        """Applies new cpu conditions, named like the fields of `CpuConditions`; False if nothing
+        changed.
+        """
         changed = self.cpus.update_conditions(**conditions)
         self.version += changed
         return changed
 
-    # -- what is here and nobody's -----------------------------------------------------------
+    # -- remains of unknown slots ------------------------------------------------------------
 
     def withhold(self, key: SlotKey, amounts: Amounts, dedicated_cpus: CpuSet = EMPTY) -> None:
-        """Remains of a slot that no book knows live on: what they hold is not for others.
+        """Withholds capacity for the remains of a slot that is on the host but not in the table.
 
-        What they hold of dimensions that are not named (devices, countable resources, parts of
-        memory) is not known, so all of those is withheld.
+        Dimensions that `amounts` does not name (devices, countable resources, memory parts) are
+        withheld in full, because it is not known how much of them the remains use.
+
+        Args:
+            key: the slot.
+            amounts: the amounts that are known.
+            dedicated_cpus: cpus that other slots must not get meanwhile.
         """
         self._withheld[key] = {
             name: amounts.get(name, amount) for name, amount in self.share.total.items()
@@ -344,7 +385,7 @@ class SlotTable:
         self.version += 1
 
     def release_withheld(self, key: SlotKey) -> None:
-        """Nothing of them is left."""
+        """Releases what was withheld for this slot: nothing of it is left on the host."""
         if self._withheld.pop(key, None) is not None:
             self.cpus.drop(key)
             self.version += 1
@@ -357,6 +398,7 @@ class SlotTable:
         return slot
 
     def _assign(self, slot: Slot) -> None:
+        # During a resize the slot keeps both its old and its new cpus.
         has = (slot.spec, slot.becoming or slot.spec)
         self.cpus.put(slot.key, dict.fromkeys(each.assignment or WHOLE_SHARED_POOL for each in has))
 
@@ -383,11 +425,11 @@ class SlotTable:
         return slot
 
     def check_invariants(self) -> None:
-        """Recomputes the books from the slots.
+        """Recomputes the bookings from the slots and checks the table for consistency.
 
         Raises:
-            InvariantBroken: the sum differs, is negative, two keys disagree with their slots, or a
-                slot becomes another one, or what it was.
+            InvariantBroken: the sums differ or are negative, an index disagrees with the slots, or
+                a slot is becoming another slot or an older size.
         """
         recomputed = total_of(self.booked_by(slot) for slot in self)
         if recomputed != self._booked or any(amount < 0 for amount in recomputed.values()):

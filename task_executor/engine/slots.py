@@ -1,7 +1,6 @@
-"""What a slot is to its executor: the order, the states, and how a slot can end.
+"""The states of a slot on its executor, and what an order for a slot contains.
 
-Decides which moves between states exist. Refuses to know who ordered what, and how a slot is
-enforced. A slot may change its size in any state but CARVING, without a move.
+A slot may be resized in any state but CARVING; a resize is not a state transition.
 
 ```mermaid
 stateDiagram-v2
@@ -35,24 +34,24 @@ class SlotKey(NamedTuple):
 
 
 class CarveState(StrEnum):
-    """Where a slot stands; its amounts are booked in every one of these states."""
+    """State of a slot. Its amounts are booked in each of these states."""
 
-    CARVING = "CARVING"  # booked, its limits are being set; on no wire yet
+    CARVING = "CARVING"  # booked; its cgroup is being set up; not in reports yet
     ALLOCATED = "ALLOCATED"  # enforced on the host; takes tasks
-    FREEING = "FREEING"  # takes no tasks; its processes are being ended
+    FREEING = "FREEING"  # takes no tasks; its processes are being terminated
 
 
 TRANSITIONS = frozenset(
     {(CarveState.CARVING, CarveState.ALLOCATED), (CarveState.ALLOCATED, CarveState.FREEING)}
 )
-"""Every move between two states; leaving the table is checked where a slot is struck out."""
+"""Every transition between two states. `SlotTable` checks the states when it removes a slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSpec:
-    """A slot as the RM orders it, with the executor's defaults filled in.
+    """A slot as ordered by the RM, with the executor's defaults filled in.
 
-    Two orders under one key are the same order exactly when their specs are equal.
+    Two orders with the same key are the same order if and only if their specs are equal.
     """
 
     allocation_id: str
@@ -61,30 +60,29 @@ class SlotSpec:
     profile: ResourceProfile
     cpu_limit_milli: int
     pids_max: int
-    cpus: str = ""  # kernel's list form: its own, or those of its pools that it is confined to
+    cpus: str = ""  # kernel cpu list: its dedicated cpus, or those of its pool to confine it to
     job_secret_sha256: str = ""
     target_address: str = ""
-    resize_number: int = 0  # of the last change of size; 0: as it was first ordered
+    resize_number: int = 0  # number of the last resize; 0: never resized
     assignment: CpuAssignment | None = None  # None: LS, in the whole shared pool
 
     @property
     def key(self) -> SlotKey:
-        """Identity of the slot."""
         return SlotKey(self.allocation_id, self.generation)
 
     @property
     def memory_bytes(self) -> int:
-        """Memory limit."""
+        """The memory limit in bytes."""
         return self.profile.booked_memory_bytes
 
     @property
     def is_pinned(self) -> bool:
-        """True if it has cpus of its own."""
+        """True if the slot has dedicated cpus."""
         return self.assignment is not None and self.assignment.qos.is_pinned
 
     @property
     def is_best_effort(self) -> bool:
-        """True if its cpu is booked against the best-effort capacity."""
+        """True if its CPU is booked against the best-effort capacity."""
         return self.assignment is not None and self.assignment.qos is QosClass.BE
 
     def of_size(
@@ -94,10 +92,16 @@ class SlotSpec:
         cpu_limit_milli: int,
         assignment: CpuAssignment | None = None,
     ) -> SlotSpec:
-        """The same slot after a change of size; assignment None: with the cpus that it has.
+        """Returns the spec of this slot after a resize.
+
+        Args:
+            number: number of the resize.
+            profile: the new amounts.
+            cpu_limit_milli: the new cap of CPU time.
+            assignment: the new cpus, NUMA nodes and pools; None: the present ones.
 
         Raises:
-            InvalidArgument: it would be of another class.
+            InvalidArgument: the QoS class would change.
         """
         known = self.assignment or CpuAssignment()
         given = assignment or known
@@ -116,26 +120,25 @@ class SlotSpec:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One slot and where it stands. Replaced, never changed, so that a report is a moment."""
+    """One slot and its state. Immutable, so that a report is a consistent snapshot."""
 
     spec: SlotSpec
     state: CarveState = CarveState.CARVING
     isolation: Isolation = NOTHING_REPORTED
-    allocated_time_ms: int = 0  # wall clock, for people
-    end_reason: str = ""  # FREEING without an order of the RM: why
+    allocated_time_ms: int = 0  # wall clock, for display only
+    end_reason: str = ""  # why it is FREEING, if the RM did not order it
     accepted: bool = False  # by the job master at its target address
-    becoming: SlotSpec | None = None  # another size, which is being enforced; booked beside `spec`
+    becoming: SlotSpec | None = None  # during a resize: the new size, booked beside `spec`
 
     @property
     def key(self) -> SlotKey:
-        """Identity of the slot."""
         return self.spec.key
 
     def with_state(self, state: CarveState, **changes: Any) -> Slot:
-        """The slot in another state.
+        """Returns the slot in another state.
 
         Raises:
-            IllegalTransition: no such move exists.
+            IllegalTransition: there is no such transition.
         """
         if (self.state, state) not in TRANSITIONS:
             raise illegal_transition(self, state)
@@ -144,14 +147,14 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class EndedSlot:
-    """A slot that ended without an order of the RM, until the RM has heard of it."""
+    """A slot that ended without an order of the RM; kept until the RM has acknowledged its end."""
 
     key: SlotKey
     reason: str
 
 
 def illegal_transition(slot: Slot, to: CarveState | None) -> IllegalTransition:
-    """The error for a move that no table lists; `to` None: out of the table."""
+    """Returns the error for a transition that is not in the table; `to` None means removal."""
     wanted = to.value if to else "gone"
     return IllegalTransition(
         f"slot {slot.spec.allocation_id} generation {slot.spec.generation} cannot go from "
@@ -166,11 +169,11 @@ def illegal_transition(slot: Slot, to: CarveState | None) -> IllegalTransition:
 
 
 def check_resizable(slot: Slot, number: int) -> None:
-    """Whether a change of size with this number may begin.
+    """Checks that a resize with this number may begin.
 
     Raises:
-        FailedPrecondition: SLOT_NOT_READY (the slot is being freed, or an earlier change is not
-            settled yet) or STALE_RESIZE (a change of this number or a later one is known).
+        FailedPrecondition: SLOT_NOT_READY (the slot is being freed, or an earlier resize is not
+            settled) or STALE_RESIZE (this number or a later one is known).
     """
     last = (slot.becoming or slot.spec).resize_number
     name = f"slot {slot.spec.allocation_id}"

@@ -1,12 +1,13 @@
-"""How far best-effort slots are squeezed together, so that the others find their cpus idle.
+"""Computes which cpus best-effort slots are confined to, so that other slots find their cpus idle.
 
-Decides, of what was measured, how many cpus best-effort work may use, and which ones. Pure: refuses
-to know who measures, how often, and who writes the result where.
+Pure arithmetic on measurements. The rule is that of Koordinator's node agent (cpu suppress). The
+budget is the part of the host that may be busy, minus what everything else uses, rounded up to
+whole cpus. These cpus are taken proportionally from those of LSR slots and from the rest, pairs of
+hardware threads first, alternating between NUMA nodes.
 
-The rule is that of Koordinator's node agent. The budget is the part of the host that may be busy,
-less what everybody else uses. It is turned into whole cpus; those are taken from the cpus of LSR
-slots and from the rest in proportion, pairs of hardware threads first, one NUMA node after the
-other, so that what is left to best-effort work lies evenly on the host.
+Example: 16 cpus, a threshold of 65 %, other slots using 4 cpus and the system 1 give a budget of
+10.4 - 4 - 1 = 5.4 cpus. That is 6 whole cpus, but at most 2 more (10 % of 16, rounded up) than in
+the step before.
 """
 
 from __future__ import annotations
@@ -19,14 +20,18 @@ from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.topology import HostTopology
 
 CPUS_MIN: Final = 2
-"""Best-effort work always keeps that many cpus, as far as its pool has them."""
+"""Best-effort slots always keep this many cpus, if their pool has them."""
 
 GROWTH_PERCENT: Final = 10
-"""Of the host's cpus: by so many it may grow in one step. It shrinks at once."""
+"""The most that the cpus may grow in one step, in percent of the host's cpus. They shrink at once.
+"""
 
 
 class CpuLocation(NamedTuple):
-    """Where a cpu lies. Numbers only tell equal from different, those of cores also the order."""
+    """Core, NUMA node and package of a cpu.
+
+    The numbers only identify cores, nodes and packages. Core numbers also define the order of cpus.
+    """
 
     cpu: int
     core: int
@@ -35,7 +40,7 @@ class CpuLocation(NamedTuple):
 
 
 def cpu_locations(topology: HostTopology) -> tuple[CpuLocation, ...]:
-    """Every online cpu of a host; of a core that no NUMA node lists the node is -1."""
+    """Returns the location of every online cpu; node -1 for a core that no NUMA node lists."""
     return tuple(
         CpuLocation(cpu, index, -1 if core.numa_node is None else core.numa_node, core.package)
         for index, core in enumerate(topology.cores)
@@ -51,31 +56,42 @@ def budget_milli(
     system_milli: int,
     reserved_milli: int,
 ) -> int:
-    """CPU time that best-effort work may use, in thousandths of a cpu; never negative.
+    """Returns the CPU time that best-effort slots may use, in thousandths of a cpu; never negative.
 
     Args:
         capacity_milli: 1000 for each cpu that was measured.
-        threshold_percent: how much of that may be busy.
-        others_milli: what slots that are not best-effort use.
-        system_milli: what no slot of ours uses.
-        reserved_milli: what is set aside for the system, used or not.
+        threshold_percent: how much of the capacity may be busy.
+        others_milli: what slots of other classes use.
+        system_milli: what processes outside all slots use.
+        reserved_milli: what is reserved for the system, used or not. The larger of this and
+            `system_milli` is deducted.
     """
     may_be_busy = capacity_milli * threshold_percent // 100
     return max(may_be_busy - others_milli - max(system_milli, reserved_milli), 0)
 
 
 def cpu_count(budget: int, *, previous: int, host_cpus: int) -> int:
-    """Whole cpus for a budget in milli: at least two, and not many more than before."""
+    """Returns the whole cpus for a budget, rounded up, with a lower bound and limited growth.
+
+    Args:
+        budget: CPU time in thousandths of a cpu.
+        previous: number of cpus in the step before.
+        host_cpus: number of cpus of the host.
+    """
     wanted = max(-(-budget // 1000), CPUS_MIN)
     return min(wanted, previous + -(-host_cpus * GROWTH_PERCENT // 100))
 
 
 def pick(count: int, locations: Iterable[CpuLocation]) -> list[int]:
-    """So many cpus, in the order in which they are taken; none if there are too few.
+    """Returns `count` cpus in the order in which they are taken; an empty list if there are too
+    few.
 
-    The largest group of one NUMA node and package comes first. Pairs of threads of one core are
-    taken from the groups in turn while more than one cpu is missing, then single ones, beginning
-    with the group whose turn it is.
+    Cpus are grouped by NUMA node and package, and the largest group comes first. While two or more
+    cpus are missing, pairs of threads of one core are taken from the groups in turn. Then single
+    cpus are taken, starting with the next group in turn.
+
+    Example: of the cpus 0-3 (node 0) and 4-7 (node 1), with two threads per core, a count of 5
+    takes 0, 1, then 4, 5, then 2.
     """
     groups = _groups(locations)
     if count < 1 or count > sum(map(len, groups)):
@@ -101,7 +117,7 @@ def _groups(locations: Iterable[CpuLocation]) -> list[list[CpuLocation]]:
 
 
 def _take_pairs(groups: list[list[CpuLocation]], count: int, taken: list[int]) -> int:
-    """Moves pairs from the groups to `taken`; returns whose turn it is then."""
+    """Moves pairs from the groups to `taken`; returns the index of the next group in turn."""
     while True:
         before = len(taken)
         for next_group, group in enumerate(groups):
@@ -124,16 +140,18 @@ def squeeze(
     lsr_cpus: CpuSet,
     first: CpuSet = EMPTY,
 ) -> list[int]:
-    """The cpus that best-effort work is confined to, in the order in which they are taken.
+    """Returns the cpus that best-effort slots are confined to, in the order in which they are
+    taken.
+
+    The result is empty only if the pool is; the caller must then leave all slots where they are.
 
     Args:
-        count: how many; what the pool does not have is not missed.
-        locations: where cpus lie.
+        count: how many cpus; if the pool has fewer, all of them are taken.
+        locations: the locations of the host's cpus.
         pool: the best-effort pool.
-        lsr_cpus: cpus that LSR slots have; those outside of the pool do not matter.
-        first: cpus of the pool that are taken before all others: no slot ever has them to itself.
-
-    Empty only if the pool is: whoever calls then leaves everything as it is.
+        lsr_cpus: cpus of LSR slots; those outside the pool are ignored.
+        first: cpus of the pool to take before all others, because no slot can have them as
+            dedicated ones.
     """
     set_aside = [location for location in locations if location.cpu in pool & first]
     taken = pick(min(count, len(set_aside)), set_aside)
@@ -148,7 +166,9 @@ def squeeze(
 
 
 def confined(cpus: CpuSet, squeezed: CpuSet) -> CpuSet:
-    """What of its cpus a best-effort slot may use. One that is bound to NUMA nodes of which nothing
-    was picked keeps the first two of its own. Empty only if its cpus are.
+    """Returns the part of `cpus` that a best-effort slot may use.
+
+    A slot that is bound to NUMA nodes without any squeezed cpu keeps the first two of its own. The
+    result is empty only if `cpus` is.
     """
     return (cpus & squeezed) or cpus.first(CPUS_MIN)
