@@ -1,7 +1,7 @@
-"""`finegrain executor helper`: the privileged half of an executor in a unit of its own.
+"""`finegrain executor helper`: runs the privileged helper in a separate systemd unit.
 
-Decides what the helper is told, by the same options as the front's; then becomes it. Imports no
-grpc.
+It takes the same options as the front, derives the helper's configuration, and then replaces itself
+with the helper. It imports no grpc.
 """
 
 from __future__ import annotations
@@ -25,9 +25,11 @@ EXIT_USAGE = 2
 
 
 def run(options: TaskExecutorOptions) -> int:
-    """Returns only if it cannot start: exit status 2, with the reason on standard error."""
+    """Becomes the helper. Returns only if that fails: exit status 2, the reason is on standard
+    error.
+    """
     try:
-        take_join_token()  # the front's; nothing that is started here shall have it
+        take_join_token()  # for the front only; no child process may inherit it
         socket = options.helper_socket
         if socket is None:
             raise ConfigurationError(
@@ -58,12 +60,15 @@ def _front_user(options: TaskExecutorOptions) -> User:
 
 
 def executor_id(options: TaskExecutorOptions) -> str:
-    """As configured; else the one that the front keeps; else what the front will take, too."""
+    """Returns the configured id, else the id saved by the front, else the front's own default."""
     return options.executor_id or _saved_id(options.state_dir / STATE_FILE) or host_name()
 
 
 def _saved_id(path: Path) -> str:
-    """What the front has written there is believed no further than an id."""
+    """Returns the id in the front's checkpoint; empty if it is not a valid id.
+
+    The front is less privileged, so its file is not trusted for anything else.
+    """
     try:
         found = json.loads(json.loads(path.read_text())["content"])["executor_id"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,8 +1,8 @@
-"""What whoever starts an executor may tell it by its environment, to join a cluster.
+"""Environment variables by which a provider or an installer lets an executor join a cluster.
 
-FINEGRAIN_PROVIDED_AS names the executor shape of a provider, and FINEGRAIN_JOIN_TOKEN is the
-cluster token itself, for a host that has no file of it. Decides that the token leaves the
-environment before anything is started that would inherit it.
+FINEGRAIN_PROVIDED_AS names the executor shape of a provider. FINEGRAIN_JOIN_TOKEN is the cluster
+token itself, for a host without a token file. The token is removed from the environment before any
+process is started that would inherit it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ JOIN_TOKEN_VARIABLE = "FINEGRAIN_JOIN_TOKEN"
 
 
 def take_join_token() -> str:
-    """The token of the environment, which has none afterwards; empty if there was none.
+    """Removes the token from the environment and returns it; empty if there was none.
 
     Raises:
-        ConfigurationError: it cannot be a token.
+        ConfigurationError: the value cannot be a token.
     """
     token = os.environ.pop(JOIN_TOKEN_VARIABLE, "").strip()
     if token and not TOKEN_PATTERN.fullmatch(token):
@@ -34,11 +34,17 @@ def take_join_token() -> str:
 
 
 def cluster_token(join_token: str, given: Path | None, usual: Path) -> str:
-    """The token of the file that was given, if we may read it; else the join token; else that of
-    the usual file.
+    """Returns the cluster token.
+
+    A readable configured file is preferred, then the join token, then the usual file.
+
+    Args:
+        join_token: the token from the environment; empty: none.
+        given: the configured token file, if any.
+        usual: the token file to use if there is neither.
 
     Raises:
-        ConfigurationError: there is none, or its file cannot be used.
+        ConfigurationError: there is no token, or its file cannot be used.
     """
     if join_token and (given is None or not os.access(given, os.R_OK)):
         return join_token
@@ -46,10 +52,10 @@ def cluster_token(join_token: str, given: Path | None, usual: Path) -> str:
 
 
 def provided_as(configured: str) -> str:
-    """The shape as which a provider started this executor; empty: none did.
+    """Returns the executor shape that a provider started this executor as; empty: no provider did.
 
     Raises:
-        InvalidArgument: not a name.
+        InvalidArgument: it is not a valid name.
     """
     name = configured or os.environ.get(PROVIDED_AS_VARIABLE, "")
     return check_id("provided_as", name) if name else ""

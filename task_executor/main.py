@@ -1,11 +1,10 @@
-"""`finegrain executor serve`: the front of one task executor, from options to exit status.
+"""`finegrain executor serve`: runs the front of one task executor, from options to exit status.
 
-Decides the order in which things come up. The helper is started before grpc is imported: a process
-that uses grpc must not fork, and the helper forks for every task. Nothing here imports grpc at
-module level.
+The helper is started before grpc is imported, because a process that uses grpc must not fork, and
+the helper forks for every task. So no module may import grpc at module level here.
 
-A planned stop (SIGTERM, SIGINT) ends the front alone; slots, tasks, shims and the helper live on
-and are taken back at the next start, unless `stop_tasks_on_exit` is set.
+A planned stop (SIGTERM, SIGINT) ends only the front. Slots, tasks, shims and the helper continue
+and are adopted at the next start, unless `stop_tasks_on_exit` is set.
 """
 
 from __future__ import annotations
@@ -38,9 +37,10 @@ log = get_logger(__name__)
 
 
 def run(options: TaskExecutorOptions) -> int:
-    """Serves until SIGTERM or SIGINT; answers with the exit status.
+    """Serves until SIGTERM or SIGINT, and returns the exit status.
 
-    0: a planned stop; 2: an option that makes no sense; 1: anything else.
+    Returns:
+        0 after a planned stop, 2 for an invalid option, 1 for any other error.
     """
     configure_logging(options.log)
     try:
@@ -56,16 +56,17 @@ def run(options: TaskExecutorOptions) -> int:
 async def serve(
     options: TaskExecutorOptions, ready: Ready | None = None, stop: asyncio.Event | None = None
 ) -> None:
-    """The same inside a running event loop, until `stop` is set or this task is cancelled; either
-    is a planned stop.
+    """Serves inside a running event loop.
+
+    Setting `stop` or cancelling the task is a planned stop.
 
     Args:
-        options: what to serve.
-        ready: called once, when the executor can be called (it may not have registered yet).
-        stop: ends it.
+        options: the options of this executor.
+        ready: called once, when the executor accepts calls (it may not have registered yet).
+        stop: set by the caller to end the service.
 
     Raises:
-        ConfigurationError, InvalidArgument: it cannot start as configured.
+        ConfigurationError, InvalidArgument: the executor cannot start with this configuration.
         Unavailable: the helper does not answer.
     """
     prepared = await asyncio.to_thread(prepare, options)
@@ -118,7 +119,9 @@ async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event
 
 
 async def _until_first(*works: Coroutine[Any, Any, object]) -> None:
-    """Runs all until one ends, and raises what that one raised."""
+    """Runs all coroutines until one ends, cancels the others, and raises what the first one
+    raised.
+    """
     tasks = [asyncio.create_task(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -131,7 +134,7 @@ async def _until_first(*works: Coroutine[Any, Any, object]) -> None:
 
 
 async def _keep_helper(config: HelperConfig, helper_pid: int) -> None:
-    """Starts the helper again when it has died; its tasks have lived on in their shims."""
+    """Restarts the helper when it has died. Its tasks are still running in their shims."""
     while True:
         await asyncio.sleep(HELPER_CHECK_S)
         if _lives(helper_pid):
@@ -149,12 +152,12 @@ def _lives(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # another user's: it lives
+        pass  # the process exists and belongs to another user
     return True
 
 
 async def _end_idle_helper(helper: Helper) -> None:
-    """A start that failed leaves no helper behind, unless slots or tasks need one."""
+    """Stops the helper after a failed start, unless it has slots or tasks."""
     with contextlib.suppress(FinegrainError):
         state = await helper.inspect()
         if not state.slots and not state.tasks:
@@ -162,7 +165,7 @@ async def _end_idle_helper(helper: Helper) -> None:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's where it is installed: it halves what a call costs."""
+    """Returns uvloop's factory if uvloop is installed: it halves the cost of a call."""
     try:
         import uvloop
     except ImportError:

@@ -1,6 +1,6 @@
-"""Everything a task executor can be told.
+"""All options of a task executor.
 
-Filled by the command line; holds no defaults that read a host.
+The command line fills them. No default here depends on the host.
 """
 
 from __future__ import annotations
@@ -17,57 +17,57 @@ DEFAULT_KUBELET_DIR = Path("/var/lib/kubelet")
 
 @dataclass(frozen=True, slots=True)
 class TaskExecutorOptions:
-    """Options of `finegrain executor serve`; docs/configuration.md lists them for people."""
+    """Options of `finegrain executor serve`. docs/configuration.md describes them for operators."""
 
     state_dir: Path
     run_dir: Path  # sockets; short, since socket paths are limited to 107 bytes
-    managers: tuple[str, ...]  # "host:port" of RMs
-    executor_id: str = ""  # empty: host name
+    managers: tuple[str, ...]  # addresses of resource managers, "host:port"
+    executor_id: str = ""  # empty: the host name
     listen: ListenOptions = field(
         default_factory=lambda: ListenOptions(
             address=DEFAULT_ADDRESS, metrics_address=DEFAULT_METRICS_ADDRESS
         )
     )
-    advertise_address: str = ""  # empty: the bound one
+    advertise_address: str = ""  # empty: the address that is bound
     manager_tls: TlsOptions | None = None
-    manager_insecure: bool = False  # tokens may be sent in clear beyond loopback
-    cluster_token_file: Path | None = None  # goes before FINEGRAIN_JOIN_TOKEN
-    usual_token_file: Path | None = None  # where neither is given; None: in state_dir
-    provided_as: str = ""  # shape as which a provider started us; empty: FINEGRAIN_PROVIDED_AS
+    manager_insecure: bool = False  # allow sending tokens unencrypted beyond loopback
+    cluster_token_file: Path | None = None  # preferred to FINEGRAIN_JOIN_TOKEN
+    usual_token_file: Path | None = None  # used if there is neither; None: the one in state_dir
+    provided_as: str = ""  # executor shape of its provider; empty: FINEGRAIN_PROVIDED_AS
     log: LogOptions = field(default_factory=LogOptions)
     labels: tuple[tuple[str, str], ...] = ()
-    reserved_cpus: str = ""  # cpu list kept for the system
-    reserved_cpus_strict: bool = False  # True: nor do slots without cpus of their own run there
+    reserved_cpus: str = ""  # cpu list reserved for the system
+    reserved_cpus_strict: bool = False  # True: slots in shared pools do not run there either
     reserved_memory_bytes: int | None = None  # None: 5 %, at least 256 MiB, at most 4 GiB
     cpus: str = ""  # share: exactly these cpus, no second reserve
     cpu_milli: int | None = None  # share: book no more cpu time than this
     memory_bytes: int | None = None  # share: exactly this much memory, no second reserve
-    memory_pools: tuple[tuple[str, int], ...] = ()  # separate pools per memory part, in bytes
+    memory_pools: tuple[tuple[str, int], ...] = ()  # a separate pool for each memory part, in bytes
     extended: tuple[tuple[str, int], ...] = ()  # countable resources by name
-    bind_policy: str = ""  # a HostBindPolicy; empty here and in the next four: not said
+    bind_policy: str = ""  # a HostBindPolicy; here and in the next four, empty: not set
     numa_strategy: str = ""  # a NumaStrategy
     alignment_policy: str = ""  # a NumaPolicy, not Default
     default_bind_policy: str = ""  # a BindPolicy, neither Default nor ConstrainedBurst
     default_exclusive_policy: str = ""  # an ExclusivePolicy, not Default
-    best_effort_percent: int = 100  # cpu that best-effort slots may book, of that of the others
+    best_effort_percent: int = 100  # CPU that best-effort slots may book, in percent of the others'
     best_effort_squeeze: str = "none"  # none, cpuset
-    best_effort_squeeze_threshold: int = 65  # percent of the host that may be busy before
-    best_effort_squeeze_minimum: int = 0  # percent of the host that they keep
-    kubelet_dir: Path | None = DEFAULT_KUBELET_DIR  # None: no kubelet is looked for
-    kubelet_config: Path | None = None  # its configuration; None: config.yaml in kubelet_dir
+    best_effort_squeeze_threshold: int = 65  # percent of the host that may be busy
+    best_effort_squeeze_minimum: int = 0  # percent of the host that best-effort slots keep
+    kubelet_dir: Path | None = DEFAULT_KUBELET_DIR  # None: do not look for a kubelet
+    kubelet_config: Path | None = None  # None: config.yaml in kubelet_dir
     default_slot_fraction: float | None = None
     number_of_slots: int | None = None  # deprecated: use default_slot_fraction
     slots_max: int = 0
-    pids_max: int = 4096  # per slot, where the request does not say
+    pids_max: int = 4096  # per slot, if the request does not set it
     isolation: str = "auto"  # auto, none
-    cgroup_parent: str = ""  # delegated subtree; empty: the daemon's own group
-    task_user: str = "nobody"  # as root: whom tasks run as; "" or "self": the daemon's own user
+    cgroup_parent: str = ""  # delegated subtree; empty: the daemon's own cgroup
+    task_user: str = "nobody"  # user of tasks if run as root; "" or "self": the daemon's own
     allow_root_tasks: bool = False
     task_kill_grace_ms: int = 5_000
     output_limit_bytes: int = 64 * 1024 * 1024  # per stream and task
     offer_timeout_ms: int = 10_000
     orphan_timeout_ms: int | None = 600_000  # None: never
-    helper_socket: Path | None = None  # of a helper in a unit of its own; None: the front starts it
-    helper_state_dir: Path | None = None  # of that helper
-    front_user: str = ""  # who may use that socket
-    stop_tasks_on_exit: bool = False  # `finegrain up`: leave nothing behind
+    helper_socket: Path | None = None  # of a separate helper unit; None: the front starts one
+    helper_state_dir: Path | None = None  # state directory of that helper
+    front_user: str = ""  # user that may connect to that socket
+    stop_tasks_on_exit: bool = False  # for `finegrain up`: leave nothing running

@@ -1,1 +1,3 @@
-"""The shell around the slot table: gRPC, heartbeats, settings."""
+"""The executor's daemon around the slot table: gRPC service, reports, tasks, checkpoint,
+metrics.
+"""

@@ -1,7 +1,7 @@
-"""The executor's side of the conversation with the RM: register, report, reconcile, hold out alone.
+"""Registers the executor with the RM and sends slot reports.
 
-Decides when to register and report, what to make of the answers, and when slots without a reachable
-RM are orphans. Takes no orders: those come by TaskExecutorService.
+It decides when to register and report, applies the answers, and frees slots as orphans when no RM
+has been reachable for too long. Commands of the RM arrive elsewhere, by TaskExecutorService.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NEEDS_OPERATOR = frozenset(
         Reason.ALREADY_EXISTS,
     }
 )
-"""Refusals that go away only when somebody does something; tried again slowly."""
+"""Errors that need an operator's action; retried only every `CONFLICT_PAUSE_S`."""
 
 Registration = Callable[[slots_pb2.SlotReport], resource_manager_pb2.RegisterExecutorRequest]
 Measure = Callable[[], Awaitable[slots_pb2.UsageReport]]
@@ -49,40 +49,40 @@ log = get_logger(__name__)
 
 
 class _NextStep(Enum):
-    """What an answer calls for."""
+    """What the agent does after a report."""
 
-    WAIT = "wait"  # for the interval, or a change
-    AT_ONCE = "at once"  # another report
+    WAIT = "wait"  # for the report interval, or for a change
+    AT_ONCE = "at once"  # send another report
     REGISTER = "register"
 
 
 @dataclass(slots=True)
 class AgentState:
-    """How the conversation stands; for metrics, readiness and tests."""
+    """State of the connection; for metrics, readiness and tests."""
 
     registered: bool = False
     connected: bool = False
     registration_number: int = 0
-    contact_at: float = 0.0  # seconds of boot time: when the RM last answered
+    contact_at: float = 0.0  # when the RM last answered, in seconds of `boot_seconds`
     report_interval_ms: int = REPORT_INTERVAL_MS_DEFAULT
     reports_sent: int = 0
 
 
 def boot_seconds() -> float:
-    """A clock that no adjustment moves, and that runs while the host sleeps."""
+    """Returns seconds of a clock that no adjustment changes and that also runs during suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Agent:
-    """Runs until cancelled.
+    """Registers and reports until it is cancelled.
 
     Args:
         keeper: slots, fence and report numbers.
-        link: the way to the RM.
-        registration: makes the announcement around a first report.
-        measure: what is really used.
-        tokens: gets the hash of the user token that the RM tells.
-        orphan_timeout_ms: None: never.
+        link: the connection to the RM.
+        registration: builds the registration request around a first report.
+        measure: returns the usage that was measured.
+        tokens: receives the hash of the user token that the RM sends.
+        orphan_timeout_ms: how long slots are kept without a reachable RM; None: indefinitely.
     """
 
     def __init__(
@@ -103,15 +103,15 @@ class Agent:
         self._tokens = tokens
         self._orphan_timeout_ms = orphan_timeout_ms
         self._clock = clock
-        self._logged_reason: Reason | None = None  # what was logged last of an RM that is away
+        self._logged_reason: Reason | None = None  # last failure logged while the RM is unreachable
         self._changed = asyncio.Event()
-        self._settled = asyncio.Event()  # no registration is under way
+        self._settled = asyncio.Event()  # set while no registration is in progress
         self._settled.set()
         self.state = AgentState(contact_at=clock())
         keeper.on_change = self._changed.set
 
     async def run(self) -> None:
-        """Registers and reports, for ever."""
+        """Registers and reports until cancelled."""
         while True:
             try:
                 if not self.state.registered:
@@ -131,7 +131,7 @@ class Agent:
                 await self._wait_for_change()
 
     async def wait_registered(self, timeout_s: float) -> None:
-        """Waits for a registration that is under way, at most that long."""
+        """Waits at most `timeout_s` seconds for a registration that is in progress."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._settled.wait()
@@ -157,10 +157,11 @@ class Agent:
         await self._free_unowned(answer.unowned_slots)
 
     async def _announce(self) -> tuple[resource_manager_pb2.RegisterExecutorResponse, int]:
-        """The answer, and the number of the state that it is about.
+        """Sends the registration; returns the answer and the number of its report.
 
-        The RM refuses a registration that looks overtaken; after a restart of ours it is not, and
-        numbers go on above those of the earlier life.
+        After a restart with a lost checkpoint the report number can be lower than what the RM
+        knows. The RM then rejects the registration as stale, and the agent repeats it with a higher
+        number.
         """
         reports = self._keeper.reports
         for attempt in (1, 2):
@@ -179,15 +180,15 @@ class Agent:
     async def _apply_registration(
         self, answer: resource_manager_pb2.RegisterExecutorResponse, report_number: int
     ) -> None:
-        """Durable before use: no command of this epoch is admitted before the epoch is kept."""
+        """Applies the answer. The epoch is durable before any command of that epoch is admitted."""
         keeper = self._keeper
         keeper.fence.check_epoch(answer.rm_epoch)
         await keeper.keep_epoch(answer.rm_epoch)
         keeper.fence.register(answer.rm_epoch, answer.registration_number)
         self._tokens.user_sha256 = answer.user_token_sha256
         if keeper.user_token_sha256 != answer.user_token_sha256:
-            # For a front that restarts while the RM is away. A full disk must not keep this one
-            # from registering; the next write of the checkpoint has it.
+            # Saved for a front that restarts while the RM is away. A full disk must not prevent
+            # this registration; the next checkpoint that is written contains the hash.
             keeper.user_token_sha256 = answer.user_token_sha256
             await keeper.save_or_log()
         self.state.report_interval_ms = duration_ms_from_proto(
@@ -231,7 +232,7 @@ class Agent:
             return _NextStep.REGISTER
         if keeper.reports.acknowledge(answer.acknowledged_report_number):
             await keeper.save()
-        if answer.host_policy_number:  # else it is the one that we have
+        if answer.host_policy_number:  # 0: unchanged
             await self._follow_policy(answer.host_policy, answer.host_policy_number)
         await self._free_unowned(answer.unowned_slots)
         if answer.send_full_report:
@@ -240,8 +241,9 @@ class Agent:
         return _NextStep.WAIT
 
     async def _follow_policy(self, message: cpus_pb2.HostPolicy, number: int) -> None:
-        """What the operator has set for this host. What makes no sense here is not followed, and
-        reports say so by the number.
+        """Applies the settings that an operator made for this host.
+
+        Invalid settings are logged and ignored; reports keep the number of the settings in effect.
         """
         try:
             policy = host_policy_from_proto(message, "host_policy")
@@ -266,9 +268,9 @@ class Agent:
                 await self._changed.wait()
         except TimeoutError:
             return
-        await asyncio.sleep(COALESCE_S)  # changes come in bursts; one report tells them all
+        await asyncio.sleep(COALESCE_S)  # changes come in bursts; one report covers them
 
-    # -- alone -------------------------------------------------------------------------------
+    # -- without the resource manager --------------------------------------------------------
 
     def _mark_connected(self) -> None:
         if not self.state.connected:
@@ -278,7 +280,9 @@ class Agent:
         self.state.contact_at = self._clock()
 
     async def _handle_failure(self, error: FinegrainError) -> None:
-        """The RM is away or refuses us: tasks go on, until they are orphans."""
+        """Handles an RM that cannot be reached or rejects us: tasks continue until they are
+        orphans.
+        """
         if error.reason is not self._logged_reason or not self.state.registered:
             self._logged_reason = error.reason
             log.warning(
@@ -291,7 +295,8 @@ class Agent:
         if error.reason in (Reason.STALE_REGISTRATION, Reason.EXECUTOR_UNKNOWN):
             self.state.registered = False
         pause_s = await self._link.next_address(error)
-        # Not less often than reports are due: an RM that is back calls us lost if we are late.
+        # Retry at least as often as reports are due: an RM that has restarted marks this executor
+        # as lost if its report is late.
         pause_s = min(pause_s, self.state.report_interval_ms / 1000)
         if error.reason in NEEDS_OPERATOR:
             log.error("registration_refused", reason=error.reason.value, error=error.message)
@@ -313,7 +318,7 @@ class Agent:
             await self._keeper.free(orphans, reason=Reason.ORPHANED.value)
 
     async def send_last_report(self, timeout_s: float) -> None:
-        """One more report, as far as it can be delivered; for a planned stop."""
+        """Sends one more report before a planned stop; gives up after `timeout_s` seconds."""
         if not self.state.registered:
             return
         try:
@@ -323,5 +328,5 @@ class Agent:
             log.warning("last_report_not_delivered", error=str(error))
 
     async def close(self) -> None:
-        """Closes the way to the RM."""
+        """Closes the connection to the RM."""
         await self._link.close()

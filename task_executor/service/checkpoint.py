@@ -1,13 +1,12 @@
-"""What a restarted front must know: who it is, which epoch it obeys, which slots and tasks it has.
+"""The executor's checkpoint on disk: what a restarted front must know.
 
-Decides how the state directory is laid out, locked and written, so that after any crash a reader
-finds the old or the new state, whole. Refuses to know what the state means.
+It is written so that after any crash a reader finds either the old or the new state, complete.
 
-    executor.lock     held by the one front that uses this directory
+    executor.lock     locked by the one front that uses this directory
     state.json        identity, epoch, slots, hash of the user token: one document, replaced whole
-    tasks/ID.json     one per task, written when it is accepted, removed when it is forgotten
-    endpoint.json     where the running front can be reached; for people and tools
-    helper/           the helper's own; nothing of ours
+    tasks/ID.json     one per task, written when it is accepted, deleted with the task
+    endpoint.json     addresses of the running front; for people and tools
+    helper/           owned by the helper
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from finegrain.mapping.json_form import JsonCodec, JsonForm
 from finegrain.mapping.stored import FORMS
 from task_executor.engine.slots import EndedSlot, Slot, SlotKey
 
-FORMAT_VERSION = 3  # 2: slots may be changing their size; 3: slots may have cpus of their own
+FORMAT_VERSION = 3  # 2: slots may be in a resize; 3: slots may have dedicated cpus
 LOCK_FILE = "executor.lock"
 STATE_FILE = "state.json"
 ENDPOINT_FILE = "endpoint.json"
@@ -42,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SavedState:
-    """The content of the document: the names of the fields are its keys."""
+    """The content of the document. The names of the fields are its keys."""
 
     executor_id: str
     instance_id: str
@@ -50,15 +49,15 @@ class SavedState:
     boot_id: str = ""
     slots: tuple[Slot, ...] = ()
     ended: tuple[EndedSlot, ...] = ()
-    starts: int = 0  # of fronts with this identity; separates the numbers of their reports
-    policy: HostPolicy = field(default_factory=HostPolicy)  # what an operator has set for this host
-    policy_number: int = 0  # of that; 0: none
-    user_token_sha256: str = ""  # by the last registration; empty: not known
+    starts: int = 0  # fronts started with this identity; separates their report numbers
+    policy: HostPolicy = field(default_factory=HostPolicy)  # set by an operator for this host
+    policy_number: int = 0  # number of `policy`; 0: none was set
+    user_token_sha256: str = ""  # from the last registration; empty: not known
 
 
 @dataclass(slots=True)
 class StateDirectory:
-    """A locked state directory. `damage` says what could not be read, for the log."""
+    """A locked state directory. `damage` collects what could not be read, for the log."""
 
     path: Path
     damage: list[str] = field(default_factory=list)
@@ -66,10 +65,10 @@ class StateDirectory:
 
     @classmethod
     def open(cls, path: Path) -> StateDirectory:
-        """Makes the directory if need be and locks it for the life of this process.
+        """Creates the directory if needed, and locks it until this process ends.
 
         Raises:
-            ConfigurationError: it cannot be used, or another front uses it.
+            ConfigurationError: the directory cannot be used, or another front uses it.
         """
         directory = cls(path)
         try:
@@ -97,25 +96,25 @@ class StateDirectory:
         return directory
 
     def close(self) -> None:
-        """Gives the lock back."""
+        """Releases the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
-    # -- the document ------------------------------------------------------------------------
+    # -- state -------------------------------------------------------------------------------
 
     def load(self, executor_id: str) -> SavedState:
-        """The saved state, or a fresh identity if there is none or it is damaged.
+        """Returns the saved state, or a new identity if there is none or it is damaged.
 
-        A damaged document is kept aside (state.json.damaged) and told in `damage`; what really
-        runs is then learnt from the helper.
+        A damaged document is renamed to state.json.damaged and noted in `damage`. The slots on the
+        host are then learned from the helper.
 
         Args:
             executor_id: as configured; empty: the saved one.
 
         Raises:
-            ConfigurationError: the directory belongs to another executor, a newer version wrote
-                it, or it cannot be read at all.
+            ConfigurationError: the directory belongs to another executor, a newer version wrote it,
+                or it cannot be read at all.
         """
         try:
             content = read_document(self.path / STATE_FILE)
@@ -140,13 +139,17 @@ class StateDirectory:
         return saved
 
     def save(self, state: SavedState) -> None:
-        """Replaces the document durably. Raises OSError with the old one untouched."""
+        """Replaces the document durably.
+
+        Raises:
+            OSError: it could not be written; the old document is unchanged.
+        """
         write_document(self.path / STATE_FILE, state_content(state))
 
     # -- tasks -------------------------------------------------------------------------------
 
     def tasks(self) -> Iterator[dict[str, Any]]:
-        """All saved tasks; a damaged one is told in `damage` and left out."""
+        """Yields all saved tasks; a damaged one is skipped and noted in `damage`."""
         for path in sorted((self.path / TASKS_FOLDER).glob("*.json")):
             try:
                 content = read_document(path)
@@ -157,11 +160,15 @@ class StateDirectory:
                 yield content
 
     def save_task(self, task_id: str, content: dict[str, Any]) -> None:
-        """Writes one task durably. Raises OSError with what was there untouched."""
+        """Writes one task durably.
+
+        Raises:
+            OSError: it could not be written; what was there is unchanged.
+        """
         write_document(self._task_path(task_id), content)
 
     def forget_task(self, task_id: str) -> None:
-        """Removes one task; a missing one is fine."""
+        """Deletes one task; a missing one is not an error."""
         self._task_path(task_id).unlink(missing_ok=True)
 
     def _task_path(self, task_id: str) -> Path:
@@ -171,7 +178,7 @@ class StateDirectory:
 
 
 class Saver:
-    """Saves the latest state for many callers at once: one write serves all who wait for it."""
+    """Saves the latest state for many concurrent callers: one write serves all that wait for it."""
 
     def __init__(self, directory: StateDirectory, snapshot: Callable[[], SavedState]) -> None:
         self._directory = directory
@@ -184,25 +191,35 @@ class Saver:
         """Returns when a state at least as new as the present one is durable.
 
         Raises:
-            OSError: it could not be written (a full disk, say).
+            OSError: it could not be written (for example, the disk is full).
         """
         self._wanted += 1
         mine = self._wanted
         async with self._lock:
             if self._written >= mine:
-                return  # somebody's write, begun after our change, has covered it
+                return  # covered by a write that began after our change
             covers = self._wanted
             await asyncio.to_thread(self._directory.save, self._snapshot())
             self._written = covers
 
 
 class DamagedError(Exception):
-    """A document that was not written by us, or not to its end."""
+    """A document that is incomplete, changed, or not written by this program."""
 
 
 def write_document(path: Path, content: dict[str, Any], mode: int = 0o600) -> None:
-    """Replaces a file durably: text with version and checksum, fsync, rename, fsync of the
+    """Replaces a file durably.
+
+    Writes text with version and checksum to a new file, syncs it, renames it, and syncs the
     directory.
+
+    Args:
+        path: the file to replace.
+        content: its new content.
+        mode: permissions of the file.
+
+    Raises:
+        OSError: it could not be written; the old file is unchanged.
     """
     text = encode_document(content)
     fresh = path.with_name(f".{path.name}.new")
@@ -225,7 +242,12 @@ def write_document(path: Path, content: dict[str, Any], mode: int = 0o600) -> No
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """The content of a document; None if there is no such file."""
+    """Returns the content of a document; None if there is no such file.
+
+    Raises:
+        DamagedError: it is incomplete, changed or not ours.
+        ConfigurationError: a newer version wrote it.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -236,20 +258,20 @@ def read_document(path: Path) -> dict[str, Any] | None:
 
 
 def encode_document(content: dict[str, Any]) -> str:
-    """The text of a document: the content with version and checksum."""
+    """Returns the text of a document: the content with version and checksum."""
     body = json.dumps(content, separators=(",", ":"), sort_keys=True)
     return json.dumps({"version": FORMAT_VERSION, "sha256": _digest(body), "content": body})
 
 
 def decode_document(text: str, path: Path) -> dict[str, Any]:
-    """The content of a text that `encode_document` made.
+    """Returns the content of a text that `encode_document` made.
 
     Args:
-        text: what a file held.
+        text: the text of a file.
         path: that file, for the messages.
 
     Raises:
-        DamagedError: it is torn, changed or not ours.
+        DamagedError: it is incomplete, changed or not ours.
         ConfigurationError: a newer version wrote it.
     """
     try:
@@ -283,16 +305,16 @@ def state_content(state: SavedState) -> dict[str, Any]:
 
 
 def parse_state(content: dict[str, Any], damage: list[str]) -> SavedState:
-    """Reads what `state_content` made, in earlier versions too.
+    """Reads what `state_content` made, also in earlier versions.
 
-    A slot, or the policy, that cannot be read is left out: the others hold.
+    A slot or policy that cannot be read is left out; the rest is kept.
 
     Args:
-        content: of the document.
-        damage: gets a sentence for each part that is left out.
+        content: the content of the document.
+        damage: receives a sentence for each part that is left out.
 
     Raises:
-        DamagedError: something else is missing or of the wrong kind.
+        DamagedError: another part is missing or has the wrong type.
     """
     parts = {name: value for name, value in content.items() if name not in ("slots", "policy")}
     try:
@@ -308,7 +330,7 @@ def parse_state(content: dict[str, Any], damage: list[str]) -> SavedState:
         state,
         slots=tuple(slot for slot in slots if slot is not None),
         policy=policy or HostPolicy(),
-        policy_number=state.policy_number if policy is not None else 0,  # 0: it is sent again
+        policy_number=state.policy_number if policy is not None else 0,  # 0: the RM sends it again
     )
 
 

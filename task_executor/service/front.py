@@ -1,7 +1,6 @@
-"""One running task executor: its parts put together, started in order, stopped in order.
+"""One running task executor: creates its parts, and starts and stops them in order.
 
-Decides the order only: recover before serving, serve before registering, tell the RM before
-leaving. What each part does stands in its own module.
+It recovers before it serves, serves before it registers, and sends a last report before it leaves.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ log = get_logger(__name__)
 
 
 def software_version() -> str:
-    """Of the installed package."""
+    """Returns the version of the installed package."""
     try:
         return version("finegrain")
     except PackageNotFoundError:
@@ -72,7 +71,7 @@ def software_version() -> str:
 
 
 class Front:
-    """The parts of one executor. `start`, then `run` until something ends it, then `stop`."""
+    """All parts of one executor. Call `start`, then `run` until something ends it, then `stop`."""
 
     def __init__(
         self,
@@ -90,7 +89,7 @@ class Front:
         self.metrics_address = ""
         self.tokens = TokenHashes(
             cluster_sha256=sha256_hex(prepared.cluster_token),
-            user_sha256=prepared.saved.user_token_sha256 or None,  # until it registers
+            user_sha256=prepared.saved.user_token_sha256 or None,  # until the executor registers
         )
         identity = Identity(prepared.saved.executor_id, prepared.saved.instance_id, info.boot_id)
         self.keeper = SlotKeeper(
@@ -156,13 +155,13 @@ class Front:
         self._agent_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Recovers, binds, and begins to register.
+        """Recovers slots and tasks, binds the addresses, and begins to register.
 
         Raises:
             ConfigurationError: an address cannot be bound or is not allowed.
-            HelperUnavailable: the helper went away.
+            HelperUnavailable: the connection to the helper was lost.
         """
-        await self.watch.refresh()  # before anybody is told where to run
+        await self.watch.refresh()  # before any slot is bound to cpus
         await recover(self.keeper, self._prepared.saved)
         await self._keep_identity()
         bound_address = await self._server.start()
@@ -185,8 +184,10 @@ class Front:
         systemd.notify("READY=1", f"STATUS=serving {self.address}")
 
     async def _keep_identity(self) -> None:
-        """It is durable before anybody hears of it. One that is known already serves without room,
-        too: tasks have to be taken back all the same.
+        """Saves the identity before it is sent to anyone.
+
+        An executor that was saved before also starts on a full disk, because its tasks must be
+        adopted.
         """
         try:
             await self.keeper.save()
@@ -203,19 +204,21 @@ class Front:
             ) from None
 
     async def run(self) -> None:
-        """Returns only by an error in one of the parts: a bug, never a caller's mistake."""
+        """Runs until a part fails. Such an error is always a bug, never a caller's mistake."""
         done, _ = await asyncio.wait(self._background, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
 
     async def abandon(self) -> None:
-        """After a start that failed: ends what had begun and changes nothing on the host."""
+        """Cleans up after a failed start; changes nothing on the host."""
         await self._server.stop(0)
         await self._close_components()
 
     async def stop(self) -> None:
-        """A planned stop. Tasks and slots live on, unless `stop_tasks_on_exit`, and the helper with
-        them.
+        """Stops the executor as planned.
+
+        Tasks, slots and the helper continue, unless `stop_tasks_on_exit` is set. Without slots and
+        tasks the helper is stopped too.
         """
         systemd.notify("STOPPING=1")
         await self._server.set_serving(False)
@@ -234,7 +237,7 @@ class Front:
             )
         await self._server.stop()
         await self._close_components()
-        with contextlib.suppress(OSError):  # of a disk that failed
+        with contextlib.suppress(OSError):  # the disk may have failed
             (self._prepared.directory.path / ENDPOINT_FILE).unlink(missing_ok=True)
         log.info("stopped")
 
@@ -249,14 +252,16 @@ class Front:
             await self._metrics_server.stop()
 
     async def _free_everything(self) -> None:
-        """All slots freed, the RM told as far as it can be, tasks' files and helper gone."""
+        """Frees all slots, sends a last report if possible, deletes the tasks' files, stops the
+        helper.
+        """
         keys = [slot.key for slot in self.keeper.table if slot.state is not CarveState.CARVING]
         await self.offers.close()
         await self.keeper.free([(key, None) for key in keys], reason="TERMINATED")
         grace_s = self._options.task_kill_grace_ms / 1000
         await self.keeper.wait_freed(keys, grace_s + STOP_MARGIN_S)
         await self._await_task_ends()
-        if self._agent_task is not None:  # one voice at a time
+        if self._agent_task is not None:  # two senders must not mix their reports
             self._agent_task.cancel()
             await asyncio.wait([self._agent_task])
         await self.agent.send_last_report(LAST_REPORT_S)
@@ -274,7 +279,9 @@ class Front:
                 await self._helper.stop()
 
     async def _await_task_ends(self) -> None:
-        """The ends of tasks reach their watchers before the streams are ended."""
+        """Waits until watchers have seen the end of their tasks, before the server closes their
+        streams.
+        """
         for task in list(self.keeper.tasks):
             with task.watched() as changed, contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):
@@ -283,7 +290,7 @@ class Front:
                         changed.clear()
         await asyncio.sleep(0.1 if len(self.keeper.tasks) else 0)
 
-    # -- what others see -----------------------------------------------------------------------
+    # -- registration, metrics, settings -------------------------------------------------------
 
     def _registration(
         self, report: slots_pb2.SlotReport
@@ -343,7 +350,7 @@ class Front:
         try:
             fresh.write_text(json.dumps(content) + "\n")
             fresh.replace(path)
-        except OSError as error:  # only people and tools read it
+        except OSError as error:  # the file is only for people and tools
             log.error("endpoint_not_written", error=str(error), path=str(path))
 
     def _log_settings(self) -> None:

@@ -1,10 +1,9 @@
-"""The slot table, the checkpoint and the helper, kept in step.
+"""Keeps the slot table, the checkpoint and the helper in step.
 
-Decides the order of every change: booked in the table, enforced on the host, durable on disk, and
-only then told. Refuses to know who asks and what the wire looks like.
-
-Capacity comes back in one place only (`_tear_down`), after the helper has said that nothing of the
-slot lives. A slot whose end fails is tried again for ever and stays booked meanwhile.
+Every change follows one order: booked in the table, enforced on the host, durable on disk, and only
+then reported. Freed capacity is released after the helper has confirmed that no process of the slot
+is left (`_tear_down`). If freeing fails, it is retried indefinitely, and the slot stays booked
+meanwhile.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Identity:
 
 
 class SlotKeeper:
-    """Everything that must survive a restart, and the only writer of it."""
+    """All state that must survive a restart, and the only writer of it."""
 
     def __init__(
         self,
@@ -68,41 +67,41 @@ class SlotKeeper:
         self.cpu_bindings = CpuBindings(table, helper)
         self.tasks = TaskTable()
         self.reports = ReportLog()
-        self.starts = 0  # of fronts with this identity, this one included
-        self.user_token_sha256 = ""  # by the last registration; empty: not known
+        self.starts = 0  # fronts started with this identity, including this one
+        self.user_token_sha256 = ""  # from the last registration; empty: not known
         self.fence: CommandFence[Any] = CommandFence()
         self.on_change: Callable[[], None] = lambda: None  # wakes the report loop
-        self.on_slot_removed: Callable[[SlotKey], None] = lambda _key: None  # its tasks may go
+        self.on_slot_removed: Callable[[SlotKey], None] = lambda _key: None  # tasks may go
         self.on_carve: Callable[[float, bool], None] = lambda _seconds, _ok: None
         self.on_free: Callable[[float], None] = lambda _seconds: None
         self.on_resize: Callable[[float, FinegrainError | None], None] = lambda _s, _error: None
-        self.resize_lock = asyncio.Lock()  # held by whoever changes the size of a slot
+        self.resize_lock = asyncio.Lock()  # held while a slot is being resized
         self._epoch_to_save = 0
         self._saver = Saver(directory, self._snapshot)
         self._teardowns: dict[SlotKey, asyncio.Task[None]] = {}
-        self._grace_ms: dict[SlotKey, int] = {}  # of those
-        self._background: set[asyncio.Task[None]] = set()  # what else goes on in the background
-        self._cleaning: dict[SlotKey, asyncio.Task[None]] = {}
-        self._enforced: dict[SlotKey, Slot] = {}  # on their way into the checkpoint, and told then
+        self._grace_ms: dict[SlotKey, int] = {}  # of the slots in `_teardowns`
+        self._background: set[asyncio.Task[None]] = set()  # other background work
+        self._cleaning: dict[SlotKey, asyncio.Task[None]] = {}  # removing remains
+        self._enforced: dict[SlotKey, Slot] = {}  # being saved; ALLOCATED after that
         self._carves = asyncio.Semaphore(CARVES_AT_ONCE_MAX)
 
-    # -- what is told ------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------
 
     def full_state(self) -> NumberedState:
-        """The next numbered state, whole."""
+        """Returns the next report with everything in it."""
         fence = self.fence
         return self.reports.full(
             self.table, rm_epoch=fence.rm_epoch, command_number=fence.command_number
         )
 
     def next_state(self) -> NumberedState:
-        """The next numbered state, `unchanged` where that is enough."""
+        """Returns the next report; `unchanged` if the RM already has the present slots."""
         fence = self.fence
         return self.reports.next(
             self.table, rm_epoch=fence.rm_epoch, command_number=fence.command_number
         )
 
-    # -- what is durable ---------------------------------------------------------------------
+    # -- checkpoint --------------------------------------------------------------------------
 
     def _snapshot(self) -> SavedState:
         return SavedState(
@@ -119,39 +118,53 @@ class SlotKeeper:
         )
 
     async def save(self) -> None:
-        """Makes the present state durable. Raises OSError."""
+        """Makes the present state durable.
+
+        Raises:
+            OSError: the checkpoint could not be written.
+        """
         await self._saver.save()
 
     async def save_or_log(self) -> None:
-        """The same where the change has happened on the host already and cannot be undone."""
+        """Like `save`, but logs an error; for changes on the host that cannot be undone."""
         try:
             await self._saver.save()
         except OSError as error:
             log.error("checkpoint_not_written", error=str(error), path=str(self.directory.path))
 
     async def keep_epoch(self, rm_epoch: int) -> None:
-        """A higher epoch is durable when this returns. Raises OSError."""
+        """Makes a higher epoch durable before it returns.
+
+        Raises:
+            OSError: the checkpoint could not be written.
+        """
         if rm_epoch > self.fence.rm_epoch:
             self._epoch_to_save = max(self._epoch_to_save, rm_epoch)
             await self.save()
 
-    # -- what changes around the slots -------------------------------------------------------
+    # -- cpu conditions ----------------------------------------------------------------------
 
     async def update_conditions(self, **conditions: Any) -> None:
-        """The host's cpus have changed, or what is known of them, by the names of `CpuConditions`:
-        slots that have to move do so.
+        """Applies new cpu conditions, named like the fields of `CpuConditions`, and moves slots
+        if needed.
         """
         if self.table.update_conditions(**conditions):
             self.on_change()
             await self.cpu_bindings.sync_or_log()
 
     async def apply_host_policy(self, policy: HostPolicy, number: int) -> None:
-        """What an operator has set for this host at runtime. Durable when this returns; slots that
-        have to move do so afterwards, since who tells it has to go on talking to the RM. Books that
-        were restored give a number out again: the same one does not mean the same settings.
+        """Applies the settings that an operator made for this host at runtime, and saves them.
+
+        Slots are moved in the background, because the caller (the agent) must continue to report.
+        The same number can mean other settings after the RM's database was restored from a backup,
+        so both number and settings are compared.
+
+        Args:
+            policy: the settings.
+            number: their number; increases with each change in the RM.
 
         Raises:
-            OSError: it could not be written; it holds all the same.
+            OSError: the checkpoint could not be written; the settings are in effect nevertheless.
         """
         known = self.table.cpus.conditions
         if (number, policy) != (known.policy_number, known.operator_policy):
@@ -164,10 +177,11 @@ class SlotKeeper:
     # -- carving -----------------------------------------------------------------------------
 
     async def carve(self, specs: Sequence[SlotSpec]) -> list[Outcome]:
-        """Books, enforces and makes durable; one outcome per spec, in order.
+        """Books the slots, enforces them on the host and saves them; returns one outcome per spec,
+        in order.
 
-        When this returns, every slot in an outcome is ALLOCATED and on disk. What could not be
-        carved leaves nothing behind on the host.
+        When this returns, every slot in an outcome is ALLOCATED and on disk. A slot that could not
+        be carved leaves nothing on the host.
         """
         outcomes = [self._refuse_while_cleaning(outcome) for outcome in self.table.allocate(specs)]
         new = list({o.key: o.slot for o in outcomes if o.must_carve and o.slot}.values())
@@ -193,8 +207,10 @@ class SlotKeeper:
         return [self._final_outcome(outcome, failed) for outcome in outcomes]
 
     async def _clear_cpus(self, new: Sequence[Slot]) -> dict[SlotKey, FinegrainError]:
-        """Others leave the cpus that new slots are to have to themselves; where that fails, those
-        slots are refused, and everybody stays where he is.
+        """Moves other slots off the cpus that new slots need as dedicated ones.
+
+        If that fails, the new pinned slots are rejected and all other slots stay where they are.
+        Returns the errors by slot.
         """
         failed: dict[SlotKey, FinegrainError] = {}
         try:
@@ -209,7 +225,7 @@ class SlotKeeper:
         return failed
 
     def _refuse_while_cleaning(self, outcome: Outcome) -> Outcome:
-        """A slot whose failed carve is still being cleaned up is not carved a second time."""
+        """Rejects a slot while the remains of its failed carve are being removed."""
         if outcome.key not in self._cleaning or outcome.slot is None:
             return outcome
         error = FailedPrecondition(
@@ -241,8 +257,10 @@ class SlotKeeper:
             return isolation
 
     async def _make_durable(self, slots: Sequence[Slot]) -> dict[SlotKey, FinegrainError]:
-        """Slots that are enforced: reports show them only when a front that dies now would be
-        followed by one that knows them.
+        """Saves slots that are enforced, and only then marks them as ALLOCATED.
+
+        A report must not show a slot that a restarted front would not know. Returns the errors by
+        slot.
         """
         self._enforced |= {slot.key: slot for slot in slots}
         try:
@@ -261,7 +279,9 @@ class SlotKeeper:
                 del self._enforced[slot.key]
 
     def _clean_up(self, key: SlotKey) -> None:
-        """After a failed carve: the helper may have been cut off in the middle of it."""
+        """Removes the remains of a failed carve: the helper may have been interrupted in the
+        middle.
+        """
         self._cleaning[key] = asyncio.create_task(self._clean(key))
 
     async def _clean(self, key: SlotKey) -> None:
@@ -277,8 +297,14 @@ class SlotKeeper:
             del self._cleaning[key]
 
     async def destroy_unknown(self, slots: Iterable[SlotLimits], timeout_s: float) -> None:
-        """Slots on the host that are in no book of ours: returns when they are gone, or after the
-        timeout; what is left is tried again for ever, and what it holds withheld meanwhile.
+        """Destroys slots on the host that are not in the slot table.
+
+        It returns when they are gone, or after the timeout. The rest is retried indefinitely, and
+        its capacity is withheld meanwhile.
+
+        Args:
+            slots: limits of the unknown slots.
+            timeout_s: how long to wait.
         """
         for limits in slots:
             key = SlotKey(limits.allocation_id, limits.generation)
@@ -291,11 +317,11 @@ class SlotKeeper:
     # -- freeing -----------------------------------------------------------------------------
 
     async def free(self, wanted: Sequence[tuple[SlotKey, int | None]], *, reason: str = "") -> None:
-        """Begins to take slots down; returns when that is durable. Unknown slots are done.
+        """Begins to free slots; returns when that is durable. Unknown slots are ignored.
 
         Args:
-            wanted: slots, each with its grace in milliseconds (None: the default).
-            reason: why, where the RM did not order it; it is then told as an ended slot.
+            wanted: slots, each with its grace period in milliseconds (None: the default).
+            reason: why, if the RM did not order it; the slot is then reported as ended.
         """
         begun = [
             (key, self.default_grace_ms if grace_ms is None else grace_ms)
@@ -313,7 +339,10 @@ class SlotKeeper:
         self.on_change()
 
     def begin_teardown(self, key: SlotKey, *, grace_ms: int) -> None:
-        """Ends a slot that is FREEING, in the background, once; a shorter grace later on holds."""
+        """Destroys a slot that is FREEING, in the background.
+
+        Further calls only shorten the grace period. Never two teardowns of a slot run at once.
+        """
         if key not in self._teardowns:
             self._grace_ms[key] = grace_ms
             self._teardowns[key] = asyncio.create_task(self._tear_down(key, grace_ms))
@@ -327,14 +356,16 @@ class SlotKeeper:
         task.add_done_callback(self._background.discard)
 
     async def _shorten_grace(self, key: SlotKey, grace_ms: int) -> None:
-        """The slot goes as soon as nothing lives in it, so its tasks are ended sooner."""
+        """Terminates the tasks of a slot sooner; the slot is destroyed as soon as no process is
+        left.
+        """
         for task in self.tasks.of_slot(key):
-            with contextlib.suppress(FinegrainError):  # it ended meanwhile
+            with contextlib.suppress(FinegrainError):  # it has ended meanwhile
                 if not task.has_ended:
                     await self.helper.kill_task(task.task_id, grace_ms)
 
     async def wait_freed(self, keys: Iterable[SlotKey], timeout_s: float) -> None:
-        """Waits until these slots are gone, at most that long."""
+        """Waits at most `timeout_s` seconds until these slots are gone."""
         pending = [self._teardowns[key] for key in set(keys) if key in self._teardowns]
         if pending:
             await asyncio.wait(pending, timeout=timeout_s)
@@ -366,7 +397,7 @@ class SlotKeeper:
             self._grace_ms.pop(key, None)
 
     async def _destroy(self, key: SlotKey, *, grace_ms: int) -> None:
-        """Until the helper says that nothing of it lives."""
+        """Retries until the helper confirms that no process of the slot is left."""
         pause_s = RETRY_S_MIN
         while True:
             try:
@@ -385,7 +416,9 @@ class SlotKeeper:
     # -- slots that the host lost --------------------------------------------------------------
 
     def slot_vanished(self, key: SlotKey) -> None:
-        """The host lost the slot: told as broken unless it was being freed anyway."""
+        """Removes a slot that the host lost; reported as broken unless it was being freed
+        anyway.
+        """
         slot = self.table.vanished(key)
         self.cpu_bindings.removed(key)
         if slot.state is CarveState.ALLOCATED or slot.end_reason:
@@ -394,7 +427,7 @@ class SlotKeeper:
         self.on_change()
 
     async def close(self) -> None:
-        """Ends the background work; slots stay as they are."""
+        """Cancels the background work; slots stay as they are."""
         pending = [*self._teardowns.values(), *self._cleaning.values(), *self._background]
         for task in pending:
             task.cancel()

@@ -1,10 +1,9 @@
-"""Running tasks in slots: submit, cancel, signal, feed, and forget when their slot is long gone.
+"""Runs tasks in slots: submit, cancel, signal, write input, and delete.
 
-Decides who may touch a task (whoever shows the secret of its job) and that a submission is one task
-however often it arrives. Refuses to know how a process is made: the helper does that.
-
-Ended tasks are kept as long as their slot exists, and a while after for late watchers; of a slot
-that ran very many, the oldest ended ones are forgotten earlier.
+A caller may touch a task only with the secret of its job. A repeated submission is the same task.
+The helper creates the processes. Ended tasks are kept as long as their slot exists, and some time
+after for late watchers. If a slot has run very many tasks, its oldest ended tasks are deleted
+earlier.
 """
 
 from __future__ import annotations
@@ -56,18 +55,18 @@ NEVER_RAN = frozenset(
         Reason.START_FAILED,
     }
 )
-"""Reasons that make a task FAILED; anything else fails the call and leaves no task."""
+"""Errors that make a task FAILED. Any other error fails the call and leaves no task."""
 
 log = get_logger(__name__)
 
 
 class TaskRunner:
-    """Everything that is done to tasks.
+    """All operations on tasks.
 
     Args:
         keeper: slots, tasks, helper and state directory.
-        options: user, limits and grace.
-        users: whom tasks may run as.
+        options: user, limits and grace period.
+        users: which users tasks may run as.
         task_root: the helper's folder of task directories.
     """
 
@@ -91,7 +90,21 @@ class TaskRunner:
     # -- submit ------------------------------------------------------------------------------
 
     async def submit(self, request: task_executor_pb2.SubmitTaskRequest, caller: Caller) -> Task:
-        """The task, RUNNING or ended; see SubmitTask in task_executor.proto."""
+        """Starts a task, or finds the one that this submission has started before.
+
+        Returns:
+            The task, RUNNING or ended. A program or user that is not available makes it FAILED
+            (`NEVER_RAN`).
+
+        Raises:
+            InvalidArgument: the request is malformed.
+            NotFound: ALLOCATION_UNKNOWN.
+            PermissionDenied: JOB_SECRET_WRONG.
+            AlreadyExists: the task id exists with other content or another owner.
+            FailedPrecondition: STALE_GENERATION or SLOT_NOT_READY.
+            ResourceExhausted: too many tasks.
+            Unavailable: the executor is stopping, or the task could not be started or recorded.
+        """
         submission = submission_of(request)
         task = self._existing_task(submission, caller)
         if task is None:
@@ -101,6 +114,7 @@ class TaskRunner:
             self._make_room(submission.key)
             task = self._new_task(submission, slot)
             self._tasks.add(task)
+            # Shielded: a caller that disconnects must not leave a task half started.
             begun = asyncio.create_task(self._start_new(task, submission, slot))
             self._starting.add(begun)
             begun.add_done_callback(self._starting.discard)
@@ -165,7 +179,7 @@ class TaskRunner:
         )
 
     async def _start_new(self, task: Task, submission: Submission, slot: Slot) -> None:
-        """Durable first, then started: a crash in between leaves no process that nobody knows."""
+        """Saves the task, then starts it, so that a crash in between leaves no unknown process."""
         try:
             await self._save(task)
             started = await self._start(task, self._spec_of(submission, slot))
@@ -207,7 +221,11 @@ class TaskRunner:
         )
 
     async def _start(self, task: Task, spec: TaskSpec) -> int:
-        """While the helper is away the outcome is unknown; the same call again settles it."""
+        """Starts the task; returns its pid.
+
+        If the helper is unreachable, the outcome is unknown. Repeating the same call is safe and
+        settles it.
+        """
         while True:
             try:
                 return (await self._helper.start_task(spec)).pid
@@ -239,10 +257,15 @@ class TaskRunner:
         except Unavailable as error:
             log.error("task_not_recorded", task_id=task.task_id, error=error.message)
 
-    # -- what is done to tasks ---------------------------------------------------------------
+    # -- operations on tasks -----------------------------------------------------------------
 
     def need(self, task_id: str, caller: Caller, *, operators: bool = False) -> Task:
-        """A task that the caller may touch; `operators`: the cluster token is enough.
+        """Returns a task that the caller may touch.
+
+        Args:
+            task_id: the task.
+            caller: who calls.
+            operators: True: the cluster token is enough.
 
         Raises:
             NotFound: TASK_UNKNOWN.
@@ -254,7 +277,9 @@ class TaskRunner:
         return task
 
     async def cancel(self, task: Task, grace_ms: int | None) -> None:
-        """Begins the end of a task; of an ended one, nothing."""
+        """Begins to terminate a task; does nothing if it has ended. `grace_ms` None: the
+        default.
+        """
         await self._await_start(task)
         if task.has_ended:
             return
@@ -265,10 +290,11 @@ class TaskRunner:
         await self._unless_ended(self._helper.kill_task(task.task_id, grace_ms))
 
     async def signal(self, task: Task, signum: int) -> None:
-        """Signals a task's process group; an ended one is fine.
+        """Sends a signal to a task's process group; does nothing if the task has ended.
 
         Raises:
-            InvalidArgument: no such signal.
+            InvalidArgument: there is no such signal.
+            Unavailable: the task is still being started.
         """
         if not 1 <= signum <= 64:
             raise InvalidArgument("signal", signum, "1 to 64")
@@ -293,7 +319,13 @@ class TaskRunner:
     async def write_input(
         self, requests: AsyncIterator[task_executor_pb2.WriteTaskInputRequest], caller: Caller
     ) -> int:
-        """Feeds a task's standard input; returns how many bytes it has taken in its life."""
+        """Writes to a task's standard input; returns how many bytes the task has accepted in total.
+
+        Raises:
+            InvalidArgument: a message is malformed, or the first one names no task.
+            NotFound: TASK_UNKNOWN.
+            PermissionDenied: JOB_SECRET_WRONG.
+        """
         task: Task | None = None
         accepted = 0
         async for request in requests:
@@ -313,7 +345,9 @@ class TaskRunner:
         return accepted
 
     async def _write_chunk(self, task: Task, offset: int, data: bytes, *, eof: bool) -> int:
-        """All of it, at the pace at which the task reads."""
+        """Writes all of `data`, as fast as the task reads it; returns the total of accepted
+        bytes.
+        """
         end, pause_s = offset + len(data), INPUT_PAUSE_S_MIN
         while True:
             accepted = await self._helper.write_input(task.task_id, offset, data, eof)
@@ -326,7 +360,7 @@ class TaskRunner:
             await asyncio.sleep(pause_s)
 
     def of_job(self, job_id: str, caller: Caller) -> list[Task]:
-        """The tasks of a job that the caller owns.
+        """Returns the tasks of a job that the caller owns.
 
         Raises:
             PermissionDenied: JOB_SECRET_WRONG.
@@ -336,15 +370,20 @@ class TaskRunner:
             _check_owner(tasks[0].job_secret_sha256, caller, f"job {job_id}")
         return tasks
 
-    # -- forgetting --------------------------------------------------------------------------
+    # -- deletion ----------------------------------------------------------------------------
 
     def slot_removed(self, key: SlotKey) -> None:
-        """The slot is gone: its tasks are forgotten after a while."""
+        """Starts the time after which the tasks of a removed slot are deleted."""
         now = asyncio.get_running_loop().time()
         for task in self._tasks.of_slot(key):
             task.slot_removed_at = now
 
     def _make_room(self, key: SlotKey) -> None:
+        """Checks the limits on tasks, and marks the oldest ended tasks of a full slot for deletion.
+
+        Raises:
+            ResourceExhausted: too many tasks.
+        """
         total = self._keeper.table.share.total
         self._tasks.check_room(sum(total.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS)))
         in_slot = self._tasks.of_slot(key)
@@ -354,7 +393,7 @@ class TaskRunner:
                 task.slot_removed_at = 0.0
 
     def overdue(self, now: float) -> list[Task]:
-        """Ended tasks that nobody needs any more."""
+        """Returns ended tasks that are due for deletion at `now`, in event loop time."""
         return [
             task
             for task in self._tasks
@@ -364,13 +403,13 @@ class TaskRunner:
         ]
 
     async def forget_overdue(self) -> None:
-        """Removes what `overdue` names, its files included."""
+        """Deletes the tasks that `overdue` returns, including their files."""
         for task in self.overdue(asyncio.get_running_loop().time()):
             await self._helper.forget_task(task.task_id)
             self._drop(task)
 
     async def close(self) -> None:
-        """Starts no more tasks, and waits a moment for those that are being started."""
+        """Starts no more tasks; waits up to one second for those that are being started."""
         self._closed = True
         if self._starting:
             await asyncio.wait(self._starting, timeout=1.0)
