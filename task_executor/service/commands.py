@@ -1,7 +1,7 @@
-"""The RM's commands: admitted once each, carried out whole, answered with the true state.
+"""Executes the RM's commands: each one once, one at a time, and answers with the resulting state.
 
-Decides the order of fence, work and answer, and that a caller who gives up does not leave a command
-half done. Refuses to know what carving and freeing take.
+A command is admitted by the fence, executed completely even if the caller disconnects, and then
+recorded, so that a retry gets the same answer.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ log = get_logger(__name__)
 
 
 class CommandRunner:
-    """Runs AllocateSlots, FreeSlots and ResizeSlot, one at a time.
+    """Executes AllocateSlots, FreeSlots and ResizeSlot, one at a time.
 
     Args:
         keeper: the slots.
-        pids_max: of a slot whose order does not say.
-        registered: waits for the registration that is under way, if any; an RM may command
-            before its answer to our registration has reached us.
-        offer: told of every slot that was carved with a target address.
+        pids_max: limit of processes for a slot whose order has none.
+        registered: waits for a registration in progress; an RM may send a command before its answer
+            to our registration has arrived.
+        offer: called with all slots that were carved; it offers those with a target address.
+        refresh_host: reads the host's cpus and the kubelet's state again.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class CommandRunner:
     async def allocate(
         self, request: task_executor_pb2.AllocateSlotsRequest
     ) -> task_executor_pb2.AllocateSlotsResponse:
-        """See AllocateSlots in task_executor.proto."""
+        """Executes AllocateSlots; see task_executor.proto."""
         self._check_meant_for_us(request)
         _check_count("allocations", len(request.allocations))
         numbers = numbers_of(request)
@@ -84,7 +85,7 @@ class CommandRunner:
     async def free(
         self, request: task_executor_pb2.FreeSlotsRequest
     ) -> task_executor_pb2.FreeSlotsResponse:
-        """See FreeSlots in task_executor.proto."""
+        """Executes FreeSlots; see task_executor.proto."""
         self._check_meant_for_us(request)
         _check_count("slots", len(request.slots))
         numbers = numbers_of(request)
@@ -93,14 +94,16 @@ class CommandRunner:
     async def resize(
         self, request: task_executor_pb2.TaskExecutorServiceResizeSlotRequest
     ) -> task_executor_pb2.TaskExecutorServiceResizeSlotResponse:
-        """See ResizeSlot in task_executor.proto."""
+        """Executes ResizeSlot; see task_executor.proto."""
         self._check_meant_for_us(request)
         numbers = numbers_of(request)
         return await self._run_once(numbers, lambda: self._resize(request, numbers))
 
     def _check_meant_for_us(self, request: Command) -> None:
-        """Two executors' numbers may be equal: only the name shows that another one advertises our
-        address.
+        """Raises AlreadyExists if the command names another executor.
+
+        Two executors may have the same numbers, so only the name shows that another one advertises
+        our address.
         """
         own = self._keeper.identity.executor_id
         if request.executor_id not in ("", own):
@@ -111,13 +114,14 @@ class CommandRunner:
             )
 
     async def close(self) -> None:
-        """Takes no more commands, and waits for the one that is under way."""
+        """Accepts no more commands, and waits for the one in progress."""
         self._closed = True
         await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _run_once(
         self, numbers: CommandNumbers, work: Callable[[], Awaitable[Answer]]
     ) -> Answer:
+        # Shielded: a caller that disconnects must not leave a command half executed.
         running = asyncio.create_task(self._admit(numbers, work))
         self._running.add(running)
         running.add_done_callback(self._running.discard)
@@ -160,7 +164,7 @@ class CommandRunner:
         ]
         specs = [each for each in parsed if isinstance(each, SlotSpec)]
         if any(spec.is_pinned for spec in specs):
-            # Cpus that a slot gets to itself must be online, and given to no container.
+            # Dedicated cpus must be online and not given to a container by a kubelet.
             await self._refresh_host()
         carved = await self._keeper.carve(specs)
         outcomes = iter(carved)
@@ -244,7 +248,7 @@ class CommandRunner:
                 await self._refresh_host()
             error = (await resize_slot(self._keeper, *change, assignment=assignment)).error
         if error is not None and error.reason is Reason.UNREACHABLE:
-            raise error  # nobody knows yet: no answer is recorded, and the same command may come
+            raise error  # outcome unknown: no answer is recorded, so a retry is executed
         self._keeper.fence.contained(numbers)
         answer = task_executor_pb2.TaskExecutorServiceResizeSlotResponse(
             result=result(request.allocation_id, error),
@@ -255,7 +259,7 @@ class CommandRunner:
 
 
 def numbers_of(request: Command) -> CommandNumbers:
-    """The numbers of a command and the digest of its content."""
+    """Returns the numbers of a command and the digest of its content."""
     content = request.SerializeToString(deterministic=True)
     return CommandNumbers(
         rm_epoch=request.rm_epoch,

@@ -1,11 +1,11 @@
-"""Where slots run on the host, kept in step with the ledger: pools follow who has cpus of his own.
+"""Moves slots on the host so that they run on the cpus that the ledger assigns to them.
 
-Decides the order of moves, so that nobody runs on another's own cpus and nobody is ever without a
-cpu: before a slot gets cpus of its own those who share are moved off them, and only when nothing of
-it is left they are moved back. Refuses to know whose cpus are whose: the ledger says that.
+The order of moves guarantees that no slot runs on another slot's dedicated cpus and that none is
+ever without a cpu. Sharing slots are moved off cpus before these become dedicated, and moved back
+only when nothing of the slot that had them is left.
 
-Every move is one write per slot, from one set that is not empty to another. A slot is the only
-level that names cpus, so there is no level above it that would have to hold the union meanwhile.
+Every move is one write per slot, from one non-empty cpu set to another. The slot's group is the
+only cgroup level that names cpus, so no parent group has to hold the union meanwhile.
 """
 
 from __future__ import annotations
@@ -26,48 +26,51 @@ log = get_logger(__name__)
 
 
 class Mover(Protocol):
-    """The helper, as far as it matters here."""
+    """The part of the helper that is needed here."""
 
     async def place_slots(self, bindings: Iterable[SlotPlace]) -> None: ...
 
 
 class CpuBindings:
-    """`lock` is held by whoever changes where slots run on the host: from asking the ledger where,
-    until the host has been told.
+    """Where slots run on the host, and what remains to be moved.
+
+    Whoever changes where slots run holds `lock`, from reading the ledger until the helper has
+    confirmed.
     """
 
     def __init__(self, table: SlotTable, helper: Mover) -> None:
         self._table = table
         self._helper = helper
-        self._applied: dict[SlotKey, CpuBinding] = {}  # of slots that are on the host
-        self._version = -1  # of the ledger that all of them follow
+        self._applied: dict[SlotKey, CpuBinding] = {}  # what slots on the host were last set to
+        self._version = -1  # ledger version that all slots follow; -1: unknown
         self.lock = asyncio.Lock()
 
     @property
     def is_out_of_sync(self) -> bool:
-        """True while slots may run elsewhere than the ledger says: a move failed, or is to come."""
+        """True while slots may run elsewhere than the ledger says: a move has failed or is due."""
         return self._version != self._table.cpus.version
 
     def applied(self, key: SlotKey, binding: CpuBinding) -> None:
-        """The host was told of one slot by itself: it was carved, or has changed its size."""
+        """Records that a slot was bound by another call: it was carved or resized."""
         self._applied[key] = binding
 
     def forget(self, key: SlotKey) -> None:
-        """What the host does with one slot is not known."""
+        """Records that it is unknown where a slot runs on the host."""
         self._applied.pop(key, None)
         self._version = -1
 
     def removed(self, key: SlotKey) -> None:
-        """Nothing of the slot is left on the host."""
+        """Removes a slot of which nothing is left on the host."""
         self._applied.pop(key, None)
 
     async def sync(self, *, force: bool = False) -> None:
-        """Moves every slot whose pools have changed; `force`: tells those of all, though they have
-        not. The caller holds the lock.
+        """Moves every slot whose cpus have changed. The caller must hold `lock`.
+
+        Args:
+            force: True: writes the cpus of all slots, also of those that have not changed.
 
         Raises:
-            FinegrainError, OSError: a move failed; everybody is where he was, as far as the host
-                can be told.
+            FinegrainError, OSError: a move failed; all slots are back where they were, if possible.
         """
         if not self.is_out_of_sync and not force:
             return
@@ -89,7 +92,9 @@ class CpuBindings:
             log.info("slots_moved", slots=len(moves), **self._pools())
 
     async def sync_or_log(self, *, force: bool = False) -> None:
-        """The same, but logs an error; it is tried again later, see `is_out_of_sync`."""
+        """Like `sync`, but takes `lock` and logs an error; a later sync retries, see
+        `is_out_of_sync`.
+        """
         async with self.lock:
             try:
                 await self.sync(force=force)
@@ -97,23 +102,23 @@ class CpuBindings:
                 log.error("slots_not_moved", error=str(error), **self._pools())
 
     async def resync(self) -> None:
-        """After the front or the helper was away: all slots are told anew where they are to run,
-        whatever records say.
-        """
-        self._version = -1  # until that has worked
+        """Writes the cpus of all slots again, after the front or the helper was unavailable."""
+        self._version = -1  # out of sync until the write has succeeded
         await self.sync_or_log(force=True)
 
     def _desired(self) -> Iterator[tuple[SlotKey, CpuBinding]]:
-        """Those with cpus of their own first: what they have left is for the others."""
+        """Yields slots with dedicated cpus first, so that the cpus that they leave are free for
+        others.
+        """
         slots = [slot for slot in self._table if self._is_movable(slot)]
         slots.sort(key=lambda slot: not slot.spec.is_pinned)
         for slot in slots:
             binding = self._table.cpus.binding_of(slot.spec)
-            if binding.cpus:  # else there is nowhere to go
+            if binding.cpus:  # an empty set would leave the slot without any cpu
                 yield slot.key, binding
 
     def _is_movable(self, slot: Slot) -> bool:
-        """It is on the host, and its cpus are not what is being changed there."""
+        """True if the slot is on the host and no resize is changing its dedicated cpus."""
         if slot.becoming is not None and slot.spec.is_pinned:
             return False
         return slot.state is not CarveState.CARVING or slot.key in self._applied

@@ -1,6 +1,6 @@
-"""Makes messages of the executor's values, by the names of their fields.
+"""Encodes the executor's values as protocol messages, field by field by name.
 
-The table below is the one place where the protocol's word and the executor's differ.
+The table below lists only fields whose name or form differs between protocol and executor.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ WORD_LENGTH_MAX = 300
 
 
 def state_to_proto(state: NumberedState) -> slots_pb2.SlotReport:
-    """Returns a numbered state.
+    """Encodes a report.
 
-    Of very many slots the notes on isolation are left out, since a message has to fit; the
-    registration says the same for the whole host.
+    For very many slots the notes on isolation are left out, because the size of a message is
+    limited. The registration has the same notes for the whole host.
     """
     message = write(slots_pb2.SlotReport, state)
     if len(message.slots) and message.ByteSize() > STATE_BYTES_WITH_NOTES_MAX:
@@ -56,13 +56,13 @@ def state_to_proto(state: NumberedState) -> slots_pb2.SlotReport:
 
 
 def host_cpus_to_proto(cpus: HostCpus, nodes: Iterable[NumaCapacity]) -> cpus_pb2.HostCpus:
-    """Returns what slots can have of the host's cpus and NUMA nodes."""
+    """Encodes what slots can have of the host's cpus and NUMA nodes."""
     offers = [write(cpus_pb2.NumaCapacity, node) for node in nodes]
     return write(cpus_pb2.HostCpus, cpus, numa=offers)
 
 
 def result(identity: str, error: FinegrainError | None) -> slots_pb2.ItemResult:
-    """Returns what became of one item of a batch."""
+    """Encodes the result of one item of a batch."""
     return slots_pb2.ItemResult(id=identity, error=item_error(error) if error else None)
 
 
@@ -73,7 +73,7 @@ def _task_exit(task: Task) -> task_executor_pb2.TaskExit | None:
 
 
 def _signal(record: ExitRecord) -> int:
-    # A task whose end was not seen (the host restarted) is reported as killed: it is gone.
+    # A task whose end nobody observed (the host restarted) is reported as killed.
     lost = record.exit_code is None and record.signal is None
     return SIGKILL if lost else record.signal or 0
 
@@ -89,13 +89,16 @@ def _kubelet(kubelet: object) -> cpus_pb2.KubeletReport | None:
 
 
 def _containers(containers: tuple[KubeletContainer, ...]) -> list[cpus_pb2.KubeletContainer]:
-    """Those with dedicated cpus first, and no more than any kubelet has."""
+    """Encodes containers with dedicated cpus first, at most `CONTAINERS_MAX`."""
     first = sorted(containers, key=lambda each: not each.cpus)[:CONTAINERS_MAX]
     return write.each(cpus_pb2.KubeletContainer, first)
 
 
 def _word(text: str) -> str:
-    """A name from files of others: a report that the RM refuses would be worse than a cut one."""
+    """Returns a name from another program's file, made printable and cut.
+
+    The RM would reject the whole report because of an invalid name.
+    """
     return printable(text)[:WORD_LENGTH_MAX]
 
 
@@ -227,4 +230,4 @@ write = Writer(
         cpus_pb2.HostPolicy: host_policy_to_proto,
     },
 )
-"""Returns the message of a value: `write(slots_pb2.SlotStatus, slot)`."""
+"""Encodes a value as a message: `write(slots_pb2.SlotStatus, slot)`."""

@@ -1,7 +1,7 @@
-"""TaskExecutorService on the wire: each call handed to the part that decides it.
+"""TaskExecutorService: passes each call to the part that handles it.
 
-Decides nothing but who is asked. The guard in front (finegrain/rpc/server.py) has checked token and
-size; errors raised below become statuses there.
+The server (finegrain/rpc/server.py) has checked token and size before, and converts errors that are
+raised here into statuses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from task_executor.service.task_watch import watch_task
 
 
 class ExecutorService(task_executor_pb2_grpc.TaskExecutorServiceServicer):
-    """The service of one executor."""
+    """The gRPC service of one executor."""
 
     def __init__(self, commands: CommandRunner, tasks: TaskRunner) -> None:
         self._commands = commands

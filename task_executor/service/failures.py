@@ -1,7 +1,4 @@
-"""What is said of a slot that could not be made, or could not be changed.
-
-Decides reasons and words. Refuses to know what was tried.
-"""
+"""Errors for slots that could not be carved or resized."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from task_executor.engine.slots import SlotKey, SlotSpec
 
 
 def carve_failed(spec: SlotSpec, error: Exception) -> FinegrainError:
-    """CARVE_FAILED, with what the host said in the details."""
+    """Returns CARVE_FAILED, with the host's error in the details."""
     details: dict[str, object] = {"allocation_id": spec.allocation_id, "cause": str(error)}
     if isinstance(error, FinegrainError):
         details |= {"cause_reason": error.reason.value, **error.details}
@@ -23,7 +20,7 @@ def carve_failed(spec: SlotSpec, error: Exception) -> FinegrainError:
 
 
 def size_kept(wanted: SlotSpec, error: Exception) -> FinegrainError:
-    """BELOW_USE, or CARVE_FAILED: all its limits are as before."""
+    """Returns BELOW_USE or CARVE_FAILED: all limits of the slot are as before."""
     details: dict[str, object] = {"allocation_id": wanted.allocation_id, "cause": str(error)}
     reason = Reason.CARVE_FAILED
     if isinstance(error, FinegrainError):
@@ -35,7 +32,7 @@ def size_kept(wanted: SlotSpec, error: Exception) -> FinegrainError:
 
 
 def size_unknown(wanted: SlotSpec, error: Exception) -> FinegrainError:
-    """UNREACHABLE: the host was asked and has not answered."""
+    """Returns UNREACHABLE: the helper was called and has not answered."""
     return Unavailable(
         f"whether slot {wanted.allocation_id} has its new size is not known yet ({error}); "
         "a report will tell",
@@ -44,7 +41,7 @@ def size_unknown(wanted: SlotSpec, error: Exception) -> FinegrainError:
 
 
 def slot_removed(key: SlotKey) -> FinegrainError:
-    """ALLOCATION_UNKNOWN, of one that was there a moment ago."""
+    """Returns ALLOCATION_UNKNOWN for a slot that was removed during the call."""
     return NotFound(
         f"slot {key.allocation_id} generation {key.generation} went meanwhile",
         details={"allocation_id": key.allocation_id, "generation": key.generation},

@@ -1,7 +1,6 @@
-"""Which cpus of a host slots can have to themselves, and which they share, from the options.
+"""Which cpus of a host slots can have as dedicated ones, and which they share, by the options.
 
-Decides the executor's own layer of settings. Refuses to know what others say later: an operator at
-runtime, or a kubelet on the same host.
+This is the configuration's layer of settings. An operator or a kubelet can add other layers later.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def host_cpus(options: TaskExecutorOptions, topology: HostTopology, capacity: Ca
     ever gets one as a dedicated cpu.
 
     Raises:
-        InvalidArgument: a word that nobody knows; it names the option.
+        InvalidArgument: a policy is not known; the error names the option.
     """
     reserved = capacity.reserved_cpus
     return HostCpus(
@@ -49,7 +48,7 @@ def host_cpus(options: TaskExecutorOptions, topology: HostTopology, capacity: Ca
 
 
 def _policy(options: TaskExecutorOptions, reserved: CpuSet) -> HostPolicy:
-    """What is empty is not said."""
+    """Returns the configured settings; an empty option is not set."""
     return HostPolicy(
         bind=_word("bind_policy", options.bind_policy, HostBindPolicy),
         numa_strategy=_word("numa_strategy", options.numa_strategy, NumaStrategy),

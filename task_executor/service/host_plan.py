@@ -1,7 +1,6 @@
-"""From options and a detected host to what this executor offers.
+"""Computes what this executor offers from its options and the detected host, once at the start.
 
-Decides totals, reserves, the shared pool and the default slot profile, once at the start. Refuses
-to know files and processes.
+The result has the totals, the reserves, the cpus and NUMA nodes, and the default slot profile.
 """
 
 from __future__ import annotations
@@ -38,16 +37,16 @@ from task_executor.service.host_cpus import host_cpus
 
 @dataclass(frozen=True, slots=True)
 class HostPlan:
-    """What the executor registers with."""
+    """The capacity that the executor registers."""
 
     topology: HostTopology
     share: HostShare
     reserved: Amounts
     default_profile: ResourceProfile
     warnings: tuple[str, ...]
-    capacity: Capacity | None = None  # that it was made from
+    capacity: Capacity | None = None  # what the plan was made from
     nodes: tuple[NumaCapacity, ...] = ()
-    time_shared: bool = False  # others may use its cpus as well: no slot can have one to itself
+    time_shared: bool = False  # others may use its cpus too, so none can be dedicated to a slot
 
     @property
     def offers_hugepages(self) -> bool:
@@ -56,10 +55,14 @@ class HostPlan:
 
 
 def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
-    """The plan.
+    """Returns the plan of a host.
+
+    Args:
+        options: the executor's options.
+        topology: the detected host.
 
     Raises:
-        InvalidArgument: options contradict each other or the host; it names the option.
+        InvalidArgument: options contradict each other or the host; the error names the option.
     """
     capacity = plan_capacity(
         topology,
@@ -106,9 +109,15 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
 def beside_kubelet(
     plan: HostPlan, options: TaskExecutorOptions, kubelet: KubeletState | None
 ) -> HostPlan:
-    """What is left of a plan beside the memory and huge pages that a kubelet of the same host has
-    given away. What options say in numbers stays as they say it. Cpus are another matter: which of
-    them are given away changes while slots run, and is reported as it does.
+    """Deducts the memory and huge pages that a kubelet of the same host has given to pods.
+
+    Amounts that options set explicitly stay unchanged. Cpus are not deducted here: the kubelet's
+    cpus change while slots run, and are reported as conditions.
+
+    Args:
+        plan: the plan of the whole host.
+        options: the executor's options.
+        kubelet: the kubelet's state; None: there is none.
     """
     if kubelet is None or plan.capacity is None:
         return plan
@@ -132,7 +141,9 @@ def _is_configured(options: TaskExecutorOptions, dimension: str) -> bool:
 
 
 def _hugepages(options: TaskExecutorOptions, nodes: Iterable[NumaCapacity]) -> dict[str, int]:
-    """Those of all nodes; how many of a size that the configuration names it says itself."""
+    """Returns the huge pages of all nodes, without page sizes that the configuration sets
+    itself.
+    """
     found = {EXTENDED_PREFIX + name: count for name, count in hugepages_of(nodes).items()}
     return {name: n for name, n in found.items() if not _is_configured(options, name)}
 
@@ -181,12 +192,12 @@ def _cpu_milli(options: TaskExecutorOptions, capacity: Capacity) -> int:
 def _best_effort_milli(
     options: TaskExecutorOptions, topology: HostTopology, capacity: Capacity
 ) -> int:
-    """Returns the cpu time that the best-effort pool can give.
+    """Returns the CPU time that the best-effort pool can give, in thousandths of a core.
 
-    Reserved cpus are part of that pool unless they are reserved strictly. So the same reserve gives
-    the same total whether the configuration or an operator at runtime reserves the cpus.
+    Reserved cpus are part of that pool unless they are reserved strictly. So the total is the same
+    whether the configuration or an operator at runtime reserves the cpus.
     """
-    if options.cpu_milli is not None:  # a share of the cpus' time, whichever cpus those are
+    if options.cpu_milli is not None:  # a share of CPU time, on whichever cpus
         return options.cpu_milli
     pool = capacity.cpus
     if not options.reserved_cpus_strict:
@@ -196,7 +207,11 @@ def _best_effort_milli(
 
 
 def _pools(options: TaskExecutorOptions, capacity: Capacity) -> dict[str, int]:
-    """Separate pools per memory part; together no more than the host has."""
+    """Returns separate pools per memory part.
+
+    Raises:
+        InvalidArgument: together they exceed the executor's memory, or a name or size is invalid.
+    """
     pools: dict[str, int] = {}
     for name, amount in options.memory_pools:
         if name not in MEMORY_PARTS:

@@ -1,8 +1,8 @@
-"""Bringing the front's books in line with what really runs on the host.
+"""Reconciles the executor's state with what runs on the host.
 
-Decides, at a start and whenever events may have been missed: adopt what is known, destroy what
-nobody knows, tell as broken what is missing, finish what was to change its size. The helper's state
-is the truth about the host; the checkpoint is the truth about who owns what.
+This happens at the start and whenever events may have been missed. Known slots and tasks are
+adopted, unknown ones are destroyed, missing ones are reported as broken, and unsettled resizes are
+completed. What exists on the host is decided by the helper's state; who owns it, by the checkpoint.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from task_executor.service.task_table import Task
 
 SWEEP_S = 5.0
 SWEEPS_PER_RESYNC = 12
-DESTROY_S_MAX = 5.0  # waited for at a start; the rest goes on meanwhile
+DESTROY_S_MAX = 5.0  # how long a start waits; the rest is destroyed in the background
 
 log = get_logger(__name__)
 
 
 async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
-    """Rebuilds both tables from the checkpoint and the helper, before any registration.
+    """Rebuilds slot and task tables from the checkpoint and the helper, before any registration.
 
-    Slots of an earlier boot are gone with it; slots that were being freed are freed on.
+    Slots of an earlier boot no longer exist and are reported as ended. Slots that were being freed
+    are freed further.
     """
     keeper.fence.raise_epoch(saved.rm_epoch)
     keeper.starts = saved.starts + 1
@@ -49,11 +50,12 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     keeper.reports.start_numbering(keeper.starts)
     for ended in saved.ended:
         keeper.reports.ended(ended)
-    # What an operator has set holds before an RM is heard of.
+    # An operator's settings apply before the RM is reached.
     keeper.table.update_conditions(operator_policy=saved.policy, policy_number=saved.policy_number)
     state = await keeper.helper.inspect()
     on_host = {_slot_key(each.limits) for each in state.slots}
-    # With its host a slot does not break: whoever wants to be restarted need not shun the host.
+    # A slot that ended with its host (a reboot) is reported as missing, not as broken: the job need
+    # not avoid this host when it restarts the work.
     rebooted = saved.boot_id not in ("", keeper.identity.boot_id)
     why_missing = Reason.SLOT_MISSING if rebooted else Reason.SLOT_BROKEN
     for slot in saved.slots:
@@ -74,6 +76,9 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
 
 
 def _adopt(keeper: SlotKeeper, slot: Slot, on_host: set[SlotKey], why_missing: Reason) -> None:
+    """Adopts a saved slot that is on the host; reports any other as ended, unless the RM freed
+    it.
+    """
     if slot.key in on_host:
         keeper.table.adopt(slot)
     elif slot.state is CarveState.ALLOCATED or slot.end_reason:
@@ -98,7 +103,7 @@ def _adopt_tasks(keeper: SlotKeeper, state: HelperState) -> None:
             continue
         record = records.get(task.task_id)
         if record is None and not task.has_ended:
-            # Never answered for: the same submission, sent again, starts it.
+            # The submission was never answered. The caller repeats it, and that starts the task.
             keeper.directory.forget_task(task.task_id)
             continue
         slot = keeper.table.get(task.key)
@@ -112,7 +117,7 @@ def _adopt_tasks(keeper: SlotKeeper, state: HelperState) -> None:
 
 
 def _ended_with_its_slot(record: TaskRecord | None) -> bool:
-    """Of a task whose slot is going, or gone: whether it was ended, and not by itself before."""
+    """For a task of a slot that is being freed or gone: True if freeing the slot ended the task."""
     if record is None or record.exit is None:
         return True
     how = record.exit
@@ -120,7 +125,7 @@ def _ended_with_its_slot(record: TaskRecord | None) -> bool:
 
 
 def _adopt_record(keeper: SlotKeeper, task: Task, record: TaskRecord) -> None:
-    """What the helper knows of a task of ours."""
+    """Applies what the helper knows of a task."""
     task.directory = record.directory
     if record.exit is not None:
         task.pid = task.pid or record.pid
@@ -130,6 +135,9 @@ def _adopt_record(keeper: SlotKeeper, task: Task, record: TaskRecord) -> None:
 
 
 async def _destroy_unknown_slots(keeper: SlotKeeper, state: HelperState) -> None:
+    """Destroys slots on the host that the slot table does not have, and logs other unknown
+    groups.
+    """
     for stranger in state.strangers:
         log.error("unknown_group_killed", group=stranger.group, pids=stranger.pids)
     everything = [each.limits for each in state.slots]
@@ -140,7 +148,7 @@ async def _destroy_unknown_slots(keeper: SlotKeeper, state: HelperState) -> None
 
 
 async def _forget_unknown_tasks(keeper: SlotKeeper, state: HelperState) -> None:
-    """Tasks without a record of ours: their slots are gone or go with the unknown ones."""
+    """Ends and deletes tasks that were never saved: their slots are gone or are being destroyed."""
     for record in state.tasks:
         if keeper.tasks.get(record.task_id) is None:
             log.warning("unknown_task_ended", task_id=record.task_id)
@@ -173,17 +181,17 @@ def _slot_key(limits: SlotLimits) -> SlotKey:
 
 
 class HostSync:
-    """Keeps the books in line while the front runs."""
+    """Reconciles while the front runs."""
 
     def __init__(
         self, keeper: SlotKeeper, runner: TaskRunner, refresh_host: Callable[[], Awaitable[None]]
     ) -> None:
         self._keeper = keeper
         self._runner = runner
-        self._refresh_host = refresh_host  # at the host's cpus, and at who else has some
+        self._refresh_host = refresh_host  # reads the host's cpus and the kubelet's state again
 
     async def follow_events(self) -> None:
-        """Takes in what the helper tells; never returns."""
+        """Applies events of the helper; never returns."""
         async for event in self._keeper.helper.events():
             match event:
                 case TaskExited():
@@ -199,7 +207,7 @@ class HostSync:
         if task is None:
             return
         if task.state is TaskState.STARTING and event.record.error is not None:
-            return  # the answer to its start says more
+            return  # the answer to `start_task` has the reason
         self._keeper.tasks.exited(task, event.record)
         log.info(
             "task_exited",
@@ -213,7 +221,11 @@ class HostSync:
         )
 
     async def compare(self) -> None:
-        """After missed events: tasks that ended, slots that vanished, slots that nobody knows."""
+        """Reconciles after missed events: ended tasks, vanished slots, unknown slots.
+
+        The tables are read before the helper is asked. A slot or task that appears meanwhile is not
+        mistaken for a missing one.
+        """
         keeper = self._keeper
         specs_before = _specs(keeper)
         before = {slot.key for slot in keeper.table if slot.state is CarveState.ALLOCATED}
@@ -246,16 +258,19 @@ class HostSync:
                 self._keeper.tasks.failed(task, TaskFault(Reason.TERMINATED.value, message))
 
     def _is_unsettled(self) -> bool:
-        """An end was missed, or the helper was away while a slot changed its size."""
+        """True if the end of a task was missed, or the helper was unreachable during a resize."""
         keeper = self._keeper
         missed = any(t.slot_removed_at is not None and not t.has_ended for t in keeper.tasks)
         idle = not keeper.resize_lock.locked()
         return missed or (idle and any(slot.becoming is not None for slot in keeper.table))
 
     async def sweep(self) -> None:
-        """Forgets what is overdue, and looks again where an end was missed; says now and then anew
-        where all run, since others may write to our groups, and cgroup v1 takes a cpu that went
-        off-line for a moment out of them for good. Never returns.
+        """Repeats periodic checks; never returns.
+
+        Every `SWEEP_S` seconds it reads the host's cpus again, reconciles if an event was missed,
+        and deletes overdue tasks. Every `SWEEPS_PER_RESYNC` sweeps it writes the cpus of all slots
+        again, because other programs may write to our groups, and because cgroup v1 permanently
+        removes a cpu that was offline for a moment.
         """
         for sweeps in itertools.count(1):
             await asyncio.sleep(SWEEP_S)

@@ -1,8 +1,6 @@
-"""What changes about the host's cpus while the front runs: those that stop running, and those that
-a kubelet gives away.
+"""Watches the host's cpus: which ones go offline, and which ones a kubelet gives to containers.
 
-Decides how often somebody looks, and says what is new to the cpu ledger; slots
-that have such cpus go on and are named. Refuses to know what follows from it for slots and pools.
+Changes are passed to the cpu ledger. Slots on such cpus continue, and are named in notes.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from task_executor.host.helper_messages import KubeletFiles
 from task_executor.host.kubelet import KubeletState, KubeletTexts, read_kubelet
 from task_executor.host.kubelet.parsing import KubeletReading
 
-NOTES_MAX = 8  # slots in notes; the RM names all of them
+NOTES_MAX = 8  # the rest is summarized; the RM lists all such slots
 
 ReadKubelet = Callable[[str], Awaitable[KubeletFiles | None]]
 UpdateConditions = Callable[..., Awaitable[None]]
@@ -31,10 +29,11 @@ log = get_logger(__name__)
 
 
 class KubeletWatch:
-    """Keeps what is known of a kubelet; what cannot be read stays as it was known last.
+    """The last known state of a kubelet. A file that cannot be read keeps its last known content.
 
     Args:
         read_kubelet_files: the helper's `kubelet`.
+        topology: the host.
     """
 
     def __init__(self, read_kubelet_files: ReadKubelet, topology: HostTopology) -> None:
@@ -46,11 +45,11 @@ class KubeletWatch:
 
     @property
     def state(self) -> KubeletState | None:
-        """None: there is no kubelet on this host."""
+        """The kubelet's state; None if there is no kubelet on this host."""
         return self._reading.state if self._reading else None
 
     async def refresh(self) -> KubeletState | None:
-        """What is known now. Never raises for what the host or the helper says."""
+        """Reads the files again if they have changed; returns the state. Errors are only logged."""
         try:
             found = await self._read_kubelet_files(self._mark)
         except (FinegrainError, OSError) as error:
@@ -69,7 +68,7 @@ class KubeletWatch:
 
     def _read(self, found: KubeletFiles) -> KubeletReading | None:
         texts = KubeletTexts(found.texts, found.failures, found.command)
-        is_empty = texts == KubeletTexts()  # a directory that is there for another purpose
+        is_empty = texts == KubeletTexts()  # the directory exists for another purpose
         if not found.found or (is_empty and self._reading is None):
             return None
         return read_kubelet(texts, self._topology, self._reading)
@@ -92,16 +91,16 @@ class KubeletWatch:
 
 
 class HostWatch:
-    """Tells the cpu ledger what it cannot know.
+    """Passes changes of the host's cpus to the cpu ledger.
 
     Args:
-        kubelet: what is known of a kubelet.
-        cpus: the executor's own cpus, reserved ones included.
-        update_conditions: told `offline`, `kubelet_cpus`, `kubelet_policy`, `kubelet` and `notes`,
-            whether they are news or not.
-        slots: those that there are.
-        notes: what is strange about this host from its start on.
-        root: where its files lie.
+        kubelet: the kubelet's state.
+        cpus: the executor's cpus, including reserved ones.
+        update_conditions: called with `offline`, `kubelet_cpus`, `kubelet_policy`, `kubelet` and
+            `notes` at every refresh, changed or not.
+        slots: returns the present slots.
+        notes: warnings about this host that are known from the start.
+        root: root of the file system, for tests.
     """
 
     def __init__(
@@ -123,9 +122,9 @@ class HostWatch:
         self._offline = EMPTY
 
     async def refresh(self) -> None:
-        """Looks, and tells."""
+        """Reads the cpus and the kubelet's state again, and passes them on."""
         state = await self.kubelet.refresh()
-        # We run on some: where none can be found, what tells of them cannot be read.
+        # This process runs on some cpu, so an empty result means that the file could not be read.
         allowed = allowed_cpus(self.root)
         offline = self._cpus - allowed if allowed else self._offline
         if offline != self._offline:
@@ -138,7 +137,7 @@ class HostWatch:
         await self._update_conditions(**conditions)
 
     def _notes_on(self, offline: CpuSet, state: KubeletState | None) -> tuple[str, ...]:
-        """What is strange about the kubelet, and slots that have lost cpus of their own."""
+        """Returns notes on the kubelet, and on slots that have lost dedicated cpus."""
         named = []
         for slot in self._slots():
             own = slot.spec.assignment.cpus if slot.spec.assignment else EMPTY

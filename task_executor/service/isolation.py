@@ -1,6 +1,5 @@
-"""What is really enforced, said so that nobody is misled.
-
-Decides the sentences. Refuses to know how anything is enforced.
+"""Converts the helper's isolation report into what users see, with notes on what is not
+enforced.
 """
 
 from __future__ import annotations
@@ -28,15 +27,13 @@ DECLARED_ONLY = (
 )
 _AFFINITY = "tasks are put on their cpus, but could change them, and memory may be of any NUMA node"
 DECLARED = "declared"
-"""Of countable resources: booked, and nothing on the host holds anybody to it."""
+"""Isolation of countable resources that are booked but not enforced on the host."""
 DEDICATED_CPUS = "cpus"
-"""Instead of a quota: no more cpu time than the cpus that it has to itself can give."""
+"""CPU isolation of a pinned slot: its dedicated cpus are the limit, and there is no quota."""
 
 
 def isolation_of(report: IsolationReport, slot: SlotSpec | None = None) -> Isolation:
-    """Returns what the helper reports as everyone else reads it, with notes: of one slot, or of the
-    whole host.
-    """
+    """Returns the isolation of one slot or, without `slot`, of the host."""
     if slot is not None and slot.is_pinned and report.cpuset == "cgroup":
         report = replace(report, cpu=DEDICATED_CPUS)
     notes = notes_of(report)
@@ -60,7 +57,7 @@ def isolation_of(report: IsolationReport, slot: SlotSpec | None = None) -> Isola
 
 
 def notes_of(report: IsolationReport) -> list[str]:
-    """One sentence for each dimension that is not enforced, with the reason and the fix."""
+    """Returns one sentence for each dimension that is not enforced, with the reason and the fix."""
     why = f" ({report.reason})" if report.reason else ""
     fix = f"; {report.fix}" if report.fix else ""
     notes = [

@@ -1,7 +1,4 @@
-"""What the helper is to enforce for a slot, from what was ordered and from where it runs.
-
-Decides which slots have a cap on their cpu time. Refuses to know how a limit is enforced.
-"""
+"""Converts between a slot's spec and the limits that the helper enforces."""
 
 from __future__ import annotations
 
@@ -13,25 +10,25 @@ from task_executor.engine.slots import SlotSpec
 from task_executor.host.helper_messages import SlotLimits
 
 NO_CAP = -1
-"""On cpu time, of slots with cpus of their own: nobody else runs there, and a quota on top of that
-throttles without need.
+"""Cap of CPU time of slots with dedicated cpus. No other slot runs there, and an additional
+quota would throttle the slot without need.
 """
 
 
 def dedicated_cpus(limits: SlotLimits) -> CpuSet:
-    """The cpus dedicated to a slot that is not in the slot table."""
+    """Returns the dedicated cpus of a slot that is on the host but not in the slot table."""
     return CpuSet.parse(limits.cpus) if limits.cpu_limit_milli == NO_CAP else EMPTY
 
 
 def amounts_of(limits: SlotLimits) -> dict[str, int]:
-    """What such a slot holds, as far as its limits tell."""
+    """Returns the amounts of such a slot, as far as its limits show them."""
     cpu = {CPU_MILLI: 0, BEST_EFFORT_CPU_MILLI: 0}
     cpu[BEST_EFFORT_CPU_MILLI if limits.best_effort else CPU_MILLI] = limits.cpu_milli
     return cpu | {MEMORY_BYTES: limits.memory_bytes}
 
 
 def limits_of(spec: SlotSpec, binding: CpuBinding) -> SlotLimits:
-    """The limits of a slot that runs in this place."""
+    """Returns the limits of a slot that is bound to these cpus and memory nodes."""
     return SlotLimits(
         allocation_id=spec.allocation_id,
         generation=spec.generation,

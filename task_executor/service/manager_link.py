@@ -1,7 +1,7 @@
-"""The way to the resource managers: one channel at a time, another address when one fails.
+"""The connection to the resource managers: one channel at a time, to the one that seems to lead.
 
-Decides how long to wait before the next attempt; whom to call is decided in
-`finegrain/rpc/leaders.py`. Refuses to know what is said.
+If a call fails, the link moves to the next address with a backoff. `finegrain/rpc/leaders.py`
+chooses the address.
 """
 
 from __future__ import annotations
@@ -28,16 +28,22 @@ from finegrain.v1.resource_manager_pb2 import (
 from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
 
 CALL_S_MAX = 5.0
-LEAVE_FROZEN_AFTER_S = 4.0  # where there are several; executors are many, their pings cost
+LEAVE_FROZEN_AFTER_S = 4.0  # if there are several; each ping of many executors costs the RM
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.1, 5.0
 
 
 class ManagerLink:
-    """Calls the resource manager that is in charge, as far as we can tell.
+    """Calls the resource manager that leads, as far as known.
+
+    Args:
+        managers: addresses of resource managers, "host:port".
+        token: the cluster token.
+        tls: how to encrypt; None: not encrypted.
+        insecure: True: a token may be sent unencrypted beyond loopback.
 
     Raises:
-        ConfigurationError: no address, or a token that would travel in clear.
-        InvalidArgument: a malformed address.
+        ConfigurationError: there is no address, or the token would be sent unencrypted.
+        InvalidArgument: an address is malformed.
     """
 
     def __init__(
@@ -98,15 +104,19 @@ class ManagerLink:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # gRPC's word for a channel that was closed meanwhile, to turn to the next address.
+            # gRPC cancels a call when its channel is closed by a change of address. That is not a
+            # cancellation of this task.
             raise Unavailable(f"the connection to {self.address} was closed") from None
         self._failures = 0
         self._leaders.worked(self.address)
         return answer
 
     async def next_address(self, error: FinegrainError | None = None) -> float:
-        """Turns to the next address, or to the leader that `error` names; how long to wait before
-        calling it, in seconds."""
+        """Moves to the next address, or to the leader that `error` names.
+
+        Returns:
+            How long to wait before the next call, in seconds.
+        """
         await self.close()
         if self._leaders.failed(self.address, error):
             return 0.0

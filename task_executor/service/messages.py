@@ -1,4 +1,4 @@
-"""Reads what the executor is ordered to do: every field is checked here."""
+"""Decodes and checks orders of the RM. Every field is checked here."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ PIDS_MAX = 1 << 22
 
 
 def check_generation(value: int, field: str) -> int:
-    """The value itself if it can be a generation.
+    """Returns `value` if it can be a generation.
 
     Raises:
-        InvalidArgument: below 1, or too large.
+        InvalidArgument: it is below 1, or too large.
     """
     if not 1 <= value <= AMOUNT_MAX:
         raise InvalidArgument(field, value, "1 or more")
@@ -33,10 +33,15 @@ def check_generation(value: int, field: str) -> int:
 def spec_from_proto(
     message: task_executor_pb2.SlotAllocation, field: str, *, pids_max_default: int
 ) -> SlotSpec:
-    """An ordered slot with the executor's defaults filled in.
+    """Decodes an ordered slot, and fills in the executor's defaults.
+
+    Args:
+        message: the order.
+        field: its name in the request, for errors.
+        pids_max_default: limit of processes if the order has none.
 
     Raises:
-        InvalidArgument: it names the field, the value and what was expected.
+        InvalidArgument: a field is invalid; the error has its name, its value and what is allowed.
     """
     slot, where = message.slot, f"{field}.slot"
     profile = _profile_from_proto(slot, where)
@@ -79,11 +84,14 @@ def _assignment_from_proto(
 def change_from_proto(
     message: task_executor_pb2.TaskExecutorServiceResizeSlotRequest,
 ) -> tuple[tuple[SlotKey, int, ResourceProfile, int], CpuAssignment | None]:
-    """A slot, the number of its change of size, the new profile and cpu cap; and the cpus that it
-    has then, None where it keeps those that it has.
+    """Decodes a resize.
+
+    Returns:
+        The slot, the number of the resize, the new profile and the new cap of CPU time; then the
+        new assignment, or None if the slot keeps its present one.
 
     Raises:
-        InvalidArgument: it names the field, the value and what was expected.
+        InvalidArgument: a field is invalid; the error has its name, its value and what is allowed.
     """
     key = SlotKey(
         check_id("allocation_id", message.allocation_id),
@@ -99,7 +107,7 @@ def _profile_from_proto(
     message: slots_pb2.SlotStatus | task_executor_pb2.TaskExecutorServiceResizeSlotRequest,
     where: str,
 ) -> ResourceProfile:
-    """The profile, checked against the memory that is said to be booked for it."""
+    """Decodes the profile, and checks that the booked memory in the message matches it."""
     prefix = f"{where}." if where else ""
     profile = profile_from_proto(message.profile, f"{prefix}profile")
     if message.memory_bytes not in (0, profile.booked_memory_bytes):

@@ -1,7 +1,7 @@
-"""Every metric of the task executor, named in one place.
+"""All metrics of the task executor, defined in one place.
 
 Labels are bounded: dimensions, states, outcomes, methods; never job, allocation or task ids. Gauges
-are filled from the books when somebody scrapes (`update`).
+are filled from the executor's state at each scrape (`update`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
 
 class ExecutorMetrics:
-    """All metrics of one executor, on a registry of their own."""
+    """All metrics of one executor, on a dedicated registry."""
 
     def __init__(self, software_version: str) -> None:
         self.registry = registry = CollectorRegistry()
@@ -173,28 +173,28 @@ class ExecutorMetrics:
             registry=registry,
         )
 
-    # -- filled as it happens ------------------------------------------------------------------
+    # -- observed as it happens ----------------------------------------------------------------
 
     def call_ended(self, method: str, status: str, _seconds: float) -> None:
-        """For the guarded server."""
+        """Counts a call; called by the server."""
         self.calls.labels(method.rpartition("/")[2], status).inc()
 
     def carve_ended(self, seconds: float, carved: bool) -> None:
-        """For the keeper."""
+        """Observes a carve; called by the slot keeper."""
         self.carve_seconds.labels("carved" if carved else "failed").observe(seconds)
 
     def free_ended(self, seconds: float) -> None:
-        """For the keeper."""
+        """Observes the end of a slot; called by the slot keeper."""
         self.free_seconds.observe(seconds)
 
     def resize_ended(self, seconds: float, failure: FinegrainError | None) -> None:
-        """For the keeper."""
+        """Observes a resize; called by the slot keeper. `failure` None: it succeeded."""
         outcome = "resized" if failure is None else "failed"
         if failure is not None and failure.reason is Reason.BELOW_USE:
             outcome = "below_use"
         self.resize_seconds.labels(outcome).observe(seconds)
 
-    # -- filled when somebody looks --------------------------------------------------------------
+    # -- filled at each scrape -------------------------------------------------------------------
 
     def update(
         self,
@@ -205,7 +205,15 @@ class ExecutorMetrics:
         reserved: Amounts,
         now: float,
     ) -> None:
-        """Fills the gauges. `now` is in seconds of the agent's clock."""
+        """Fills the gauges.
+
+        Args:
+            keeper: slots, tasks and epoch.
+            agent: state of the connection to the RM.
+            measured: the last measured usage.
+            reserved: amounts reserved for the system.
+            now: the present time, in seconds of the agent's clock.
+        """
         table = keeper.table
         self._set_amounts("total", table.share.total)
         self._set_amounts("reserved", reserved)
@@ -241,7 +249,7 @@ class ExecutorMetrics:
             self.cpus.labels(use).set(len(cpus))
 
     def _count_tasks(self, keeper: SlotKeeper) -> None:
-        """Brings the counters up to the task table's own."""
+        """Adds to the counters what the task table has counted since the last scrape."""
         tasks = keeper.tasks
         for outcome, count in tasks.outcomes.items():
             self.tasks_ended.labels(outcome).inc(count - self._counted.get(outcome, 0))
@@ -265,5 +273,7 @@ class ExecutorMetrics:
 
 
 def _at_zero(amounts: Amounts) -> dict[str, int]:
-    """The same dimensions with nothing in them, so that what was given back reads zero."""
+    """Returns the same dimensions with zero amounts, so that a dimension without bookings reads
+    zero.
+    """
     return dict.fromkeys(amounts, 0)

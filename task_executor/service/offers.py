@@ -1,11 +1,11 @@
-"""Offering slots to job masters that named an address for it.
+"""Offers slots to job masters that have named an address for it.
 
-Decides how long a job master has to take a slot before it is taken back. Refuses to know how slots
-are carved and freed. The same offer may be made more than once; accepting it twice is one slot.
+A job master that does not accept in time loses the slot: it is freed. The same offer may be made
+more than once; accepting it twice has no further effect.
 
-A job master chooses its address itself, so nothing secret is sent there: no token, only the hash of
-the job's secret (metadata `finegrain-job-secret-sha256`), by which it can tell that the offer comes
-from its cluster.
+A job master chooses its address itself, so no secret is sent there. An offer carries no token, only
+the hash of the job's secret (metadata `finegrain-job-secret-sha256`). By that the job master can
+verify that the offer comes from its cluster.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Offers:
 
     Args:
         keeper: the slots.
-        timeout_ms: within which a job master has to accept.
+        timeout_ms: how long a job master may take to accept.
     """
 
     def __init__(self, keeper: SlotKeeper, *, timeout_ms: int) -> None:
@@ -48,10 +48,12 @@ class Offers:
         self._timeout_ms = timeout_ms
         self._open: set[asyncio.Task[None]] = set()
         self._offered: set[SlotKey] = set()
-        self.address = ""  # of our own service, once it is bound
+        self.address = ""  # address of our service, once it is bound
 
     def offer(self, slots: Sequence[Slot]) -> None:
-        """Offers those of the slots that have a target address and were not yet accepted."""
+        """Offers those slots that have a target address and are not accepted yet. Returns at
+        once.
+        """
         by_target: dict[tuple[str, str], list[Slot]] = defaultdict(list)
         for slot in slots:
             wanted = slot.spec.target_address and not slot.accepted
@@ -65,13 +67,13 @@ class Offers:
                 task.add_done_callback(self._open.discard)
 
     async def close(self) -> None:
-        """Ends offers that are under way; the slots stay."""
+        """Cancels pending offers; the slots stay."""
         for task in self._open:
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
 
     async def _settle(self, address: str, slots: Sequence[Slot]) -> None:
-        """Accepted slots stay; the rest is taken back."""
+        """Keeps accepted slots and frees the others."""
         keys = [slot.key for slot in slots]
         accepted: set[SlotKey] = set()
         try:
@@ -90,7 +92,9 @@ class Offers:
             await self._keeper.save_or_log()
 
     async def _ask(self, address: str, slots: Sequence[Slot]) -> set[SlotKey]:
-        """Asks until there is an answer; `_settle` bounds the time."""
+        """Retries until the job master answers; returns the accepted slots. `_settle` limits
+        the time.
+        """
         pause_s = PAUSE_S_MIN
         while True:
             try:

@@ -1,7 +1,7 @@
-"""What the front needs of its helper, and nothing more: the seam at which tests put a fake.
+"""The helper's interface, as far as the front uses it. Tests replace it with a fake.
 
-The real one is `task_executor.host.helper_client.HelperClient`; its docstrings say what each call
-promises and raises.
+The real one is `task_executor.host.helper_client.HelperClient`, whose docstrings describe each
+call.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from task_executor.host.helper_messages import (
 
 
 class Helper(Protocol):
-    """The privileged process: carves groups, starts and ends tasks."""
+    """The privileged process that carves slots, and starts and ends tasks."""
 
     def events(self) -> AsyncIterator[HelperEvent]: ...
 

@@ -1,7 +1,7 @@
-"""What is settled before any call is served: who we are, what we offer, and a helper that answers.
+"""Prepares a front before it serves: identity, lock, plan of the host, and a helper that answers.
 
-Decides the order: cheap refusals first, the helper last. Imports no grpc, since the helper has to
-be started before that is imported.
+Cheap checks come first, the helper last. It imports no grpc, because the helper must be started
+before grpc is imported.
 """
 
 from __future__ import annotations
@@ -49,20 +49,23 @@ class Prepared:
 
     @property
     def helper_is_ours(self) -> bool:
-        """We start it and end it; else it has a unit of its own."""
+        """True if this process starts and stops the helper; False if the helper has a separate
+        unit.
+        """
         return self.options.helper_socket is None
 
     @property
     def task_root(self) -> Path:
-        """Where the helper keeps the tasks' directories."""
+        """The helper's folder of task directories."""
         return Path(self.helper.state_dir) / "tasks"
 
 
 def prepare(options: TaskExecutorOptions) -> Prepared:
-    """Locks the state directory, plans the host, starts (or finds) the helper.
+    """Locks the state directory, plans the host, and starts the helper (or checks a separate one).
 
     Raises:
-        ConfigurationError, InvalidArgument: it cannot start as configured; nothing is left behind.
+        ConfigurationError, InvalidArgument: the executor cannot start with this configuration.
+            Nothing is left behind.
     """
     join_token = take_join_token()
     directory = StateDirectory.open(options.state_dir.absolute())
@@ -111,7 +114,16 @@ def _resolve(options: TaskExecutorOptions, directory: StateDirectory, join_token
 def helper_config(
     options: TaskExecutorOptions, executor_id: str, users: UserPolicy
 ) -> HelperConfig:
-    """What the helper is told, whoever starts it."""
+    """Returns the helper's configuration, for a helper of the front or a separate one.
+
+    Args:
+        options: the executor's options.
+        executor_id: who the helper works for.
+        users: the user of tasks.
+
+    Raises:
+        ConfigurationError: the run directory cannot be created or trusted.
+    """
     state_dir = options.state_dir.absolute()
     helper_dir = (options.helper_state_dir or state_dir / HELPER_FOLDER).absolute()
     return HelperConfig(
@@ -136,7 +148,9 @@ def _text(path: Path | None) -> str | None:
 
 
 def _socket_path(options: TaskExecutorOptions, state_dir: Path) -> Path:
-    """Short, and of its own for every state directory, so that executors can share `run_dir`."""
+    """Returns a short path that is unique per state directory, so that executors can share
+    `run_dir`.
+    """
     run_dir = options.run_dir.absolute()
     try:
         run_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -152,10 +166,13 @@ def _socket_path(options: TaskExecutorOptions, state_dir: Path) -> Path:
 
 
 def check_ours(path: Path) -> None:
-    """Who can write where the helper's socket lies can take its place, and is told of every task.
+    """Checks that only root or this user can replace the helper's socket in this directory.
+
+    Another process that could take the socket's place would receive every task.
 
     Raises:
-        ConfigurationError: it belongs to another user, or everybody may replace what is in it.
+        ConfigurationError: the directory belongs to another user, or everybody may replace its
+            files.
     """
     found = path.stat()
     open_to_all = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
@@ -169,6 +186,6 @@ def check_ours(path: Path) -> None:
 
 
 def host_name() -> str:
-    """The short host name where it can be an id."""
+    """Returns the short host name, or a default if the host name is not a valid id."""
     name = socket.gethostname().partition(".")[0]
     return name if ID_PATTERN.fullmatch(name) else DEFAULT_EXECUTOR_ID

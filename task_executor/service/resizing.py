@@ -1,9 +1,9 @@
-"""A slot changes its size: booked, on disk, in the kernel, on disk again, and only then told.
+"""Resizes slots.
 
-Decides what holds after a failure or a crash between any two of these steps. What was intended is
-carried out when front and helper are back (a size below what tasks use by then is not); until the
-helper has said what is enforced, both sizes stay booked and the old one is told. Refuses to know
-who asks, and how a limit is enforced.
+The new size is booked, saved, enforced in the kernel, saved again, and only then reported. If a
+step fails or the front or helper crashes in between, the resize is completed when both are back,
+unless tasks use more than the new size by then. Until the helper has confirmed what is enforced,
+both sizes stay booked and the old one is reported.
 """
 
 from __future__ import annotations
@@ -41,19 +41,30 @@ async def resize_slot(
     *,
     assignment: CpuAssignment | None = None,
 ) -> Outcome:
-    """All limits of the new size are enforced and durable when the outcome has a slot; with an
-    error the slot is as it was, unless that is UNREACHABLE: then it is not known yet, and the same
-    change may be asked for again.
+    """Resizes a slot.
 
-    Errors: those of `SlotTable.resize`; BELOW_USE (details asked and used, bytes of memory);
-    CARVE_FAILED; UNREACHABLE.
+    If the outcome has a slot, all limits of the new size are enforced and durable. If it has an
+    error, the slot is as before. The exception is UNREACHABLE: the result is not known yet, and the
+    same resize may be requested again.
+
+    Args:
+        keeper: the slots.
+        key: the slot.
+        number: number of the resize.
+        profile: the new amounts.
+        cpu_limit_milli: the new cap of CPU time.
+        assignment: the new cpus, NUMA nodes and pools; None: the present ones.
+
+    Returns:
+        The outcome. Its error is one of `SlotTable.resize`, BELOW_USE (with the requested and used
+        bytes of memory in the details), CARVE_FAILED or UNREACHABLE.
     """
     async with keeper.resize_lock:
         before = keeper.table.get(key)
         outcome = keeper.table.resize(key, number, profile, cpu_limit_milli, assignment)
         if outcome.slot is None or outcome.slot.becoming is None:
             return outcome
-        if outcome.slot is not before:  # else it is on disk, and its outcome is not known
+        if outcome.slot is not before:  # else: a retry of an unsettled resize, saved before
             try:
                 await keeper.save()
             except OSError as error:
@@ -67,13 +78,12 @@ async def resize_slot(
 async def finish_resizes(
     keeper: SlotKeeper, on_host: Iterable[SlotLimits], before: Mapping[SlotKey, SlotSpec]
 ) -> None:
-    """Carries out what an earlier front, or a helper that was away, has left unsettled, and has
-    the sizes in the books enforced where the host has others.
+    """Completes resizes that were interrupted, and corrects limits that differ from the slot table.
 
     Args:
-        keeper: whose slots.
-        on_host: limits of the slots that the helper has, as it told them a moment ago.
-        before: what the books said before it was asked.
+        keeper: the slots.
+        on_host: limits of the slots on the host, as the helper has just reported them.
+        before: specs in the slot table before the helper was asked.
     """
     async with keeper.resize_lock:
         unsettled = [
@@ -85,12 +95,12 @@ async def finish_resizes(
         for limits in on_host:
             key = SlotKey(limits.allocation_id, limits.generation)
             slot = keeper.table.get(key)
-            if slot is not None and slot.spec is before.get(key):  # else the host has changed, too
+            if slot is not None and slot.spec is before.get(key):  # else: resized meanwhile
                 await _correct_limits(keeper, slot, limits)
 
 
 async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
-    """What a slot is becoming, on the host and then in the books."""
+    """Enforces the size that a slot is becoming, and records the result in the slot table."""
     slot = keeper.table.get(key)
     wanted = slot.becoming if slot is not None else None
     if slot is None or wanted is None:
@@ -113,9 +123,9 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
             outcome = Outcome(key, error=failure)
             keeper.table.resize_failed(key)
         keeper.cpu_bindings.applied(key, binding)
-    await keeper.cpu_bindings.sync_or_log()  # what it has left is for the others
+    await keeper.cpu_bindings.sync_or_log()  # cpus that the slot has left go to the pools
     keeper.on_resize(time.monotonic() - begun, failure)
-    await keeper.save_or_log()  # until then the intent is there, and leads to the same
+    await keeper.save_or_log()  # a crash before this repeats the resize
     keeper.on_change()
     _log_result(wanted, failure)
     return outcome
@@ -124,15 +134,20 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
 async def _apply(
     keeper: SlotKeeper, current: SlotSpec, wanted: SlotSpec, *, again: bool
 ) -> tuple[CpuBinding, IsolationReport | FinegrainError]:
-    """Others leave the cpus that it grows into, then all its limits change. Where it runs then, and
-    what is enforced now, or why its limits are those of before.
+    """Moves other slots off the cpus that the slot grows into, then changes all its limits.
 
     Args:
-        again: an earlier attempt may have reached the host. A refusal says only that nothing has
-            changed since, so the limits of before are told, too.
+        keeper: the slots.
+        current: the old size.
+        wanted: the new size.
+        again: True if an earlier attempt may have reached the host. A rejection then only means
+            that this attempt changed nothing, so the old limits are written explicitly.
+
+    Returns:
+        Where the slot runs now, and what is enforced, or the error that left it at its old size.
 
     Raises:
-        Unavailable, OSError: it is not known which limits hold.
+        Unavailable, OSError: it is not known which limits are enforced.
     """
     failure: FinegrainError | None = None
     try:
@@ -160,7 +175,7 @@ async def _apply(
 
 
 async def _correct_limits(keeper: SlotKeeper, slot: Slot, limits: SlotLimits) -> None:
-    """The books say who was promised what: a host that enforces another size is put right."""
+    """Writes the slot's limits again if the host enforces another size than the slot table has."""
     if slot.state is not CarveState.ALLOCATED or slot.becoming is not None:
         return
     expected = limits_of(slot.spec, CpuBinding(EMPTY))

@@ -1,7 +1,7 @@
-"""Squeezes best-effort slots onto fewer cpus while the others need the host.
+"""Confines best-effort slots to fewer cpus while other slots need the host.
 
-Decides when to measure and what is whose use. How many cpus that leaves, and which ones, is
-`task_executor.engine.squeeze`; who moves the slots there is told by whoever keeps their places.
+It measures once a second how busy the cpus are and what the slots use.
+`task_executor.engine.squeeze` computes the number and choice of cpus from that.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from task_executor.host.cpu_times import busy_usec
 from task_executor.host.helper_messages import Usage
 
 INTERVAL_S = 1.0
-ROOM_STEPS = 2  # with room for more, before best-effort slots get more
+ROOM_STEPS = 2  # consecutive steps with spare CPU before best-effort slots get more cpus
 
 log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class SqueezeRule:
-    """When to squeeze, in percent of the cpus that this executor has."""
+    """When to squeeze, in percent of this executor's cpus."""
 
-    threshold_percent: int = 65  # so much of them may be busy
-    minimum_percent: int = 0  # so much best-effort slots keep in any case
+    threshold_percent: int = 65  # share of the cpus that may be busy
+    minimum_percent: int = 0  # share of the cpus that best-effort slots always keep
 
 
 @dataclass(frozen=True, slots=True)
 class _Counters:
-    """Microseconds of use, at one time."""
+    """Microseconds of CPU time used until one moment, by cpu and by slot."""
 
     at: float
     cpus: Mapping[int, int]
@@ -45,11 +45,16 @@ class _Counters:
 
 
 class Squeezer:
-    """Args:
-    table: the slots, and the ledger of who has which cpu.
-    locations: where the host's cpus lie.
-    usage: the helper's; what the slots have used.
-    update_conditions: told `squeezed`, news or not; moves slots to where the ledger says then.
+    """Confines best-effort slots, by measured use.
+
+    Args:
+        table: the slots, and the ledger of their cpus.
+        locations: locations of the host's cpus.
+        rule: when to squeeze.
+        usage: the helper's `usage`: the CPU time that slots have used.
+        update_conditions: called with `squeezed` when it has changed; moves the slots.
+        cpu_times: returns the busy time of each cpu, in microseconds.
+        clock: seconds.
     """
 
     def __init__(
@@ -75,7 +80,7 @@ class Squeezer:
         self._steps_with_room = 0  # steps in a row in which there was room for more
 
     async def run(self) -> None:
-        """Never returns."""
+        """Repeats `step` once per interval; never returns."""
         while True:
             await asyncio.sleep(INTERVAL_S)
             try:
@@ -84,7 +89,9 @@ class Squeezer:
                 self._warn_once(str(error))
 
     async def step(self) -> None:
-        """Measures, and squeezes or lets go. Without best-effort slots nothing is measured."""
+        """Measures, then confines or releases best-effort slots. Without such slots nothing is
+        measured.
+        """
         if not any(slot.spec.is_best_effort for slot in self._table):
             self._before = None
             await self._confine(None)
@@ -100,8 +107,9 @@ class Squeezer:
         count = cpu_count(budget, previous=len(previous), host_cpus=len(now.cpus))
         self._steps_with_room = self._steps_with_room + 1 if count > len(previous) else 0
         if 0 < self._steps_with_room < ROOM_STEPS:
-            return  # a lull of one second is no reason to move everybody there and back
+            return  # do not move slots for a lull of one second
         lsr_cpus = union(self._dedicated_cpus(slot, QosClass.LSR) for slot in self._table)
+        # Cpus that the kubelet reserves are used first: no slot can have them as dedicated ones.
         kept_back = ledger.conditions.kubelet_policy.reserved_cpus or EMPTY
         picked = CpuSet(
             squeeze(count, self._locations, pool=pool, lsr_cpus=lsr_cpus, first=kept_back)
@@ -110,7 +118,7 @@ class Squeezer:
             await self._confine(None if picked == pool else picked)
 
     async def _count(self) -> _Counters | None:
-        """None where the kernel does not count what slots use."""
+        """Returns the counters; None if the kernel does not count what slots or cpus use."""
         usage = await self._usage()
         slots = {
             SlotKey(each.allocation_id, each.generation): each.cpu_usec
@@ -130,7 +138,7 @@ class Squeezer:
         return _Counters(self._clock(), times, slots)
 
     def _budget(self, before: _Counters, now: _Counters) -> int:
-        """Thousandths of a cpu for best-effort slots."""
+        """Returns the CPU that best-effort slots may use, in thousandths of a cpu."""
         usec_per_milli = (now.at - before.at) * 1000
         busy = sum(
             max(usec - before.cpus[cpu], 0) for cpu, usec in now.cpus.items() if cpu in before.cpus
@@ -138,7 +146,8 @@ class Squeezer:
         used = {True: 0, False: 0}  # by best-effort slots, and by others
         for key, usec in now.slots.items():
             slot = self._table.get(key)
-            # A slot that was not there has used all that since some moment of the interval.
+            # A slot that is new since the last measurement has used all of its time within the
+            # interval.
             used[slot is not None and slot.spec.is_best_effort] += max(
                 usec - before.slots.get(key, 0), 0
             )
@@ -162,7 +171,7 @@ class Squeezer:
         return assignment.cpus if assignment and assignment.qos is qos else EMPTY
 
     def _warn_once(self, why: str) -> None:
-        """Once for each reason."""
+        """Logs a warning unless it is the same as the last one."""
         if why != self._last_warning:
             self._last_warning = why
             log.warning("best_effort_not_squeezed", error=why)

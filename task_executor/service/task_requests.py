@@ -1,8 +1,4 @@
-"""What a job master may ask of a task, checked before anything is done.
-
-Decides which submissions are well-formed and what they mean to the helper. Refuses to know slots
-and running tasks.
-"""
+"""Decodes and checks task submissions, before anything is done."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A checked SubmitTask. `env` may hold secrets and is never shown."""
+    """A checked SubmitTask request. `env` may hold secrets and must never be logged or shown."""
 
     task_id: str
     key: SlotKey
@@ -42,10 +38,10 @@ class Submission:
 
 
 def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
-    """The request, checked.
+    """Decodes and checks a submission.
 
     Raises:
-        InvalidArgument: it names the field, the value and what was expected.
+        InvalidArgument: a field is invalid; the error has its name, its value and what is allowed.
     """
     spec = request.spec
     timeout_ms = None
@@ -95,7 +91,7 @@ def _check_env(env: dict[str, str]) -> dict[str, str]:
             raise InvalidArgument(
                 "spec.env key", key, "a name of A-Z a-z 0-9 _ without a digit first"
             )
-        if "\0" in value:  # the value may be a secret: it is not shown
+        if "\0" in value:  # the value may be a secret, so the error does not show it
             raise InvalidArgument(f"spec.env[{key}]", "(hidden)", "text without NUL")
     size = sum(len(f"{key}={value}".encode()) + 1 for key, value in env.items())
     if size > COMMAND_BYTES_MAX:

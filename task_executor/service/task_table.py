@@ -1,7 +1,6 @@
-"""The tasks of this executor as its front knows them.
+"""The tasks of this executor, by id and by slot, with their states.
 
-Decides where a task stands and who is woken by a change. Refuses to know how tasks are started and
-how their output is read: the helper's records are the truth, this is what is told of them.
+The helper's records are the authority on tasks; this table is what the service reports.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from task_executor.engine.slots import SlotKey
 from task_executor.host.helper_messages import ExitRecord, TaskFault
 
 TASKS_MAX = 50_000
-RUNNING_MIN = 200  # however small the executor
-SHIM_BYTES = 3 << 20  # of a task's shim, measured; outside every slot, so it has to be bounded
-SHIMS_SHARE = 20  # one part in so many of the executor's memory may go into shims
+RUNNING_MIN = 200  # allowed on any executor, however small
+SHIM_BYTES = 3 << 20  # memory of a task's shim, measured; no slot's limit covers it
+SHIMS_SHARE = 20  # shims may use one part in 20 of the executor's memory
 
 
 ENDED_STATES = frozenset({TaskState.EXITED, TaskState.FAILED})
@@ -31,7 +30,9 @@ ENDED_STATES = frozenset({TaskState.EXITED, TaskState.FAILED})
 
 @dataclass(slots=True)
 class Task:
-    """One task. What a restart needs comes first; the rest is learnt from the helper again."""
+    """One task. The first fields are saved for a restart; the rest is learned from the helper
+    again.
+    """
 
     task_id: str
     key: SlotKey
@@ -41,9 +42,9 @@ class Task:
     argv: tuple[str, ...]
     submit_time_ms: int
     submit_number: int  # order of submission
-    cancelled: bool = False  # CancelTask, or its slot was freed, before it ended
+    cancelled: bool = False  # by CancelTask or because its slot was freed, before it ended
     fault: TaskFault | None = None  # why it never ran
-    # learnt
+    # not saved
     state: TaskState = TaskState.STARTING
     pid: int = 0
     start_time_ms: int = 0
@@ -56,11 +57,11 @@ class Task:
 
     @property
     def has_ended(self) -> bool:
-        """Nothing about it will change any more."""
+        """True if nothing about the task will change any more."""
         return self.state in ENDED_STATES
 
     def wake(self) -> None:
-        """Tells all watchers that something changed."""
+        """Notifies all watchers of a change."""
         if self.state is not TaskState.STARTING:
             self.settled.set()
         for waker in self._wakers:
@@ -68,7 +69,7 @@ class Task:
 
     @contextmanager
     def watched(self) -> Iterator[asyncio.Event]:
-        """An event that is set at every change; the task is kept while it is watched."""
+        """Yields an event that is set at every change. A watched task is kept longer."""
         waker = asyncio.Event()
         self._wakers.add(waker)
         self.watchers += 1
@@ -79,8 +80,8 @@ class Task:
             self.watchers -= 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what a restarted front needs, for the state directory. The environment stays
-        out of it.
+        """Returns what a restarted front needs, for the state directory; without the
+        environment.
         """
         data: dict[str, Any] = _JSON.to_json(self)
         return data
@@ -114,7 +115,7 @@ class TaskTable:
     def __init__(self) -> None:
         self._tasks: dict[str, Task] = {}
         self._by_slot: dict[SlotKey, dict[str, Task]] = defaultdict(dict)
-        self.outcomes: dict[str, int] = defaultdict(int)  # ended since the start, by outcome
+        self.outcomes: dict[str, int] = defaultdict(int)  # ended tasks since the start
         self.oom_kills = 0
         self.last_number = 0
 
@@ -125,11 +126,10 @@ class TaskTable:
         return len(self._tasks)
 
     def get(self, task_id: str) -> Task | None:
-        """The task, if it is known."""
         return self._tasks.get(task_id)
 
     def need(self, task_id: str) -> Task:
-        """The task.
+        """Returns the task.
 
         Raises:
             NotFound: TASK_UNKNOWN.
@@ -144,10 +144,10 @@ class TaskTable:
         return task
 
     def check_room(self, memory_bytes: int) -> None:
-        """Whether an executor of this much memory takes one more task.
+        """Checks that an executor with this much memory may run one more task.
 
         Raises:
-            ResourceExhausted: it keeps too many, or too many run.
+            ResourceExhausted: too many tasks are kept, or too many are running.
         """
         running_max = max(RUNNING_MIN, memory_bytes // SHIMS_SHARE // SHIM_BYTES)
         if len(self) >= TASKS_MAX:
@@ -159,13 +159,13 @@ class TaskTable:
         raise ResourceExhausted(why, details={"tasks": len(self)}, retry_after_s=5.0)
 
     def add(self, task: Task) -> None:
-        """A new task."""
+        """Adds a new task."""
         self._tasks[task.task_id] = task
         self._by_slot[task.key][task.task_id] = task
         self.last_number = max(self.last_number, task.submit_number)
 
     def drop(self, task: Task) -> None:
-        """Forgets a task."""
+        """Removes a task from the table."""
         self._tasks.pop(task.task_id, None)
         in_slot = self._by_slot.get(task.key)
         if in_slot is not None:
@@ -174,25 +174,29 @@ class TaskTable:
                 del self._by_slot[task.key]
 
     def of_slot(self, key: SlotKey) -> list[Task]:
-        """The tasks of a slot in order of submission."""
+        """Returns the tasks of a slot, in order of submission."""
         return list(self._by_slot.get(key, {}).values())
 
     def of_job(self, job_id: str) -> list[Task]:
-        """The tasks of a job in order of submission."""
+        """Returns the tasks of a job, in order of submission. The cost grows with the number of
+        all tasks.
+        """
         return sorted((t for t in self if t.job_id == job_id), key=lambda t: t.submit_number)
 
     def running(self) -> int:
-        """How many run or are being started."""
+        """Returns how many tasks run or are being started. The cost grows with the number of
+        all tasks.
+        """
         return sum(not task.has_ended for task in self)
 
     def slots(self) -> Iterable[SlotKey]:
-        """Keys of all slots that have tasks here."""
+        """Returns the keys of all slots that have tasks here."""
         return list(self._by_slot)
 
-    # -- changes -----------------------------------------------------------------------------
+    # -- state changes -----------------------------------------------------------------------
 
     def started(self, task: Task, pid: int, start_time_ms: int, directory: Path | None) -> None:
-        """Its program runs (or ran already)."""
+        """Records that the task's program has been started; it may have ended already."""
         task.pid = pid
         task.start_time_ms = start_time_ms
         task.directory = directory or task.directory
@@ -201,7 +205,7 @@ class TaskTable:
         task.wake()
 
     def failed(self, task: Task, fault: TaskFault) -> None:
-        """It never ran."""
+        """Records that the task never ran."""
         if not task.has_ended:
             task.fault = fault
             task.state = TaskState.FAILED
@@ -209,8 +213,10 @@ class TaskTable:
             task.wake()
 
     def exited(self, task: Task, record: ExitRecord, *, count: bool = True) -> None:
-        """It is over, with all its processes. A record that only has an error says it never ran,
-        unless the task was lost on its way (TERMINATED): then it is told as killed.
+        """Records that the task and all its processes have ended.
+
+        A record with an error means that the task never ran. The exception is TERMINATED: the task
+        was lost while it ran, and is reported as killed.
         """
         if task.has_ended:
             return
@@ -227,7 +233,7 @@ class TaskTable:
 
 
 def outcome_of(task: Task, record: ExitRecord) -> str:
-    """One word for metrics and logs."""
+    """Returns the outcome of a task in one word, for metrics and logs."""
     if record.oom_killed:
         return "oom_killed"
     if record.timed_out:

@@ -1,7 +1,7 @@
-"""Which user a task runs as, and what environment it gets.
+"""Which user a task runs as, and which environment it gets.
 
-Decides by the executor's configuration alone. The helper holds the same rules again, since it is
-the one with privilege; here they become an answer that names the way out.
+The helper checks the same rules again, because it has the privilege. The check here gives the
+caller an error that says what to do.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class UserPolicy:
-    """Whom tasks run as, and whom else they may name."""
+    """Which user tasks run as, and which other users they may name."""
 
     own: User
     default: User
     allow_root_tasks: bool
-    root_helper: bool = False  # a helper with a unit of its own can do what we cannot
+    root_helper: bool = False  # True: a separate helper unit, which may run as root
 
     def resolve(self, wanted: str) -> User:
-        """The user of a task that names `wanted`; empty: the default.
+        """Returns the user of a task that names `wanted`; empty: the default user.
 
         Raises:
-            PermissionDenied: USER_NOT_ALLOWED; it says who is allowed.
+            PermissionDenied: USER_NOT_ALLOWED; the error names the user that is allowed.
         """
         if not wanted or wanted in (self.default.name, str(self.default.uid)):
             return self.default
@@ -70,7 +70,7 @@ class UserPolicy:
 
 
 def user_policy(options: TaskExecutorOptions) -> UserPolicy:
-    """The policy that the options ask for, on this host.
+    """Returns the policy that the options define on this host.
 
     Raises:
         ConfigurationError: the task user does not exist, or would be root without
@@ -99,7 +99,7 @@ def user_policy(options: TaskExecutorOptions) -> UserPolicy:
 
 
 def find_user(name: str) -> User | None:
-    """A user by name or number, None if there is none."""
+    """Finds a user by name or number; None if there is none."""
     try:
         entry = pwd.getpwuid(int(name)) if name.isdecimal() else pwd.getpwnam(name)
     except (KeyError, ValueError, OverflowError):
@@ -110,7 +110,18 @@ def find_user(name: str) -> User | None:
 def task_environment(
     env: Mapping[str, str], *, user: User, slot: Slot, task_id: str, executor_id: str, cpus: str
 ) -> dict[str, str]:
-    """What the task asked for, with defaults below and the executor's own names above."""
+    """Returns the environment of a task.
+
+    The task's own variables override the defaults (PATH, HOME). FINEGRAIN_ variables override both.
+
+    Args:
+        env: variables that the task requested.
+        user: whom the task runs as.
+        slot: where it runs.
+        task_id: the task.
+        executor_id: this executor.
+        cpus: cpu list that the slot is bound to.
+    """
     home = user.home if os.path.isdir(user.home) else "/"  # noqa: PTH112 - a text, not a tree
     spec = slot.spec
     return {

@@ -1,8 +1,7 @@
-"""Following one task: its states as they change, its output as it is written.
+"""Streams the states and the output of one task to a watcher.
 
-Decides the order of what a watcher sees (everything that was written comes before the end) and how
-often the log files are looked at. Each watcher reads by itself, one chunk at a time, so a slow one
-costs a buffer of `CHUNK_BYTES` and holds up nobody.
+All output comes before the final state. Each watcher reads the log files itself, one chunk at a
+time, so a slow watcher costs one buffer of `CHUNK_BYTES` and delays no other.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ STDOUT, STDERR = 1, 2
 
 @dataclass(slots=True)
 class _Tail:
-    """How far one stream of one watcher has come."""
+    """How much of one stream has been sent to one watcher."""
 
     number: int
     stream: Stream
@@ -38,10 +37,14 @@ class _Tail:
 async def watch_task(
     task: Task, request: task_executor_pb2.WatchTaskRequest
 ) -> AsyncIterator[task_executor_pb2.WatchTaskResponse]:
-    """The messages of WatchTask in task_executor.proto.
+    """Yields the messages of WatchTask; see task_executor.proto.
+
+    Args:
+        task: the task.
+        request: offsets to start from, or that no output is wanted.
 
     Raises:
-        InvalidArgument: an offset that no output can have.
+        InvalidArgument: an offset is out of range.
     """
     tails = _tails(request)
     clock = asyncio.get_running_loop().time
@@ -50,7 +53,7 @@ async def watch_task(
         sent_state, last_message_at, pause_s = task.state, clock(), POLL_S_MIN
         while True:
             changed.clear()
-            is_last_read = task.has_ended  # seen before reading: nothing is written after it
+            is_last_read = task.has_ended  # before reading: nothing is written later
             if task.state is not sent_state and not is_last_read:
                 sent_state = task.state
                 yield task_executor_pb2.WatchTaskResponse(
@@ -88,7 +91,7 @@ def _tails(request: task_executor_pb2.WatchTaskRequest) -> list[_Tail]:
 def _new_output(
     directory: Path | None, tails: list[_Tail]
 ) -> Iterator[task_executor_pb2.OutputChunk]:
-    """All that is there now, in chunks; both streams in turn."""
+    """Yields all output that is available now, in chunks that alternate between both streams."""
     pending = list(tails) if directory is not None else []
     while pending and directory is not None:
         for tail in list(pending):
@@ -106,7 +109,7 @@ def _new_output(
 
 
 async def _wait(changed: asyncio.Event, seconds: float) -> bool:
-    """True if something changed before the time was over."""
+    """Returns True if something changed before `seconds` had passed."""
     try:
         async with asyncio.timeout(seconds):
             await changed.wait()

@@ -1,7 +1,4 @@
-"""What slots really use, measured now and then.
-
-Decides how often the helper is asked and how counters become rates. Never used for placement.
-"""
+"""Measures what slots really use. For reports and metrics only, never for placement."""
 
 from __future__ import annotations
 
@@ -24,7 +21,10 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class UsageSample:
-    """All slots together. `counted` is False where the kernel does not count (isolation none)."""
+    """Usage of all slots together.
+
+    `counted` is False if the kernel does not count it (isolation none).
+    """
 
     cpu_milli: int = 0
     memory_bytes: int = 0
@@ -32,7 +32,7 @@ class UsageSample:
 
 
 class Meter:
-    """Asks the helper at most once a second and remembers the answer."""
+    """Measures at most once per second, and keeps the last result."""
 
     def __init__(self, keeper: SlotKeeper, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._keeper = keeper
@@ -42,7 +42,7 @@ class Meter:
         self.latest = UsageSample()
 
     async def report(self) -> slots_pb2.UsageReport:
-        """The usage for a slot report."""
+        """Returns the usage for a slot report."""
         await self.refresh()
         return slots_pb2.UsageReport(
             cpu_milli=self.latest.cpu_milli,
@@ -51,7 +51,9 @@ class Meter:
         )
 
     async def refresh(self) -> None:
-        """Measures again if the last time is long enough ago; keeps the old numbers on failure."""
+        """Measures again if the last result is old enough; keeps it if the helper does not
+        answer.
+        """
         now = self._clock()
         elapsed_s = now - self._measured_at
         if elapsed_s < MEASURE_S_MIN:
@@ -61,7 +63,7 @@ class Meter:
             self.latest, self._cpu_usec = UsageSample(counted=self.latest.counted), {}
             return
         try:
-            async with asyncio.timeout(ANSWER_S_MAX):  # a heartbeat waits for this
+            async with asyncio.timeout(ANSWER_S_MAX):  # a report waits for this
                 usage = await self._keeper.helper.usage()
         except (FinegrainError, TimeoutError) as error:
             log.warning("usage_not_measured", error=str(error) or "the helper is slow or away")
@@ -71,7 +73,8 @@ class Meter:
             for slot in usage.slots
             if slot.cpu_usec is not None
         }
-        # A slot that was not there last time has run since some moment within the interval.
+        # A slot that is new since the last measurement has used all of its time within the
+        # interval.
         used_usec = sum(max(usec - self._cpu_usec.get(key, 0), 0) for key, usec in counters.items())
         memory = [s.memory_current_bytes for s in usage.slots if s.memory_current_bytes is not None]
         self.latest = UsageSample(
