@@ -1,1 +1,1 @@
-"""What touches the host: sysfs, cgroups, devices, processes."""
+"""Access to the host: sysfs and procfs, devices, the helper, a kubelet's files."""

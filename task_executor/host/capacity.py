@@ -1,12 +1,11 @@
-"""Plans what an executor may promise, from what the host has and what the operator wants.
+"""Computes what an executor can offer, from the host's topology and the operator's options.
 
-Pure.  The order is: what the kernel allows our process, minus isolated CPUs, minus the operator's
-reserve, or exactly the operator's share.  Memory is counted on the nodes (without huge pages),
-capped by the machine's total, then by the control group's limit, then the reserve is taken off.
+CPUs: those that the kernel allows this process, minus isolated ones, minus the operator's reserve;
+or exactly the operator's share. Memory: the sum of the nodes (without huge pages), capped by the
+machine's total and the control group's limit, minus the reserve.
 
-A *reserve* is what the operating system and our own daemons keep.  A *share* is an explicit part of
-a host that several executors divide; it is net, so no reserve is taken off it again.  Whatever
-contradicts the host or itself is refused with one error that names the option.
+A *reserve* is what the operating system and our own daemons keep. A *share* is an explicit part of
+a host that several executors divide. A share is net: no reserve is deducted from it.
 """
 
 from dataclasses import dataclass
@@ -26,10 +25,10 @@ RESERVE_BYTES_MAX: Final = 4 * GIB
 
 @dataclass(frozen=True, slots=True)
 class CapacityOptions:
-    """The operator's wishes; None means not given.
+    """The operator's options; None means not set.
 
-    `reserved_*` are subtracted from what the host allows; `share_*` are used as they are. Operators
-    write the shares as `cpus` and `memory_bytes`, and errors name them so.
+    `reserved_*` are subtracted from what the host allows; `share_*` are used as they are. In the
+    configuration the shares are called `cpus` and `memory_bytes`, and errors use these names.
     """
 
     reserved_cpus: CpuSet | None = None
@@ -40,10 +39,10 @@ class CapacityOptions:
 
 
 def plan_capacity(topology: HostTopology, options: CapacityOptions | None = None) -> Capacity:
-    """The executor's capacity.
+    """Returns the executor's capacity.
 
-    Raises InvalidArgument when the options contradict each other or the host, or when nothing is
-    left to offer.
+    Raises:
+        InvalidArgument: options contradict each other or the host, or nothing is left to offer.
     """
     options = options or CapacityOptions()
     warnings: list[str] = []
@@ -65,7 +64,7 @@ def plan_capacity(topology: HostTopology, options: CapacityOptions | None = None
 
 
 def default_reserve_bytes(usable_bytes: int) -> int:
-    """What is kept back without an explicit reserve: 5 %, at least 256 MiB, at most 4 GiB."""
+    """Returns the memory reserve if none is configured: 5 %, at least 256 MiB, at most 4 GiB."""
     reserve = usable_bytes * RESERVE_PERCENT // 100
     return min(max(reserve, RESERVE_BYTES_MIN), RESERVE_BYTES_MAX)
 
@@ -158,7 +157,7 @@ def _cpu_milli(topology: HostTopology, cpus: CpuSet, warnings: list[str]) -> int
 def _memory(
     topology: HostTopology, options: CapacityOptions, memory: NodeMemory, warnings: list[str]
 ) -> tuple[int, int]:
-    """Reserved and total bytes."""
+    """Returns reserved and total bytes."""
     usable = memory.total_bytes
     limit = topology.limits.memory_limit_bytes
     if limit is not None and (usable is None or limit < usable):
@@ -205,7 +204,9 @@ def _share_memory(options: CapacityOptions, share: int, usable: int | None) -> i
 def _nodes(
     topology: HostTopology, cpus: CpuSet, memory: NodeMemory, reserved_bytes: int, total_bytes: int
 ) -> tuple[NodeCapacity, ...]:
-    """Per node its CPUs and memory; the reserve weighs on all default nodes by their size."""
+    """Returns the CPUs and memory of each node. The reserve is split over the default nodes by
+    size.
+    """
     together = sum(memory.default_bytes.values()) or 1
     nodes = []
     for node in topology.numa_nodes:

@@ -1,7 +1,4 @@
-"""How long each cpu of the host was busy, by /proc/stat.
-
-Decides which of its columns are work. Refuses to know whose work it was.
-"""
+"""Reads how long each cpu of the host was busy, from /proc/stat."""
 
 from __future__ import annotations
 
@@ -10,14 +7,16 @@ from pathlib import Path
 from typing import Final
 
 _BUSY: Final = (0, 1, 2, 5, 6, 7)
-"""user, nice, system, irq, softirq and steal; guests are in the first two. Idle and waiting for
-disks are not."""
+"""Columns that count as busy: user, nice, system, irq, softirq and steal. The first two include
+guests. Idle and iowait do not count.
+"""
 
 
 def busy_usec(root: Path = Path("/")) -> dict[int, int]:
-    """Microseconds since the boot by cpu; cpus that do not run are left out, and nothing is known
-    if the file cannot be read. Counted in hundredths of a second, so it is good for a second or
-    more.
+    """Returns the busy time of each online cpu, in microseconds since boot.
+
+    The kernel counts in hundredths of a second, so intervals should be a second or longer. Empty if
+    the file cannot be read.
     """
     usec_per_tick = 1_000_000 // os.sysconf("SC_CLK_TCK")
     try:

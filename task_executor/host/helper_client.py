@@ -1,8 +1,7 @@
-"""The front's way to its helper: one unix socket, calls answered in any order, events as they come.
+"""Client of the helper: calls and events over one unix socket.
 
-Decides how long a call waits while the helper is away, and what may be repeated. Refuses to know
-what slots and tasks mean to the executor. All calls but `signal_task` and `stop` are idempotent and
-are sent again after a lost connection.
+Calls are answered in any order. All calls except `signal_task` and `stop` are idempotent and are
+sent again after a lost connection.
 """
 
 from __future__ import annotations
@@ -65,12 +64,12 @@ __all__ = [
     "Usage",
 ]
 
-GAP_S = 10.0  # how long a call waits for a helper that is away
-ANSWER_S = 90.0  # how long, beyond a grace, for one that is there: above every deadline of its own
+GAP_S = 10.0  # how long a call waits for a helper that is not reachable
+ANSWER_S = 90.0  # how long a call waits for an answer; longer than any deadline of the helper
 _BACKOFF_S_MIN, _BACKOFF_S_MAX = 0.05, 1.0
 _INPUT_CHUNK_BYTES = 128 << 10
 _EVENTS_MAX = 100_000
-_PLACES_BYTES_MAX = FRAME_BYTES_MAX // 2  # of JSON in one call
+_PLACES_BYTES_MAX = FRAME_BYTES_MAX // 2  # bytes of JSON in one call
 
 _CLASSES: dict[str, type[FinegrainError]] = {
     Reason.ALLOCATION_UNKNOWN: errors.NotFound,
@@ -85,8 +84,8 @@ _CLASSES: dict[str, type[FinegrainError]] = {
 
 
 class HelperError(errors.FailedPrecondition):
-    """The helper refused: `reason` says why, `details` hold its variables (file, wrote, read,
-    blocked ...).
+    """The helper rejected a call: `reason` says why, `details` has values such as file, wrote,
+    read, blocked.
     """
 
 
@@ -95,7 +94,9 @@ class HelperUnavailable(errors.Unavailable):
 
 
 class HelperClient:
-    """One connection, kept up. Make it with `connect`, end it with `close`."""
+    """One connection to the helper, restored when it is lost. Create it with `connect`, end it
+    with `close`.
+    """
 
     def __init__(self, socket_path: Path) -> None:
         self._path = socket_path
@@ -108,7 +109,15 @@ class HelperClient:
 
     @classmethod
     async def connect(cls, socket_path: str | Path, deadline_s: float = GAP_S) -> Self:
-        """Raises HelperUnavailable if nobody answers within deadline_s."""
+        """Connects to the helper and waits for its first answer.
+
+        Args:
+            socket_path: the helper's socket.
+            deadline_s: how long to wait.
+
+        Raises:
+            HelperUnavailable: no helper answered in time.
+        """
         client = cls(Path(socket_path))
         client._keeper = asyncio.create_task(client._keep_connected())
         try:
@@ -119,14 +128,16 @@ class HelperClient:
         return client
 
     async def close(self) -> None:
-        """End the connection; helper and tasks go on."""
+        """Closes the connection; helper and tasks continue."""
         if self._keeper:
             self._keeper.cancel()
             await asyncio.gather(self._keeper, return_exceptions=True)
             self._keeper = None
 
     async def events(self) -> AsyncIterator[HelperEvent]:
-        """Task ends and reconnections, in order; one reader. Never ends by itself."""
+        """Yields ends of tasks and reconnections, in order, without end. Only one reader is
+        allowed.
+        """
         while True:
             yield await self._events.get()
 
@@ -134,64 +145,94 @@ class HelperClient:
         return FRAMES.from_json(HelperInfo, await self._call("hello", {}))
 
     async def create_slot(self, limits: SlotLimits) -> IsolationReport:
-        """Raises CARVE_FAILED (details file, wrote, read) with nothing left behind;
-        ALREADY_EXISTS.
+        """Creates a slot's cgroup with its limits; returns what is enforced.
+
+        Raises:
+            HelperError: CARVE_FAILED (details: file, wrote, read); nothing is left on the host.
+            AlreadyExists: the slot exists with other limits.
         """
         result = await self._call("create_slot", FRAMES.to_json(limits))
         return FRAMES.from_json(IsolationReport, result)
 
     async def resize_slot(self, limits: SlotLimits) -> IsolationReport:
-        """All new limits, or the old ones and CARVE_FAILED; BELOW_USE (details asked, used: bytes)
-        if more memory is in use after the kernel dropped what it could. The same again is the same.
+        """Changes all limits of a slot, or none; returns what is enforced. Repeating a call is
+        safe.
+
+        Raises:
+            HelperError: CARVE_FAILED (the old limits are in effect), or BELOW_USE if more memory is
+                in use after the kernel has reclaimed what it can (details: asked, used, in bytes).
         """
         result = await self._call("resize_slot", FRAMES.to_json(limits))
         return FRAMES.from_json(IsolationReport, result)
 
     async def place_slots(self, places: Iterable[SlotPlace]) -> None:
-        """Moves slots, and all that runs in them, to other cpus and memory nodes. What has gone
-        meanwhile is passed over. The same again is the same.
+        """Moves slots and everything that runs in them to other cpus and memory nodes.
 
-        Raises CARVE_FAILED (details file, wrote, read) or DISK_FULL; of what one call holds, some
-        thousand slots, then none has moved, but those of calls before have.
+        Slots that no longer exist are skipped. Repeating a call is safe. Very many slots are sent
+        in several batches; a failed batch moves none of its slots, but earlier batches stay moved.
+
+        Raises:
+            HelperError: CARVE_FAILED (details: file, wrote, read) or DISK_FULL.
         """
         for batch in _batches([FRAMES.to_json(place) for place in places]):
             await self._call("place_slots", {"slots": batch})
 
     async def destroy_slot(self, allocation_id: str, generation: int, grace_ms: int = 0) -> None:
-        """Returns when nothing of the slot lives and its groups are gone; an unknown slot is gone.
+        """Destroys a slot; returns when no process of it is left and its cgroups are removed.
 
-        Raises SLOT_NOT_READY, naming processes, if something cannot be killed; it can be called
-        again.
+        An unknown slot counts as destroyed. The call may be repeated after an error.
+
+        Args:
+            allocation_id: the slot.
+            generation: the slot's generation.
+            grace_ms: time between SIGTERM and SIGKILL.
+
+        Raises:
+            HelperError: SLOT_NOT_READY, with the processes that cannot be killed.
         """
         args = {"allocation_id": allocation_id, "generation": generation, "grace_ms": grace_ms}
         await self._call("destroy_slot", args)
 
     async def start_task(self, spec: TaskSpec) -> TaskStarted:
-        """Returns when the program runs. The same spec again is the same task.
+        """Starts a task; returns when its program runs. The same spec again is the same task.
 
-        Raises COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, CWD_UNAVAILABLE, USER_NOT_ALLOWED,
-        LIMIT_TOO_SMALL, START_FAILED, ALLOCATION_UNKNOWN, SLOT_NOT_READY, ALREADY_EXISTS,
-        INVALID_ARGUMENT; the task then never was.
+        Raises:
+            FinegrainError: COMMAND_NOT_FOUND, COMMAND_NOT_EXECUTABLE, CWD_UNAVAILABLE,
+                USER_NOT_ALLOWED, LIMIT_TOO_SMALL, START_FAILED, ALLOCATION_UNKNOWN, SLOT_NOT_READY,
+                ALREADY_EXISTS or INVALID_ARGUMENT. No task exists then.
         """
         result = await self._call("start_task", FRAMES.to_json(spec))
         return FRAMES.from_json(TaskStarted, result)
 
     async def signal_task(self, task_id: str, signum: int) -> None:
-        """To the task's process group. Raises TASK_ENDED, TASK_UNKNOWN, UNREACHABLE."""
+        """Sends a signal to the task's process group.
+
+        Raises:
+            FinegrainError: TASK_ENDED, TASK_UNKNOWN or UNREACHABLE.
+        """
         await self._call("signal_task", {"task_id": task_id, "signum": signum}, repeat=False)
 
     async def kill_task(self, task_id: str, grace_ms: int = 0) -> None:
-        """SIGTERM to all of the task, SIGKILL after the grace; returns at once, `TaskExited`
-        follows.
+        """Sends SIGTERM to all processes of a task, and SIGKILL after the grace period.
+
+        It returns at once; a `TaskExited` event follows.
         """
         await self._call("kill_task", {"task_id": task_id, "grace_ms": grace_ms})
 
     async def write_input(self, task_id: str, offset: int, data: bytes, eof: bool = False) -> int:
-        """Up to which offset the task's stdin has been taken; fewer than given means: try again a
-        little later.
+        """Writes to a task's stdin; returns the offset up to which stdin was accepted.
 
-        Offsets count from the start of stdin, so a repetition is harmless. eof holds once all of
-        data is taken. Raises TASK_ENDED, and UNREACHABLE while the shim does not answer: try again.
+        If less was accepted than given, the caller should retry the rest a little later. Offsets
+        count from the start of stdin, so repeating a call is safe.
+
+        Args:
+            task_id: the task.
+            offset: position of the first byte of `data`.
+            data: what to write.
+            eof: True: closes stdin once all of `data` is accepted.
+
+        Raises:
+            FinegrainError: TASK_ENDED, or UNREACHABLE while the shim does not answer: try again.
         """
         accepted, end = offset, offset + len(data)
         while True:
@@ -210,8 +251,8 @@ class HelperClient:
         return FRAMES.from_json(Usage, await self._pages("usage"))
 
     async def kubelet(self, seen: str = "") -> KubeletFiles | None:
-        """What a kubelet on this host has written down; None if that is as it was when it had the
-        mark `seen`.
+        """Returns the contents of a kubelet's files, or None if nothing changed since the mark
+        `seen`.
         """
         answer = await self._call("kubelet", {"seen": seen})
         if "found" not in answer:
@@ -220,15 +261,17 @@ class HelperClient:
         return FRAMES.from_json(KubeletFiles, answer | pairs)
 
     async def forget_task(self, task_id: str) -> None:
-        """Remove the ended task's directory and scratch. An unknown task is forgotten."""
+        """Deletes the files and the scratch directory of an ended task. An unknown task is
+        ignored.
+        """
         await self._call("forget_task", {"task_id": task_id})
 
     async def stop(self) -> None:
-        """End the helper, not the tasks."""
+        """Stops the helper, not the tasks."""
         await self._call("stop", {}, repeat=False)
 
     async def _pages(self, verb: str) -> dict[str, Any]:
-        """Returns the last page, with the slots and tasks of all of them."""
+        """Reads all pages; returns the last one, with the slots and tasks of all of them."""
         slots, tasks, after = list[dict[str, Any]](), list[dict[str, Any]](), ""
         while True:
             page = await self._call(verb, {"after": after})
@@ -241,7 +284,10 @@ class HelperClient:
     async def _call(
         self, verb: str, args: dict[str, Any], *, repeat: bool = True, deadline_s: float = GAP_S
     ) -> dict[str, Any]:
-        """The deadline bounds the time without a helper, not the time that the helper takes."""
+        """Calls the helper, again after a lost connection unless `repeat` is False.
+
+        `deadline_s` limits the time without a connection, not the time that the helper takes.
+        """
         while True:
             try:
                 async with asyncio.timeout(deadline_s):
@@ -317,7 +363,7 @@ class HelperClient:
     def _publish(self, event: HelperEvent | None) -> None:
         if event is None:
             return
-        if self._events.full():  # nobody reads; a reconnection tells the next reader to look afresh
+        if self._events.full():  # no reader; `Reconnected` makes the next reader compare again
             while not self._events.empty():
                 self._events.get_nowait()
             event = Reconnected()
@@ -333,7 +379,7 @@ class HelperClient:
 
 
 def _batches(items: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """The same in order, so much at once as fits into a frame."""
+    """Splits items into batches that fit into a frame, in order."""
     batch, size = list[dict[str, Any]](), 0
     for item in items:
         length = len(json.dumps(item))
@@ -355,7 +401,7 @@ def _frame(message: dict[str, Any]) -> bytes:
 
 
 def _error(content: dict[str, Any]) -> FinegrainError:
-    """The helper's refusal as one of our exceptions; an unknown reason counts as INTERNAL."""
+    """Converts the helper's error into an exception; an unknown reason counts as INTERNAL."""
     name, message, details = content["reason"], content["message"], content["details"]
     reason = Reason(name) if name in Reason.__members__ else Reason.INTERNAL
     if reason is Reason.INVALID_ARGUMENT and "field" in details:

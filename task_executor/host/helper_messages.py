@@ -1,7 +1,7 @@
-"""What the front and its helper say to each other, as types.
+"""Types of the messages between front and helper, as the front sees them.
 
-Decides the shape of the front's side; the helper itself checks plain JSON
-(`task_executor/helper/protocol.py`), so that the privileged process imports nothing of this.
+The helper checks plain JSON instead (`task_executor/helper/protocol.py`), so that the privileged
+process does not import these types.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from finegrain.mapping.json_form import JsonCodec, JsonForm
 
 @dataclass(frozen=True)
 class SlotLimits:
-    """The limits of one slot: one cgroup per (allocation_id, generation).
+    """The limits of one slot. A slot has one cgroup per (allocation_id, generation).
 
     `cpu_limit_milli` is the hard cap: None caps at `cpu_milli`, -1 sets no cap (pinned slots).
     `memory_bytes` is a multiple of 64 KiB. `cpus` and `mems` are kernel lists ("0-3,8"); "" leaves
-    them unrestricted. `pids_max` None sets no limit. `best_effort`: cpu time only when nobody else
-    wants it. `hugepages` are bytes by page size, named as in the kernel ("2MB", "1GB"); of sizes
-    that are not named the slot gets none.
+    them unrestricted. `pids_max` None sets no limit. `best_effort` slots get CPU time only when no
+    other slot wants it. `hugepages` are bytes by page size, named as in the kernel ("2MB", "1GB");
+    a size that is not named is not allowed.
     """
 
     allocation_id: str
@@ -39,7 +39,7 @@ class SlotLimits:
 
 @dataclass(frozen=True)
 class SlotPlace:
-    """Where one slot is to run: cpus and memory nodes, as in `SlotLimits`."""
+    """The cpus and memory nodes to bind one slot to, as in `SlotLimits`."""
 
     allocation_id: str
     generation: int
@@ -49,11 +49,12 @@ class SlotPlace:
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """One task. Output is bounded by `log_limit_bytes` for each of stdout and stderr (the head is
-    kept).
+    """One task to start.
 
-    `cwd` None: a scratch directory that goes with the task. `uid`/`gid` None: the configured task
-    user. `timeout_ms` None: no limit. `env` is all that the task gets.
+    `cwd` None: a scratch directory, which is deleted with the task. `uid` and `gid` None: the
+    configured task user. `timeout_ms` None: no limit. `env` is the complete environment.
+    `log_limit_bytes` limits the stored output of each of stdout and stderr; the first bytes are
+    kept.
     """
 
     task_id: str
@@ -71,16 +72,17 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class TaskStarted:
-    """The program runs (or has run already) as `pid`; start time in clock ticks since boot."""
+    """The program runs as `pid`, or has ended already. The start time is in clock ticks since
+    boot.
+    """
 
     pid: int
-    start_time_ticks: int | None  # None: it had ended before that could be read
+    start_time_ticks: int | None  # None: ended before it could be read
 
 
 @dataclass(frozen=True)
 class IsolationReport:
-    """What is really enforced, per dimension; `reason` and `fix` say why something is not, and the
-    way out.
+    """What is enforced, per dimension. `reason` and `fix` say why something is not, and what to do.
 
     `cpu` quota|none, `cpuset` cgroup|affinity|none, `memory` hard|none, `pids` hard|none,
     `hugepages` hard|none, `kill` cgroup.kill|freezer|process tree, `driver` v1|v2|none.
@@ -98,7 +100,7 @@ class IsolationReport:
 
     @property
     def complete(self) -> bool:
-        """Whether every limit of a slot is enforced by the kernel."""
+        """True if the kernel enforces every limit of a slot."""
         return (self.cpu, self.cpuset, self.memory, self.pids) == (
             "quota",
             "cgroup",
@@ -115,7 +117,7 @@ class HelperInfo:
     boot_id: str
     uid: int
     isolation: IsolationReport
-    config: str = ""  # a digest of what it was started with
+    config: str = ""  # a digest of the configuration that it was started with
 
 
 @dataclass(frozen=True)
@@ -129,12 +131,12 @@ class TaskFault:
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """How a task ended; written and synced by its shim before anybody is told.
+    """How a task ended. Its shim writes and syncs it before the end is reported.
 
     Exactly one of `exit_code`, `signal`, `error` is set. `oom_kills` counts processes of the task
-    that the kernel killed for memory; `oom_killed` says that it did not survive that. Peak memory
-    is of the whole task where the kernel counts it, else of its largest process. `*_dropped_bytes`:
-    output beyond the log's limit.
+    that the kernel killed because of memory; `oom_killed` is True if the task failed because of
+    that. Peak memory is that of the whole task if the kernel counts it, else of its largest
+    process. `*_dropped_bytes` count output beyond the limit of the log.
     """
 
     exit_code: int | None = None
@@ -155,14 +157,16 @@ class ExitRecord:
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """A task as the helper knows it. `state` running|exited; `pid` 0 while it is just starting."""
+    """A task as the helper knows it. `state` is running or exited; `pid` is 0 while it is being
+    started.
+    """
 
     task_id: str
     allocation_id: str
     generation: int
     state: str
     pid: int
-    start_time_ticks: int | None  # None: it had ended before that could be read
+    start_time_ticks: int | None  # None: ended before it could be read
     directory: Path
     exit: ExitRecord | None
 
@@ -175,8 +179,8 @@ class SlotState:
 
 @dataclass(frozen=True)
 class HelperState:
-    """All slots and tasks that the helper has, from disk and cgroups: what a restarted front
-    adopts.
+    """All slots and tasks of the helper, read from disk and cgroups. A restarted front adopts
+    them.
     """
 
     slots: list[SlotState]
@@ -186,15 +190,15 @@ class HelperState:
 
 @dataclass(frozen=True)
 class Stranger:
-    """A group among the slots that nobody could explain; it has been killed. Told once."""
+    """A group among the slots that no record explains. The helper has killed it; reported once."""
 
     group: str
-    pids: list[int]  # the first of its processes
+    pids: list[int]  # some of its processes
 
 
 @dataclass(frozen=True)
 class SlotUsage:
-    """What the kernel counts now; None where it does not count (isolation none)."""
+    """What the kernel counts for a slot now; None if it does not count (isolation none)."""
 
     allocation_id: str
     generation: int
@@ -223,15 +227,16 @@ class Usage:
 
 @dataclass(frozen=True)
 class KubeletFiles:
-    """What the files of a kubelet on this host hold, by name: "cpu_manager_state",
-    "memory_manager_state", "config", and "config/NAME" of drop-in files in their order.
+    """Contents of the files of a kubelet on this host.
 
-    `failures`: why one that is there could not be read. `found` False: there is no kubelet.
+    `texts` by name: "cpu_manager_state", "memory_manager_state", "config", and "config/NAME" for
+    drop-in files in their order. `failures`: why a file that exists could not be read. `found`
+    False: there is no kubelet.
     """
 
-    mark: str  # changes whenever anything else does
+    mark: str  # changes whenever another field changes
     found: bool
-    command: tuple[str, ...]  # its arguments
+    command: tuple[str, ...]  # arguments of the kubelet's process
     texts: Mapping[str, str]
     failures: Mapping[str, str]
 
@@ -244,14 +249,16 @@ class TaskExited:
 
 @dataclass(frozen=True)
 class TaskOom:
-    """The kernel killed something of this task for memory; comes before its `TaskExited`."""
+    """The kernel killed a process of this task because of memory. It precedes the `TaskExited`
+    event.
+    """
 
     task_id: str
 
 
 @dataclass(frozen=True)
 class Reconnected:
-    """Events may have been missed: ask `inspect()`."""
+    """Events may have been missed: call `inspect`."""
 
 
 HelperEvent = TaskExited | TaskOom | Reconnected
@@ -263,7 +270,7 @@ FRAMES = JsonCodec(
         SlotState: JsonForm(inline="limits"),
     }
 )
-"""The JSON in frames; the helper may tell more than we know of."""
+"""Codec of the JSON in frames. Fields that this front does not know are ignored."""
 
 _EVENTS: Mapping[str, type[TaskExited | TaskOom]] = {
     "task_exited": TaskExited,
@@ -272,6 +279,6 @@ _EVENTS: Mapping[str, type[TaskExited | TaskOom]] = {
 
 
 def event(content: Mapping[str, Any]) -> HelperEvent | None:
-    """Reads an event; None for one that this front does not know yet."""
+    """Decodes an event; None for a kind that this front does not know."""
     kind = _EVENTS.get(content["event"])
     return None if kind is None else FRAMES.from_json(kind, content)

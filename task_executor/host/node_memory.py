@@ -1,8 +1,8 @@
-"""How much normal memory the nodes of a host offer, and which nodes serve slots by default.
+"""Computes how much normal memory the NUMA nodes offer, and which nodes serve slots by default.
 
-Pure.  Memory of nodes without CPUs is HBM, CXL, persistent or GPU memory: it is counted apart and
-never a slot's default, except where it is the nearest memory of CPUs that have none of their own.
-Huge pages are gone from normal memory.  No limit of a control group and no reserve is known here.
+Memory of nodes without CPUs is HBM, CXL, persistent or GPU memory. It is counted separately and is
+not a slot's default, except where it is the nearest memory of CPUs on a node without memory. Huge
+pages are not part of normal memory. Limits of control groups and reserves are applied elsewhere.
 """
 
 from dataclasses import dataclass
@@ -12,9 +12,9 @@ from finegrain.topology import HostTopology, NumaNode
 
 @dataclass(frozen=True, slots=True)
 class NodeMemory:
-    """Normal memory by node id, of nodes whose memory we may use.
+    """Normal memory by node id, of the nodes whose memory this process may use.
 
-    `total_bytes` is that of all default nodes; None when the host does not tell.
+    `total_bytes` is that of all default nodes; None if the host does not report it.
     """
 
     default_bytes: dict[int, int]
@@ -23,7 +23,7 @@ class NodeMemory:
 
 
 def node_memory(topology: HostTopology, warnings: list[str]) -> NodeMemory:
-    """What the nodes offer.  Appends to `warnings` what an operator should know."""
+    """Returns what the nodes offer. Appends warnings for the operator to `warnings`."""
     default_ids = _default_ids(topology, warnings)
     known = {
         node.id: node.normal_memory_bytes or 0
@@ -45,10 +45,10 @@ def node_memory(topology: HostTopology, warnings: list[str]) -> NodeMemory:
 
 
 def _machine_bytes(topology: HostTopology, default_ids: set[int]) -> int | None:
-    """The machine's total without huge pages and without nodes that are not offered.
+    """Returns the machine's total without huge pages and without nodes that are not default.
 
-    It is below the sum of the nodes on old kernels, which count reserved pages in the nodes.  None
-    when it is unknown, or contradicts the nodes so much that nothing would be left.
+    It is below the sum of the nodes on old kernels, which include reserved pages in the nodes. None
+    if it is unknown, or contradicts the nodes so much that nothing would be left.
     """
     if topology.memory_total_bytes is None:
         return None
@@ -62,12 +62,12 @@ def _machine_bytes(topology: HostTopology, default_ids: set[int]) -> int | None:
 
 
 def _fitted(sizes: dict[int, int], total: int | None) -> dict[int, int]:
-    """The nodes' sizes in proportion, so that they add up to the total (rounded down)."""
+    """Scales the nodes' sizes in proportion, rounded down, so that their sum is at most `total`."""
     together = sum(sizes.values())
     if total is None or total == together:
         return sizes
     if together == 0:
-        # Sizes are unknown.  On one node they are the total; on several nobody can say.
+        # Sizes are unknown. A single node has the total; for several nodes the split is not known.
         return {node_id: total if len(sizes) == 1 else 0 for node_id in sizes}
     return {node_id: size * total // together for node_id, size in sizes.items()}
 
@@ -86,9 +86,10 @@ def _default_ids(topology: HostTopology, warnings: list[str]) -> set[int]:
 
 
 def _partners(topology: HostTopology, lacking: NumaNode, allowed: list[NumaNode]) -> set[int]:
-    """Where the CPUs of a node without memory get theirs: the nearest nodes that have some.
+    """Returns the nodes whose memory serves the CPUs of `lacking`: the nearest ones that have
+    memory.
 
-    Firmware's word (who reaches a node best) decides before distances do.
+    What the firmware reports (which CPUs reach a node best) has priority over distances.
     """
     having = [node for node in allowed if node.memory_bytes]
     near = [node for node in having if not node.nearest_cpus.isdisjoint(lacking.cpus)]

@@ -1,8 +1,8 @@
-"""What slots can have of each NUMA node beside its cpus: memory and huge pages.
+"""Computes what slots can have of each NUMA node besides its cpus: memory and huge pages.
 
-Pure. Decides how many huge pages a kubelet's memory manager leaves. Refuses to know cpus and what
-memory a kubelet has given to containers: that changes at run time, is reported then, and comes out
-of the node's memory where it is counted.
+Huge pages that a kubelet's memory manager has taken are deducted here. Ordinary memory that a
+kubelet gives to containers is not: it changes at run time, is reported then, and is deducted where
+node memory is counted.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class NumaCapacity:
     id: int
     memory_bytes: int  # a multiple of 64 KiB
     hugepages: tuple[tuple[str, int], ...]  # pages by resource name, sorted, without zeros
-    default_memory: bool  # False: memory of a kind of its own, which no slot gets unasked
+    default_memory: bool  # False: another kind of memory, used only on request
 
 
 def numa_capacity(
     capacity: Capacity, kubelet: KubeletState | None = None
 ) -> tuple[NumaCapacity, ...]:
-    """By node, in the order of the capacity; huge pages without what a kubelet has given away or
-    keeps.
+    """Returns the nodes' capacity in their order, without huge pages that a kubelet has taken
+    or keeps.
     """
     nodes = []
     for node in capacity.nodes:
@@ -51,7 +51,7 @@ def numa_capacity(
 
 
 def hugepages_of(nodes: Iterable[NumaCapacity]) -> dict[str, int]:
-    """Pages of all nodes together, by resource name."""
+    """Returns the pages of all nodes together, by resource name."""
     together: dict[str, int] = {}
     for node in nodes:
         for name, count in node.hugepages:

@@ -1,12 +1,12 @@
-"""What NVIDIA's management library (NVML) tells about the GPUs of this host.
+"""Reads the GPUs of this host by NVIDIA's management library (NVML).
 
-Decides how every failure degrades: no library, no driver, a driver that does not match, a GPU that
-fell off the bus, a question that a GPU does not support.  None of them ends the daemon; they leave
-no or unknown GPU capacity and a reason.  Refuses to know NUMA nodes and cpusets: detection adds
-them.  ``nvidia-smi`` is not parsed, its tables are cut.
+No failure ends the daemon: no library, no driver, a driver of another version, a GPU that fell off
+the bus, an unsupported query. It leads to no or unknown GPU capacity, with a reason. The output of
+``nvidia-smi`` is not parsed, because it truncates its tables. Detection adds NUMA nodes and
+cpusets.
 
-A GPU is its UUID.  Index, minor number and PCI order differ from one another, and CUDA's order from
-all of them.
+A GPU is identified by its UUID. Index, minor number and PCI order differ from one another, and
+CUDA's order differs from all of them.
 """
 
 import contextlib
@@ -29,24 +29,26 @@ _MIB: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class GpuInventory:
-    """The GPUs at one moment, and how they are joined."""
+    """The GPUs at one moment, and how they are connected."""
 
     gpus: tuple[Gpu, ...] = ()
     links: tuple[GpuLink, ...] = ()
-    absence_reason: str | None = None  # why nothing is known; None when the driver answered
+    absence_reason: str | None = None  # why nothing is known; None if the driver answered
     warnings: tuple[str, ...] = ()
 
 
 class NvmlSource(Protocol):
-    """Something that knows the GPUs of this host."""
+    """A source of information about the GPUs of this host."""
 
     def read(self) -> GpuInventory:
-        """The GPUs now.  Never raises; reads anew each time, because layouts change."""
+        """Returns the GPUs now. Never raises. Reads again at each call, because MIG layouts
+        change.
+        """
         ...
 
 
 class NoNvml:
-    """Says that GPUs are not looked for, for the reason given."""
+    """A source without GPUs, for the given reason."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -56,9 +58,9 @@ class NoNvml:
 
 
 class PynvmlSource:
-    """GPUs through ``pynvml`` (the package nvidia-ml-py), loaded at the first read.
+    """GPUs by ``pynvml`` (the package nvidia-ml-py), which is imported at the first read.
 
-    ``load`` imports the module; tests pass their own.
+    ``load`` imports the module; tests pass a fake.
     """
 
     def __init__(self, load: Callable[[], ModuleType] | None = None) -> None:
@@ -74,7 +76,7 @@ class PynvmlSource:
             )
         try:
             nvml.nvmlInit()
-        except Exception as error:  # ctypes and drivers raise what they like
+        except Exception as error:  # ctypes and drivers raise any exception
             return GpuInventory(absence_reason=f"NVML cannot be used: {_words(error)}")
         try:
             return _Session(nvml).inventory()
@@ -97,7 +99,7 @@ def _words(error: Exception) -> str:
 
 
 class _Session:
-    """One reading between nvmlInit and nvmlShutdown."""
+    """One read between nvmlInit and nvmlShutdown."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -123,7 +125,9 @@ class _Session:
             return None
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        """The answer to one question, or None where this GPU or driver has none."""
+        """Returns the result of one NVML call, or None if this GPU or driver does not support
+        it.
+        """
         try:
             return getattr(self._nvml, name)(*arguments)
         except Exception:  # NVMLError of many kinds, AttributeError of old modules
@@ -155,14 +159,14 @@ class _Session:
         )
 
     def _memory(self, index: int, handle: Any) -> tuple[int | None, GpuHealth]:
-        """Usable bytes; doubles as the question whether the GPU is alive."""
+        """Returns usable bytes and health; the query also shows whether the GPU responds at all."""
         version = getattr(self._nvml, "nvmlMemory_v2", None)
         info = self._ask("nvmlDeviceGetMemoryInfo", handle, version) if version else None
         if info is not None:
             return int(info.total) - int(info.reserved), GpuHealth.OK
         try:
             return int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total), GpuHealth.OK
-        except Exception as error:  # what it is decides only the words
+        except Exception as error:  # the kind of error only changes the message
             self._warnings.append(f"GPU {index} offers no capacity: {_words(error)}")
             lost = type(error).__name__ in {"NVMLError_GpuIsLost", "NVMLError_ResetRequired"}
             return None, GpuHealth.LOST if lost else GpuHealth.UNKNOWN
@@ -196,7 +200,7 @@ class _Session:
         for position, first in enumerate(gpus):
             for second in gpus[position + 1 :]:
                 direct = joined[first.uuid].get(second.pci_bus_id, 0) if second.pci_bus_id else 0
-                # Behind switches every GPU reaches every other with all its links.
+                # Behind switches each GPU reaches every other GPU with all its links.
                 switched = min(joined[each.uuid].get(None, 0) for each in (first, second))
                 level = self._ask(
                     "nvmlDeviceGetTopologyCommonAncestor",
@@ -215,7 +219,9 @@ class _Session:
         return tuple(links)
 
     def _nvlinks(self, handle: Any) -> dict[str | None, int]:
-        """Active links by PCI id of the GPU at the other end; None stands for switches."""
+        """Returns the number of active links by PCI id of the GPU at the other end; None means
+        a switch.
+        """
         counts: dict[str | None, int] = {}
         for link in range(_NVLINKS_MAX):
             if self._ask("nvmlDeviceGetNvLinkState", handle, link) != 1:
@@ -232,14 +238,14 @@ class _Session:
 
 
 def _text(value: Any) -> str | None:
-    """NVML bindings return bytes in some versions and text in others."""
+    """Decodes text: NVML bindings return bytes in some versions and text in others."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     return printable(value) if isinstance(value, str) else None
 
 
 def _bus_id(pci: Any) -> str | None:
-    """The bus id as the kernel writes it: NVML pads the domain to eight digits."""
+    """Returns the bus id as the kernel writes it: NVML pads the domain to eight digits."""
     text = _text(getattr(pci, "busId", None))
     match = re.fullmatch(r"([0-9a-fA-F]+):([0-9a-fA-F:.]+)", text) if text else None
     if match is None:

@@ -1,8 +1,8 @@
-"""GPUs that are not there: an NVML source that plays a recorded or invented machine.
+"""Fake GPUs: an NVML source that plays a recorded or invented machine.
 
-Takes profiles of the schemas in `tests/data/gpu_topologies`: `gpu_topology/1` (a link matrix) and
-`gpu_listing/1` (a listing with MIG instances).  Decides nothing about real GPUs; what a record does
-not tell (UUIDs, memory) is filled in predictably, so that the same profile is the same machine.
+It reads profiles of the schemas in `tests/data/gpu_topologies`: `gpu_topology/1` (a link matrix)
+and `gpu_listing/1` (a listing with MIG instances). Values that a profile lacks (UUIDs, memory) are
+derived from it, so the same profile always gives the same machine.
 """
 
 import json
@@ -26,7 +26,7 @@ _MIG_MEMORY: Final = re.compile(r"\.(\d+)gb", re.ASCII)
 
 
 class FakeNvml:
-    """Answers with what it was given; change `inventory` to let the machine change."""
+    """Returns the inventory that it was given. Tests assign `inventory` to change the machine."""
 
     def __init__(self, inventory: GpuInventory) -> None:
         self.inventory = inventory
@@ -36,12 +36,24 @@ class FakeNvml:
 
     @classmethod
     def from_file(cls, path: Path, memory_bytes: int = 80 * GIB) -> "FakeNvml":
-        """The machine of a profile file.  Raises InvalidArgument for an unknown schema."""
+        """Returns the machine of a profile file.
+
+        Raises:
+            InvalidArgument: the schema is unknown.
+        """
         return cls(inventory_from_profile(json.loads(path.read_text()), memory_bytes))
 
 
 def inventory_from_profile(profile: Mapping[str, Any], memory_bytes: int) -> GpuInventory:
-    """The GPUs of a profile.  `memory_bytes` is what each has, where the profile does not tell."""
+    """Returns the GPUs of a profile.
+
+    Args:
+        profile: the content of a profile file.
+        memory_bytes: memory of each GPU, if the profile does not say.
+
+    Raises:
+        InvalidArgument: the schema is unknown.
+    """
     schema = profile.get("schema")
     if schema == "gpu_topology/1":
         return _from_matrix(profile, memory_bytes)
@@ -89,7 +101,7 @@ def _link(first: Gpu, second: Gpu, link_class: str | None) -> GpuLink:
 
 
 def _from_listing(lines: list[str], memory_bytes: int) -> tuple[Gpu, ...]:
-    """GPUs of `nvidia-smi -L`, each followed by its MIG instances."""
+    """Returns the GPUs of `nvidia-smi -L` output, each with its MIG instances."""
     found: list[tuple[re.Match[str], list[MigInstance]]] = []
     for line in lines:
         gpu, mig = _GPU_LINE.match(line), _MIG_LINE.match(line)

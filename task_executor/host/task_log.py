@@ -1,8 +1,8 @@
-"""Read what a task has written so far, from the log files that its shim keeps.
+"""Reads what a task has written so far, from the log files that its shim keeps.
 
-A log is the head of one stream, at most `log_limit_bytes` long; what came after is only counted, in
-`exit.json`. The file grows until the exit record is there. Tasks cannot write the directory, so no
-link can stand in for a log.
+A log has the first bytes of one stream, at most `log_limit_bytes`; the rest is only counted, in
+`exit.json`. The file grows until the exit record exists. Tasks cannot write to the directory, so a
+log cannot be replaced by a link.
 """
 
 from __future__ import annotations
@@ -19,10 +19,19 @@ def log_path(task_dir: Path, stream: Stream) -> Path:
 
 
 def read_output(task_dir: Path, stream: Stream, offset: int, max_bytes: int) -> bytes:
-    """At most max_bytes from offset (both in bytes); empty at the present end, or if nothing is
-    there yet.
+    """Reads output from a log.
 
-    Raises OSError when the file exists and cannot be read.
+    Args:
+        task_dir: the task's directory.
+        stream: which log.
+        offset: first byte to read.
+        max_bytes: the most bytes to return.
+
+    Returns:
+        The bytes; empty at the present end, or if there is no log yet.
+
+    Raises:
+        OSError: the file exists and cannot be read.
     """
     try:
         fd = os.open(log_path(task_dir, stream), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

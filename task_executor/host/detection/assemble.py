@@ -1,8 +1,8 @@
-"""Puts the parts of detection together: ``detect`` reads one machine, real or a directory.
+"""Combines the parts of detection: ``detect`` reads one machine, real or a directory.
 
-Decides the order (online first, every other map is cut to it) and what is allowed: online CPUs, cut
-to the effective cpuset and to the affinity of our process.  Never raises for what a machine holds:
-what cannot be read is unknown, and what contradicts itself leaves a warning.
+Online CPUs are read first, and every other map is cut to them. Allowed CPUs are those that are
+online, in the effective cpuset and in the affinity of this process. Nothing that a machine contains
+raises an error: what cannot be read is unknown, and contradictions leave a warning.
 """
 
 from collections.abc import Iterable
@@ -23,10 +23,13 @@ from task_executor.host.nvml import NvmlSource
 
 
 def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopology:
-    """Everything that can be known about the machine whose files lie below ``root``.
+    """Returns everything that can be known about the machine whose files are below ``root``.
 
-    ``nvml`` is asked for GPUs; without it, GPUs are unknown and only seen as PCI devices.  CPUs,
-    cpusets and huge pages change at run time; `allowed_cpus` reads the first two again.
+    CPUs, cpusets and huge pages change at run time; `allowed_cpus` reads the first two again.
+
+    Args:
+        root: root of the file system.
+        nvml: source of GPUs; without it, GPUs are unknown and only seen as PCI devices.
     """
     reader = TreeReader(root)
     cpus = read_cpus(reader)
@@ -81,13 +84,17 @@ def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopolo
 
 
 def allowed_cpus(root: Path = Path("/")) -> CpuSet:
-    """The CPUs that are online and allowed right now: read this before granting exclusive ones."""
+    """Returns the CPUs that are online and allowed now; read them before dedicating CPUs to a
+    slot.
+    """
     reader = TreeReader(root)
     return _allowed(reader, read_cpus(reader), read_limits(reader))[0]
 
 
 def _allowed(reader: TreeReader, cpus: CpuFacts, limits: Limits) -> tuple[CpuSet, NodeSet | None]:
-    """Online CPUs we may use, and the memory nodes (None: no limit known)."""
+    """Returns the online CPUs that this process may use, and its memory nodes (None: no limit
+    known).
+    """
     affinity, affinity_nodes = read_affinity(reader)
     allowed = cpus.online
     if limits.cpuset_cpus is not None:
@@ -121,5 +128,5 @@ def _cores(
 
 
 def _index(sets: Iterable[CpuSet]) -> dict[int, int]:
-    """Position of the set that holds a CPU, by CPU."""
+    """Returns the position of the set that contains a CPU, by CPU."""
     return {cpu: position for position, cpus in enumerate(sets) for cpu in cpus}

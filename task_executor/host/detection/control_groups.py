@@ -1,10 +1,10 @@
-"""What the control groups above our process allow: CPUs, memory nodes, memory and CPU time.
+"""Reads what the control groups of this process allow: CPUs, memory nodes, memory and CPU time.
 
-Mounts are found in /proc/mounts, never by convention.  Three files name the group:
-/proc/self/cgroup has one path per controller (v1) or one for all (v2), /proc/self/cpuset the cpuset
-path only.  A cpuset comes from the first group on the way up that has cpuset files; memory and CPU
-time limits are the smallest on the way to the mount's root.  In a container of its own namespace
-the ancestors are invisible: then the real limit can be lower than anything readable here.
+Mounts are read from /proc/mounts, never assumed. The paths of the groups come from
+/proc/self/cgroup (one per controller in v1, one for all in v2) and /proc/self/cpuset (the cpuset
+only). A cpuset is that of the nearest group with cpuset files; memory and CPU time limits are the
+smallest on the way up to the mount's root. In a container with a cgroup namespace the ancestors are
+invisible, so the real limit can be lower than anything readable here.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from finegrain.errors import InvalidArgument
 from finegrain.topology import Limits
 from task_executor.host.detection.reader import TreeReader
 
-_NO_LIMIT: Final = 1 << 62  # v1 prints 9223372036854771712, others the same in other page sizes
+_NO_LIMIT: Final = 1 << 62  # v1 prints 9223372036854771712, or similar with other page sizes
 _CPUSET_FILES: Final = {
-    # effective values are cut to the ancestors; the plain ones are only the wish
+    # effective values are cut to the ancestors; plain ones are only what was written
     "v2": (("cpuset.cpus.effective",), ("cpuset.mems.effective",)),
     "v1": (("cpuset.effective_cpus", "cpuset.cpus"), ("cpuset.effective_mems", "cpuset.mems")),
     "noprefix": (("effective_cpus", "cpus"), ("effective_mems", "mems")),
@@ -29,7 +29,7 @@ _ESCAPES: Final = (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """One mounted hierarchy.  ``flavour`` selects the file names in it."""
+    """One mounted hierarchy. ``flavour`` selects the names of its files."""
 
     directory: str  # relative to the root, without slashes at the ends
     flavour: str  # v1, noprefix, v2
@@ -56,10 +56,11 @@ def read_limits(reader: TreeReader) -> Limits:
 
 
 def read_affinity(reader: TreeReader) -> tuple[CpuSet | None, NodeSet | None]:
-    """CPUs and memory nodes that the kernel grants our process, by /proc/self/status.
+    """Returns the CPUs and memory nodes that the kernel allows this process, from
+    /proc/self/status.
 
-    Also shows what control group files cannot: an affinity set by the service manager, and a
-    cpuset outside our namespace.
+    This also shows what cgroup files cannot: an affinity set by the service manager, and a cpuset
+    outside the namespace.
     """
     found: dict[str, CpuSet] = {}
     for line in reader.lines("proc/self/status"):
@@ -102,7 +103,7 @@ def _mounts(reader: TreeReader) -> tuple[list[_Mount], str | None]:
 
 
 def _groups(reader: TreeReader) -> dict[str, str]:
-    """Path of our group by controller; key "" is the v2 hierarchy."""
+    """Returns the path of this process's group by controller; key "" is the v2 hierarchy."""
     groups = {}
     cpuset = reader.text("proc/self/cpuset")
     if cpuset:
@@ -118,8 +119,11 @@ def _groups(reader: TreeReader) -> dict[str, str]:
 def _hierarchy(
     mounts: list[_Mount], groups: dict[str, str], controller: str
 ) -> tuple[_Mount, str] | None:
-    """The mount that has the controller, and our group's path in it.  A controller is attached to
-    one hierarchy only; v1 is asked first because a v2 mount beside it may lack the controller."""
+    """Returns the mount that has the controller, and this process's group in it.
+
+    A controller is attached to only one hierarchy. v1 is tried first, because a v2 mount beside it
+    may lack the controller.
+    """
     for mount in sorted(mounts, key=lambda mount: mount.flavour == "v2"):
         if controller in mount.controllers:
             path = groups.get("" if mount.flavour == "v2" else controller)
@@ -130,8 +134,8 @@ def _hierarchy(
 
 
 def _ancestry(mount: _Mount, path: str) -> Iterator[tuple[str, str]]:
-    """Group path and directory, from the group itself to the mount's root."""
-    # A group outside our cgroup namespace is printed with "..": only the root is ours then.
+    """Yields group path and directory, from the group itself up to the mount's root."""
+    # A group outside our cgroup namespace is printed with "..": then only the root is ours.
     names = [] if ".." in path.split("/") else [name for name in path.split("/") if name]
     for length in range(len(names), -1, -1):
         group = "/".join(names[:length])
@@ -154,7 +158,7 @@ def _cpuset(reader: TreeReader, mounts: list[_Mount], groups: dict[str, str]) ->
     cpu_files, node_files = _CPUSET_FILES[mount.flavour]
     for group, directory in _ancestry(mount, path):
         cpus = _first_set(reader, directory, cpu_files)
-        # An empty set holds for a v1 group that nobody has filled yet: no task can be in it.
+        # A v1 group that is not initialized has an empty set; no task can run in it.
         if cpus:
             return _Cpuset(group, directory, cpus, _first_set(reader, directory, node_files))
     return None
@@ -171,7 +175,7 @@ def _first_set(reader: TreeReader, directory: str, files: tuple[str, ...]) -> Cp
 def _memory_limit(
     reader: TreeReader, mounts: list[_Mount], groups: dict[str, str]
 ) -> tuple[int | None, str | None]:
-    """Bytes and the file that sets them: the smallest of all ancestors."""
+    """Returns the limit in bytes and the file that sets it: the smallest of all ancestors."""
     hierarchy = _hierarchy(mounts, groups, "memory")
     smallest: tuple[int | None, str | None] = (None, None)
     if hierarchy is None:
@@ -191,7 +195,7 @@ def _memory_limit(
 def _cpu_quota(
     reader: TreeReader, mounts: list[_Mount], groups: dict[str, str]
 ) -> tuple[int | None, str | None]:
-    """Thousandths of a CPU, rounded down, and the file: the smallest of all ancestors."""
+    """Returns the quota in thousandths of a CPU, rounded down, and its file: the smallest one."""
     hierarchy = _hierarchy(mounts, groups, "cpu")
     smallest: tuple[int | None, str | None] = (None, None)
     if hierarchy is None:

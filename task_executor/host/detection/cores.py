@@ -1,10 +1,10 @@
-"""Which CPUs form a core, a package, a die, a cluster, and which share a level 3 cache.
+"""Which CPUs form a core, package, die or cluster, and which share a level 3 cache.
 
-Sets come from sibling maps, never from ids: core_id repeats inside packages, package ids may be -1
-or shared.  The threads that a kernel reports as siblings are one core, also on AMD Bulldozer, where
-they are two cores of a module that share front end and floating point unit: for exclusive use the
-module is what must not be shared.  A level that the kernel does not tell falls back to the simplest
-shape (every CPU its own core, one package) and says so.
+Sets are read from sibling maps, never from ids: core_id repeats inside packages, package ids may be
+-1 or shared. Threads that a kernel reports as siblings are one core. On AMD Bulldozer these are two
+cores of a module that share front end and floating point unit; for dedicated use the module must
+not be shared. A level that the kernel does not report falls back to the simplest layout (every CPU
+its own core, one package), with a warning.
 """
 
 import re
@@ -23,7 +23,7 @@ _UNITS: Final = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
 @dataclass(frozen=True, slots=True)
 class CoreSet:
-    """A core before it is tied to packages, nodes and caches."""
+    """A core before it is assigned to packages, nodes and caches."""
 
     cpus: CpuSet
     core_id: int | None
@@ -31,8 +31,10 @@ class CoreSet:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How the online CPUs are grouped.  Cores and packages partition them; caches may not cover
-    all of them."""
+    """How the online CPUs are grouped.
+
+    Every online CPU is in exactly one core and one package; caches may not cover all CPUs.
+    """
 
     cores: tuple[CoreSet, ...]
     cores_known: bool
@@ -75,12 +77,14 @@ def read_layout(reader: TreeReader, online: CpuSet) -> Layout:
 
 
 def _maps(reader: TreeReader, online: CpuSet, *names: str) -> dict[int, CpuSet]:
-    """Per CPU its siblings at one level, cut to online.  Several names: new first, then old."""
+    """Returns the siblings of each CPU at one level, cut to online. Names: the new one, then
+    old ones.
+    """
     found = {}
     for cpu in online:
         siblings = _siblings(reader, cpu, names) & online
         if siblings:
-            # A map that leaves out its own CPU is wrong about at least that.
+            # A map without its own CPU is wrong at least about that one.
             found[cpu] = siblings | CpuSet.of(cpu)
     return found
 
@@ -95,7 +99,9 @@ def _siblings(reader: TreeReader, cpu: int, names: Iterable[str]) -> CpuSet:
 
 
 def _partition(reader: TreeReader, maps: dict[int, CpuSet], what: str) -> list[CpuSet]:
-    """Sets that do not overlap.  Contradicting maps: the lowest CPU's map wins, with a warning."""
+    """Returns disjoint sets. If maps contradict each other, the lowest CPU's map is used, with
+    a warning.
+    """
     parts: list[CpuSet] = []
     taken = EMPTY
     for cpu, siblings in maps.items():
@@ -148,8 +154,8 @@ def _l3_groups(reader: TreeReader, online: CpuSet, cores: Iterable[CpuSet]) -> t
             shared = reader.cpu_mask(f"{path}/shared_cpu_map")
             if not shared:
                 shared = reader.cpu_list(f"{path}/shared_cpu_list")
-            # A zero map (ia64) means that the cache is private: to the core, whose threads share
-            # all of its caches.
+            # A zero map (ia64) means that the cache is private to the core, whose threads share all
+            # of its caches.
             cpus = (shared & online if shared else core_of[cpu]) | CpuSet.of(cpu)
             if cpus in groups:
                 continue
@@ -163,7 +169,7 @@ def _l3_groups(reader: TreeReader, online: CpuSet, cores: Iterable[CpuSet]) -> t
 
 
 def _caches(reader: TreeReader, cpu: int) -> Iterator[str]:
-    """Directories of the CPU's level 3 caches that hold data."""
+    """Yields the directories of the CPU's level 3 caches that hold data."""
     base = f"{CPU}/cpu{cpu}/cache"
     for index in reader.numbered(base, "index"):
         path = f"{base}/index{index}"
@@ -172,7 +178,7 @@ def _caches(reader: TreeReader, cpu: int) -> Iterator[str]:
 
 
 def _size(text: str | None) -> int | None:
-    """Bytes of a cache size such as 12288K."""
+    """Parses a cache size such as 12288K; returns bytes."""
     match = _SIZE.fullmatch(text or "")
     return int(match.group(1)) * _UNITS[match.group(2)] if match else None
 

@@ -1,9 +1,9 @@
-"""Which CPUs exist, run, and are set apart.
+"""Which CPUs exist, are online, and are isolated.
 
-Online is the base of everything else: every other map must be cut to it, because sibling, cache,
-node and PCI maps may name CPUs that are offline or do not exist.  Neither ``present``, ``possible``
-nor the highest number says how many CPUs run.  The ``offline`` file is not used at all: it also
-lists possible CPUs that do not exist.
+The online CPUs are the base for everything else. Sibling, cache, node and PCI maps may name CPUs
+that are offline or do not exist, so each of them must be cut to the online set. Neither
+``present``, ``possible`` nor the highest number says how many CPUs are online. The ``offline`` file
+is not used, because it also lists possible CPUs that do not exist.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def read_cpus(reader: TreeReader) -> CpuFacts:
 
 
 def _online(reader: TreeReader, directories: CpuSet) -> tuple[CpuSet, str]:
-    """The online CPUs and the source that told: the first of four that has an answer."""
+    """Returns the online CPUs and the source: the first of four that has an answer."""
     listed = reader.cpu_list(f"{CPU}/online")
     if listed:
         return listed, f"{CPU}/online"

@@ -1,8 +1,8 @@
-"""Joins what the GPU driver tells with what the PCI bus tells.
+"""Combines what the GPU driver and the PCI bus report about GPUs.
 
-The node of a GPU comes from its PCI device: the driver's CPU affinity is cut to the cpuset of the
-caller, so a GPU of the other socket can look as if it had none.  The driver's NUMA node id names
-the GPU's own memory on some hosts; it has no CPUs and is never taken as a place to run.
+The NUMA node of a GPU is that of its PCI device. The driver's CPU affinity is cut to the cpuset of
+the caller, so a GPU of another socket can seem to have none. The driver's NUMA node id names the
+GPU's own memory on some hosts; that node has no CPUs and is never used as a place to run.
 """
 
 import dataclasses
@@ -24,7 +24,16 @@ def read_gpus(
     online: CpuSet,
     nodes: Sequence[NumaNode],
 ) -> GpuInventory:
-    """The driver's GPUs with their NUMA node.  Warns of GPUs on the bus that cannot be offered."""
+    """Returns the driver's GPUs with their NUMA nodes; warns of GPUs on the bus that are not
+    offered.
+
+    Args:
+        reader: the machine's files.
+        source: the driver; None: GPUs are not looked for.
+        devices: PCI devices.
+        online: online CPUs.
+        nodes: NUMA nodes.
+    """
     if source is None:
         inventory = GpuInventory(absence_reason="GPUs were not looked for")
     else:

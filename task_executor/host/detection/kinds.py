@@ -1,9 +1,9 @@
-"""Whether the cores of a host are of different kinds (hybrid), and which is which.
+"""Detects whether the cores of a host are of different kinds (hybrid), and which CPUs are which.
 
-Sources in order: the kernel's own lists per core type, cpu_capacity (Arm), base frequency, nominal
-performance.  ``cpuinfo_max_freq`` is not one of them: turbo bins split equal cores.  Arm boards
-print several capacities for cores of one design (the same core clocked differently), so where the
-main ID register is readable and tells fewer kinds, it wins.
+Sources in order: the kernel's lists per core type, cpu_capacity (Arm), base frequency, nominal
+performance. ``cpuinfo_max_freq`` is not used, because turbo bins differ between equal cores. Arm
+boards report several capacities for cores of one design (the same core clocked differently). So if
+the main ID register is readable and shows fewer kinds, it has priority.
 """
 
 from typing import Final
@@ -13,7 +13,7 @@ from finegrain.topology import CpuKind
 from task_executor.host.detection.cpus import CPU
 from task_executor.host.detection.reader import TreeReader
 
-# Named by the performance counters' drivers, fastest first.
+# Names of the drivers of performance counters, fastest first.
 _NAMED: Final = ("core", "atom", "lowpower")
 _VALUES: Final = (
     ("capacity", "cpu_capacity"),
@@ -24,7 +24,7 @@ _MIDR: Final = "regs/identification/midr_el1"
 
 
 def read_kinds(reader: TreeReader, online: CpuSet) -> tuple[CpuKind, ...]:
-    """The kinds, fastest first; none when all CPUs are alike or the kernel does not tell."""
+    """Returns the kinds, fastest first; empty if all CPUs are alike or the kernel does not say."""
     named = _named(reader, online)
     if named:
         return named
@@ -45,12 +45,12 @@ def _named(reader: TreeReader, online: CpuSet) -> tuple[CpuKind, ...]:
         cpus = (reader.cpu_list(source) or EMPTY) & online
         if cpus:
             kinds.append(CpuKind(name, cpus, None, source))
-    # One list alone is printed by machines with one type of core that could have had two.
+    # A single list appears on machines with one type of core whose model could have had two.
     return tuple(kinds) if len(kinds) > 1 else ()
 
 
 def _by_design(reader: TreeReader, capacities: dict[int, int]) -> dict[int, int]:
-    """Capacity per CPU, levelled to the highest of its design where designs are known."""
+    """Returns the capacity per CPU, raised to the highest of its design if designs are known."""
     designs = {cpu: reader.hexadecimal(f"{CPU}/cpu{cpu}/{_MIDR}") for cpu in capacities}
     kinds = set(designs.values())
     if None in kinds or not 1 < len(kinds) < len(set(capacities.values())):

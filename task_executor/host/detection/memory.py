@@ -1,8 +1,8 @@
-"""How much memory the machine and each node have, and what huge pages took of it.
+"""Reads how much memory the machine and each node have, and how much of it huge pages take.
 
-MemTotal is the measure, never MemFree.  Huge pages are gone from normal memory as soon as they are
-set aside, so they are counted per size.  Old kernels tell the count in meminfo only, and the size
-in /proc/meminfo only.
+MemTotal is used, never MemFree. Huge pages are no longer part of normal memory once they are set
+aside, so they are counted by size. Old kernels report the count only in meminfo, and the size only
+in /proc/meminfo.
 """
 
 import re
@@ -16,7 +16,7 @@ _KIB: Final = 1024
 
 
 def read_meminfo(reader: TreeReader, path: str) -> dict[str, int]:
-    """Fields of a meminfo file; sizes in bytes, counts as they are."""
+    """Returns the fields of a meminfo file; sizes in bytes, counts as they are."""
     fields = {}
     for line in reader.lines(path):
         match = _FIELD.match(line)
@@ -29,10 +29,14 @@ def read_meminfo(reader: TreeReader, path: str) -> dict[str, int]:
 def read_hugepages(
     reader: TreeReader, directory: str, meminfo: dict[str, int], default_page_bytes: int | None
 ) -> tuple[HugePages, ...]:
-    """Huge pages set aside, by size, smallest first; sizes without pages are left out.
+    """Returns the huge pages that are set aside, by size, smallest first. Sizes without pages are
+    left out.
 
-    ``directory`` holds ``hugepages-SIZEkB``; where it is absent, ``meminfo`` (of the same scope)
-    tells the count of pages of the default size.
+    Args:
+        reader: the machine's files.
+        directory: contains ``hugepages-SIZEkB``.
+        meminfo: of the same machine or node; used if the directory is absent.
+        default_page_bytes: size of the pages that meminfo counts.
     """
     found = []
     names = [name for name in reader.names(directory) if name.startswith("hugepages-")]

@@ -1,9 +1,9 @@
-"""The NUMA nodes: CPUs, memory, huge pages, distances, and who is near to what.
+"""Reads the NUMA nodes: CPUs, memory, huge pages, distances, and the CPUs nearest to each.
 
-Node ids are labels with holes; the directories say which nodes exist, no mask file does.  Nodes are
-not packages and never derived from them.  Nodes without CPUs (HBM, persistent, CXL, GPU memory) and
-nodes without memory are legal.  Nodes that claim the same CPUs are a firmware error: then the host
-counts as one node, because no map of it can be trusted, but none of its memory is lost.
+Node ids are labels and may have gaps. The directories say which nodes exist; mask files do not.
+Nodes are not packages and are never derived from them. Nodes without CPUs (HBM, persistent, CXL,
+GPU memory) and nodes without memory are legal. Nodes that claim the same CPUs are a firmware error:
+the host then counts as one node with the memory of all, because no map of it can be trusted.
 """
 
 import dataclasses
@@ -24,9 +24,13 @@ def read_nodes(
     allowed_nodes: NodeSet | None,
     default_page_bytes: int | None,
 ) -> tuple[NumaNode, ...]:
-    """The nodes by ascending id; none when the kernel has no node directory.
+    """Returns the nodes by ascending id; empty if the kernel has no node directory.
 
-    ``allowed_nodes`` is what the cpuset says about memory, None if nothing limits it.
+    Args:
+        reader: the machine's files.
+        online: online CPUs.
+        allowed_nodes: nodes whose memory the cpuset allows; None: no limit.
+        default_page_bytes: default size of huge pages.
     """
     nodes = [
         _read_node(reader, node_id, online, allowed_nodes, default_page_bytes)
@@ -51,7 +55,9 @@ def read_nodes(
 
 
 def merge(nodes: Sequence[NumaNode], online: CpuSet) -> NumaNode:
-    """One node instead of several: all CPUs, the memory of those that may be used."""
+    """Returns one node instead of several: all CPUs, and the memory of the nodes that may be
+    used.
+    """
     usable = [node for node in nodes if node.memory_allowed] or list(nodes)
     known = [node.memory_bytes for node in usable if node.memory_bytes is not None]
     counts: dict[int, int] = {}
@@ -71,15 +77,20 @@ def merge(nodes: Sequence[NumaNode], online: CpuSet) -> NumaNode:
 def grown(
     reader: TreeReader, nodes: tuple[NumaNode, ...], meminfo: dict[str, int]
 ) -> tuple[tuple[NumaNode, ...], bool]:
-    """The nodes, and whether they show less memory than the machine really has.
+    """Returns the nodes, and True if they show less memory than the machine really has.
 
-    Guests whose memory is initialised or given back lazily grow the nodes' MemTotal as memory is
-    used, while /proc/meminfo shows all of it from the start.  It shows too when there is more
-    memory free than the nodes have at all.  On hosts of several nodes that alone is proof: there
-    the difference may as well be a node that was taken offline.  A single node simply has all.
+    In guests whose memory is initialised or returned lazily, the MemTotal of nodes grows as memory
+    is used, while /proc/meminfo shows all of it from the start. A node that is the only possible
+    one then has all of it. On other hosts the difference may also be a node that was taken offline,
+    so there it only counts if more memory is free than the nodes have in total.
 
-    Where `possible` names nodes that are not there, the difference may be theirs, free or not: it
-    is never offered on the others.
+    If `possible` names nodes that do not exist now, the difference may be theirs, free or not. It
+    is then never offered on the other nodes.
+
+    Args:
+        reader: the machine's files.
+        nodes: the nodes as read.
+        meminfo: fields of /proc/meminfo.
     """
     sizes = [node.memory_bytes for node in nodes if node.memory_bytes is not None]
     machine, nodes_total = meminfo.get("MemTotal"), sum(sizes)
@@ -138,9 +149,9 @@ def _cpus(reader: TreeReader, path: str, online: CpuSet) -> CpuSet:
 
 
 def _nearest_cpus(reader: TreeReader, node: NumaNode, nodes: dict[int, NumaNode]) -> CpuSet:
-    """CPUs that reach a node without CPUs best: as firmware says, else by smallest distance.
+    """Returns the CPUs nearest to a node without CPUs: as the firmware says, else by distance.
 
-    access1 leaves out initiators that are not CPUs, so it is asked first.
+    access1 excludes initiators that are not CPUs, so it is read first.
     """
     for access in ("access1", "access0"):
         names = reader.numbered(f"{NODE}/node{node.id}/{access}/initiators", "node")
@@ -156,10 +167,15 @@ def _nearest_cpus(reader: TreeReader, node: NumaNode, nodes: dict[int, NumaNode]
 
 
 def distance(node: NumaNode, to_id: int, node_ids: Sequence[int]) -> int | None:
-    """The node's distance to another: columns follow the ids of the online nodes.
+    """Returns the node's distance to another; columns follow the ids of the online nodes.
 
-    None where the file is absent, or has another number of columns than there are nodes (offline
-    ones counted in): then no column can be attributed.
+    None if the file is absent or has another number of columns than there are nodes (for example
+    because offline nodes are included): then the columns cannot be assigned to nodes.
+
+    Args:
+        node: the node whose distances were read.
+        to_id: the other node.
+        node_ids: ids of all online nodes.
     """
     if len(node.distances) != len(node_ids) or to_id not in node_ids:
         return None

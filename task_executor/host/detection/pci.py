@@ -1,9 +1,10 @@
-"""GPUs, accelerators, NICs and NVMe on the PCI bus, and which NUMA node each is near to.
+"""Finds GPUs, accelerators, NICs and NVMe on the PCI bus, and the NUMA node nearest to each.
 
-The class alone misleads: VGA controllers hold both graphics of a board's management processor and
-GPUs, so vendor and driver decide.  A numa_node of -1 is common even on hosts with many nodes; it is
-never turned into 0.  The device's own CPU list answers if it is narrower than all CPUs, else a
-bridge above it; else the node stays unknown and the device counts without locality.
+The PCI class alone is not enough: both the graphics of a board's management processor and GPUs are
+VGA controllers, so vendor and driver decide. A numa_node of -1 is common even on hosts with many
+nodes, and is never read as 0. In that case the device's own CPU list is used if it is narrower than
+all CPUs, else a bridge above the device. Otherwise the node is unknown and the device has no
+locality.
 """
 
 import re
@@ -32,7 +33,7 @@ _CARD: Final = re.compile(r"card\d+", re.ASCII)
 def read_pci(
     reader: TreeReader, online: CpuSet, nodes: Sequence[NumaNode]
 ) -> tuple[PciDevice, ...] | None:
-    """Devices in order of bus ids, or None when there is no PCI bus."""
+    """Returns the devices in order of bus ids, or None if there is no PCI bus."""
     if not reader.is_directory(PCI):
         return None
     nvidia = set(reader.names("proc/driver/nvidia/gpus"))
@@ -94,7 +95,7 @@ def _local_cpus(reader: TreeReader, path: str, online: CpuSet) -> CpuSet | None:
 def _nearest_node(
     reader: TreeReader, path: str, online: CpuSet, nodes: Sequence[NumaNode]
 ) -> int | None:
-    """The id of the node the device hangs on, or None if nothing tells."""
+    """Returns the id of the node that the device is attached to, or None if it is not known."""
     if len(nodes) < 2:
         return nodes[0].id if nodes else None
     for place in _with_bridges(reader, path):
@@ -110,13 +111,15 @@ def _nearest_node(
 
 
 def node_of_cpus(cpus: CpuSet, nodes: Sequence[NumaNode]) -> int | None:
-    """The only node that has these CPUs, or None if they spread over several."""
+    """Returns the only node that has these CPUs, or None if they are on several nodes or on
+    none.
+    """
     holders = [node.id for node in nodes if not node.cpus.isdisjoint(cpus)]
     return holders[0] if len(holders) == 1 else None
 
 
 def _with_bridges(reader: TreeReader, path: str) -> Iterator[str]:
-    """The device, then the bridges above it up to the host bridge."""
+    """Yields the device, then the bridges above it up to the host bridge."""
     yield path
     real = reader.resolved(path)
     while real is not None and "/" in real:

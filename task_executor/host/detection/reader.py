@@ -1,8 +1,7 @@
 """Reads the small files of /sys and /proc below a root directory.
 
-Decides what "cannot tell" means: a file that is absent, unreadable, too large or garbled reads as
-None, and garbled ones leave a warning.  Refuses to know what any file means.  All of detection
-goes through this class, so that a directory that looks like a machine is a machine.
+A file that is absent, unreadable, too large or garbled reads as None; garbled ones leave a warning.
+All of detection goes through this class, so a directory with the same files acts as a machine.
 """
 
 import os
@@ -23,23 +22,26 @@ T = TypeVar("T")
 
 
 class TreeReader:
-    """Files below ``root`` by relative path.  No method raises for anything the tree holds."""
+    """Files below ``root`` by relative path. No method raises because of what the tree contains."""
 
     def __init__(self, root: Path) -> None:
         self._root = os.fspath(root)
-        self._warnings: dict[str, list[str]] = {}  # by message with numbers levelled
+        self._warnings: dict[str, list[str]] = {}  # by message with its numbers replaced
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What was strange, in the order found.  Messages that differ in numbers only (one file
-        of many CPUs) stand once, with the first as example."""
+        """All warnings in the order found.
+
+        Messages that differ only in numbers (one file of many CPUs) appear once, with the first as
+        an example.
+        """
         return tuple(
             each[0] if len(each) == 1 else f"{each[0]} (and {len(each) - 1} more of this kind)"
             for each in self._warnings.values()
         )
 
     def warn(self, message: str) -> None:
-        """Note something strange for the operator.  Beyond a limit, further kinds are dropped."""
+        """Records a warning for the operator. Beyond a limit, further kinds are dropped."""
         message = printable(message)
         if len(message) > MAX_WARNING_LENGTH:
             message = f"{message[: MAX_WARNING_LENGTH - 3]}..."
@@ -50,11 +52,11 @@ class TreeReader:
                 alike.append(message)
 
     def text(self, path: str) -> str | None:
-        """The file's content without surrounding white space, or None."""
+        """Returns the file's content without surrounding white space, or None."""
         try:
             with open(self._absolute(path), "rb", buffering=0) as file:
                 content = file.read(MAX_FILE_BYTES + 1)
-        except (OSError, ValueError):  # ValueError: a path with a null byte in it
+        except (OSError, ValueError):  # ValueError: a null byte in the path
             return None
         if content is None or len(content) > MAX_FILE_BYTES:
             self.warn(f"/{path}: larger than {MAX_FILE_BYTES} bytes, ignored")
@@ -62,23 +64,23 @@ class TreeReader:
         return content.decode("utf-8", "replace").strip().strip("\0")
 
     def lines(self, path: str) -> list[str]:
-        """The file's lines; none if it cannot be read."""
+        """Returns the file's lines; empty if it cannot be read."""
         return (self.text(path) or "").splitlines()
 
     def integer(self, path: str) -> int | None:
-        """A decimal number, negative ones included.  An empty file tells nothing."""
+        """Returns a decimal number, possibly negative; None for an empty file."""
         return self._parsed(path, _integer, "a number")
 
     def hexadecimal(self, path: str) -> int | None:
-        """A number such as 0x00000000410fd870."""
+        """Returns a number such as 0x00000000410fd870, or None."""
         return self._parsed(path, _hexadecimal, "a hexadecimal number")
 
     def cpu_list(self, path: str) -> CpuSet | None:
-        """A set in list notation, such as 0-3,8."""
+        """Returns a set in list notation, such as 0-3,8, or None."""
         return self._parsed(path, CpuSet.parse, "a CPU list")
 
     def cpu_mask(self, path: str) -> CpuSet | None:
-        """A set in mask notation, such as 00000001,000000ff."""
+        """Returns a set in mask notation, such as 00000001,000000ff, or None."""
         return self._parsed(path, CpuSet.parse_mask, "a CPU mask")
 
     def exists(self, path: str) -> bool:
@@ -94,19 +96,21 @@ class TreeReader:
             return False
 
     def names(self, path: str) -> list[str]:
-        """Names in a directory, sorted; none if it cannot be read."""
+        """Returns the names in a directory, sorted; empty if it cannot be read."""
         try:
             return sorted(os.listdir(self._absolute(path)))  # noqa: PTH208 - hot path
         except (OSError, ValueError):
             return []
 
     def numbered(self, path: str, prefix: str) -> list[int]:
-        """The N of the directory's entries called ``prefix`` + N, ascending."""
+        """Returns the N of the directory's entries named ``prefix`` + N, ascending."""
         tails = (name[len(prefix) :] for name in self.names(path) if name.startswith(prefix))
         return sorted({int(tail) for tail in tails if _is_plain_number(tail)})
 
     def resolved(self, path: str) -> str | None:
-        """The path relative to the root with symbolic links followed, or None if it leaves it."""
+        """Returns the path relative to the root with links resolved, or None if it leaves the
+        root.
+        """
         try:
             root = os.path.realpath(self._root)
             real = os.path.realpath(self._absolute(path))

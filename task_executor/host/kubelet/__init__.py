@@ -1,7 +1,7 @@
-"""A kubelet on the same host: what it has given away, and by which settings.
+"""What a kubelet on the same host has allocated, and with which settings.
 
-`read_kubelet` turns what the helper has read of it into a `KubeletState`. Checkpoints and
-configuration each have a module; none of them touches a file.
+`read_kubelet` turns the files that the helper has read into a `KubeletState`. No module here opens
+a file.
 """
 
 from task_executor.host.kubelet.parsing import KubeletTexts, read_kubelet

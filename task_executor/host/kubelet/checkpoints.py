@@ -1,21 +1,18 @@
-"""The checkpoints of a kubelet's cpu and memory managers, of every version that wrote one.
-
-Decides how they are read and what in them is damage. Refuses to know where they lie and what
-becomes of what they say.
+"""Parses the checkpoints of a kubelet's cpu and memory managers, of all kubelet versions.
 
 Known forms of `cpu_manager_state`:
 
     1.8 to 1.9    policyName, defaultCpuSet, and `entries`: container id to cpus; no checksum
     1.10 to 1.17  the same with a checksum
     1.18 on       `entries`: pod to container to cpus
-    1.36 on       besides `podEntries`: pod to {cpuSet}, of pods that have cpus as a whole
-    later on      the same once more as JSON text in `data`, which then is what counts
+    1.36 on       in addition `podEntries`: pod to {cpuSet}, for pods with cpus as a whole
+    later on      the same again as JSON text in `data`, which then has priority
 
-`memory_manager_state` exists since 1.21 and went the same way.
+`memory_manager_state` exists since 1.21 and changed in the same way.
 
-Checksums are not recomputed: they are taken over the printed form of a program's own structures,
-which differs between versions that write the same file. A kubelet replaces its files whole (but for
-1.8 and 1.9), so what can be read and makes sense is what it wrote.
+Checksums are not verified. They are computed over the printed form of Go structures, which differs
+between versions that write the same file. A kubelet replaces its files as a whole (except 1.8 and
+1.9), so a file that can be parsed and is consistent is taken as complete.
 """
 
 from __future__ import annotations
@@ -28,16 +25,16 @@ from typing import Any
 from finegrain.cpuset import MAX_ID, CpuSet
 from finegrain.errors import InvalidArgument
 
-_DEPTH_OF_DATA = 1  # `data` within `data` is nobody's
+_DEPTH_OF_DATA = 1  # no kubelet nests `data` within `data`
 
 
 class Damaged(ValueError):
-    """The text is no checkpoint; the message says why."""
+    """The text is not a valid checkpoint; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuCheckpoint:
-    """Cpus by (pod uid, container); the container is empty where the pod has them as a whole."""
+    """Cpus by (pod uid, container); the container is empty if the pod has them as a whole."""
 
     policy: str
     default_cpus: CpuSet
@@ -46,8 +43,10 @@ class CpuCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class MemoryCheckpoint:
-    """`containers`: bytes by NUMA node, by (pod uid, container). `given` to containers and `kept`
-    for the system are bytes by node and resource, without zeros.
+    """What the memory manager has allocated.
+
+    `containers`: bytes by NUMA node, by (pod uid, container). `given` to containers and `kept` for
+    the system: bytes by node and resource, without zeros.
     """
 
     policy: str
@@ -57,11 +56,15 @@ class MemoryCheckpoint:
 
 
 def parse_cpu_checkpoint(text: str) -> CpuCheckpoint:
-    """Reads `cpu_manager_state`. Raises Damaged."""
+    """Parses `cpu_manager_state`.
+
+    Raises:
+        Damaged: the text is not a valid checkpoint.
+    """
     fields = _fields(text)
     cpus: dict[tuple[str, str], CpuSet] = {}
     for name, entry in _object(fields, "entries").items():
-        if isinstance(entry, str):  # by the id of the container
+        if isinstance(entry, str):  # older form: by container id
             cpus["", name] = _cpus(entry, f"entries of {name}")
         else:
             for container, listed in _mapping(entry, f"entries of {name}").items():
@@ -76,7 +79,11 @@ def parse_cpu_checkpoint(text: str) -> CpuCheckpoint:
 
 
 def parse_memory_checkpoint(text: str) -> MemoryCheckpoint:
-    """Reads `memory_manager_state`. Raises Damaged."""
+    """Parses `memory_manager_state`.
+
+    Raises:
+        Damaged: the text is not a valid checkpoint.
+    """
     fields = _fields(text)
     containers: dict[tuple[str, str], dict[int, int]] = {}
     for key, block in _blocks(fields):
@@ -84,7 +91,8 @@ def parse_memory_checkpoint(text: str) -> MemoryCheckpoint:
             continue
         nodes = [_number(each, "numaAffinity") for each in block.get("numaaffinity") or ()]
         held = containers.setdefault(key, {})
-        # How a block lies on several nodes is not told: the first ones take what does not divide.
+        # The file does not say how a block is split over several nodes. It is split evenly; the
+        # first nodes get the remainder.
         for at, node in enumerate(sorted(nodes)):
             share, rest = divmod(_number(block.get("size"), "size"), len(nodes))
             held[node] = held.get(node, 0) + share + (at < rest)
@@ -118,7 +126,9 @@ def _blocks(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], dict[s
 
 
 def _fields(text: str, depth: int = _DEPTH_OF_DATA) -> dict[str, Any]:
-    """The outermost object, names in lower case: kubelets do not mind the case, and wrote both."""
+    """Returns the outermost object with lower-case names: kubelets ignore case, and have
+    written both.
+    """
     try:
         fields = _lowered(_mapping(json.loads(text), "the file"))
     except (ValueError, RecursionError) as error:

@@ -1,8 +1,7 @@
-"""How a kubelet is configured: its file, the files beside it, and its command line.
+"""Reads a kubelet's settings for cpus and memory: configuration file, drop-in files, command line.
 
-Decides which of their settings concern cpus and memory, and that a later place goes before an
-earlier one: file, drop-in files in their order, flags. Refuses to know where they lie. Whatever is
-strange leaves a note and counts as not said.
+A later place has priority over an earlier one: file, drop-in files in their order, flags. A setting
+that cannot be understood is ignored and leaves a note.
 """
 
 from __future__ import annotations
@@ -36,13 +35,15 @@ _NO_YAML: Final = (
     ArithmeticError,
     RecursionError,
 )
-"""What its constructors raise, besides errors of its own, for a value that is not of its tag."""
+"""What the YAML constructors raise, besides YAML errors, for a value that does not match its
+tag.
+"""
 _MAPS: Final = frozenset({"cpuManagerPolicyOptions", "kubeReserved", "systemReserved"})
 
 
 @dataclass(frozen=True, slots=True)
 class KubeletConfiguration:
-    """What was said; None or empty: nothing."""
+    """The settings; None or empty: not set."""
 
     cpu_manager_policy: str | None = None
     cpu_manager_options: tuple[tuple[str, str], ...] = ()  # sorted by name
@@ -50,7 +51,7 @@ class KubeletConfiguration:
     topology_manager_scope: str | None = None
     memory_manager_policy: str | None = None
     reserved_cpus: CpuSet | None = None
-    reserved_cpu_milli: int = 0  # for kubelet and system together, where no cpus are named
+    reserved_cpu_milli: int = 0  # kube and system reserve together, if no cpus are named
     reserved_memory: tuple[tuple[int, str, int], ...] = ()  # node, resource, bytes
     notes: tuple[str, ...] = ()
 
@@ -58,11 +59,11 @@ class KubeletConfiguration:
 def read_configuration(
     documents: Iterable[tuple[str, str]], command: Sequence[str]
 ) -> KubeletConfiguration:
-    """The settings of a kubelet.
+    """Returns the settings of a kubelet.
 
     Args:
-        documents: name and text of its configuration file and of drop-in files, in their order.
-        command: the arguments that it was started with.
+        documents: name and text of the configuration file and of drop-in files, in their order.
+        command: the arguments that the kubelet was started with.
     """
     notes: list[str] = []
     settings: dict[str, Any] = {}
@@ -97,7 +98,11 @@ def _document(name: str, text: str, notes: list[str]) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """JSON or YAML. Raises ValueError."""
+    """Parses JSON or YAML.
+
+    Raises:
+        ValueError: the text is neither.
+    """
     try:
         return json.loads(text)
     except ValueError:
@@ -109,18 +114,19 @@ def _parsed(text: str) -> Any:
     except ImportError:
         raise ValueError("it is YAML; install finegrain[task-executor]") from None
     try:
-        # No kubelet's file has aliases, and a few of them make gigabytes of some hundred bytes.
+        # No kubelet's file has aliases, and a few nested ones expand some hundred bytes to
+        # gigabytes.
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text, yaml.SafeLoader)):
             raise ValueError("it has aliases (*name)")
         content = yaml.safe_load(text)
-        str(content)  # what cannot be shown (a number of thousands of digits) is no setting
+        str(content)  # fails for a number of thousands of digits, which is no setting
     except (yaml.YAMLError, *_NO_YAML) as error:
         raise ValueError(f"it is no YAML: {' '.join(str(error).split())[:120]}") from None
     return content
 
 
 def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """As kubelets merge drop-in files: maps key by key, everything else whole."""
+    """Merges drop-in files as kubelets do: maps key by key, everything else as a whole."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
@@ -151,13 +157,13 @@ def _settings_from_flags(command: Sequence[str]) -> dict[str, Any]:
 
 
 def _pairs(text: str) -> dict[str, str]:
-    """`a=1,b=2`."""
+    """Parses `a=1,b=2`."""
     items = (item.partition("=") for item in text.split(",") if item)
     return {key.strip(): value.strip() for key, _, value in items}
 
 
 def _memory_flag(text: str) -> list[dict[str, Any]]:
-    """`0:memory=1Gi,hugepages-1Gi=2Gi;1:memory=1Gi`."""
+    """Parses `0:memory=1Gi,hugepages-1Gi=2Gi;1:memory=1Gi`."""
     parts = (part.partition(":") for part in text.split(";") if part)
     return [{"numaNode": node.strip(), "limits": _pairs(limits)} for node, _, limits in parts]
 
@@ -174,7 +180,7 @@ def _choice(settings: Mapping[str, Any], key: str, notes: list[str]) -> str | No
 
 def _options(settings: Mapping[str, Any], notes: list[str]) -> tuple[tuple[str, str], ...]:
     options = _map(settings, "cpuManagerPolicyOptions", notes)
-    # YAML makes a truth value of true without quotes.
+    # YAML reads an unquoted true as a boolean.
     return tuple(sorted((name, str(value).lower()) for name, value in options.items()))
 
 

@@ -1,8 +1,7 @@
-"""From the texts of a kubelet's files to what is known of it.
+"""Computes the state of a kubelet from the texts of its files.
 
-Decides which place is believed where they differ, and that what cannot be read stays as it was
-known last: cpus that a kubelet has given away are not given away a second time because its file
-was being replaced when somebody looked. Refuses to know files.
+A part that cannot be read keeps its last known content. So cpus that a kubelet has allocated are
+not offered to slots only because a file was being replaced when it was read.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ NOTE_LENGTH_MAX: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class KubeletTexts:
-    """What was read at one time.
+    """The texts that were read at one time.
 
     `texts` by name: "cpu_manager_state", "memory_manager_state", "config", and "config/NAME" for
-    drop-in files, in their order. `failures`: why a file that is there could not be read.
+    drop-in files, in their order. `failures`: why a file that exists could not be read.
     """
 
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -48,7 +47,7 @@ _NOTHING_SAID: Final = KubeletConfiguration()
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What the parts say, or said when they could be read last."""
+    """The last content of each part that could be read."""
 
     cpus: CpuCheckpoint | None = None
     memory: MemoryCheckpoint | None = None
@@ -57,7 +56,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class KubeletReading:
-    """A state, and what the next reading falls back on."""
+    """A state, and the parts that the next reading falls back on."""
 
     state: KubeletState
     known: _Known
@@ -66,7 +65,13 @@ class KubeletReading:
 def read_kubelet(
     found: KubeletTexts, topology: HostTopology, previous: KubeletReading | None = None
 ) -> KubeletReading:
-    """What is known of a kubelet now. Never raises for what its files hold."""
+    """Returns the present state of a kubelet. Never raises because of what the files contain.
+
+    Args:
+        found: the texts that were read.
+        topology: the host.
+        previous: the reading before; None at the first one.
+    """
     notes: list[str] = []
     before = previous.known if previous else _Known()
     known = _Known(
@@ -109,7 +114,7 @@ def _memory_checkpoint(
     if MEMORY_STATE in found.failures:
         notes.append(f"the kubelet's {found.failures[MEMORY_STATE]}")
         return before.memory
-    return None  # older kubelets have none, and one without it gives no memory away
+    return None  # older kubelets have no such file; without it no memory is allocated
 
 
 def _configuration(found: KubeletTexts, before: _Known, notes: list[str]) -> KubeletConfiguration:
@@ -153,7 +158,10 @@ def _state(known: _Known, topology: HostTopology, notes: list[str]) -> KubeletSt
 def _reserved(
     configured: KubeletConfiguration, policy: str, topology: HostTopology, notes: list[str]
 ) -> CpuSet:
-    """Named cpus hold under every policy; amounts become cpus under the static one only."""
+    """Returns the reserved cpus.
+
+    Named cpus are reserved under every policy; amounts reserve cpus only under the static policy.
+    """
     if configured.reserved_cpus is not None:
         return configured.reserved_cpus & topology.online
     if policy != STATIC:
@@ -169,10 +177,15 @@ def _reserved(
 
 
 def packed(count: int, topology: HostTopology) -> CpuSet:
-    """The cpus that a kubelet takes for an amount, on a host of which nothing is taken yet.
+    """Returns the cpus that a kubelet reserves for an amount, on a host where none is taken yet.
 
-    Whole cores of the smallest package, those of few threads first, then single threads. Where
-    packages or cores are of several sizes a kubelet may choose others; where they are not, these.
+    Whole cores of the smallest package come first, and of these the ones with few threads; then
+    single threads. If packages or cores differ in size, a kubelet may choose other cpus; otherwise
+    it chooses exactly these.
+
+    Args:
+        count: how many cpus.
+        topology: the host.
     """
     sizes = [len(package.cpus & topology.online) for package in topology.packages] or [0]
     cores = sorted(
@@ -204,7 +217,8 @@ def _containers(
         notes.append(f"the kubelet's {CPU_STATE} gives cpus away under policy {cpus.policy}")
     held = dict(memory.containers) if memory else {}
     for pod in [pod for pod, container in held if not container]:
-        # What a pod has as a whole, its containers have of it.
+        # Containers of a pod with memory as a whole use the pod's memory, so they are not counted
+        # again.
         held = {key: sizes for key, sizes in held.items() if key[0] != pod or not key[1]}
     keys = {*pinned, *held}
     containers = tuple(
@@ -226,7 +240,7 @@ def _judge(
     reserved: CpuSet,
     notes: list[str],
 ) -> None:
-    """What does not fit together is told; it is believed all the same."""
+    """Notes contradictions in what the kubelet reports; it is used all the same."""
     given = EMPTY
     for each in containers:
         given |= each.cpus

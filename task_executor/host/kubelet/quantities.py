@@ -1,7 +1,4 @@
-"""Amounts as Kubernetes writes them: 500m, 2, 1.5, 1Gi, 1e3.
-
-Decides the notation only.
-"""
+"""Parses amounts in Kubernetes notation: 500m, 2, 1.5, 1Gi, 1e3."""
 
 from __future__ import annotations
 
@@ -25,7 +22,9 @@ _SCALES: Final[dict[str, Fraction]] = {
 
 
 def parse_quantity(value: Any) -> Fraction | None:
-    """A non-negative amount; None for what is none. YAML may have made a number of it already."""
+    """Returns a non-negative amount, or None if `value` is none. YAML may have parsed a number
+    already.
+    """
     match = _QUANTITY.fullmatch(str(value)) if isinstance(value, str | int | float) else None
     if match is None or isinstance(value, bool):
         return None
@@ -34,12 +33,12 @@ def parse_quantity(value: Any) -> Fraction | None:
 
 
 def cpu_milli(value: Any) -> int | None:
-    """Thousandths of a cpu, rounded up."""
+    """Returns thousandths of a cpu, rounded up; None if `value` is no amount."""
     quantity = parse_quantity(value)
     return None if quantity is None else ceil(quantity * 1000)
 
 
 def size_bytes(value: Any) -> int | None:
-    """Whole bytes, rounded up."""
+    """Returns whole bytes, rounded up; None if `value` is no amount."""
     quantity = parse_quantity(value)
     return None if quantity is None else ceil(quantity)

@@ -1,7 +1,4 @@
-"""What is known of a kubelet on the same host: a value, in its words and in ours.
-
-Decides what a kubelet's settings mean for slots. Refuses to know files and their formats.
-"""
+"""The state of a kubelet on the same host, and what its settings mean for slots."""
 
 from __future__ import annotations
 
@@ -27,9 +24,9 @@ _SCOPES: Final = ("containerlevel", "podlevel")
 
 @dataclass(frozen=True, slots=True)
 class KubeletContainer:
-    """A container to which the kubelet gave cpus or memory of its own."""
+    """A container with dedicated cpus or memory of the kubelet."""
 
-    pod_uid: str  # empty in checkpoints that tell containers only
+    pod_uid: str  # empty in checkpoints that only name containers
     container: str  # name or id; empty: the pod as a whole
     cpus: CpuSet = EMPTY
     memory_bytes: tuple[tuple[int, int], ...] = ()  # by NUMA node, ascending
@@ -37,13 +34,13 @@ class KubeletContainer:
 
 @dataclass(frozen=True, slots=True)
 class KubeletState:
-    """A kubelet's settings and what it has given away, as its files tell.
+    """A kubelet's settings and what it has allocated, by its files.
 
     `given` and `kept` are bytes by node and resource ("memory", "hugepages-2Mi", ...): what its
-    memory manager has given to containers, and what it keeps for the system.
+    memory manager has given to containers, and what it reserves for the system.
     """
 
-    cpu_manager_policy: str = ""  # "none", "static"; empty: not told
+    cpu_manager_policy: str = ""  # "none", "static"; empty: not known
     cpu_manager_options: tuple[tuple[str, str], ...] = ()  # sorted by name
     topology_manager_policy: str = ""
     topology_manager_scope: str = ""
@@ -56,17 +53,16 @@ class KubeletState:
 
     @property
     def pinned_cpus(self) -> CpuSet:
-        """Those that containers have to themselves."""
+        """All cpus that are dedicated to containers."""
         return union(container.cpus for container in self.containers)
 
     @property
     def policy(self) -> HostPolicy:
-        """Its settings, as far as they mean something for slots.
+        """The kubelet's settings that apply to slots.
 
-        The options of the cpu manager hold only under the static policy. Not to align, and not to
-        demand anything, is what kubelets do that nobody has told anything: it is not taken for a
-        setting, so that one for the cluster holds. Reserved cpus stay in the shared pool unless the
-        reservation is strict.
+        The options of the cpu manager apply only under the static policy. The default of a kubelet
+        (no alignment, no requirements) does not count as a setting, so that a setting for the
+        cluster can apply. Reserved cpus stay in the shared pool unless the reservation is strict.
         """
         static = self.cpu_manager_policy == STATIC
         options = {name for name, value in self.cpu_manager_options if static and value == "true"}
@@ -79,18 +75,20 @@ class KubeletState:
         )
 
     def taken_bytes(self, node: int, resource: str) -> int:
-        """What of one resource on one NUMA node slots cannot have. Ordinary memory that it keeps
-        for the system is no more than what is kept for the system without it.
+        """Returns the bytes of one resource on one NUMA node that slots cannot have.
+
+        Ordinary memory that the kubelet reserves for the system is not included: the executor's own
+        reserve already covers it.
         """
         taken = self.given if resource == MEMORY else (*self.given, *self.kept)
         return sum(size for at, name, size in taken if (at, name) == (node, resource))
 
 
 def alignment_of(word: str) -> NumaPolicy | None:
-    """A topology manager policy in our words; None for "none" and for what nobody knows.
+    """Converts a topology manager policy; None for "none" and for unknown words.
 
-    Read are the kubelet's own words (single-numa-node) and those of reports about it, which name
-    the scope as well (SingleNUMANodePodLevel, SingleNUMANodeContainerLevel).
+    It accepts the kubelet's own words (single-numa-node) and those of reports about it, which
+    include the scope (SingleNUMANodePodLevel, SingleNUMANodeContainerLevel).
     """
     plain = word.lower().replace("-", "")
     for scope in _SCOPES:
