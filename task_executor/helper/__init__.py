@@ -1,1 +1,1 @@
-"""The privileged helper: cgroups and tasks, nothing else. Standard library only."""
+"""The privileged helper: manages cgroups and tasks. Imports only the standard library."""

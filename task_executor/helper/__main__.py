@@ -1,8 +1,8 @@
-"""`python -m task_executor.helper CONFIG`: the privileged process itself. CONFIG is JSON, or the
-path of a file of it.
+"""The privileged process: `python -m task_executor.helper CONFIG`. CONFIG is JSON, or the path of a
+JSON file.
 
-Comes up, detaches (or tells systemd that it is up), and answers at its socket until it is told to
-stop; tasks live on without it.
+It starts, detaches (or notifies systemd), and answers at its socket until it is told to stop. Tasks
+continue without it.
 """
 
 from __future__ import annotations
@@ -38,21 +38,23 @@ from task_executor.helper.server import FrameServer, listen
 from task_executor.helper.slots import Slots, slot_name
 from task_executor.helper.tasks import Tasks
 
-_PAGE = 400  # slots, and tasks, per answer: well inside one frame
-_REMOVE_BASE_S = 3600.0  # a remover of scratch may have that much to do
+_PAGE = 400  # slots and tasks per answer; fits into one frame
+_REMOVE_BASE_S = 3600.0  # the removal of scratch directories may take this long
 
 
 class Helper:
+    """The helper's slots and tasks, with one method per verb of the protocol."""
+
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
         state = Path(config["state_dir"])
         known = read_json(state / "helper.json") or {}
         base = known.get("base") if known.get("boot_id") == boot_id() else None
         if base and next((state / "slots").glob("*.json"), None):
-            config = config | {"isolation": "auto"}  # slots that are in cgroups stay in them
+            config = config | {"isolation": "auto"}  # existing slots in cgroups stay in them
         self.driver = choose_driver(config, Kernel(), base)
         found = {"boot_id": boot_id(), "base": self.driver.base}
-        if found != known:  # a restart needs no room on a full disk
+        if found != known:  # so that a restart works on a full disk
             write_json(state / "helper.json", found)
         self.loop = Loop(_reap)
         self.tasks = Tasks(self.loop, config, self.driver, self.send_event)
@@ -67,14 +69,14 @@ class Helper:
         self.tasks.adopt()
         for unfinished in self.slots.adopt():
             self.loop.run(unfinished)
-        self.strangers: list[dict[str, Any]] = []  # not told to a front yet
+        self.strangers: list[dict[str, Any]] = []  # not reported to a front yet
         self._destroy_strangers()
 
     def send_event(self, event: dict[str, Any]) -> None:
         self.server.broadcast(event)
 
     def handle(self, verb: str, args: dict[str, Any]) -> Any:
-        return getattr(self, verb)(args)  # a verb of the table, never a name from outside
+        return getattr(self, verb)(args)  # safe: the server accepts only verbs of the table
 
     def hello(self, _args: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -116,7 +118,9 @@ class Helper:
         return self.tasks.forget(args["task_id"])
 
     def _destroy_strangers(self) -> None:
-        """Groups among the slots that no record of ours explains are killed, and told of."""
+        """Kills groups among the slots that no record explains, and remembers them for
+        `inspect`.
+        """
         for name in self.slots.strangers():
             pids = sorted(self.driver.pids(self.driver.slot(name), []))
             sys.stderr.write(f"{name} is no slot of ours: killed with processes {pids[:10]}\n")
@@ -124,7 +128,10 @@ class Helper:
             self.loop.run(self.slots.destroy(name))
 
     def inspect(self, args: dict[str, Any]) -> dict[str, Any]:
-        """A page; the first one of a round ends strangers, the last one tells of them."""
+        """Returns a page of slots and tasks.
+
+        The first page kills unknown groups, the last one reports them.
+        """
         if not args["after"]:
             self._destroy_strangers()
         slots, tasks, after = self._page(args["after"])
@@ -155,8 +162,8 @@ class Helper:
         return self.kubelet_files.read(args["seen"])
 
     def _page(self, after: str) -> tuple[list[str], list[str], str]:
-        """Slots and tasks with names above `after`; and where the next page begins, '' at the
-        end.
+        """Returns slots and tasks with names after `after`, and where the next page begins (''
+        at the end).
         """
         both = sorted({*self.slots.limits, *self.tasks.known})
         names = [name for name in both if name > after][:_PAGE]
@@ -165,12 +172,14 @@ class Helper:
         return slots, tasks, names[-1] if len(names) == _PAGE else ""
 
     def stop(self, _args: dict[str, Any]) -> dict[str, Any]:
-        """Planned: the answer still goes out, tasks go on, empty groups are not left behind."""
+        """Stops the helper after the answer was sent. Tasks continue; empty groups are removed."""
         self.loop.later(0.05, self._request_stop)
         return {}
 
     def _on_holder_exit(self, _events: int) -> None:
-        """Only tasks keep our scope now. Who starts us again holds it, or makes a new one."""
+        """Stops, because only tasks keep the scope alive now. The next start gets or makes a
+        new holder.
+        """
         sys.stderr.write("the holder of our scope has died: starting anew\n")
         self._request_stop()
 
@@ -178,8 +187,10 @@ class Helper:
         self.loop.running = False
 
     def serve(self) -> None:
-        """Until we are told to stop. Where nothing runs any more, we go when the groups are gone;
-        a helper that comes meanwhile finds everything unlocked, and the groups are its own.
+        """Serves until told to stop.
+
+        If no slot or task is left, it then removes the groups. By then nothing is locked, so a new
+        helper may start meanwhile and owns the groups.
         """
         self.loop.serve()
         Path(self.config["socket_path"]).unlink(missing_ok=True)
@@ -189,7 +200,7 @@ class Helper:
         default_signals()
         if self.holder_fd >= 0:
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.holder_fd, signal.SIGKILL)  # the scope goes with it
+                signal.pidfd_send_signal(self.holder_fd, signal.SIGKILL)  # removes the scope
         close_all_but((0, 1, 2))
         end = time.monotonic() + _REMOVE_BASE_S
         while self.driver.remove_base() and time.monotonic() < end:
@@ -197,7 +208,7 @@ class Helper:
 
 
 def _reap() -> None:
-    """Shims, and orphans of shims that were killed; their ends are noticed by pidfd."""
+    """Reaps shims, and orphans of shims that were killed. Their ends are noticed by pidfd."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -212,8 +223,11 @@ def _notify_systemd(message: str) -> None:
 
 
 def main(argument: str) -> int:
-    """Where it detaches, returns 0 in the process that was started once the socket answers; the
-    helper goes on in a fork of it.
+    """Runs the helper. If it detaches, this returns 0 in the first process once the socket answers,
+    and the helper continues in a fork.
+
+    Returns:
+        The exit status.
     """
     try:
         text = argument if argument.startswith("{") else Path(argument).read_text()
@@ -232,7 +246,7 @@ def main(argument: str) -> int:
     if config["detached"] and os.fork():
         os.close(up)
         return 0 if os.read(ready, 1) else EXIT_CONFIG
-    with suppress(PermissionError):  # systemd has made us the leader of a session already
+    with suppress(PermissionError):  # under systemd this process leads a session already
         os.setsid()
     os.chdir("/")
     become_subreaper()
@@ -245,7 +259,7 @@ def main(argument: str) -> int:
         sys.stderr.write(f"helper: {error}\n")
         if config["holder_pid"] and not any((state / "slots").glob("*.json")):
             with suppress(ProcessLookupError):
-                os.kill(config["holder_pid"], signal.SIGKILL)  # it has nothing to hold
+                os.kill(config["holder_pid"], signal.SIGKILL)  # no slot is left in its scope
         return EXIT_CONFIG
     if not config["detached"]:
         signal.signal(signal.SIGTERM, helper._request_stop)

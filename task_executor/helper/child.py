@@ -1,7 +1,6 @@
-"""From fork to exec: what a task's process does to itself before the task's program runs.
+"""From fork to exec: what a task's process does before the task's program runs.
 
-Decides the order: join the groups (before any user code), session, limits, privileges, directory,
-program.
+Order: join the groups (before any user code), session, limits, privileges, directory, program.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
 
 @contextmanager
 def bound_to(cpus: str) -> Iterator[None]:
-    """What is forked inside runs on these cpus ("": ours) from its first instruction on."""
+    """Processes forked inside run on these cpus ("": ours) from their first instruction on."""
     ours = os.sched_getaffinity(0)
     try:
         if cpus:
@@ -47,8 +46,9 @@ def bound_to(cpus: str) -> Iterator[None]:
 
 
 def spare_from_oom(score: int) -> None:
-    """Best effort: only root may lower it. The host should lose a task rather than who watches
-    over it.
+    """Sets the OOM score if allowed (only root may lower it).
+
+    The kernel should kill a task rather than the process that watches it.
     """
     try:
         Path("/proc/self/oom_score_adj").write_text(str(score))
@@ -59,8 +59,8 @@ def spare_from_oom(score: int) -> None:
 def become_task(
     spec: dict[str, Any], driver: Driver, groups: Group, stdio: tuple[int, int, int], error_fd: int
 ) -> NoReturn:
-    """Never returns: either the program runs, or the reason why not is written to error_fd as
-    JSON.
+    """Becomes the task's program. If that fails, writes the reason to error_fd as JSON and
+    exits.
     """
     try:
         driver.enter(groups)
@@ -88,11 +88,11 @@ def become_user(uid: int, gid: int) -> None:
 
 
 def remove_as(uid: int, gid: int, path: str) -> int:
-    """Remove a directory of a task in a process of its user, so that nothing in it can lead us
-    astray. Returns its pid.
+    """Removes a task's directory in a process of the task's user, so that no link in it can mislead
+    a privileged one. Returns its pid.
 
-    It runs no other program: after one, tasks of the same user could read our environment there and
-    take the process over, which is bound by no slot.
+    The process runs no other program. After an exec, tasks of the same user could read its
+    environment and take it over, and no slot limits it.
     """
 
     def work() -> None:
@@ -104,8 +104,8 @@ def remove_as(uid: int, gid: int, path: str) -> int:
 
 
 def _remove_tree(path: str) -> None:
-    """Whatever depth and permissions the task gave it: what lies deeper is moved up before. More
-    than one may be at it.
+    """Removes a tree of any depth and permissions: deeper directories are moved up first.
+    Several processes may do this at once.
     """
     if os.path.islink(path):  # noqa: PTH114
         return os.unlink(path)  # noqa: PTH108
@@ -117,7 +117,7 @@ def _remove_tree(path: str) -> None:
             for name in os.listdir():  # noqa: PTH208
                 with suppress(FileNotFoundError):
                     _remove_level(name, mark, numbers)
-            _remove_if_empty(path)  # a listing while another moves things may have missed some
+            _remove_if_empty(path)  # a listing during another's moves may be incomplete
     return None
 
 
@@ -141,7 +141,9 @@ def _remove_if_empty(path: str) -> None:
 
 
 def _drop_privileges(uid: int, gid: int) -> None:
-    """uid 0 (allowed only on request) keeps its capabilities; nobody gains new ones by exec."""
+    """Becomes the task's user. uid 0 (only if allowed) keeps its capabilities; exec never adds
+    any.
+    """
     if os.geteuid() == 0:
         capability = 0
         while uid != 0 and prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
@@ -161,7 +163,7 @@ def _change_directory(cwd: str) -> None:
 
 
 def _execute(argv: list[str], env: dict[str, str]) -> None:
-    """Like execvpe, with the task's PATH and as the task's user; says which directory was in the
+    """Like execvpe, with the task's PATH and user. The error names the directory that is in the
     way.
     """
     name, path, denied = argv[0], env.get("PATH", _DEFAULT_PATH), ""

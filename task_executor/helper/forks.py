@@ -1,4 +1,4 @@
-"""Processes of our own: forked, apart from what else we do, and ended with us."""
+"""Forks of the helper: separated from its descriptors and signals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def close_all_but(keep: Collection[int]) -> None:
 
 
 def run_in_fork(work: Callable[[], None]) -> int:
-    """Do what may take long in a process of its own. Returns its pid, for the caller to reap."""
+    """Runs `work` in a new process. Returns its pid, for the caller to reap."""
     if pid := os.fork():
         return pid
     try:
@@ -45,7 +45,7 @@ def run_in_fork(work: Callable[[], None]) -> int:
 
 
 def end_with_parent(parent: int) -> None:
-    """When the parent dies, so do we, however it happens."""
+    """Makes the kernel kill this process when its parent dies."""
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it was faster
+    if os.getppid() != parent:  # the parent died before the call
         os._exit(1)

@@ -1,9 +1,8 @@
-"""What a kubelet on the same host has written down, read with the rights that it takes.
+"""Reads the files of a kubelet on the same host, which need the helper's privilege.
 
-Decides which files those are, and that the reader of them is never held up. Refuses to know what
-they mean: they are handed on as they are. Nobody tells us a path while we run: a directory and a
-file come from our own configuration, or from the command line of a kubelet that runs as us, in our
-own view of the file system.
+Contents are passed on unchanged. No caller can name a path: directory and file come from the
+helper's configuration, or from the command line of a kubelet with our user and mount namespace. A
+read never blocks the helper.
 """
 
 from __future__ import annotations
@@ -18,28 +17,31 @@ from task_executor.helper.paths import start_ticks
 
 DIRECTORY = "/var/lib/kubelet"
 STATES = ("cpu_manager_state", "memory_manager_state")
-_FILE_BYTES_MAX = 160 << 10  # five of them fit into a frame, as JSON; usual ones have a few KiB
+_FILE_BYTES_MAX = 160 << 10  # five fit into a frame as JSON; usual files have a few KiB
 _DROP_INS_MAX = 8
 _SEARCH_S = 30.0
 
 
 class UnsuitableFile(OSError):
-    """No kubelet writes so much."""
+    """Not a regular file, or larger than any file of a kubelet."""
 
 
 class KubeletFiles:
-    """`directory` None: there is no kubelet. `config` None: where the kubelet has it."""
+    """`directory` None: there is no kubelet. `config` None: the kubelet's command line names it."""
 
     def __init__(self, directory: str | None, config: str | None, proc: str = "/proc") -> None:
         self._directory, self._config, self._proc = directory, config, proc
-        self._process: tuple[int, int | None] = (0, None)  # of the kubelet: pid and start
+        self._process: tuple[int, int | None] = (0, None)  # pid and start time of the kubelet
         self._command: list[str] = []
         self._search_at = 0.0
 
     def read(self, seen: str) -> dict[str, Any]:
-        """`mark` changes whenever anything else does. `seen` is the one that the caller has: then
-        nothing else is said. Else `found`, the kubelet's `command`, and what could be read and not:
-        texts and reasons by name (those of STATES, "config", and "config/NAME" in their order).
+        """Returns `found`, the kubelet's `command`, and its files by name: `texts`, and `failures`
+        with reasons.
+
+        Names are those of STATES, "config", and "config/NAME" in their order. `mark` changes
+        whenever anything else does. If the caller's mark `seen` is still valid, only `mark` is
+        returned.
         """
         directory = self._directory
         if directory is None or not Path(directory).is_dir():
@@ -65,7 +67,9 @@ class KubeletFiles:
         return {"mark": mark} | _answer(True, self._command, texts, failures)
 
     def _find_kubelet(self) -> None:
-        """Looked for only now and then, and while the one that we know has gone."""
+        """Searches for the kubelet's process, at most every `_SEARCH_S`, while none is known to
+        run.
+        """
         pid, started = self._process
         if (pid and start_ticks(pid) == started) or time.monotonic() < self._search_at:
             return
@@ -78,8 +82,8 @@ class KubeletFiles:
                 return
 
     def _kubelet_command(self, process: str) -> list[str]:
-        """Its arguments; none of another program, another user, or of one in a container, whose
-        paths are not ours.
+        """Returns the arguments of a kubelet; empty for other programs and users, and for one
+        in a container, whose paths are not ours.
         """
         try:
             if Path(f"{process}/comm").read_text().strip() != "kubelet":
@@ -103,7 +107,7 @@ def _answer(
 
 
 def _flags(command: list[str]) -> dict[str, str]:
-    """Absolute paths that it was told, by name of the flag."""
+    """Returns the flags with absolute paths, by name."""
     found = {}
     for at, word in enumerate(command):
         name, equals, value = word.lstrip("-").partition("=")
@@ -131,7 +135,7 @@ def _identity(path: str) -> Any:
 
 
 def _read(path: str) -> str:
-    """What is no ordinary file is not read: a pipe would hold us up for ever."""
+    """Reads a regular file only: opening a pipe could block indefinitely."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):

@@ -1,5 +1,6 @@
-"""Start the helper from the front, before grpc is imported, or find the one that already answers;
-or become the helper, in a unit of its own.
+"""Starts the helper from the front, or finds a running one, or becomes the helper.
+
+The front starts it before grpc is imported, because a process that uses grpc must not fork.
 """
 
 from __future__ import annotations
@@ -31,15 +32,14 @@ _PROGRAM = (
 
 @dataclass(frozen=True)
 class HelperConfig:
-    """What the helper is told at its start. Paths are absolute.
+    """Configuration of the helper. Paths are absolute.
 
     `front_uid` may connect. Tasks run as `task_uid`/`task_gid` unless they name a number within the
-    range; 0 only with `allow_root_tasks`; without root everything runs as the helper's own user.
+    range; 0 only with `allow_root_tasks`. Without root everything runs as the helper's own user.
     `cgroup_parent`: the delegated group ("/finegrain.slice/...") if it is not our own. `front_pid`:
-    on v2 moved to a leaf together with the helper. `holder_pid`: who holds the scope that was made
-    for the slots. `detached`: goes on in a fork, away from who starts it. `kubelet_dir`,
-    `kubelet_config`: where a kubelet of this host keeps its state (None: there is none), and its
-    configuration (None: where it says).
+    moved to a leaf together with the helper on v2. `holder_pid`: the process that holds the scope
+    made for the slots. `detached`: the helper continues in a fork. `kubelet_dir` None: there is no
+    kubelet. `kubelet_config` None: the kubelet's command line names it.
     """
 
     state_dir: str
@@ -64,13 +64,13 @@ class HelperConfig:
 
 
 class HelperNotStarted(RuntimeError):
-    """The helper did not come up; the message is what it said."""
+    """The helper did not start; the message is its output."""
 
 
 def start_helper(config: HelperConfig) -> int:
-    """The pid of a helper that answers at the socket, detached from us. A live one is reused if it
-    was started with the same configuration, else it is replaced; tasks live through that.
+    """Returns the pid of a detached helper that answers at the socket.
 
+    A running helper is reused if it has the same configuration, else replaced; its tasks continue.
     Raises HelperNotStarted.
     """
     config = replace(config, front_pid=config.front_pid or os.getpid())
@@ -90,21 +90,19 @@ def start_helper(config: HelperConfig) -> int:
 
 
 def become_helper(config: HelperConfig) -> NoReturn:
-    """Turn this process into the helper; systemd hears from it when it answers.
-
-    Raises OSError.
+    """Replaces this process with the helper, which notifies systemd when it answers. Raises
+    OSError.
     """
     state = Path(config.state_dir)
     state.mkdir(mode=0o750, parents=True, exist_ok=True)
-    os.chown(state, -1, config.front_gid)  # so that the front gets to the logs of tasks
+    os.chown(state, -1, config.front_gid)  # the front must reach the tasks' logs
     config = _in_scope(replace(config, detached=False), None)
     os.execv(sys.executable, _command(config))  # noqa: S606 - no shell on purpose
 
 
 def find_helper(config: HelperConfig) -> int:
-    """The pid of the helper that a unit of its own has started; waits until there is one.
-
-    Raises HelperNotStarted.
+    """Returns the pid of the helper that a separate unit has started; waits for it. Raises
+    HelperNotStarted.
     """
     path, end = Path(config.socket_path), time.monotonic() + _UNIT_S
     while (hello := _call(path, "hello")) is None:
@@ -121,7 +119,7 @@ def find_helper(config: HelperConfig) -> int:
 
 
 def _in_scope(config: HelperConfig, stderr: IO[bytes] | None) -> HelperConfig:
-    """With a scope of its own where systemd gives us one; else in the next best place."""
+    """Returns the configuration with a scope if systemd can make one; else cgroups go elsewhere."""
     wanted = config.isolation != "none" and not config.cgroup_parent and config.cgroup_root == "/"
     if wanted and scope_is_available():
         try:
@@ -133,15 +131,15 @@ def _in_scope(config: HelperConfig, stderr: IO[bytes] | None) -> HelperConfig:
 
 
 def digest(config: HelperConfig) -> str:
-    """What of a configuration makes two helpers different."""
+    """Returns a digest of everything that matters between two configurations."""
     kept = asdict(replace(config, front_pid=None, holder_pid=None))
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def _spawn(config: HelperConfig) -> str:
-    """Start one and wait until it answers or has given up; returns what it said.
+    """Starts a helper and waits until it answers or ends; returns its output.
 
-    Raises HelperNotStarted where a repetition is of no use.
+    Raises HelperNotStarted if a retry is useless.
     """
     log = Path(config.state_dir) / "helper.log"
     try:
@@ -151,7 +149,7 @@ def _spawn(config: HelperConfig) -> str:
             command = _command(_in_scope(config, out))
             done = subprocess.run(command, stdin=devnull, stdout=out, stderr=out, check=False)
         output = log.read_bytes()[before:][-2000:].decode(errors="replace").strip()
-        if not output and os.statvfs(log.parent).f_bavail == 0:  # nor could it be written down
+        if not output and os.statvfs(log.parent).f_bavail == 0:  # so nothing could be logged
             output = f"state directory {log.parent}: {os.strerror(errno.ENOSPC)}"
     except OSError as error:
         raise HelperNotStarted(f"state directory {log.parent}: {error.strerror}") from None
@@ -166,7 +164,7 @@ def _command(config: HelperConfig) -> list[str]:
 
 
 def _call(path: Path, verb: str) -> dict[str, Any] | None:
-    """The result of one call without arguments; None if nobody answers."""
+    """Returns the result of one call without arguments; None if no helper answers."""
     try:
         with socket.socket(socket.AF_UNIX) as peer, socket_address(path) as address:
             peer.settimeout(_ANSWER_S)

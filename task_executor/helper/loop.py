@@ -1,8 +1,8 @@
-"""One thread, one selector: descriptors, timers, dead children, and jobs.
+"""Event loop: one thread, one selector for descriptors, timers, dead children, and jobs.
 
 A job is a generator that yields how long it wants to wait: seconds, or a pair (descriptor, seconds)
 that also ends when the descriptor becomes readable. So a slow operation reads like a loop and
-blocks nobody.
+blocks no other.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def _report(_value: Any, error: Exception | None) -> None:
         try:
             traceback.print_exception(error)
         except OSError:
-            return  # the disk of our log is full
+            return  # the log's disk is full
 
 
 def within(seconds: float, job: Job, too_late: Callable[[], Fault]) -> Job:
-    """The same job, ended by a Fault when it has taken too long."""
+    """Runs a job, and raises a Fault in it after `seconds`."""
     end = time.monotonic() + seconds
     for step in job:
         if time.monotonic() > end:
@@ -52,7 +52,7 @@ class Loop:
         self.running = True
         wake_reader, wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the wake-up is sent
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the fd is written
 
         def woken(_events: int) -> None:
             os.read(wake_reader, 4096)
@@ -74,7 +74,7 @@ class Loop:
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), callback))
 
     def run(self, job: Job, done: Done = _report) -> None:
-        """Run a job until it waits; `done(value, error)` is called once, at its end."""
+        """Runs a job until it waits; `done(value, error)` is called once, when it ends."""
         try:
             step = next(job)
         except StopIteration as end:
@@ -96,13 +96,15 @@ class Loop:
         return self.later(seconds, resume)
 
     def serve(self) -> None:
-        """Run until `running` is cleared. A fault in a callback is reported and survived."""
+        """Runs until `running` is cleared. An error in a callback is reported; the loop
+        continues.
+        """
         while self.running:
             wait = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
             for key, events in self._selector.select(wait):
-                if self._selector.get_map().get(key.fd) is key:  # not forgotten in this round
+                if self._selector.get_map().get(key.fd) is key:  # not removed meanwhile
                     self._guard(lambda key=key, events=events: key.data(events))  # type: ignore[misc]
-            due = time.monotonic()  # what a job asks for now comes after whoever else is ready
+            due = time.monotonic()  # timers set from now on wait until descriptors were served
             while self._timers and self._timers[0][0] <= due:
                 self._guard(heapq.heappop(self._timers)[2])
 

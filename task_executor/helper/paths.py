@@ -1,4 +1,4 @@
-"""Files that outlive processes, and who a process is: (boot id, pid, start time)."""
+"""Files that outlive processes, and the identity of a process: (boot id, pid, start time)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 
 def write_json(path: Path, content: dict[str, Any], mode: int = 0o600, gid: int = -1) -> None:
-    """Replace a file: whoever reads sees the old or the new content.
+    """Replaces a file; a reader sees either the old or the new content.
 
-    Not synced: what is written so holds for this boot only, the kernel keeps it however many
-    processes die, and a disk that tasks keep busy must not hold up the helper.
+    Not synced: the content must survive any process, but only for this boot. A disk that tasks keep
+    busy must not delay the helper.
     """
     fresh = path.with_name(f"{path.name}.new")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
@@ -31,7 +31,7 @@ def sync_directory(path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """None if there is no such file or it was never finished."""
+    """Returns the content; None if there is no such file or it is incomplete."""
     try:
         content = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -44,7 +44,9 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Start time of a process in clock ticks since boot; None if there is none."""
+    """Returns a process's start time in clock ticks since boot; None if there is no such
+    process.
+    """
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError):
@@ -52,6 +54,8 @@ def start_ticks(pid: int) -> int | None:
 
 
 def blocked_directory(path: str) -> str | None:
-    """The first directory on the way to path, links followed, that this process may not enter."""
+    """Returns the first directory on the way to path, links resolved, that this process may not
+    enter.
+    """
     parents = reversed(Path(os.path.realpath(path)).parents)
     return next((str(p) for p in parents if os.path.isdir(p) and not os.access(p, os.X_OK)), None)  # noqa: PTH112 - it raises nothing

@@ -1,4 +1,4 @@
-"""Which processes and threads there are, as /proc tells: where no group keeps them together."""
+"""Lists processes and threads from /proc, where no cgroup keeps them together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def threads(pids: Iterable[int]) -> set[int]:
-    """Numbers of all threads of processes that have not gone meanwhile."""
+    """Returns the ids of all threads of these processes; processes that have ended are skipped."""
     found: set[int] = set()
     for pid in pids:
         with suppress(OSError):
@@ -18,7 +18,9 @@ def threads(pids: Iterable[int]) -> set[int]:
 
 
 def descendants(roots: Iterable[int]) -> set[int]:
-    """All live (not zombie) processes below roots, by parent links; roots themselves left out."""
+    """Returns all live (not zombie) processes below roots, by parent links, without roots
+    themselves.
+    """
     children: dict[int, list[int]] = {}
     zombies = set()
     for entry in os.scandir("/proc"):

@@ -1,7 +1,6 @@
-"""Frames and requests on the helper's sockets, and the checks that every argument passes first.
+"""Frames and requests on the helper's sockets, and the checks of every argument.
 
-Decides what is well-formed: 4 bytes of length (big-endian), then that much JSON. Refuses to know
-what a verb does.
+A frame has 4 bytes of length (big-endian), then JSON of that length.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-PROTOCOL_VERSION = 2  # 2: cpus of many slots at once, best-effort slots, huge pages, kubelets
+PROTOCOL_VERSION = 2  # 2: batches of slot moves, best-effort slots, huge pages, kubelets
 FRAME_BYTES_MAX = 1 << 20
 _MESSAGE_CHARACTERS_MAX = 500
 COMMAND_BYTES_MAX = 128 << 10  # argv and environment together
 CPU_NUMBER_MAX = 8191
-MEMORY_UNIT_BYTES = 65536  # one unit is at least one page everywhere, so the kernel never rounds
+MEMORY_UNIT_BYTES = 65536  # a multiple of every page size, so the kernel never rounds
 ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _ENV_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PAGE_SIZE = re.compile(r"[1-9]\d{0,3}[KMG]B")
@@ -27,7 +26,7 @@ Check = Callable[[str, Any], Any]
 
 
 class Fault(Exception):
-    """One refusal. `reason` is one of `finegrain.errors.Reason`; `details` are its variables."""
+    """One error. `reason` is one of `finegrain.errors.Reason`; `details` are its values."""
 
     def __init__(self, reason: str, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -39,7 +38,7 @@ class Fault(Exception):
 
 
 def as_fault(error: BaseException, reason: str) -> Fault:
-    """Any exception as a refusal; `reason` for what says no better itself."""
+    """Converts any exception; `reason` is used if the exception has none."""
     if isinstance(error, Fault):
         return error
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -48,7 +47,7 @@ def as_fault(error: BaseException, reason: str) -> Fault:
 
 
 def fault_of(content: dict[str, Any]) -> Fault:
-    """The refusal that a peer or a file tells of."""
+    """Restores a Fault from a message or file."""
     return Fault(content["reason"], content["message"], **content["details"])
 
 
@@ -81,7 +80,7 @@ def text(field: str, value: Any) -> str:
 
 
 def octets(field: str, value: Any) -> str:
-    """Bytes as characters 0 to 255."""
+    """Checks bytes that are sent as characters 0 to 255."""
     if type(value) is not str or not all(character <= "\xff" for character in value):
         raise _bad(field, value, "bytes as characters 0 to 255")
     return value
@@ -104,7 +103,7 @@ def identifier(field: str, value: Any) -> str:
 
 
 def cpu_list(field: str, value: Any) -> str:
-    """'' (not restricted) or a kernel list such as '0-3,8'."""
+    """Checks a kernel list such as '0-3,8'; '' means not restricted."""
     if type(value) is not str:
         raise _bad(field, value, "a cpu list")
     for part in value.split(",") if value else ():
@@ -115,14 +114,14 @@ def cpu_list(field: str, value: Any) -> str:
 
 
 def page_bytes(field: str, value: Any) -> dict[str, int]:
-    """Bytes of huge pages, by page size as the kernel names it (2MB, 1GB)."""
+    """Checks bytes of huge pages, by page size as the kernel names it (2MB, 1GB)."""
     if type(value) is not dict or not all(map(_PAGE_SIZE.fullmatch, value)):
         raise _bad(field, value, "an object of bytes by page size, such as 2MB")
     return {size: integer(0, 1 << 60)(f"{field}.{size}", held) for size, held in value.items()}
 
 
 def expand(cpus: str) -> frozenset[int]:
-    """The numbers of a kernel list that has passed `cpu_list`."""
+    """Returns the numbers of a kernel list that has passed `cpu_list`."""
     ends = [part.partition("-") for part in cpus.split(",") if part]
     return frozenset(n for low, _, high in ends for n in range(int(low), int(high or low) + 1))
 
@@ -139,7 +138,7 @@ def argv(field: str, value: Any) -> list[str]:
 def environment(field: str, value: Any) -> dict[str, str]:
     if type(value) is not dict:
         raise _bad(field, type(value).__name__, "an object of names and text")
-    for key, item in value.items():  # a value may be a secret: it is never shown
+    for key, item in value.items():  # a value may be a secret, so it is never shown
         if not _ENV_KEY.fullmatch(key):
             raise _bad(field, key, "names of A-Z a-z 0-9 _ without a digit first")
         if type(item) is not str or "\0" in item or _unencodable(item):
@@ -150,8 +149,10 @@ def environment(field: str, value: Any) -> dict[str, str]:
 
 
 class Field(NamedTuple):
+    """One argument of a verb."""
+
     check: Check
-    default: Any = ...  # ... means that the field is required; None that null is allowed
+    default: Any = ...  # ... means required; None means that null is allowed
 
 
 Fields = Mapping[str, Field]
@@ -250,7 +251,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def frames(inbox: bytearray) -> Iterator[bytes]:
-    """Take the whole frames off `inbox`. Raises Fault on a length that no frame may have."""
+    """Takes complete frames off `inbox`. Raises Fault if a length is not allowed."""
     while len(inbox) >= 4:
         size = int.from_bytes(inbox[:4], "big")
         if not 2 <= size <= FRAME_BYTES_MAX:
@@ -263,7 +264,7 @@ def frames(inbox: bytearray) -> Iterator[bytes]:
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """The JSON object in a frame. Raises Fault for anything else, however deep or broken."""
+    """Returns the JSON object in a frame. Raises Fault for anything else."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -274,7 +275,7 @@ def decode(body: bytes) -> dict[str, Any]:
 
 
 def check_request(message: dict[str, Any], verbs: Mapping[str, Fields]) -> dict[str, Any]:
-    """The arguments of a request, checked and with defaults filled in. Raises Fault."""
+    """Returns the arguments of a request, checked and with defaults filled in. Raises Fault."""
     verb, args = message.get("verb"), message.get("args", {})
     if type(verb) is not str or verb not in verbs:
         raise _bad("verb", verb, "one of " + ", ".join(verbs))

@@ -1,7 +1,7 @@
-"""A delegated scope for the slots: systemd leaves it alone, and no restart of ours ends it.
+"""A delegated systemd scope for the slots, which a restart of our service does not end.
 
-Decides that one sleeping process holds it, for groups without processes would be removed. Runs in
-whoever starts the helper. Refuses to know slots and tasks.
+One sleeping process holds it, because systemd removes groups without processes. This code runs in
+the process that starts the helper.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from task_executor.helper.cgroups.base import LEAF, Kernel
 from task_executor.helper.paths import boot_id, read_json, start_ticks, write_json
 
 _SYSTEMD = Path("/run/systemd/system")
-_CGROUPS = Path("/sys/fs/cgroup")  # where systemd mounts all of them
+_CGROUPS = Path("/sys/fs/cgroup")  # where systemd mounts all hierarchies
 _ATTEMPTS, _RETRY_S, _START_S, _PAUSE_S = 3, 1.0, 60.0, 0.02
 _HOLDER = ("sleep", "infinity")
 _PROPERTIES = ("Delegate=yes", "TasksMax=infinity", "Description=Slots and tasks of finegrain")
-_IN_BACKGROUND = '"$@" </dev/null >/dev/null & echo $!'  # an orphan at once: init buries it
+_IN_BACKGROUND = '"$@" </dev/null >/dev/null & echo $!'  # an orphan at once, so init reaps it
 
 
 class ScopeError(RuntimeError):
-    """systemd did not give us a scope; the message says why."""
+    """systemd did not create a scope; the message says why."""
 
 
 def scope_is_available() -> bool:
-    """Root under systemd, unless the group that we are in was delegated for slots already."""
+    """True for root under systemd, unless our own group is delegated for slots already."""
     own = Path("/proc/self/cgroup").read_text().rpartition("0::")[2].splitlines()[:1] or [""]
     given = own[0].endswith(".scope") and Kernel().is_delegated(f"{_CGROUPS}{own[0]}")
     return os.geteuid() == 0 and _SYSTEMD.exists() and not given
 
 
 def hold_scope(state: Path, executor_id: str, stderr: IO[bytes] | None) -> int:
-    """The pid of the process that holds the scope of this executor: the one that is there, or a new
-    one. What systemd says goes to `stderr` (None: our own standard error).
+    """Returns the pid of the process that holds this executor's scope: the present one, or a new
+    one.
 
-    Raises ScopeError.
+    Output of systemd goes to `stderr` (None: our own standard error). Raises ScopeError.
     """
     unit, failure = f"finegrain-{executor_id}.scope", ""
     known = read_json(state / "holder.json") or {}
@@ -51,7 +51,7 @@ def hold_scope(state: Path, executor_id: str, stderr: IO[bytes] | None) -> int:
         try:
             pid = _join(place, stderr) if (place := _place(unit)) else _make(unit, stderr)
         except (OSError, subprocess.SubprocessError, ScopeError) as error:
-            failure = str(error)  # it was just vanishing, perhaps
+            failure = str(error)  # the scope may have been vanishing
             time.sleep(_RETRY_S)
             continue
         with _killed_on_failure(pid):
@@ -69,7 +69,7 @@ def _is_running(pid: int, ticks: int) -> bool:
 
 
 def _place(unit: str) -> str:
-    """The group of a scope that is active; empty if there is none."""
+    """Returns the group of an active scope; empty if there is none."""
     command = ["systemctl", "show", "--property=ControlGroup", "--value", unit]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -84,12 +84,14 @@ def _make(unit: str, stderr: IO[bytes] | None) -> int:
             if inside and Path(f"/proc/{pid}/comm").read_text().strip() == _HOLDER[0]:
                 return pid
             time.sleep(_PAUSE_S)
-        os.kill(pid, signal.SIGKILL)  # it shall not make one later
+        os.kill(pid, signal.SIGKILL)  # it must not make a scope later
     raise ScopeError("systemd-run failed; the log says more")
 
 
 def _join(place: str, stderr: IO[bytes] | None) -> int:
-    """A new holder where tasks have outlived the old one: in each hierarchy that systemd uses."""
+    """Starts a new holder in a scope whose tasks outlived the old one, in each hierarchy of
+    systemd.
+    """
     tops = [Path(f"{root}{place}") for root in (_CGROUPS, *_CGROUPS.iterdir())]
     if not (groups := [top for top in tops if top.is_dir()]):
         raise ScopeError("it has just gone")
@@ -103,7 +105,7 @@ def _join(place: str, stderr: IO[bytes] | None) -> int:
 
 @contextmanager
 def _killed_on_failure(pid: int) -> Iterator[None]:
-    """No holder of whom nobody knows, or who holds nothing, is left behind."""
+    """Kills a new holder if a later step fails, so that none is left unrecorded."""
     try:
         yield
     except OSError:

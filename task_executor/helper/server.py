@@ -1,8 +1,7 @@
-"""A unix socket that speaks frames: used by the helper for the front, and by each shim for the
+"""Server of the frame protocol on a unix socket: of the helper for the front, of a shim for the
 helper.
 
-Decides who may speak (peer credentials) and that no peer, however wrong, stops the process. Refuses
-to know the verbs.
+It checks the peer's user. No invalid input stops the process.
 """
 
 from __future__ import annotations
@@ -27,18 +26,18 @@ from task_executor.helper.protocol import (
 )
 
 _CONNECTIONS_MAX = 64
-_OUTBOX_BYTES_MAX = 16 << 20  # a peer that does not read is dropped, not stored up for
+_OUTBOX_BYTES_MAX = 16 << 20  # a peer that does not read is disconnected
 
 
 def peer_uid(peer: Any) -> int:
-    """Who is at the other end of a connected unix socket."""
+    """Returns the user at the other end of a connected unix socket."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     return int(struct.unpack("3i", credentials)[1])
 
 
 @contextmanager
 def socket_address(path: Path) -> Iterator[str]:
-    """A name for a socket that fits into the 107 bytes of sun_path, however deep it lies."""
+    """Yields a name for a socket that fits into the 107 bytes of sun_path, for any path."""
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"
@@ -47,7 +46,7 @@ def socket_address(path: Path) -> Iterator[str]:
 
 
 def listen(path: Path, uid: int, gid: int) -> socket.socket:
-    """A listening socket, 0600 and owned by uid before anybody can find it under its name."""
+    """Returns a listening socket. It is 0600 and owned by uid before its name becomes visible."""
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -64,8 +63,8 @@ def listen(path: Path, uid: int, gid: int) -> socket.socket:
 
 
 class FrameServer:
-    """`handle(verb, args)` answers with a dict, or with a job that ends in one; both may raise
-    Fault.
+    """Answers requests: `handle(verb, args)` returns a dict, or a job that ends in one. Both
+    may raise Fault.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class _Connection:
         try:
             for body in frames(self._inbox):
                 self._request(decode(body))
-        except Fault as fault:  # the stream cannot be trusted after this
+        except Fault as fault:  # the rest of the stream cannot be trusted
             self.send({"id": None, "ok": False, "error": fault.as_dict()})
             self._closing = True
 

@@ -1,9 +1,7 @@
-"""One process per task that outlives helper and front: a fork of the helper that starts, watches
-and buries the task.
+"""The shim: one process per task that starts it, watches it and records its end.
 
-Decides when a task is over and what its exit record says. Refuses to know slots, other tasks and
-the front: whoever wants something asks at its control socket, whoever wants to know the end reads
-`exit.json`.
+It is a fork of the helper, and outlives helper and front. It decides when the task has ended.
+Others send requests to its control socket, and read the result in `exit.json`.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from task_executor.helper.paths import start_ticks, sync_directory, write_json
 from task_executor.helper.protocol import SHIM_VERBS, Fault, as_fault, fault_of
 from task_executor.helper.server import FrameServer, listen
 
-KILL_GRACE_S = 5.0  # between SIGTERM and SIGKILL when a task has timed out
+KILL_GRACE_S = 5.0  # between SIGTERM and SIGKILL after a timeout
 _INPUT_BYTES_MAX = 256 << 10
 _RECORD_BYTES = 16384  # reserved at the start, so that a full disk cannot lose an exit status
 _DRAIN_S, _REMOVE_S, _RETRIES = 2.0, 10.0, 60
@@ -34,8 +32,9 @@ _PF_FORKNOEXEC = 0x40  # include/linux/sched.h; in the flags of /proc/PID/stat
 def run_shim(
     spec: dict[str, Any], directory: Path, front_gid: int, driver: Driver, keep: tuple[int, int]
 ) -> NoReturn:
-    """The fork's whole life. Never returns into the helper's code. `keep`: the descriptors to
-    report on and the lock of the directory; every other one is closed.
+    """Runs the shim in the forked process; never returns.
+
+    `keep`: the descriptor to report on and the directory's lock. All others are closed.
     """
     try:
         os.setsid()
@@ -60,7 +59,7 @@ def run_shim(
 
 
 class _Log:
-    """The head of one stream, up to a limit; what comes after is counted, not kept."""
+    """Stores the first bytes of one stream, up to a limit. The rest is only counted."""
 
     def __init__(self, path: Path, limit: int, gid: int) -> None:
         self.kept = self.dropped = 0
@@ -72,7 +71,7 @@ class _Log:
     def add(self, data: bytes) -> None:
         try:
             written = os.write(self._file, data[: self._limit - self.kept])
-        except OSError:  # a full disk costs output, never the task
+        except OSError:  # a full disk loses output, never the task
             written = 0
         self.kept += written
         if written < len(data):
@@ -116,7 +115,9 @@ class _Shim:
             raise error
 
     def _write_task(self) -> None:
-        """Who we are, so that a later helper finds us. Values of the environment stay out of it."""
+        """Writes the record by which a later helper finds the shim. Values of the environment
+        are left out.
+        """
         me = {"shim_pid": os.getpid(), "shim_start_ticks": start_ticks(os.getpid())}
         task = {"pid": self.pid, "start_time_ticks": start_ticks(self.pid) if self.pid else 0}
         record = self.spec | me | task | {"env": sorted(self.spec["env"])}
@@ -141,12 +142,14 @@ class _Shim:
         yield from self._finish(record, fault)
 
     def _make_scratch(self) -> None:
-        """Directly below the temporary directory, because another user must get there."""
+        """Makes the scratch directory directly below the temporary directory, where any user
+        can enter.
+        """
         if scratch := self.spec["scratch"]:
             os.mkdir(scratch, 0o700)  # noqa: PTH102 - fails if anything is there
             fd = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             os.fchmod(fd, 0o711)
-            os.fchown(fd, self.spec["uid"], self.spec["gid"])  # from here on others may replace it
+            os.fchown(fd, self.spec["uid"], self.spec["gid"])  # its user may replace it from now on
             os.close(fd)
 
     def _fork(self) -> int:
@@ -181,7 +184,9 @@ class _Shim:
         self.loop.watch(fd, readable)
 
     def _until_exec(self, error_fd: int) -> Job:
-        """The pipe closes at exec, or at death before it; the kernel knows which."""
+        """Waits until the program runs. The pipe closes at exec or death; the kernel's flag
+        says which.
+        """
         yield error_fd, 3600.0
         reply = os.read(error_fd, 1 << 16)
         os.close(error_fd)
@@ -198,8 +203,9 @@ class _Shim:
             raise Fault("START_FAILED", "killed before its program ran")
 
     def _is_fork(self) -> bool:
-        """The task's process has not called exec yet. A flag of the kernel's, no name: a program
-        can give itself any name.
+        """True if the task's process has not called exec yet.
+
+        It reads a flag of the kernel, because a program can give itself any name.
         """
         try:
             stat = Path(f"/proc/{self.pid}/stat").read_text()
@@ -208,7 +214,9 @@ class _Shim:
         return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_FORKNOEXEC)
 
     def _reap(self) -> None:
-        """All that ends below us, orphans included; the task's own end decides."""
+        """Reaps all ended processes below the shim, orphans included. Only the task's own end
+        counts.
+        """
         while True:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -243,7 +251,7 @@ class _Shim:
             raise Fault("TASK_ENDED", f"task {self.spec['task_id']} does not run")
         match verb:
             case "signal":
-                # Not reaped yet, so the number is still the task's own.
+                # The process is not reaped yet, so the number is still its own.
                 os.killpg(self.pid, args["signum"])
             case "kill":
                 self._stop(args["grace_ms"] / 1000)
@@ -252,8 +260,8 @@ class _Shim:
         return {}
 
     def _take_input(self, offset: int, data: bytes, eof: bool) -> dict[str, Any]:
-        """Takes what is new and fits; the caller repeats the rest. A closed stdin swallows
-        everything.
+        """Accepts new bytes that fit; the caller repeats the rest. After stdin was closed, all
+        bytes count as accepted.
         """
         if not self.spec["stdin"]:
             raise Fault("SLOT_NOT_READY", "the task was started without stdin")
@@ -263,7 +271,7 @@ class _Shim:
             )
             raise Fault("OUT_OF_RANGE", message, offset=offset, accepted=self.received)
         new = data[self.received - offset :][: _INPUT_BYTES_MAX - len(self.inbox)]
-        if self.input_ends:  # nobody will ever read it
+        if self.input_ends:  # it can never be read
             self.received = max(self.received, offset + len(data))
         else:
             self.received += len(new)
@@ -291,7 +299,7 @@ class _Shim:
         return None
 
     def _finish(self, record: int, fault: Fault | None) -> Job:
-        """What is left of the task dies with it; then the counters, the record, and the news."""
+        """Kills what is left of the task, then writes the exit record, then reports."""
         yield from self._try_for_a_while(self.driver.kill(self.group, [os.getpid()]))
         self._reap()
         end = time.monotonic() + _DRAIN_S
@@ -316,7 +324,7 @@ class _Shim:
             self._report({"error": fault.as_dict()})
 
     def _remove_scratch(self) -> Job:
-        """Waits for it, but not for long: a remover that has much to do goes on without us."""
+        """Removes the scratch directory. A removal that takes long continues without the shim."""
         if scratch := self.spec["scratch"]:
             remove_as(self.spec["uid"], self.spec["gid"], scratch)
             end = time.monotonic() + _DRAIN_S
@@ -324,7 +332,7 @@ class _Shim:
                 yield 0.002
 
     def _try_for_a_while(self, job: Job) -> Job:
-        """A group that does not go away keeps nobody from learning how the task ended."""
+        """Runs a job with a deadline: a group that stays busy must not delay the exit record."""
         try:
             yield from within(_REMOVE_S, job, lambda: Fault("INTERNAL", "group is still busy"))
         except (Fault, OSError):
@@ -352,5 +360,5 @@ class _Shim:
         }
 
     def _report(self, message: dict[str, Any]) -> None:
-        with suppress(OSError):  # the helper may be gone; a later one reads the files
+        with suppress(OSError):  # the helper may have ended; a later one reads the files
             os.write(self.report_fd, json.dumps(message).encode())

@@ -1,7 +1,7 @@
-"""The slots of this executor: made, resized and destroyed, each with a record on disk of what was
-promised.
+"""The slots of this executor: created, resized, moved and destroyed, each with a record on disk.
 
-Decides that a slot exists whole or not at all. Refuses to know who owns it and whether it fits.
+An operation on a slot succeeds completely or changes nothing. The front decides who owns a slot and
+whether it fits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DESTROY_S = 30.0
 
 
 class Slots:
-    """`shims_of(name)` gives the live shims of a slot's tasks."""
+    """All slots by name. `shims_of(name)` returns the live shims of a slot's tasks."""
 
     def __init__(self, state: Path, driver: Driver, shims_of: Callable[[str], list[int]]) -> None:
         self.directory, self.driver, self.shims_of = state / "slots", driver, shims_of
@@ -30,7 +30,9 @@ class Slots:
         self.resizing: set[str] = set()
 
     def adopt(self) -> list[Job]:
-        """Take over what an earlier helper left. The jobs finish what it was in the middle of."""
+        """Adopts the slots of an earlier helper. The returned jobs finish its interrupted
+        resizes.
+        """
         unfinished = []
         for path in self.directory.glob("*.json"):
             record = read_json(path)
@@ -46,12 +48,13 @@ class Slots:
         return unfinished
 
     def strangers(self) -> list[str]:
-        """The groups that no record names, to be destroyed."""
+        """Returns the groups that no record names, for the caller to destroy."""
         kernel, places = self.driver.kernel, self.driver.base.values()
         found = {p.rpartition("/")[2] for base in places for p in kernel.children(f"{base}/slots")}
         return sorted(found - self.limits.keys() - self.destroying)
 
     def need(self, args: dict[str, Any]) -> str:
+        """Returns the name of a slot that exists and is not being destroyed. Raises Fault."""
         name = slot_name(args)
         if name not in self.limits:
             raise Fault("ALLOCATION_UNKNOWN", f"no slot {name} on this executor", slot=name)
@@ -60,6 +63,9 @@ class Slots:
         return name
 
     def create(self, limits: dict[str, Any]) -> dict[str, Any]:
+        """Creates a slot, or nothing; returns what is enforced. The same limits again are the
+        same slot. Raises Fault.
+        """
         name = slot_name(limits)
         if name in self.limits:
             if self.limits[self.need(limits)] != limits:
@@ -74,7 +80,7 @@ class Slots:
             self.limits[name] = limits
             self._rebind_shims()
         except (Fault, OSError) as error:
-            for _wait in range(3):  # nobody is in it, so removal needs no waiting
+            for _wait in range(3):  # it has no process, so no waiting is needed
                 next(self.driver.remove(group), None)
             if isinstance(error, Fault):
                 raise
@@ -82,7 +88,7 @@ class Slots:
         return self.driver.report()
 
     def _bind_shims(self, *planned: dict[str, Any]) -> None:
-        """Shims, which work for others, keep off cpus that a slot has to itself, or is to have."""
+        """Keeps shims off cpus that are dedicated, or will be: shims work for several slots."""
         slots = (*self.limits.values(), *planned)
         pinned = (each for each in slots if each["cpu_limit_milli"] == -1)
         self.driver.bind_shims({cpu for each in pinned for cpu in expand(each["cpus"])})
@@ -96,8 +102,10 @@ class Slots:
         write_json(self.directory / f"{name}.json", content)
 
     def resize(self, limits: dict[str, Any]) -> Job:
-        """All new limits, or the old ones again; from the record, a helper after us goes on.
-        Repeatable.
+        """Applies all new limits, or the old ones again. Repeatable.
+
+        The record on disk names both sizes, so a helper that starts after a crash continues. Raises
+        Fault.
         """
         name = self.need(limits)
         while name in self.resizing:
@@ -106,7 +114,7 @@ class Slots:
         self.resizing.add(name)
         try:
             self._write(name, old, limits)
-            for wanted in (limits, old, limits):  # on, or back; on if tasks have grown into it
+            for wanted in (limits, old, limits):  # on, or back; on if tasks outgrew the old
                 try:
                     yield from self.driver.make_room(self.driver.slot(name), wanted["memory_bytes"])
                     self._bind_shims(wanted)
@@ -116,7 +124,7 @@ class Slots:
                     failure = as_fault(error, "CARVE_FAILED")
                     continue
                 self.limits[name] = wanted
-                with suppress(OSError):  # a full disk: the record that is there leads on, too
+                with suppress(OSError):  # full disk: the old record leads here too
                     self._write(name, wanted)
                 break
         finally:
@@ -127,8 +135,10 @@ class Slots:
         return self.driver.report()
 
     def place(self, slots: list[dict[str, Any]]) -> Job:
-        """Other cpus and memory nodes for slots: for all of them, or none. What has gone is passed
-        over. Others are served meanwhile, since there may be thousands. Repeatable.
+        """Binds slots to other cpus and memory nodes: all of them, or none. Repeatable.
+
+        Slots that no longer exist are skipped. It yields after each slot, because there may be
+        thousands. Raises Fault.
         """
         names, before = [slot_name(each) for each in slots], list[dict[str, Any]]()
         while self.resizing.intersection(names):
@@ -145,7 +155,7 @@ class Slots:
         except (Fault, OSError) as error:
             for known in before:
                 if (name := slot_name(known)) in self.limits:
-                    with suppress(Fault, OSError):  # the front looks again after a failure
+                    with suppress(Fault, OSError):  # the front compares after a failure
                         self._place(name, known)
             raise as_fault(error, "CARVE_FAILED") from None
         finally:
@@ -154,7 +164,7 @@ class Slots:
         return None
 
     def _place(self, name: str, limits: dict[str, Any]) -> None:
-        """The record first, so on a full disk all stays where it is, as the record says."""
+        """Writes the record first: on a full disk the slot then stays where its record says."""
         group = self.driver.slot(name)
         if self.limits[name] != limits:
             self._write(name, limits)
@@ -163,15 +173,17 @@ class Slots:
             self.driver.bind(group, limits["cpus"], limits["mems"])
             self._bind_tasks(name, limits["cpus"])
         except (Fault, OSError):
-            if all(map(self.driver.kernel.exists, group.values())):  # else it is just going
+            if all(map(self.driver.kernel.exists, group.values())):  # else: it is being removed
                 raise
 
     def _bind_tasks(self, name: str, cpus: str) -> None:
         self.driver.bind_tasks(self.driver.slot(name), self.shims_of(name), cpus)
 
     def destroy(self, name: str, grace_s: float = 0.0) -> Job:
-        """Ask, then kill until nothing lives, let the shims write what happened, then remove.
-        Repeatable.
+        """Terminates a slot's processes, waits for the shims' exit records, and removes its groups.
+
+        SIGTERM first if there is a grace period, then SIGKILL until no process is left. Repeatable.
+        Raises SLOT_NOT_READY.
         """
         while name in self.destroying | self.resizing:
             yield 0.02
@@ -200,7 +212,7 @@ class Slots:
         yield from self.driver.kill(group, self.shims_of(name))
         while shims := self.shims_of(
             name
-        ):  # one that was just starting puts its task in after the kill
+        ):  # a shim that was just starting adds its task after the kill
             yield 0.005
             yield from self.driver.kill(group, shims)
         yield from self.driver.kill(group)
@@ -213,5 +225,7 @@ class Slots:
 
 
 def slot_name(args: dict[str, Any]) -> str:
-    """Safe as a directory name: the id has been checked, and the generation is a number."""
+    """Returns a name that is safe for a directory: the id is checked, and the generation is a
+    number.
+    """
     return f"{args['allocation_id']}.{args['generation']}"

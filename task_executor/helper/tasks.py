@@ -1,7 +1,7 @@
-"""The tasks of this executor: their directories, their shims, and finding both after a restart.
+"""The tasks of this executor: their directories and shims, also those from before a restart.
 
-Decides who is still alive and which user a task may be. Refuses to know output and exit codes: the
-shim writes them.
+This module starts shims, watches whether they live, and checks which user a task may run as. Output
+and exit records are written by the shims.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _START_S, _ANSWER_S = 60.0, 5.0
 
 
 class Task:
-    """One directory below `tasks`. `record` is task.json, `exit` is exit.json once there is one."""
+    """One directory below `tasks`. `record` is task.json; `exit` is exit.json once it exists."""
 
     def __init__(self, directory: Path, record: dict[str, Any]) -> None:
         self.id, self.directory, self.record = directory.name, directory, record
         self.slot = f"{record['allocation_id']}.{record['generation']}"
         self.exit: dict[str, Any] | None = None
         self.shim_fd = -1
-        self.start_unanswered = False  # then its end is not reported either
+        self.start_unanswered = False  # True: its end is not reported yet either
 
     def refresh(self) -> None:
         self.record = read_json(self.directory / "task.json") or self.record
@@ -52,7 +52,7 @@ class Task:
 
 
 class Tasks:
-    """`send_event` sends an event to the front, if there is one."""
+    """All tasks by id. `send_event` sends an event to the front, if one is connected."""
 
     def __init__(
         self, loop: Loop, config: dict[str, Any], driver: Driver, send_event: Callable[..., None]
@@ -62,19 +62,21 @@ class Tasks:
         self.directory.mkdir(mode=0o750, exist_ok=True)
         os.chown(self.directory, -1, config["front_gid"])
         self.known: dict[str, Task] = {}
-        self.unidentified: set[str] = set()  # directories whose shim, if any, is not known yet
+        self.unidentified: set[str] = set()  # directories whose shim is not known yet
 
     def shims_of(self, slot: str) -> list[int]:
         return [t.record["shim_pid"] for t in self.known.values() if t.slot == slot and not t.exit]
 
     def adopt(self) -> None:
-        """Take over what an earlier helper left."""
+        """Adopts the tasks of an earlier helper."""
         for directory in self.directory.iterdir():
             self.unidentified.add(directory.name)
             self.loop.run(self._adopt(directory))
 
     def _adopt(self, directory: Path) -> Job:
-        """A shim holds its directory's lock for life, so a free lock without a record means that
+        """Waits for the record of a shim that is starting.
+
+        A shim locks its directory as long as it lives. A free lock without a record means that
         nothing was ever started there.
         """
         lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -84,7 +86,7 @@ class Tasks:
             except BlockingIOError:
                 yield 0.01
                 continue
-            record = read_json(directory / "task.json")  # written just before its shim ended?
+            record = read_json(directory / "task.json")  # written just before the shim ended?
             break
         os.close(lock)
         self.unidentified.discard(directory.name)
@@ -97,8 +99,9 @@ class Tasks:
             self._watch(task)
 
     def _watch(self, task: Task) -> None:
-        """A pidfd cannot be confused by a reused pid; the start time, read after it was opened,
-        proves whose it is.
+        """Watches a shim by pidfd, which a reused pid cannot confuse.
+
+        The start time is read after the pidfd was opened, and proves that the process is the shim.
         """
         record = task.record
         try:
@@ -122,13 +125,14 @@ class Tasks:
             self.loop.run(self._finish_lost(task))
 
     def _finish_lost(self, task: Task) -> Job:
-        """What a shim could not finish: kill what it watched, and say so in its place."""
+        """Finishes for a shim that was killed: kills its task, and writes the exit record."""
         why = "the host was restarted"
         if task.record["boot_id"] == boot_id():
             why = "its shim was killed; the task was killed with it"
             pid = task.record.get("pid")
             if pid and start_ticks(pid) == task.record["start_time_ticks"]:
-                # Without cgroups nothing else leads to its process group, which may have ended.
+                # Without cgroups this is the only way to its process group. Its first process may
+                # have ended.
                 self.driver.signal(-pid, signal.SIGKILL)
             yield from self.driver.kill(task.record["group"])
             yield from self.driver.remove(task.record["group"])
@@ -136,7 +140,7 @@ class Tasks:
         exit_record = {"error": error, "ended_unix_ms": round(time.time() * 1000)}
         try:
             write_json(task.directory / "exit.json", exit_record, 0o640, self.config["front_gid"])
-        finally:  # on a full disk the next helper finds out again
+        finally:  # on a full disk the next helper repeats this
             self._ended(task, exit_record)
 
     def _ended(self, task: Task, exit_record: dict[str, Any]) -> None:
@@ -150,8 +154,10 @@ class Tasks:
         self.send_event({"event": "task_exited", "task_id": task.id, "record": task.exit})
 
     def start(self, args: dict[str, Any], limits: Callable[[], dict[str, Any]]) -> Job:
-        """The same task again is the same task; an id with other content is a conflict. `limits`
-        are asked for last: while we wait the slot may move, or go.
+        """Starts a task; returns its pid and start time.
+
+        The same task again is the same task; an id with other content is a conflict. `limits` is
+        called last, because the slot may move or go while this waits. Raises Fault.
         """
         task_id = args["task_id"]
         digest = hashlib.sha256(json.dumps(args, sort_keys=True).encode()).hexdigest()
@@ -164,7 +170,7 @@ class Tasks:
             yield from self._until_started(known)
             if not known.record.get("pid") and known.exit and known.exit.get("error"):
                 raise fault_of(known.exit["error"])
-            if known.exit:  # it ended before we were there, perhaps; who asks has not heard of it
+            if known.exit:  # the caller may have missed the event
                 self.loop.later(0, lambda: self._send_end(known))
             return {name: known.record[name] for name in ("pid", "start_time_ticks")}
         uid, gid = self._user(args["uid"], args["gid"])
@@ -206,6 +212,7 @@ class Tasks:
         return task, reader
 
     def _started(self, task: Task, reader: int) -> Job:
+        """Waits for the shim's report that the program runs. A failed task is forgotten."""
         yield reader, _START_S
         os.set_blocking(reader, False)
         try:
@@ -218,7 +225,7 @@ class Tasks:
             task.record |= answer
             self.loop.later(0, lambda: self._start_answered(task))
             return answer
-        while not task.exit:  # its directory is the shim's until it has gone
+        while not task.exit:  # the shim uses the directory until it ends
             yield 0.002
         fault = fault_of(answer["error"] or task.exit["error"])
         yield from self.forget(task.id)
@@ -235,7 +242,9 @@ class Tasks:
             task.refresh()
 
     def _user(self, uid: int | None, gid: int | None) -> tuple[int, int]:
-        """The user of a task, from the configured one and range; without root only our own."""
+        """Returns the user of a task: the configured one or one of the range; without root only
+        our own.
+        """
         own, config = os.geteuid(), self.config
         default_user = (config["task_uid"], config["task_gid"]) if own == 0 else (own, os.getegid())
         chosen = (default_user[0] if uid is None else uid, default_user[1] if gid is None else gid)
@@ -253,10 +262,10 @@ class Tasks:
         return chosen
 
     def ask(self, task_id: str, verb: str, args: dict[str, Any]) -> Job:
-        """One question to a task's shim, without blocking anybody.
+        """Sends one request to a task's shim, without blocking other requests.
 
-        Raises TASK_ENDED only when that is certain, else UNREACHABLE: whoever feeds a task and is
-        told that it has ended throws the rest away.
+        Raises TASK_ENDED only if that is certain, else UNREACHABLE: a caller that writes input
+        discards the rest after TASK_ENDED.
         """
         while task_id in self.unidentified:
             yield 0.01
@@ -278,7 +287,7 @@ class Tasks:
                 while not isinstance(error, BlockingIOError) and time.monotonic() < deadline:
                     if task.exit:
                         raise ended from None
-                    yield 0.01  # it goes: its pidfd tells when
+                    yield 0.01  # it is ending: its pidfd reports that
                 message = f"the shim of task {task_id} does not answer ({error}); try again"
                 raise Fault("UNREACHABLE", message, task_id=task_id) from None
         if not answer["ok"]:
@@ -286,7 +295,7 @@ class Tasks:
         return answer["result"]
 
     def forget(self, task_id: str) -> Job:
-        """Remove all that is left of an ended task; scratch only where a shim could not."""
+        """Removes all files of an ended task; the scratch directory only if the shim could not."""
         while task_id in self.unidentified:
             yield 0.01
         if (task := self.known.get(task_id)) is None:
@@ -303,9 +312,11 @@ class Tasks:
 
 
 def _exchange(peer: socket.socket, outbox: bytearray, deadline: float) -> Job:
-    """The frame that answers outbox. OSError if none comes; BlockingIOError if it is too late."""
+    """Sends outbox, returns the answer's frame. Raises OSError; BlockingIOError after the
+    deadline.
+    """
     inbox, whole = bytearray(), list[bytes]()
-    while outbox:  # more than a socket holds at once, if it is input
+    while outbox:  # input can be more than a socket buffers at once
         try:
             del outbox[: peer.send(outbox)]
         except BlockingIOError:

@@ -1,5 +1,5 @@
-"""Choose a driver: v1 if controllers are mounted so, else v2, else none with the reason and the
-way out.
+"""Chooses a cgroup driver: v1 if its controllers are mounted, else v2, else none with a reason
+and a fix.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ _FIX_NO_MOUNT = "mount a cgroup file system with cpu, cpuset, memory and pids co
 
 
 def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = None) -> Driver:
-    """A prepared driver.
+    """Returns a driver whose base group is ready.
 
-    `known`: the base of an earlier helper in this boot, which holds our slots. Else they go below
-    the groups of `holder_pid` (a scope), or of ourselves. What fails is tried again for a second:
-    other executors come and go, and remove the group above theirs when it is empty. Raises InUse if
-    another helper has our executor_id.
+    A failure is retried for one second, because other executors come and go and remove the common
+    group above theirs when it is empty. Raises InUse if another helper has our executor_id.
+
+    Args:
+        config: configuration of the helper.
+        kernel: access to cgroup files.
+        known: base of an earlier helper in this boot, which contains our slots. Otherwise slots go
+            below the groups of `holder_pid` (a scope), or of this process.
     """
     if config["isolation"] == "none":
         fix = 'set isolation = "auto" to have limits enforced'
@@ -50,7 +54,7 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
         places = [{name: f"{path}/{inside}" for name, path in base.items()} for base in bases]
     drivers = [kind(kernel, base) for base in places]
     for driver in drivers:
-        elsewhere = [] if driver is drivers[-1] else [errno.EBUSY]  # strangers in an inner node
+        elsewhere = [] if driver is drivers[-1] else [errno.EBUSY]  # others in an inner node
         is_known, permanent_errors = driver.base is known, (*_PERMANENT_ERRORS, *elsewhere)
         failure = _prepare(driver, is_known, config["front_pid"], permanent_errors)
         if failure is None:
@@ -61,7 +65,7 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
             break
     for driver in drivers:
         if driver.base is not known:
-            driver.remove_base()  # what the attempts have made
+            driver.remove_base()  # left by the attempts
     if isinstance(failure, InUse):
         raise failure
     reason = f"cgroup {kind.name} cannot be used: {failure}"
@@ -69,12 +73,14 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
 
 
 def _v2_places(own: str, top: str, kernel: Kernel) -> list[str]:
-    """Where slots may go, best first. A group that systemd has not delegated is not ours to split;
-    a service whose group is an inner node could not be started again. Root then uses a directory
-    of its own at the top, which systemd leaves alone.
+    """Returns where slots may go, best first.
+
+    A group that systemd has not delegated must not be split, and a service whose group is an inner
+    node could not be started again. Root then uses a new directory at the top, which systemd leaves
+    alone.
     """
     if not top:
-        return [own]  # told by the configuration
+        return [own]  # set by the configuration
     is_root = os.geteuid() == 0
     fit = kernel.is_delegated(own) and not own.endswith(".service")
     ours = not is_root or fit or not kernel.exists("/run/systemd/system")
@@ -84,7 +90,7 @@ def _v2_places(own: str, top: str, kernel: Kernel) -> list[str]:
 def _prepare(
     driver: Driver, is_known: bool, front_pid: int | None, permanent_errors: tuple[int, ...]
 ) -> Exception | None:
-    """Why it failed for good, or for a second, with nothing held; None if it did not."""
+    """Prepares a driver, with retries. Returns the last error, with no lock held, or None."""
     failure: Exception | None = None
     for attempt in range(_ATTEMPTS):
         time.sleep(_PAUSE_S if attempt else 0)
@@ -102,8 +108,11 @@ def _prepare(
 
 
 def _prepare_parent(driver: Driver, front_pid: int | None) -> None:
-    """Open the way down to the base. On v2 the group above becomes an inner node, so what runs in
-    it moves to a leaf: all of it where it was delegated to us, else we and who started us.
+    """Makes the groups above the base usable.
+
+    On v2 the group above becomes an inner node, which may not contain processes, so they move to a
+    leaf: all of them if the group was delegated to us, else only this process and those that
+    started it.
     """
     if driver.name == "v2":
         kernel, own = driver.kernel, driver.base["unified"].rsplit("/", 2)[0]
@@ -119,8 +128,10 @@ def _prepare_parent(driver: Driver, front_pid: int | None) -> None:
 
 
 def _delegate_hugetlb(own: str, kernel: Kernel) -> None:
-    """systemd hands down the controllers that it knows, which this is not, and leaves alone what
-    others hand down besides. Not ours to do but as root; without it huge pages are not limited.
+    """Enables hugetlb from the top down, because systemd does not know this controller and leaves
+    it alone.
+
+    Only root may do so. Without it huge pages are not limited.
     """
     for level in reversed(Path(own).parents):
         with suppress(OSError):
@@ -128,7 +139,9 @@ def _delegate_hugetlb(own: str, kernel: Kernel) -> None:
 
 
 def _own_groups(root: str, parent: str | None, kernel: Kernel, of: int | str = "self") -> Group:
-    """Controller -> the directory of a process's own (or the delegated) group in its hierarchy."""
+    """Returns controller -> directory of a process's own (or the delegated) group in its
+    hierarchy.
+    """
     own: Group = {}
     for line in kernel.read(f"{root}/proc/{of}/cgroup").splitlines():
         _number, controllers, path = line.split(":", 2)

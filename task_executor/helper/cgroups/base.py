@@ -1,9 +1,7 @@
-"""What cgroup v1 and v2 have in common: a slot is a group, a task a child of it, shims a leaf
-beside the slots.
+"""What the cgroup drivers have in common: how groups are created, entered, emptied and removed.
 
-Decides how groups are made, entered, emptied and removed. Refuses to know which words limit what
-(v1, v2), who may have a slot, and what runs in it. A group is a mapping from controller (v2:
-"unified") to directory.
+A slot is a group, a task is a child of it, and shims are in a leaf beside the slots. A group is a
+mapping from controller (v2: "unified") to directory. The files of limits differ (v1, v2).
 """
 
 from __future__ import annotations
@@ -30,25 +28,25 @@ _RECLAIM_S = 5.0
 _USAGE_READ_INTERVAL_S = 0.02
 _PAGE_SIZES = ("64KB", "512KB", *(f"{n}MB" for n in (1, 2, 16, 32, 256, 512)), "1GB", "2GB", "16GB")
 _THREAD_SCANS = 5
-LEAF = "finegrain-daemon"  # on v2 what runs in a group that we split moves there
+LEAF = "finegrain-daemon"  # v2: processes of a group that becomes an inner node move there
 
 
 class InUse(Fault):
-    """Another helper holds the groups of our executor_id."""
+    """Another helper uses the groups of our executor_id."""
 
 
 class Kernel:
-    """The only door to cgroup files and signals, so that tests can stand in for the kernel."""
+    """All access to cgroup files and signals, so that tests can replace the kernel."""
 
     def read(self, path: str) -> str:
         return Path(path).read_text().strip()
 
     def write(self, path: str, value: str) -> None:
-        with open(path, "w") as file:  # a zero-byte write would be a silent no-op
+        with open(path, "w") as file:  # a zero-byte write would silently do nothing
             file.write(value or "\n")
 
     def write_in_fork(self, path: str, value: str) -> int:
-        """The same in a process of its own, which ends when we do; a pidfd of it."""
+        """Writes in a new process, which ends when this one does. Returns a pidfd of it."""
         me = os.getpid()
 
         def work() -> None:
@@ -61,7 +59,7 @@ class Kernel:
         return Path(path).exists()
 
     def is_delegated(self, path: str) -> bool:
-        """systemd has promised to leave the inside of this group alone."""
+        """True if systemd has promised to leave the inside of this group alone."""
         try:
             return os.getxattr(path, "user.delegate") == b"1"
         except OSError:
@@ -80,9 +78,10 @@ class Kernel:
         os.kill(pid, signum)
 
     def lock(self, path: str) -> int:
-        """A descriptor that locks a group until it is closed.
+        """Returns a descriptor that locks a group until it is closed.
 
-        Raises BlockingIOError where another has it, FileNotFoundError if it was removed meanwhile.
+        Raises BlockingIOError if another process has the lock, FileNotFoundError if the group was
+        removed meanwhile.
         """
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -95,7 +94,9 @@ class Kernel:
         return fd
 
     def lock_owner(self, path: str) -> str:
-        """Who has locked a group, in words; another helper's state directory is in its command."""
+        """Describes the process that has locked a group; its command names the helper's state
+        directory.
+        """
         try:
             at = Path(path).stat()
             place = f"{os.major(at.st_dev):02x}:{os.minor(at.st_dev):02x}:{at.st_ino}"
@@ -108,31 +109,32 @@ class Kernel:
 
 
 def quota_us(limits: dict[str, Any]) -> int:
-    """Microseconds of cpu per period; -1 without a cap."""
+    """Returns microseconds of CPU time per period; -1 without a cap."""
     milli = limits["cpu_limit_milli"] or limits["cpu_milli"]
     return -1 if milli < 0 else int(milli) * PERIOD_US // 1000
 
 
 class Driver:
-    """A driver; by itself the one without cgroups ("none"), which knows tasks by descent from
-    their shim.
+    """Base of the drivers; by itself the driver without cgroups ("none").
+
+    Without cgroups the processes of a task are the descendants of its shim.
     """
 
     name = "none"
-    accounting: tuple[str, ...] = ()  # controllers in which a task has a group of its own
+    accounting: tuple[str, ...] = ()  # controllers in which a task has a separate group
     counted: ClassVar[Counted] = {}  # name -> controller, file, key in the file
-    reclaim_files = ("", "", "")  # controller, the file whose lowering makes room, the limit's own
-    unthrottled: tuple[tuple[str, str, str], ...] = ()  # controller, file, what a usual slot has
-    usage_files: tuple[str, ...] = ()  # files of what the limit is held against
-    usage_reads = 1  # at those, before it is said that they are above
+    reclaim_files = ("", "", "")  # controller, file to lower to make room, file of the limit
+    unthrottled: tuple[tuple[str, str, str], ...] = ()  # controller, file, usual value
+    usage_files: tuple[str, ...] = ()  # files of the use that the limit applies to
+    usage_reads = 1  # how often they are read before the use counts as too high
 
     def __init__(self, kernel: Kernel, base: Group, reason: str = "", fix: str = "") -> None:
         self.kernel, self.base, self.reason, self.fix = kernel, base, reason, fix
         self.lock_fds: list[int] = []
-        self.unit: Group = {}  # v1: by which systemd tells to what unit a process belongs
+        self.unit: Group = {}  # v1: groups that tell systemd which unit a process belongs to
 
     def report(self) -> dict[str, str]:
-        """What is really enforced, per dimension."""
+        """Returns what is enforced, per dimension."""
         names, kill = self.enforced()
         words = {"cpu": "quota", "cpuset": "cgroup", "memory": "hard", "pids": "hard"}
         found = {name: word if name in names else "none" for name, word in words.items()}
@@ -142,12 +144,13 @@ class Driver:
         return found | {"kill": kill, "driver": self.name, "reason": self.reason, "fix": self.fix}
 
     def enforced(self) -> tuple[list[str], str]:
-        """The controllers that limit, and how a group is killed."""
+        """Returns the controllers that limit, and how a group is killed."""
         return [], "process tree"
 
     def prepare(self) -> None:
-        """Make the base, take hold of it, make `shims` and `slots`. OSError or Fault when this
-        place cannot be used, InUse while another helper does.
+        """Makes the base and locks it, then makes `shims` and `slots`.
+
+        Raises OSError or Fault if this place cannot be used, InUse if another helper uses it.
         """
         self.make({name: path.rpartition("/")[0] for name, path in self.base.items()})
         self.make(self.base)
@@ -164,8 +167,8 @@ class Driver:
             os.close(self.lock_fds.pop())
 
     def remove_base(self) -> bool:
-        """Remove a base of which we have let go, unless it is another's by now. True while
-        something is in it.
+        """Removes an unlocked base, unless another helper has it by now. True while it is not
+        empty.
         """
         left = False
         for base in dict.fromkeys(self.base.values()):
@@ -173,19 +176,23 @@ class Driver:
                 fd = self.kernel.lock(base)
                 left |= self._remove_tree(base)
                 os.close(fd)
-            with suppress(OSError):  # shared with other executors of this host
+            with suppress(OSError):  # other executors of this host may use it
                 self.kernel.rmdir(base.rpartition("/")[0])
         return left
 
     def shims(self) -> Group:
-        """Also what tells systemd that a shim and its task are no part of our service."""
+        """Returns the group of shims. Its unit tells systemd that shims and tasks are not part
+        of our service.
+        """
         return {name: f"{path}/shims" for name, path in self.base.items()} | self.unit
 
     def slot(self, name: str) -> Group:
         return {controller: f"{path}/slots/{name}" for controller, path in self.base.items()}
 
     def task(self, slot: Group, task_id: str) -> Group:
-        """The task's own groups; in the other hierarchies it is a member of the slot's group."""
+        """Returns the task's separate groups; in other hierarchies it is a member of the slot's
+        group.
+        """
         bases = {self.base[name] for name in self.accounting if name in self.base}
         return {c: f"{path}/task-{task_id}" for c, path in slot.items() if self.base[c] in bases}
 
@@ -195,45 +202,52 @@ class Driver:
             self.initialize_group(path)
 
     def initialize_group(self, path: str) -> None:
-        """Make a new group usable (v1: cpuset filled; v2: controllers on for the children)."""
+        """Makes a new group usable (v1: fills its cpuset; v2: enables controllers for its
+        children).
+        """
 
     def enter(self, group: Group) -> None:
-        """Move the calling process. One write per hierarchy."""
+        """Moves the calling process, with one write per hierarchy."""
         for path in dict.fromkeys(group.values()):
             self.kernel.write(f"{path}/cgroup.procs", "0")
 
     def apply(self, group: Group, limits: dict[str, Any]) -> None:
-        """Write the limits, memory last, and read each back.
+        """Writes the limits, memory last, and reads each back.
 
-        Raises Fault CARVE_FAILED for one that did not stick.
+        Raises CARVE_FAILED for one that was not accepted.
         """
 
     def limit_hugepages(self, directory: str, file: str, limits: dict[str, Any]) -> None:
-        """Of every size that this kernel has: what the slot was not given, it cannot have."""
+        """Limits every page size of this kernel; a size that the slot was not given is 0."""
         given = limits.get("hugepages") or {}
         for size in _PAGE_SIZES:
             if self.kernel.exists(path := f"{directory}/hugetlb.{size}.{file}"):
                 self.put(path, str(given.get(size, 0)))
 
     def unthrottle(self, group: Group) -> None:
-        """Give what is to die the time to do so: to freeze and to leave takes some, the more the
-        more memory it has, and beside busy slots one of the lowest weight would wait for minutes.
+        """Gives a slot that is to be killed the usual CPU time.
+
+        To freeze and exit takes CPU time, the more the more memory a process has. Beside busy
+        slots, one of the lowest weight would need minutes.
         """
         for controller, file, value in self.unthrottled:
             with suppress(Fault, OSError, KeyError):
                 self.put(f"{group[controller]}/{file}", value)
 
     def bind(self, group: Group, cpus: str, mems: str) -> None:
-        """The part of `apply` that says where a slot runs; one write moves all that runs in it."""
+        """The part of `apply` that sets cpus and memory nodes; one write moves all processes of
+        the slot.
+        """
 
     def bind_shims(self, dedicated: set[int]) -> None:
-        """Shims run on what is not in `dedicated`, or on all cpus if nothing else is left. Without
-        groups they run where their slot does.
+        """Binds shims to cpus outside `dedicated`, or to all if no other is left. Without
+        cgroups they run where their slot does.
         """
 
     def bind_tasks(self, group: Group, shims: Iterable[int], cpus: str) -> None:
-        """Where no group binds them: the affinity of all threads of a slot, shims first. What they
-        fork inherits it, so after a few looks there is nothing new without it, not of a fork bomb.
+        """Without cgroups: sets the affinity of all threads of a slot, shims first.
+
+        Forks inherit it, so after a few scans no thread is missed, even of a fork bomb.
         """
         if not (found := set(shims)) or self.report()["cpuset"] != "affinity":
             return
@@ -246,20 +260,21 @@ class Driver:
             found = threads(self.pids(group, shims)) - seen
 
     def make_room(self, group: Group, memory_bytes: int) -> Job:
-        """Before memory shrinks: the kernel drops what it can, and what is left must fit, so that
-        nothing dies of it. Dropping may take long (a slow disk), so others are served meanwhile.
+        """Before memory shrinks: makes the kernel reclaim what it can, then checks that the rest
+        fits, so that no task is killed.
 
-        Raises Fault BELOW_USE. Whatever this has changed, `apply` of any limits puts right.
+        Reclaiming may take long (a slow disk), so it runs in a fork. Raises BELOW_USE. `apply` with
+        any limits undoes what this has changed.
         """
         controller, file, limit = self.reclaim_files
-        now = self.count(group, controller, limit)  # none: "max"
+        now = self.count(group, controller, limit)  # None: "max"
         if controller not in group or (now is not None and memory_bytes >= now):
             return
         dropping = self.kernel.write_in_fork(f"{group[controller]}/{file}", str(memory_bytes))
         yield dropping, _RECLAIM_S
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(dropping, signal.SIGKILL)
-        yield dropping, _RECLAIM_S  # it writes nothing after this
+        yield dropping, _RECLAIM_S  # after this it writes nothing
         os.close(dropping)
         for _scan in range(self.usage_reads - 1):
             if self.used(group) <= memory_bytes:
@@ -268,11 +283,11 @@ class Driver:
         self.refuse_below_use(group, memory_bytes)
 
     def used(self, group: Group) -> int:
-        """Memory as the limit counts it."""
+        """Returns the memory as the limit counts it."""
         return max(self.count(group, self.reclaim_files[0], file) or 0 for file in self.usage_files)
 
     def refuse_below_use(self, group: Group, memory_bytes: int) -> None:
-        """Raises Fault BELOW_USE for a limit that the group is above."""
+        """Raises BELOW_USE if the group uses more than this limit."""
         if (used := self.used(group)) > memory_bytes:
             message = f"{used} bytes of memory are in use, above the new limit of {memory_bytes}"
             hint = "let tasks give some back, or ask for more"
@@ -290,8 +305,8 @@ class Driver:
             raise Fault("CARVE_FAILED", message, file=path, wrote=value, read=read)
 
     def counters(self, group: Group) -> dict[str, int]:
-        """memory_current_bytes, memory_peak_bytes, cpu_usec, pids, oom_kills: those that the
-        kernel counts.
+        """Returns those of memory_current_bytes, memory_peak_bytes, cpu_usec, pids, oom_kills
+        that the kernel counts.
         """
         values = {name: self.count(group, *where) for name, where in self.counted.items()}
         found = {name: value for name, value in values.items() if value is not None}
@@ -300,9 +315,8 @@ class Driver:
         return found
 
     def count(self, group: Group, controller: str, file: str, key: str = "") -> int | None:
-        """One number of a file, or of the line of it that begins with key.
-
-        None if there is none.
+        """Returns a number in a file, or in the line that begins with key; None if there is
+        none.
         """
         if controller not in group:
             return None
@@ -314,39 +328,41 @@ class Driver:
             return None
 
     def pids(self, group: Group, shims: Iterable[int]) -> set[int]:  # noqa: ARG002
-        """Live processes of a group and its children; without cgroups the descendants of the
-        shims.
+        """Returns the live processes of a group and its children; without cgroups, the
+        descendants of the shims.
         """
         return descendants(shims)
 
     def ask_to_end(self, group: Group, shims: Iterable[int]) -> None:
         """Sends SIGTERM to every process of a group."""
-        # A shell before its child (the older pid): else it goes on to its next command.
+        # A shell (the older pid) before its child: else the shell runs its next command.
         for pid in sorted(self.pids(group, shims)):
             self.signal(pid, signal.SIGTERM)
 
     def kill(self, group: Group, shims: Iterable[int] = ()) -> Job:
-        """A job that ends when nothing of the group lives. Repeats: a fork may win one round."""
+        """A job that ends when no process of the group is left. It repeats, because a fork may
+        escape one pass.
+        """
         shims = list(shims)
         while pids := self.pids(group, shims):
             for pid in pids:
-                self.signal(pid, signal.SIGSTOP)  # so that what has been seen cannot fork any more
+                self.signal(pid, signal.SIGSTOP)  # so that a known process cannot fork
             for pid in self.pids(group, shims) | pids:
                 self.signal(pid, signal.SIGKILL)
             yield 0.005
 
     def thaw(self, group: Group) -> None:
-        """Undo a freeze that a helper which was killed may have left behind."""
+        """Undoes a freeze that a killed helper may have left behind."""
 
     def signal(self, pid: int, signum: int) -> None:
         try:
             self.kernel.kill(pid, signum)
         except (ProcessLookupError, PermissionError):
-            pass  # gone, or it became another user: the caller sees whether it is still there
+            pass  # ended, or another user's; the caller checks whether it is left
 
     def remove(self, group: Group) -> Job:
-        """A job that removes empty groups and their children; missing ones are fine. Retries
-        while busy.
+        """A job that removes empty groups and their children, with retries while busy. Missing
+        ones are fine.
         """
         for path in dict.fromkeys(group.values()):
             while self._remove_tree(path):
@@ -366,9 +382,9 @@ class Driver:
 
 
 class CgroupDriver(Driver):
-    """What needs files: membership."""
+    """A driver with cgroups: members of a group are read from its files."""
 
-    cpuset: tuple[str, str]  # controller, and the file that says which cpus a group has
+    cpuset: tuple[str, str]  # controller, and the file with the cpus of a group
 
     def bind_shims(self, dedicated: set[int]) -> None:
         controller, here = self.cpuset

@@ -1,7 +1,4 @@
-"""cgroup v1: one directory per controller, each below our own group there.
-
-Decides which words limit what.
-"""
+"""cgroup v1: one directory per controller, each below our own group there."""
 
 from __future__ import annotations
 
@@ -39,11 +36,11 @@ class V1(CgroupDriver):
         return list(self.base), "freezer" if "freezer" in self.base else "process tree"
 
     def initialize_group(self, path: str) -> None:
-        """An empty cpuset admits nobody (ENOSPC): every level starts with what its parent has."""
+        """Fills a new cpuset from its parent: an empty one admits no process (ENOSPC)."""
         parent = path.rpartition("/")[0]
         for file in ("cpuset.cpus", "cpuset.mems"):
             if self.kernel.exists(f"{path}/{file}") and not self.kernel.read(f"{path}/{file}"):
-                if not (whole := self.kernel.read(f"{parent}/{file}")):  # just made anew by another
+                if not (whole := self.kernel.read(f"{parent}/{file}")):  # being recreated
                     raise Fault("CARVE_FAILED", f"{parent}/{file} is empty")
                 self.put(f"{path}/{file}", whole)
         hierarchy = f"{path}/memory.use_hierarchy"
@@ -64,12 +61,12 @@ class V1(CgroupDriver):
         if memory := group.get("memory"):
             files = [f"{memory}/memory.limit_in_bytes", f"{memory}/memory.memsw.limit_in_bytes"]
             if limits["memory_bytes"] > int(self.kernel.read(files[0])):
-                files.reverse()  # memory + swap may never be below memory, not even in between
+                files.reverse()  # memory + swap must never be below memory, not even in between
             for file in filter(self.kernel.exists, files):
                 try:
                     self.put(file, str(limits["memory_bytes"]))
                 except Fault:
-                    self.refuse_below_use(group, limits["memory_bytes"])  # risen since the look
+                    self.refuse_below_use(group, limits["memory_bytes"])  # risen since the check
                     raise
 
     def bind(self, group: Group, cpus: str, mems: str) -> None:
@@ -79,8 +76,11 @@ class V1(CgroupDriver):
             self._return_strays(group, cpuset)
 
     def _bind(self, path: str, file: str, wanted: str) -> None:
-        """v1 takes a cpu that goes off-line out of every group for good. So our own levels get back
-        what those above have, and a slot gets what of its grant is there (on v2 the kernel does).
+        """Binds a group, after restoring cpus that were offline.
+
+        v1 permanently removes a cpu that goes offline from every group. So our own levels get what
+        the levels above have, and a slot gets the part of its grant that is online (v2 does this by
+        itself).
         """
         base, slots = self.base["cpuset"], path.rpartition("/")[0]
         for level in (base.rpartition("/")[0], base, slots):
@@ -93,11 +93,13 @@ class V1(CgroupDriver):
         self.put(f"{path}/{file}", cut or wanted or whole)
 
     def _return_strays(self, group: Group, cpuset: str) -> None:
-        """A group that loses its last cpu loses what runs in it, too: the kernel moves that to the
-        level above, where everybody's cpus are, and never back.
+        """Moves processes back into their slot.
+
+        If a group loses its last cpu, the kernel moves its processes to the level above, where all
+        cpus are allowed, and never back.
         """
         above = cpuset.rpartition("/")[0]
-        for _scan in range(_STRAY_SCANS):  # what they fork meanwhile is one, too
+        for _scan in range(_STRAY_SCANS):  # they may fork meanwhile
             strays = self.kernel.read(f"{above}/cgroup.procs").split()
             ours = self.pids(group, ()) if strays else ()
             for pid in filter(lambda stray: int(stray) in ours, strays):
@@ -107,10 +109,10 @@ class V1(CgroupDriver):
                 return
 
     def kill(self, group: Group, _shims: Iterable[int] = ()) -> Job:
-        """Freeze, kill what is frozen, thaw; until empty and no zombie is charged any more."""
+        """Freezes, kills and thaws, until the group is empty and no zombie is counted any more."""
         freezer = f"{group['freezer']}/freezer.state" if "freezer" in group else ""
         while self.pids(group, ()):
-            if not freezer or not self.kernel.exists(freezer):  # a group that others have made
+            if not freezer or not self.kernel.exists(freezer):  # a group made by others
                 yield from super().kill(group)
                 continue
             yield from self._frozen_kill(group, freezer)

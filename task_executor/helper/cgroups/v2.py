@@ -1,6 +1,6 @@
-"""cgroup v2: one tree.
+"""cgroup v2: one tree for all controllers.
 
-Processes live only in leaves (`daemon`, `shims`, one per task); inner nodes hold limits.
+Processes are only in leaves (`finegrain-daemon`, `shims`, one per task); inner nodes have limits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class V2(CgroupDriver):
         ("unified", "cpu.max", f"max {PERIOD_US}"),
     )
     usage_files = ("memory.current",)
-    usage_reads = 10  # whoever reads files is above a soft limit for a moment, again and again
+    usage_reads = 10  # readers of files exceed a soft limit for moments, again and again
 
     def enforced(self) -> tuple[list[str], str]:
         has = self.kernel.read(f"{self.base['unified']}/cgroup.controllers").split()
@@ -41,8 +41,8 @@ class V2(CgroupDriver):
         return has, "cgroup.kill" if whole else "process tree"
 
     def initialize_group(self, path: str) -> None:
-        """Hand the controllers down, except into leaves; at a slot only what accounts for its
-        tasks.
+        """Enables controllers for the children, except in leaves; in a slot only those that
+        count its tasks.
         """
         leaf = path.rpartition("/")[2]
         if leaf in ("shims", "daemon") or leaf.startswith("task-"):
@@ -71,7 +71,7 @@ class V2(CgroupDriver):
             if self.kernel.exists(f"{path}/memory.swap.max"):
                 self.put(f"{path}/memory.swap.max", "0")
             self.put(f"{path}/memory.max", str(limits["memory_bytes"]))
-            self.put(f"{path}/memory.high", "max")  # it was low while room was made
+            self.put(f"{path}/memory.high", "max")  # `make_room` had lowered it
 
     def bind(self, group: Group, cpus: str, mems: str) -> None:
         path = group["unified"]
@@ -80,8 +80,10 @@ class V2(CgroupDriver):
             self._bind(path, "mems", mems)
 
     def _bind(self, path: str, what: str, wanted: str) -> None:
-        """v2 takes any list and silently falls back to the parent's: what is effective must be
-        inside.
+        """Binds a group, and checks the effective set.
+
+        v2 accepts any list and silently falls back to the parent's, so the effective set must be
+        inside the wanted one.
         """
         self.put(f"{path}/cpuset.{what}", wanted)
         file = f"{path}/cpuset.{what}.effective"
@@ -91,7 +93,9 @@ class V2(CgroupDriver):
             raise Fault("CARVE_FAILED", message, file=file, wrote=wanted, read=effective)
 
     def make(self, group: Group) -> None:
-        """A task that is out of memory dies as a whole; its neighbours in the slot live."""
+        """Makes a task's group be killed as a whole when it is out of memory; other tasks of
+        the slot live.
+        """
         super().make(group)
         file = f"{group['unified']}/memory.oom.group"
         if "/task-" in file and self.kernel.exists(file):
