@@ -47,7 +47,13 @@ class ReportLog:
     _ended: dict[SlotKey, tuple[EndedSlot, int]] = field(default_factory=dict)  # 0: not sent
 
     def full(self, table: SlotTable, *, rm_epoch: int, command_number: int) -> NumberedState:
-        """Returns the next report with everything in it."""
+        """Returns the next report with everything in it.
+
+        Args:
+            table: the slots to report.
+            rm_epoch: the epoch that this executor obeys.
+            command_number: the last command whose effects are in `table`.
+        """
         slots = table.visible()
         return NumberedState(
             report_number=self._next(table.version),
@@ -60,7 +66,13 @@ class ReportLog:
         )
 
     def next(self, table: SlotTable, *, rm_epoch: int, command_number: int) -> NumberedState:
-        """Returns the next report; it is `unchanged` if the RM already has the present slots."""
+        """Returns the next report; it is `unchanged` if the RM already has the present slots.
+
+        Args:
+            table: the slots to report.
+            rm_epoch: the epoch that this executor obeys.
+            command_number: the last command whose effects are in `table`.
+        """
         if self._acknowledged is None or self._acknowledged[1] != table.version:
             return self.full(table, rm_epoch=rm_epoch, command_number=command_number)
         return NumberedState(

@@ -271,14 +271,27 @@ class SlotTable:
     # -- results -----------------------------------------------------------------------------
 
     def carved(self, key: SlotKey, isolation: Isolation, time_ms: int) -> Slot:
-        """Marks a slot as ALLOCATED: its limits are enforced on the host."""
+        """Marks a slot as ALLOCATED: its limits are enforced on the host.
+
+        Args:
+            key: the slot.
+            isolation: what is enforced.
+            time_ms: wall clock, for display only.
+
+        Raises:
+            IllegalTransition: the slot is not CARVING.
+        """
         slot = self._slots[key].with_state(
             CarveState.ALLOCATED, isolation=isolation, allocated_time_ms=time_ms
         )
         return self._put(slot)
 
     def carve_failed(self, key: SlotKey) -> None:
-        """Removes a slot whose carve failed, once nothing of it is left on the host."""
+        """Removes a slot whose carve failed, once nothing of it is left on the host.
+
+        Raises:
+            IllegalTransition: the slot is not CARVING.
+        """
         slot = self._slots[key]
         if slot.state is not CarveState.CARVING:
             raise illegal_transition(slot, None)
@@ -333,7 +346,11 @@ class SlotTable:
         return True
 
     def freed(self, key: SlotKey) -> Slot:
-        """Removes a slot whose processes and cgroup are gone; its amounts become available."""
+        """Removes a slot whose processes and cgroup are gone; its amounts become available.
+
+        Raises:
+            IllegalTransition: the slot is not FREEING.
+        """
         slot = self._slots[key]
         if slot.state is not CarveState.FREEING:
             raise illegal_transition(slot, None)
@@ -342,6 +359,9 @@ class SlotTable:
     def vanished(self, key: SlotKey) -> Slot:
         """Removes a slot that the host lost (a reboot, a removed cgroup); its amounts become
         available.
+
+        Raises:
+            IllegalTransition: the slot is CARVING; `carve_failed` is for that.
         """
         slot = self._slots[key]
         if slot.state is CarveState.CARVING:
@@ -349,7 +369,11 @@ class SlotTable:
         return self._remove(slot)
 
     def adopt(self, slot: Slot) -> None:
-        """Adds a slot that survived a restart. Its amounts count even if they exceed the total."""
+        """Adds a slot that survived a restart. Its amounts count even if they exceed the total.
+
+        Raises:
+            IllegalTransition: the slot exists already, or is CARVING.
+        """
         if slot.key in self._slots or slot.state is CarveState.CARVING:
             raise illegal_transition(slot, slot.state)
         self._book(slot)

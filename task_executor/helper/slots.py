@@ -94,7 +94,7 @@ class Slots:
         self.driver.bind_shims({cpu for each in pinned for cpu in expand(each["cpus"])})
 
     def _rebind_shims(self) -> None:
-        with suppress(Fault, OSError):  # whoever is carved or moved next does it
+        with suppress(Fault, OSError):  # the next carve or move repeats it
             self._bind_shims()
 
     def _write(self, name: str, limits: dict[str, Any], to: dict[str, Any] | None = None) -> None:

@@ -142,6 +142,7 @@ class HelperClient:
             yield await self._events.get()
 
     async def hello(self) -> HelperInfo:
+        """Returns who the helper is, and which limits it can enforce."""
         return FRAMES.from_json(HelperInfo, await self._call("hello", {}))
 
     async def create_slot(self, limits: SlotLimits) -> IsolationReport:
@@ -245,9 +246,11 @@ class HelperClient:
                 return accepted
 
     async def inspect(self) -> HelperState:
+        """Returns all slots and tasks of the helper, and unknown groups that it has killed."""
         return FRAMES.from_json(HelperState, await self._pages("inspect"))
 
     async def usage(self) -> Usage:
+        """Returns what the kernel counts for all slots and running tasks."""
         return FRAMES.from_json(Usage, await self._pages("usage"))
 
     async def kubelet(self, seen: str = "") -> KubeletFiles | None:

@@ -111,6 +111,8 @@ class IsolationReport:
 
 @dataclass(frozen=True)
 class HelperInfo:
+    """Identity of a running helper, and the limits that it can enforce."""
+
     protocol_version: int
     executor_id: str
     pid: int
@@ -173,6 +175,8 @@ class TaskRecord:
 
 @dataclass(frozen=True)
 class SlotState:
+    """A slot on the host. `destroying`: its processes are being killed."""
+
     limits: SlotLimits
     destroying: bool
 
@@ -211,6 +215,8 @@ class SlotUsage:
 
 @dataclass(frozen=True)
 class TaskUsage:
+    """What the kernel counts for a task now; None if it does not count."""
+
     task_id: str
     memory_current_bytes: int | None = None
     memory_peak_bytes: int | None = None
@@ -221,6 +227,8 @@ class TaskUsage:
 
 @dataclass(frozen=True)
 class Usage:
+    """What the kernel counts for all slots and running tasks."""
+
     slots: list[SlotUsage]
     tasks: list[TaskUsage]
 
@@ -243,6 +251,8 @@ class KubeletFiles:
 
 @dataclass(frozen=True)
 class TaskExited:
+    """A task and all its processes have ended."""
+
     task_id: str
     record: ExitRecord
 

@@ -15,6 +15,7 @@ Stream = Literal["stdout", "stderr"]
 
 
 def log_path(task_dir: Path, stream: Stream) -> Path:
+    """Returns the path of a task's log of one stream."""
     return task_dir / f"{stream}.log"
 
 

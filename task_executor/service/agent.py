@@ -23,10 +23,10 @@ from task_executor.service.encoding import state_to_proto
 from task_executor.service.manager_link import ManagerLink
 from task_executor.service.slot_keeper import SlotKeeper
 
-COALESCE_S = 0.02
+COALESCE_S = 0.02  # how long to wait for more changes before a report
 REPORT_INTERVAL_MS_DEFAULT = 2_000
 REPORT_INTERVAL_MS_MIN, REPORT_INTERVAL_MS_MAX = 50, 3_600_000
-CONFLICT_PAUSE_S = 10.0
+CONFLICT_PAUSE_S = 10.0  # between attempts that need an operator's action
 
 NEEDS_OPERATOR = frozenset(
     {

@@ -54,10 +54,10 @@ from task_executor.service.task_runner import TaskRunner
 from task_executor.service.usage import Meter
 
 PROTOCOL_VERSION = "1.0"
-LAG_PROBE_S = 0.5
+LAG_PROBE_S = 0.5  # how often the delay of the event loop is measured
 SQUEEZE_CPUSET = "cpuset"
-LAST_REPORT_S = 3.0
-STOP_MARGIN_S = 10.0
+LAST_REPORT_S = 3.0  # the most time for the last report of a planned stop
+STOP_MARGIN_S = 10.0  # beyond the grace period, to wait for slots to be freed at a stop
 
 log = get_logger(__name__)
 
@@ -71,7 +71,14 @@ def software_version() -> str:
 
 
 class Front:
-    """All parts of one executor. Call `start`, then `run` until something ends it, then `stop`."""
+    """All parts of one executor. Call `start`, then `run` until something ends it, then `stop`.
+
+    Args:
+        prepared: identity, plan and options.
+        helper: the connection to the helper.
+        info: what the helper has reported about itself.
+        kubelet: a kubelet that was read already; None: it is read by `start`.
+    """
 
     def __init__(
         self,

@@ -31,8 +31,8 @@ from task_executor.service.slot_keeper import SlotKeeper
 from task_executor.service.task_runner import TaskRunner
 from task_executor.service.task_table import Task
 
-SWEEP_S = 5.0
-SWEEPS_PER_RESYNC = 12
+SWEEP_S = 5.0  # between periodic checks
+SWEEPS_PER_RESYNC = 12  # sweeps after which the cpus of all slots are written again
 DESTROY_S_MAX = 5.0  # how long a start waits; the rest is destroyed in the background
 
 log = get_logger(__name__)
@@ -181,7 +181,13 @@ def _slot_key(limits: SlotLimits) -> SlotKey:
 
 
 class HostSync:
-    """Reconciles while the front runs."""
+    """Reconciles while the front runs.
+
+    Args:
+        keeper: the slots.
+        runner: the tasks.
+        refresh_host: reads the host's cpus and the kubelet's state again.
+    """
 
     def __init__(
         self, keeper: SlotKeeper, runner: TaskRunner, refresh_host: Callable[[], Awaitable[None]]

@@ -67,22 +67,22 @@ class ManagerLink:
 
     @property
     def address(self) -> str:
-        """Of the resource manager that is called now."""
+        """Address of the resource manager that is called at present."""
         return self._leaders.current
 
     async def register(self, request: RegisterExecutorRequest) -> RegisterExecutorResponse:
-        """See RegisterExecutor in resource_manager.proto.
+        """Calls RegisterExecutor; see resource_manager.proto.
 
         Raises:
-            FinegrainError: as the resource manager answered, or Unavailable.
+            FinegrainError: the resource manager's error, or Unavailable.
         """
         return cast("RegisterExecutorResponse", await self._call("RegisterExecutor", request))
 
     async def report(self, request: ReportSlotsRequest) -> ReportSlotsResponse:
-        """See ReportSlots in resource_manager.proto.
+        """Calls ReportSlots; see resource_manager.proto.
 
         Raises:
-            FinegrainError: as the resource manager answered, or Unavailable.
+            FinegrainError: the resource manager's error, or Unavailable.
         """
         return cast("ReportSlotsResponse", await self._call("ReportSlots", request))
 

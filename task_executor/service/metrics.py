@@ -176,7 +176,9 @@ class ExecutorMetrics:
     # -- observed as it happens ----------------------------------------------------------------
 
     def call_ended(self, method: str, status: str, _seconds: float) -> None:
-        """Counts a call; called by the server."""
+        """Counts a call; called by the server with the full name of the method, the status and
+        the duration.
+        """
         self.calls.labels(method.rpartition("/")[2], status).inc()
 
     def carve_ended(self, seconds: float, carved: bool) -> None:

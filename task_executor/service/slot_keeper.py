@@ -32,8 +32,8 @@ from task_executor.service.limits import amounts_of, dedicated_cpus, limits_of
 from task_executor.service.ports import Helper
 from task_executor.service.task_table import TaskTable
 
-CARVES_AT_ONCE_MAX = 16
-RETRY_S_MIN, RETRY_S_MAX = 0.2, 10.0
+CARVES_AT_ONCE_MAX = 16  # calls of the helper at a time
+RETRY_S_MIN, RETRY_S_MAX = 0.2, 10.0  # between attempts to destroy a slot
 
 log = get_logger(__name__)
 
@@ -48,7 +48,15 @@ class Identity:
 
 
 class SlotKeeper:
-    """All state that must survive a restart, and the only writer of it."""
+    """All state that must survive a restart, and the only writer of it.
+
+    Args:
+        identity: who this executor is.
+        table: the slots.
+        helper: the connection to the helper.
+        directory: where the checkpoint is written.
+        default_grace_ms: time between SIGTERM and SIGKILL if an order does not say.
+    """
 
     def __init__(
         self,

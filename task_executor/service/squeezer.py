@@ -77,7 +77,7 @@ class Squeezer:
         self._clock = clock
         self._before: _Counters | None = None
         self._last_warning = ""
-        self._steps_with_room = 0  # steps in a row in which there was room for more
+        self._steps_with_room = 0  # consecutive steps in which there was room for more cpus
 
     async def run(self) -> None:
         """Repeats `step` once per interval; never returns."""
@@ -143,7 +143,7 @@ class Squeezer:
         busy = sum(
             max(usec - before.cpus[cpu], 0) for cpu, usec in now.cpus.items() if cpu in before.cpus
         )
-        used = {True: 0, False: 0}  # by best-effort slots, and by others
+        used = {True: 0, False: 0}  # microseconds of best-effort slots (True) and of others
         for key, usec in now.slots.items():
             slot = self._table.get(key)
             # A slot that is new since the last measurement has used all of its time within the

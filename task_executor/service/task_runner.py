@@ -37,10 +37,10 @@ from task_executor.service.task_requests import Submission, submission_of
 from task_executor.service.task_table import Task
 from task_executor.service.task_users import UserPolicy, task_environment
 
-LINGER_S = 60.0
-LINGER_WATCHED_S = 600.0
-ENDED_PER_SLOT_MAX = 1_000
-SETTLE_S = 20.0
+LINGER_S = 60.0  # how long ended tasks are kept after their slot
+LINGER_WATCHED_S = 600.0  # the same while they are watched
+ENDED_PER_SLOT_MAX = 1_000  # tasks of one slot, before its oldest ended ones are deleted
+SETTLE_S = 20.0  # how long a call waits for a task that is being started
 INPUT_BYTES_MAX = 64 * 1024
 INPUT_PAUSE_S_MIN, INPUT_PAUSE_S_MAX = 0.005, 0.2
 HELPER_RETRY_S = 1.0

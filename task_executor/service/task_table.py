@@ -196,7 +196,14 @@ class TaskTable:
     # -- state changes -----------------------------------------------------------------------
 
     def started(self, task: Task, pid: int, start_time_ms: int, directory: Path | None) -> None:
-        """Records that the task's program has been started; it may have ended already."""
+        """Records that the task's program has been started; it may have ended already.
+
+        Args:
+            task: the task.
+            pid: process id of its program.
+            start_time_ms: wall clock.
+            directory: where its logs are; None: unchanged.
+        """
         task.pid = pid
         task.start_time_ms = start_time_ms
         task.directory = directory or task.directory
@@ -217,6 +224,11 @@ class TaskTable:
 
         A record with an error means that the task never ran. The exception is TERMINATED: the task
         was lost while it ran, and is reported as killed.
+
+        Args:
+            task: the task; nothing changes if it has ended already.
+            record: how it ended.
+            count: False: leaves the counters for metrics as they are.
         """
         if task.has_ended:
             return

@@ -37,6 +37,7 @@ class _Mount:
 
 
 def read_limits(reader: TreeReader) -> Limits:
+    """Returns the limits of this process's control groups; None for each limit that is not set."""
     mounts, version = _mounts(reader)
     groups = _groups(reader)
     cpuset = _cpuset(reader, mounts, groups)

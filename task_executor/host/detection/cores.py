@@ -48,6 +48,7 @@ class Layout:
 
 
 def read_layout(reader: TreeReader, online: CpuSet) -> Layout:
+    """Returns the grouping of the online CPUs. Warns of levels that the kernel does not report."""
     core_maps = _maps(reader, online, "core_cpus", "thread_siblings")
     cores = _partition(reader, core_maps, "core")
     lone = online - _covered(cores)

@@ -29,6 +29,7 @@ class CpuFacts:
 
 
 def read_cpus(reader: TreeReader) -> CpuFacts:
+    """Returns the CPU numbers of a host. Warns if no online CPU was found."""
     directories = CpuSet(reader.numbered(CPU, "cpu"))
     online, source = _online(reader, directories)
     if not online:

@@ -33,7 +33,13 @@ _CARD: Final = re.compile(r"card\d+", re.ASCII)
 def read_pci(
     reader: TreeReader, online: CpuSet, nodes: Sequence[NumaNode]
 ) -> tuple[PciDevice, ...] | None:
-    """Returns the devices in order of bus ids, or None if there is no PCI bus."""
+    """Returns the devices in order of bus ids, or None if there is no PCI bus.
+
+    Args:
+        reader: the machine's files.
+        online: online CPUs.
+        nodes: NUMA nodes, to find the nearest one of each device.
+    """
     if not reader.is_directory(PCI):
         return None
     nvidia = set(reader.names("proc/driver/nvidia/gpus"))
