@@ -25,8 +25,10 @@ EXIT_USAGE = 2
 
 
 def run(options: TaskExecutorOptions) -> int:
-    """Becomes the helper. Returns only if that fails: exit status 2, the reason is on standard
-    error.
+    """Becomes the helper. Returns only if that fails.
+
+    Returns:
+        Exit status 2; the reason is on standard error.
     """
     try:
         take_join_token()  # for the front only; no child process may inherit it

@@ -119,8 +119,9 @@ async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event
 
 
 async def _until_first(*works: Coroutine[Any, Any, object]) -> None:
-    """Runs all coroutines until one ends, cancels the others, and raises what the first one
-    raised.
+    """Runs all coroutines until one ends, then cancels the others.
+
+    It raises what the first one raised.
     """
     tasks = [asyncio.create_task(work) for work in works]
     try:

@@ -49,7 +49,7 @@ class TaskExecutorOptions:
     alignment_policy: str = ""  # a NumaPolicy, not Default
     default_bind_policy: str = ""  # a BindPolicy, neither Default nor ConstrainedBurst
     default_exclusive_policy: str = ""  # an ExclusivePolicy, not Default
-    best_effort_percent: int = 100  # CPU that best-effort slots may book, in percent of the others'
+    best_effort_percent: int = 100  # CPU that best-effort slots may book, in percent of their pool
     best_effort_squeeze: str = "none"  # none, cpuset
     best_effort_squeeze_threshold: int = 65  # percent of the host that may be busy
     best_effort_squeeze_minimum: int = 0  # percent of the host that best-effort slots keep

@@ -118,11 +118,10 @@ class CommandFence(Generic[Answer]):
             self._last_answer = answer
 
     def contained(self, numbers: CommandNumbers) -> None:
-        """Records that the effects of this command are in the slot table; reports then carry its
-        number.
+        """Records that the effects of this command are in the slot table.
 
-        A command may outlive its registration while it carves slots. It must not change the
-        numbering of the next registration.
+        Reports carry its number from now on. A command may outlive its registration while it carves
+        slots; it must not change the numbering of the next registration.
         """
         if self._is_current(numbers):
             self.command_number = numbers.command_number

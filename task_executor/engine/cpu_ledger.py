@@ -46,9 +46,7 @@ class HostCpus:
 
     @property
     def cpus_by_pool(self) -> tuple[tuple[PoolName, CpuSet], ...]:
-        """The executor's cpus by pool; one pool of unknown place if the host does not report
-        places.
-        """
+        """The executor's cpus by pool; a single pool if the host does not report NUMA nodes."""
         return self.pools or ((PoolName(0, NODE_UNKNOWN), self.slot_cpus | self.reserved),)
 
 
@@ -95,8 +93,10 @@ class CpuLedger:
 
     @property
     def policy(self) -> EffectivePolicy:
-        """The settings in effect. An operator's come first, then the configuration, then the
-        kubelet.
+        """The settings in effect.
+
+        A setting of an operator has priority, then the configuration's, then the kubelet's.
+        Reserved cpus are those of all layers together.
         """
         return settle(
             [
@@ -126,8 +126,10 @@ class CpuLedger:
     # -- conditions of the host ----------------------------------------------------------------
 
     def update_conditions(self, **changes: Any) -> bool:
-        """Applies new conditions, named like the fields of `CpuConditions`; False if nothing
-        changed.
+        """Applies new conditions, named like the fields of `CpuConditions`.
+
+        Returns:
+            False if nothing changed.
         """
         conditions = replace(self.conditions, **changes)
         if conditions == self.conditions:
@@ -144,9 +146,7 @@ class CpuLedger:
     # -- assignments -----------------------------------------------------------------------------
 
     def put(self, key: SlotKey, assignments: Iterable[CpuAssignment]) -> None:
-        """Sets the assignments of a slot: the present one and, during a resize, also the new
-        one.
-        """
+        """Sets the assignments of a slot; during a resize, the present and the new one."""
         held = tuple(assignments)
         if _dedicated(held) != _dedicated(self._slots.get(key, ())):
             self.version += 1
@@ -158,8 +158,11 @@ class CpuLedger:
             self.version += 1
 
     def check(self, key: SlotKey, spec: SlotSpec) -> None:
-        """Checks that a slot can have the cpus, NUMA nodes and pools of its order beside all other
-        slots.
+        """Checks that a slot can have the cpus, NUMA nodes and pools of its order beside others.
+
+        Args:
+            key: the slot; what it has already does not count as taken.
+            spec: the order.
 
         Raises:
             InvalidArgument: the order is inconsistent, or names what this host does not have.
@@ -202,9 +205,7 @@ class CpuLedger:
             raise refuse("pools", ", ".join(map(_name, unknown)), expected)
 
     def _check_dedicated(self, key: SlotKey, allocation_id: str, wanted: CpuAssignment) -> None:
-        """Raises CPUS_UNAVAILABLE if a wanted cpu is taken, or is the last one of slots that
-        share it.
-        """
+        """Checks that the wanted cpus are free, and that slots which share them keep a cpu."""
         others = {other: assignments for other, assignments in self._slots.items() if other != key}
         held = {
             other: common
@@ -237,9 +238,7 @@ class CpuLedger:
                 )
 
     def _blocked(self) -> dict[str, CpuSet]:
-        """Returns the cpus that no slot may get as dedicated ones, by the word for it in
-        messages.
-        """
+        """Returns the cpus that cannot be dedicated to a slot, by the word used in messages."""
         return {
             "reserved": self.policy.reserved_cpus,
             "offline": self.conditions.offline,

@@ -85,15 +85,11 @@ class ReportLog:
         )
 
     def ended(self, slot: EndedSlot) -> None:
-        """Adds a slot that ended by itself. Every report contains it until the RM acknowledges
-        one.
-        """
+        """Adds a slot that ended by itself, for all reports until the RM acknowledges one."""
         self._ended.setdefault(slot.key, (slot, 0))
 
     def all_ended(self) -> tuple[EndedSlot, ...]:
-        """Returns the ended slots that the RM has not acknowledged, in the order in which they
-        ended.
-        """
+        """Returns ended slots that the RM has not acknowledged, in the order of their ends."""
         return tuple(slot for slot, _ in self._ended.values())
 
     def acknowledge(self, report_number: int) -> bool:
@@ -128,8 +124,9 @@ class ReportLog:
         self.report_number = max(self.report_number, report_number + _NUMBERS_PER_START)
 
     def require_full_report(self) -> None:
-        """Makes the next report full: the RM lost the base of `unchanged`, or is another
-        incarnation.
+        """Makes the next report full.
+
+        Needed if the RM has lost the base of `unchanged`, or is another incarnation.
         """
         self._acknowledged = None
 

@@ -49,8 +49,9 @@ from task_executor.engine.slots import (
 
 @dataclass(frozen=True, slots=True)
 class HostShare:
-    """The capacity that this executor may carve slots from. Reserves are already deducted from
-    `total`.
+    """The capacity that this executor may carve slots from.
+
+    Reserves are already deducted from `total`.
     """
 
     total: Amounts
@@ -119,9 +120,7 @@ class SlotTable:
         )
 
     def booked_by(self, slot: Slot) -> dict[str, int]:
-        """Returns the amounts that a slot books now; during a resize, the larger size per
-        dimension.
-        """
+        """Returns what a slot books now; during a resize, the larger size per dimension."""
         booked = self.booking_of(slot.spec)
         return larger_of(booked, self.booking_of(slot.becoming)) if slot.becoming else booked
 
@@ -134,8 +133,7 @@ class SlotTable:
         return dict(self._booked)
 
     def available_beside(self, slots: Iterable[Slot]) -> dict[str, int]:
-        """Returns the total minus these slots and what is withheld, without dimensions at or below
-        zero.
+        """Returns the total minus these slots and what is withheld; only positive amounts.
 
         A report of `slots` uses it for its available amounts. The difference can be negative,
         because adopted slots can exceed a total that became smaller over a restart.
@@ -298,10 +296,10 @@ class SlotTable:
         self._remove(slot)
 
     def resized(self, key: SlotKey, isolation: Isolation | None = None) -> Slot:
-        """Completes a resize: the new size is enforced, and what the slot has shrunk by becomes
-        available.
+        """Completes a resize: the new size is enforced, and what it has freed becomes available.
 
         Args:
+            key: the slot.
             isolation: what is enforced now; None: the same as before.
         """
         slot = self._slots[key]
@@ -334,8 +332,7 @@ class SlotTable:
         return self._put(slot.with_state(CarveState.FREEING, end_reason=end_reason))
 
     def accept(self, key: SlotKey) -> bool:
-        """Records that the job master accepted the slot; returns False if the slot is not
-        ALLOCATED.
+        """Records that the job master accepted the slot; False if it is not ALLOCATED.
 
         `version` stays the same, because no report shows it.
         """
@@ -357,8 +354,7 @@ class SlotTable:
         return self._remove(slot)
 
     def vanished(self, key: SlotKey) -> Slot:
-        """Removes a slot that the host lost (a reboot, a removed cgroup); its amounts become
-        available.
+        """Removes a slot that the host lost (a reboot, a removed cgroup), and frees its amounts.
 
         Raises:
             IllegalTransition: the slot is CARVING; `carve_failed` is for that.
@@ -382,8 +378,10 @@ class SlotTable:
     # -- cpu conditions -------------------------------------------------------------------------
 
     def update_conditions(self, **conditions: Any) -> bool:
-        """Applies new cpu conditions, named like the fields of `CpuConditions`; False if nothing
-        changed.
+        """Applies new cpu conditions, named like the fields of `CpuConditions`.
+
+        Returns:
+            False if nothing changed.
         """
         changed = self.cpus.update_conditions(**conditions)
         self.version += changed

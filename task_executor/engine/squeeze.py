@@ -83,8 +83,7 @@ def cpu_count(budget: int, *, previous: int, host_cpus: int) -> int:
 
 
 def pick(count: int, locations: Iterable[CpuLocation]) -> list[int]:
-    """Returns `count` cpus in the order in which they are taken; an empty list if there are too
-    few.
+    """Returns `count` cpus in the order in which they are taken; none if there are too few.
 
     Cpus are grouped by NUMA node and package, and the largest group comes first. While two or more
     cpus are missing, pairs of threads of one core are taken from the groups in turn. Then single
@@ -140,8 +139,7 @@ def squeeze(
     lsr_cpus: CpuSet,
     first: CpuSet = EMPTY,
 ) -> list[int]:
-    """Returns the cpus that best-effort slots are confined to, in the order in which they are
-    taken.
+    """Returns the cpus that best-effort slots are confined to, in the order of taking them.
 
     The result is empty only if the pool is; the caller must then leave all slots where they are.
 

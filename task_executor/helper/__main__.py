@@ -1,8 +1,7 @@
-"""The privileged process: `python -m task_executor.helper CONFIG`. CONFIG is JSON, or the path of a
-JSON file.
+"""The privileged process: `python -m task_executor.helper CONFIG`.
 
-It starts, detaches (or notifies systemd), and answers at its socket until it is told to stop. Tasks
-continue without it.
+CONFIG is JSON, or the path of a JSON file. The process starts, detaches (or notifies systemd), and
+answers at its socket until it is told to stop. Tasks continue without it.
 """
 
 from __future__ import annotations
@@ -118,9 +117,7 @@ class Helper:
         return self.tasks.forget(args["task_id"])
 
     def _destroy_strangers(self) -> None:
-        """Kills groups among the slots that no record explains, and remembers them for
-        `inspect`.
-        """
+        """Kills groups among the slots that no record explains; `inspect` reports them."""
         for name in self.slots.strangers():
             pids = sorted(self.driver.pids(self.driver.slot(name), []))
             sys.stderr.write(f"{name} is no slot of ours: killed with processes {pids[:10]}\n")
@@ -162,8 +159,9 @@ class Helper:
         return self.kubelet_files.read(args["seen"])
 
     def _page(self, after: str) -> tuple[list[str], list[str], str]:
-        """Returns slots and tasks with names after `after`, and where the next page begins (''
-        at the end).
+        """Returns slots and tasks with names after `after`, and where the next page begins.
+
+        The latter is '' at the end.
         """
         both = sorted({*self.slots.limits, *self.tasks.known})
         names = [name for name in both if name > after][:_PAGE]
@@ -177,8 +175,9 @@ class Helper:
         return {}
 
     def _on_holder_exit(self, _events: int) -> None:
-        """Stops, because only tasks keep the scope alive now. The next start gets or makes a
-        new holder.
+        """Stops, because only tasks keep the scope alive now.
+
+        The next start gets or makes a new holder.
         """
         sys.stderr.write("the holder of our scope has died: starting anew\n")
         self._request_stop()

@@ -59,9 +59,7 @@ def spare_from_oom(score: int) -> None:
 def become_task(
     spec: dict[str, Any], driver: Driver, groups: Group, stdio: tuple[int, int, int], error_fd: int
 ) -> NoReturn:
-    """Becomes the task's program. If that fails, writes the reason to error_fd as JSON and
-    exits.
-    """
+    """Becomes the task's program; if that fails, writes the reason to error_fd as JSON."""
     try:
         driver.enter(groups)
         os.setsid()
@@ -105,6 +103,7 @@ def remove_as(uid: int, gid: int, path: str) -> int:
 
 def _remove_tree(path: str) -> None:
     """Removes a tree of any depth and permissions: deeper directories are moved up first.
+
     Several processes may do this at once.
     """
     if os.path.islink(path):  # noqa: PTH114
@@ -141,9 +140,7 @@ def _remove_if_empty(path: str) -> None:
 
 
 def _drop_privileges(uid: int, gid: int) -> None:
-    """Becomes the task's user. uid 0 (only if allowed) keeps its capabilities; exec never adds
-    any.
-    """
+    """Becomes the task's user. uid 0 (only if allowed) keeps its capabilities; exec adds none."""
     if os.geteuid() == 0:
         capability = 0
         while uid != 0 and prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
@@ -163,9 +160,7 @@ def _change_directory(cwd: str) -> None:
 
 
 def _execute(argv: list[str], env: dict[str, str]) -> None:
-    """Like execvpe, with the task's PATH and user. The error names the directory that is in the
-    way.
-    """
+    """Like execvpe, with the task's PATH and user. The error names a directory in the way."""
     name, path, denied = argv[0], env.get("PATH", _DEFAULT_PATH), ""
     candidates = [name] if "/" in name else [f"{part or '.'}/{name}" for part in path.split(":")]
     for candidate in candidates:

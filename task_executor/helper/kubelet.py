@@ -36,10 +36,10 @@ class KubeletFiles:
         self._search_at = 0.0
 
     def read(self, seen: str) -> dict[str, Any]:
-        """Returns `found`, the kubelet's `command`, and its files by name: `texts`, and `failures`
-        with reasons.
+        """Returns what a kubelet's files contain.
 
-        Names are those of STATES, "config", and "config/NAME" in their order. `mark` changes
+        `found`: there is a kubelet. `command`: its arguments. `texts` and `failures` (with reasons)
+        are by name: those of STATES, "config", and "config/NAME" in their order. `mark` changes
         whenever anything else does. If the caller's mark `seen` is still valid, only `mark` is
         returned.
         """
@@ -67,9 +67,7 @@ class KubeletFiles:
         return {"mark": mark} | _answer(True, self._command, texts, failures)
 
     def _find_kubelet(self) -> None:
-        """Searches for the kubelet's process, at most every `_SEARCH_S`, while none is known to
-        run.
-        """
+        """Searches for the kubelet's process while none is known, at most every `_SEARCH_S`."""
         pid, started = self._process
         if (pid and start_ticks(pid) == started) or time.monotonic() < self._search_at:
             return
@@ -82,8 +80,9 @@ class KubeletFiles:
                 return
 
     def _kubelet_command(self, process: str) -> list[str]:
-        """Returns the arguments of a kubelet; empty for other programs and users, and for one
-        in a container, whose paths are not ours.
+        """Returns the arguments of a kubelet; empty for other programs and users.
+
+        Also empty for one in a container, whose paths are not ours.
         """
         try:
             if Path(f"{process}/comm").read_text().strip() != "kubelet":

@@ -90,8 +90,9 @@ def start_helper(config: HelperConfig) -> int:
 
 
 def become_helper(config: HelperConfig) -> NoReturn:
-    """Replaces this process with the helper, which notifies systemd when it answers. Raises
-    OSError.
+    """Replaces this process with the helper, which notifies systemd when it answers.
+
+    Raises OSError.
     """
     state = Path(config.state_dir)
     state.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -101,8 +102,9 @@ def become_helper(config: HelperConfig) -> NoReturn:
 
 
 def find_helper(config: HelperConfig) -> int:
-    """Returns the pid of the helper that a separate unit has started; waits for it. Raises
-    HelperNotStarted.
+    """Waits for the helper that a separate unit has started; returns its pid.
+
+    Raises HelperNotStarted.
     """
     path, end = Path(config.socket_path), time.monotonic() + _UNIT_S
     while (hello := _call(path, "hello")) is None:
@@ -131,7 +133,7 @@ def _in_scope(config: HelperConfig, stderr: IO[bytes] | None) -> HelperConfig:
 
 
 def digest(config: HelperConfig) -> str:
-    """Returns a digest of everything that matters between two configurations."""
+    """Returns a digest of a configuration, without what may differ between starts."""
     kept = asdict(replace(config, front_pid=None, holder_pid=None))
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 

@@ -96,9 +96,7 @@ class Loop:
         return self.later(seconds, resume)
 
     def serve(self) -> None:
-        """Runs until `running` is cleared. An error in a callback is reported; the loop
-        continues.
-        """
+        """Runs until `running` is cleared. An error in a callback is reported, not raised."""
         while self.running:
             wait = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
             for key, events in self._selector.select(wait):

@@ -44,9 +44,7 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """Returns a process's start time in clock ticks since boot; None if there is no such
-    process.
-    """
+    """Returns a process's start time in clock ticks since boot; None if it does not exist."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError):
@@ -54,8 +52,9 @@ def start_ticks(pid: int) -> int | None:
 
 
 def blocked_directory(path: str) -> str | None:
-    """Returns the first directory on the way to path, links resolved, that this process may not
-    enter.
+    """Returns the first directory on the way to path that this process may not enter.
+
+    Links are resolved.
     """
     parents = reversed(Path(os.path.realpath(path)).parents)
     return next((str(p) for p in parents if os.path.isdir(p) and not os.access(p, os.X_OK)), None)  # noqa: PTH112 - it raises nothing

@@ -18,9 +18,7 @@ def threads(pids: Iterable[int]) -> set[int]:
 
 
 def descendants(roots: Iterable[int]) -> set[int]:
-    """Returns all live (not zombie) processes below roots, by parent links, without roots
-    themselves.
-    """
+    """Returns all live (not zombie) processes below roots, without roots themselves."""
     children: dict[int, list[int]] = {}
     zombies = set()
     for entry in os.scandir("/proc"):

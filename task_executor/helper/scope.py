@@ -38,8 +38,7 @@ def scope_is_available() -> bool:
 
 
 def hold_scope(state: Path, executor_id: str, stderr: IO[bytes] | None) -> int:
-    """Returns the pid of the process that holds this executor's scope: the present one, or a new
-    one.
+    """Returns the pid of the process that holds this executor's scope, a new one if needed.
 
     Output of systemd goes to `stderr` (None: our own standard error). Raises ScopeError.
     """
@@ -89,8 +88,9 @@ def _make(unit: str, stderr: IO[bytes] | None) -> int:
 
 
 def _join(place: str, stderr: IO[bytes] | None) -> int:
-    """Starts a new holder in a scope whose tasks outlived the old one, in each hierarchy of
-    systemd.
+    """Starts a new holder in a scope whose tasks outlived the old one.
+
+    It joins the scope's group in each hierarchy that systemd uses.
     """
     tops = [Path(f"{root}{place}") for root in (_CGROUPS, *_CGROUPS.iterdir())]
     if not (groups := [top for top in tops if top.is_dir()]):

@@ -1,5 +1,4 @@
-"""Server of the frame protocol on a unix socket: of the helper for the front, of a shim for the
-helper.
+"""Server of the frame protocol on a unix socket, used by the helper and by each shim.
 
 It checks the peer's user. No invalid input stops the process.
 """
@@ -63,8 +62,9 @@ def listen(path: Path, uid: int, gid: int) -> socket.socket:
 
 
 class FrameServer:
-    """Answers requests: `handle(verb, args)` returns a dict, or a job that ends in one. Both
-    may raise Fault.
+    """Answers requests. `handle(verb, args)` returns a dict, or a job that ends in one.
+
+    Both may raise Fault.
     """
 
     def __init__(

@@ -115,9 +115,7 @@ class _Shim:
             raise error
 
     def _write_task(self) -> None:
-        """Writes the record by which a later helper finds the shim. Values of the environment
-        are left out.
-        """
+        """Writes the record by which a later helper finds the shim; without values of env."""
         me = {"shim_pid": os.getpid(), "shim_start_ticks": start_ticks(os.getpid())}
         task = {"pid": self.pid, "start_time_ticks": start_ticks(self.pid) if self.pid else 0}
         record = self.spec | me | task | {"env": sorted(self.spec["env"])}
@@ -142,8 +140,9 @@ class _Shim:
         yield from self._finish(record, fault)
 
     def _make_scratch(self) -> None:
-        """Makes the scratch directory directly below the temporary directory, where any user
-        can enter.
+        """Makes the scratch directory.
+
+        It is directly below the temporary directory, where any user can enter.
         """
         if scratch := self.spec["scratch"]:
             os.mkdir(scratch, 0o700)  # noqa: PTH102 - fails if anything is there
@@ -184,8 +183,9 @@ class _Shim:
         self.loop.watch(fd, readable)
 
     def _until_exec(self, error_fd: int) -> Job:
-        """Waits until the program runs. The pipe closes at exec or death; the kernel's flag
-        says which.
+        """Waits until the program runs.
+
+        The pipe closes at exec, or at death before it; a flag of the kernel says which.
         """
         yield error_fd, 3600.0
         reply = os.read(error_fd, 1 << 16)
@@ -214,8 +214,9 @@ class _Shim:
         return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_FORKNOEXEC)
 
     def _reap(self) -> None:
-        """Reaps all ended processes below the shim, orphans included. Only the task's own end
-        counts.
+        """Reaps all ended processes below the shim, orphans included.
+
+        Only the end of the task's first process ends the task.
         """
         while True:
             try:
@@ -260,8 +261,9 @@ class _Shim:
         return {}
 
     def _take_input(self, offset: int, data: bytes, eof: bool) -> dict[str, Any]:
-        """Accepts new bytes that fit; the caller repeats the rest. After stdin was closed, all
-        bytes count as accepted.
+        """Accepts new bytes that fit; the caller repeats the rest.
+
+        After stdin was closed, all bytes count as accepted.
         """
         if not self.spec["stdin"]:
             raise Fault("SLOT_NOT_READY", "the task was started without stdin")

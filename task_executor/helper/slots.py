@@ -30,9 +30,7 @@ class Slots:
         self.resizing: set[str] = set()
 
     def adopt(self) -> list[Job]:
-        """Adopts the slots of an earlier helper. The returned jobs finish its interrupted
-        resizes.
-        """
+        """Adopts the slots of an earlier helper; the jobs finish its interrupted resizes."""
         unfinished = []
         for path in self.directory.glob("*.json"):
             record = read_json(path)
@@ -63,8 +61,9 @@ class Slots:
         return name
 
     def create(self, limits: dict[str, Any]) -> dict[str, Any]:
-        """Creates a slot, or nothing; returns what is enforced. The same limits again are the
-        same slot. Raises Fault.
+        """Creates a slot, or nothing; returns what is enforced.
+
+        The same limits again are the same slot. Raises Fault.
         """
         name = slot_name(limits)
         if name in self.limits:
@@ -88,7 +87,7 @@ class Slots:
         return self.driver.report()
 
     def _bind_shims(self, *planned: dict[str, Any]) -> None:
-        """Keeps shims off cpus that are dedicated, or will be: shims work for several slots."""
+        """Keeps shims off cpus that are, or will be, dedicated: most serve tasks of other slots."""
         slots = (*self.limits.values(), *planned)
         pinned = (each for each in slots if each["cpu_limit_milli"] == -1)
         self.driver.bind_shims({cpu for each in pinned for cpu in expand(each["cpus"])})
@@ -225,7 +224,5 @@ class Slots:
 
 
 def slot_name(args: dict[str, Any]) -> str:
-    """Returns a name that is safe for a directory: the id is checked, and the generation is a
-    number.
-    """
+    """Returns a name that is safe for a directory: the id was checked before."""
     return f"{args['allocation_id']}.{args['generation']}"

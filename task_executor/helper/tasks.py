@@ -242,8 +242,9 @@ class Tasks:
             task.refresh()
 
     def _user(self, uid: int | None, gid: int | None) -> tuple[int, int]:
-        """Returns the user of a task: the configured one or one of the range; without root only
-        our own.
+        """Returns the user of a task: the configured one, or one of the allowed range.
+
+        Without root only our own user is allowed.
         """
         own, config = os.geteuid(), self.config
         default_user = (config["task_uid"], config["task_gid"]) if own == 0 else (own, os.getegid())
@@ -312,8 +313,9 @@ class Tasks:
 
 
 def _exchange(peer: socket.socket, outbox: bytearray, deadline: float) -> Job:
-    """Sends outbox, returns the answer's frame. Raises OSError; BlockingIOError after the
-    deadline.
+    """Sends outbox and returns the answer's frame.
+
+    Raises OSError if none comes, BlockingIOError after the deadline.
     """
     inbox, whole = bytearray(), list[bytes]()
     while outbox:  # input can be more than a socket buffers at once

@@ -204,8 +204,9 @@ def _share_memory(options: CapacityOptions, share: int, usable: int | None) -> i
 def _nodes(
     topology: HostTopology, cpus: CpuSet, memory: NodeMemory, reserved_bytes: int, total_bytes: int
 ) -> tuple[NodeCapacity, ...]:
-    """Returns the CPUs and memory of each node. The reserve is split over the default nodes by
-    size.
+    """Returns the CPUs and memory of each node.
+
+    The reserve is split over the default nodes in proportion to their memory.
     """
     together = sum(memory.default_bytes.values()) or 1
     nodes = []
@@ -213,6 +214,7 @@ def _nodes(
         is_default = node.id in memory.default_bytes
         if is_default:
             own = memory.default_bytes[node.id]
+            # The node's part of the reserve, rounded up so that the parts cover the whole reserve.
             offered = min(own - -(-reserved_bytes * own // together), total_bytes)
         else:
             offered = memory.other_bytes.get(node.id, 0)

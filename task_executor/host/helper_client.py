@@ -84,8 +84,9 @@ _CLASSES: dict[str, type[FinegrainError]] = {
 
 
 class HelperError(errors.FailedPrecondition):
-    """The helper rejected a call: `reason` says why, `details` has values such as file, wrote,
-    read, blocked.
+    """The helper rejected a call.
+
+    `reason` says why, `details` has values such as file, wrote, read, blocked.
     """
 
 
@@ -94,8 +95,9 @@ class HelperUnavailable(errors.Unavailable):
 
 
 class HelperClient:
-    """One connection to the helper, restored when it is lost. Create it with `connect`, end it
-    with `close`.
+    """One connection to the helper, restored when it is lost.
+
+    Create it with `connect`, end it with `close`.
     """
 
     def __init__(self, socket_path: Path) -> None:
@@ -135,9 +137,7 @@ class HelperClient:
             self._keeper = None
 
     async def events(self) -> AsyncIterator[HelperEvent]:
-        """Yields ends of tasks and reconnections, in order, without end. Only one reader is
-        allowed.
-        """
+        """Yields ends of tasks and reconnections, in order; never ends. Only one reader."""
         while True:
             yield await self._events.get()
 
@@ -156,8 +156,10 @@ class HelperClient:
         return FRAMES.from_json(IsolationReport, result)
 
     async def resize_slot(self, limits: SlotLimits) -> IsolationReport:
-        """Changes all limits of a slot, or none; returns what is enforced. Repeating a call is
-        safe.
+        """Changes all limits of a slot, or none. Repeating a call is safe.
+
+        Returns:
+            What is enforced.
 
         Raises:
             HelperError: CARVE_FAILED (the old limits are in effect), or BELOW_USE if more memory is
@@ -254,9 +256,7 @@ class HelperClient:
         return FRAMES.from_json(Usage, await self._pages("usage"))
 
     async def kubelet(self, seen: str = "") -> KubeletFiles | None:
-        """Returns the contents of a kubelet's files, or None if nothing changed since the mark
-        `seen`.
-        """
+        """Returns the contents of a kubelet's files; None if the mark `seen` is still valid."""
         answer = await self._call("kubelet", {"seen": seen})
         if "found" not in answer:
             return None
@@ -264,9 +264,7 @@ class HelperClient:
         return FRAMES.from_json(KubeletFiles, answer | pairs)
 
     async def forget_task(self, task_id: str) -> None:
-        """Deletes the files and the scratch directory of an ended task. An unknown task is
-        ignored.
-        """
+        """Deletes the files and scratch directory of an ended task. Ignores an unknown task."""
         await self._call("forget_task", {"task_id": task_id})
 
     async def stop(self) -> None:

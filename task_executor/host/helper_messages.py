@@ -72,8 +72,9 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class TaskStarted:
-    """The program runs as `pid`, or has ended already. The start time is in clock ticks since
-    boot.
+    """The program runs as `pid`, or has ended already.
+
+    The start time is in clock ticks since boot.
     """
 
     pid: int
@@ -159,8 +160,9 @@ class ExitRecord:
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """A task as the helper knows it. `state` is running or exited; `pid` is 0 while it is being
-    started.
+    """A task as the helper knows it.
+
+    `state` is running or exited; `pid` is 0 while the task is being started.
     """
 
     task_id: str
@@ -183,9 +185,7 @@ class SlotState:
 
 @dataclass(frozen=True)
 class HelperState:
-    """All slots and tasks of the helper, read from disk and cgroups. A restarted front adopts
-    them.
-    """
+    """All slots and tasks of the helper, from disk and cgroups. A restarted front adopts them."""
 
     slots: list[SlotState]
     tasks: list[TaskRecord]
@@ -259,9 +259,7 @@ class TaskExited:
 
 @dataclass(frozen=True)
 class TaskOom:
-    """The kernel killed a process of this task because of memory. It precedes the `TaskExited`
-    event.
-    """
+    """The kernel killed a process of this task because of memory. `TaskExited` follows."""
 
     task_id: str
 

@@ -86,8 +86,7 @@ def _default_ids(topology: HostTopology, warnings: list[str]) -> set[int]:
 
 
 def _partners(topology: HostTopology, lacking: NumaNode, allowed: list[NumaNode]) -> set[int]:
-    """Returns the nodes whose memory serves the CPUs of `lacking`: the nearest ones that have
-    memory.
+    """Returns the nodes whose memory serves the CPUs of `lacking`: the nearest with memory.
 
     What the firmware reports (which CPUs reach a node best) has priority over distances.
     """

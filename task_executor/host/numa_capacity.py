@@ -28,14 +28,16 @@ class NumaCapacity:
 def numa_capacity(
     capacity: Capacity, kubelet: KubeletState | None = None
 ) -> tuple[NumaCapacity, ...]:
-    """Returns the nodes' capacity in their order, without huge pages that a kubelet has taken
-    or keeps.
+    """Returns the nodes' capacity, in their order.
+
+    Huge pages that a kubelet has given to containers or reserves are deducted.
     """
     nodes = []
     for node in capacity.nodes:
         pages = {resource_name(each.page_bytes): each.count for each in node.hugepages}
         if kubelet is not None:
             pages = {
+                # Rounded up: a page that is taken in part cannot be offered.
                 name: count - -(-kubelet.taken_bytes(node.id, name) // (page_bytes(name) or 1))
                 for name, count in pages.items()
             }

@@ -41,9 +41,7 @@ class NvmlSource(Protocol):
     """A source of information about the GPUs of this host."""
 
     def read(self) -> GpuInventory:
-        """Returns the GPUs now. Never raises. Reads again at each call, because MIG layouts
-        change.
-        """
+        """Returns the GPUs now; never raises. Each call reads again, as MIG layouts change."""
         ...
 
 
@@ -125,9 +123,7 @@ class _Session:
             return None
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        """Returns the result of one NVML call, or None if this GPU or driver does not support
-        it.
-        """
+        """Returns the result of an NVML call; None if this GPU or driver does not support it."""
         try:
             return getattr(self._nvml, name)(*arguments)
         except Exception:  # NVMLError of many kinds, AttributeError of old modules
@@ -160,6 +156,7 @@ class _Session:
 
     def _memory(self, index: int, handle: Any) -> tuple[int | None, GpuHealth]:
         """Returns usable bytes and health; the query also shows whether the GPU responds at all."""
+        # The second version of the query also reports the memory that the driver reserves.
         version = getattr(self._nvml, "nvmlMemory_v2", None)
         info = self._ask("nvmlDeviceGetMemoryInfo", handle, version) if version else None
         if info is not None:
@@ -219,9 +216,7 @@ class _Session:
         return tuple(links)
 
     def _nvlinks(self, handle: Any) -> dict[str | None, int]:
-        """Returns the number of active links by PCI id of the GPU at the other end; None means
-        a switch.
-        """
+        """Returns the active links by PCI id of the GPU at the other end; None is a switch."""
         counts: dict[str | None, int] = {}
         for link in range(_NVLINKS_MAX):
             if self._ask("nvmlDeviceGetNvLinkState", handle, link) != 1:

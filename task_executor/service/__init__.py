@@ -1,3 +1,1 @@
-"""The executor's daemon around the slot table: gRPC service, reports, tasks, checkpoint,
-metrics.
-"""
+"""The executor's daemon: gRPC service, reports, tasks, checkpoint, metrics."""

@@ -280,9 +280,7 @@ class Agent:
         self.state.contact_at = self._clock()
 
     async def _handle_failure(self, error: FinegrainError) -> None:
-        """Handles an RM that cannot be reached or rejects us: tasks continue until they are
-        orphans.
-        """
+        """Handles an RM that is unreachable or rejects us; tasks continue until orphaned."""
         if error.reason is not self._logged_reason or not self.state.registered:
             self._logged_reason = error.reason
             log.warning(

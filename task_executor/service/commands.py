@@ -136,6 +136,7 @@ class CommandRunner:
         async with self._lock:
             if self._closed:
                 raise Unavailable("this executor is stopping")
+            # The fence requires that a higher epoch is durable before `admit` enters it.
             if numbers.registration_number == fence.registration_number:
                 await self._keep_epoch(numbers.rm_epoch)
             try:

@@ -80,6 +80,8 @@ class CpuBindings:
         try:
             await self._move(moves)
         except (FinegrainError, OSError):
+            # Some of them may have been moved. If they cannot be moved back, it stays unknown where
+            # they run, and the next sync writes them all.
             for key in moves:
                 self._applied.pop(key, None)
             with contextlib.suppress(FinegrainError, OSError):
@@ -92,9 +94,7 @@ class CpuBindings:
             log.info("slots_moved", slots=len(moves), **self._pools())
 
     async def sync_or_log(self, *, force: bool = False) -> None:
-        """Like `sync`, but takes `lock` and logs an error; a later sync retries, see
-        `is_out_of_sync`.
-        """
+        """Like `sync`, but takes `lock` and logs an error; a later sync retries."""
         async with self.lock:
             try:
                 await self.sync(force=force)
@@ -107,9 +107,7 @@ class CpuBindings:
         await self.sync_or_log(force=True)
 
     def _desired(self) -> Iterator[tuple[SlotKey, CpuBinding]]:
-        """Yields slots with dedicated cpus first, so that the cpus that they leave are free for
-        others.
-        """
+        """Yields slots with dedicated cpus first, so that cpus they leave are free for others."""
         slots = [slot for slot in self._table if self._is_movable(slot)]
         slots.sort(key=lambda slot: not slot.spec.is_pinned)
         for slot in slots:

@@ -259,9 +259,7 @@ class Front:
             await self._metrics_server.stop()
 
     async def _free_everything(self) -> None:
-        """Frees all slots, sends a last report if possible, deletes the tasks' files, stops the
-        helper.
-        """
+        """Frees all slots, sends a last report if possible, deletes tasks, stops the helper."""
         keys = [slot.key for slot in self.keeper.table if slot.state is not CarveState.CARVING]
         await self.offers.close()
         await self.keeper.free([(key, None) for key in keys], reason="TERMINATED")
@@ -286,9 +284,7 @@ class Front:
                 await self._helper.stop()
 
     async def _await_task_ends(self) -> None:
-        """Waits until watchers have seen the end of their tasks, before the server closes their
-        streams.
-        """
+        """Waits until watchers have seen the ends of tasks, before their streams are closed."""
         for task in list(self.keeper.tasks):
             with task.watched() as changed, contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1.0):

@@ -141,9 +141,7 @@ def _is_configured(options: TaskExecutorOptions, dimension: str) -> bool:
 
 
 def _hugepages(options: TaskExecutorOptions, nodes: Iterable[NumaCapacity]) -> dict[str, int]:
-    """Returns the huge pages of all nodes, without page sizes that the configuration sets
-    itself.
-    """
+    """Returns the huge pages of all nodes, except page sizes set by the configuration."""
     found = {EXTENDED_PREFIX + name: count for name, count in hugepages_of(nodes).items()}
     return {name: n for name, n in found.items() if not _is_configured(options, name)}
 
@@ -241,6 +239,7 @@ def _default_profile(
     )
     parts = {TASK_HEAP_MEMORY_BYTES: slot.memory_bytes}
     if MEMORY_BYTES not in total:
+        # Separate pools: each one gives the same fraction of itself.
         parts = {
             name: round_down(total[name] * slot.memory_bytes // memory, MEMORY_GRAIN_BYTES)
             for name in MEMORY_PARTS

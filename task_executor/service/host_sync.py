@@ -76,8 +76,9 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
 
 
 def _adopt(keeper: SlotKeeper, slot: Slot, on_host: set[SlotKey], why_missing: Reason) -> None:
-    """Adopts a saved slot that is on the host; reports any other as ended, unless the RM freed
-    it.
+    """Adopts a saved slot that is on the host.
+
+    Any other is reported as ended, unless the RM had freed it.
     """
     if slot.key in on_host:
         keeper.table.adopt(slot)
@@ -135,9 +136,7 @@ def _adopt_record(keeper: SlotKeeper, task: Task, record: TaskRecord) -> None:
 
 
 async def _destroy_unknown_slots(keeper: SlotKeeper, state: HelperState) -> None:
-    """Destroys slots on the host that the slot table does not have, and logs other unknown
-    groups.
-    """
+    """Destroys slots that the slot table does not have; logs other unknown groups."""
     for stranger in state.strangers:
         log.error("unknown_group_killed", group=stranger.group, pids=stranger.pids)
     everything = [each.limits for each in state.slots]

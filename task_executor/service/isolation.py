@@ -1,5 +1,6 @@
-"""Converts the helper's isolation report into what users see, with notes on what is not
-enforced.
+"""Converts the helper's isolation report into what users see.
+
+Notes say in plain sentences what is not enforced.
 """
 
 from __future__ import annotations

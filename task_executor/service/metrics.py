@@ -176,9 +176,7 @@ class ExecutorMetrics:
     # -- observed as it happens ----------------------------------------------------------------
 
     def call_ended(self, method: str, status: str, _seconds: float) -> None:
-        """Counts a call; called by the server with the full name of the method, the status and
-        the duration.
-        """
+        """Counts a call; called by the server with method, status and duration."""
         self.calls.labels(method.rpartition("/")[2], status).inc()
 
     def carve_ended(self, seconds: float, carved: bool) -> None:
@@ -275,7 +273,5 @@ class ExecutorMetrics:
 
 
 def _at_zero(amounts: Amounts) -> dict[str, int]:
-    """Returns the same dimensions with zero amounts, so that a dimension without bookings reads
-    zero.
-    """
+    """Returns the same dimensions with zeros, so that one without bookings reads zero."""
     return dict.fromkeys(amounts, 0)

@@ -51,9 +51,7 @@ class Offers:
         self.address = ""  # address of our service, once it is bound
 
     def offer(self, slots: Sequence[Slot]) -> None:
-        """Offers those slots that have a target address and are not accepted yet. Returns at
-        once.
-        """
+        """Offers slots that have a target address and are not accepted. Returns at once."""
         by_target: dict[tuple[str, str], list[Slot]] = defaultdict(list)
         for slot in slots:
             wanted = slot.spec.target_address and not slot.accepted
@@ -92,8 +90,9 @@ class Offers:
             await self._keeper.save_or_log()
 
     async def _ask(self, address: str, slots: Sequence[Slot]) -> set[SlotKey]:
-        """Retries until the job master answers; returns the accepted slots. `_settle` limits
-        the time.
+        """Retries until the job master answers; returns the accepted slots.
+
+        `_settle` limits the time.
         """
         pause_s = PAUSE_S_MIN
         while True:

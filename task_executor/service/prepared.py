@@ -49,9 +49,7 @@ class Prepared:
 
     @property
     def helper_is_ours(self) -> bool:
-        """True if this process starts and stops the helper; False if the helper has a separate
-        unit.
-        """
+        """True if this process starts and stops the helper; False for a separate unit."""
         return self.options.helper_socket is None
 
     @property
@@ -148,9 +146,7 @@ def _text(path: Path | None) -> str | None:
 
 
 def _socket_path(options: TaskExecutorOptions, state_dir: Path) -> Path:
-    """Returns a short path that is unique per state directory, so that executors can share
-    `run_dir`.
-    """
+    """Returns a short path, unique per state directory, so that executors can share `run_dir`."""
     run_dir = options.run_dir.absolute()
     try:
         run_dir.mkdir(mode=0o750, parents=True, exist_ok=True)

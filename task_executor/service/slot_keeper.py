@@ -153,8 +153,9 @@ class SlotKeeper:
     # -- cpu conditions ----------------------------------------------------------------------
 
     async def update_conditions(self, **conditions: Any) -> None:
-        """Applies new cpu conditions, named like the fields of `CpuConditions`, and moves slots
-        if needed.
+        """Applies new cpu conditions, and moves slots if needed.
+
+        The names are those of the fields of `CpuConditions`.
         """
         if self.table.update_conditions(**conditions):
             self.on_change()
@@ -185,11 +186,13 @@ class SlotKeeper:
     # -- carving -----------------------------------------------------------------------------
 
     async def carve(self, specs: Sequence[SlotSpec]) -> list[Outcome]:
-        """Books the slots, enforces them on the host and saves them; returns one outcome per spec,
-        in order.
+        """Books slots, enforces them on the host and saves them.
 
         When this returns, every slot in an outcome is ALLOCATED and on disk. A slot that could not
         be carved leaves nothing on the host.
+
+        Returns:
+            One outcome per spec, in order.
         """
         outcomes = [self._refuse_while_cleaning(outcome) for outcome in self.table.allocate(specs)]
         new = list({o.key: o.slot for o in outcomes if o.must_carve and o.slot}.values())
@@ -287,9 +290,7 @@ class SlotKeeper:
                 del self._enforced[slot.key]
 
     def _clean_up(self, key: SlotKey) -> None:
-        """Removes the remains of a failed carve: the helper may have been interrupted in the
-        middle.
-        """
+        """Removes the remains of a failed carve: the helper may have been interrupted."""
         self._cleaning[key] = asyncio.create_task(self._clean(key))
 
     async def _clean(self, key: SlotKey) -> None:
@@ -364,9 +365,7 @@ class SlotKeeper:
         task.add_done_callback(self._background.discard)
 
     async def _shorten_grace(self, key: SlotKey, grace_ms: int) -> None:
-        """Terminates the tasks of a slot sooner; the slot is destroyed as soon as no process is
-        left.
-        """
+        """Terminates a slot's tasks sooner; it is destroyed when no process is left."""
         for task in self.tasks.of_slot(key):
             with contextlib.suppress(FinegrainError):  # it has ended meanwhile
                 if not task.has_ended:
@@ -424,8 +423,10 @@ class SlotKeeper:
     # -- slots that the host lost --------------------------------------------------------------
 
     def slot_vanished(self, key: SlotKey) -> None:
-        """Removes a slot that the host lost; reported as broken unless it was being freed
-        anyway.
+        """Removes a slot that the host lost.
+
+        It is reported as ended (SLOT_BROKEN, or why it was being freed), unless the RM had freed
+        it.
         """
         slot = self.table.vanished(key)
         self.cpu_bindings.removed(key)

@@ -89,8 +89,9 @@ class Squeezer:
                 self._warn_once(str(error))
 
     async def step(self) -> None:
-        """Measures, then confines or releases best-effort slots. Without such slots nothing is
-        measured.
+        """Measures, then confines or releases best-effort slots.
+
+        Without such slots nothing is measured.
         """
         if not any(slot.spec.is_best_effort for slot in self._table):
             self._before = None

@@ -277,8 +277,10 @@ class TaskRunner:
         return task
 
     async def cancel(self, task: Task, grace_ms: int | None) -> None:
-        """Begins to terminate a task; does nothing if it has ended. `grace_ms` None: the
-        default.
+        """Begins to terminate a task, unless it has ended. `grace_ms` None: the default.
+
+        Raises:
+            Unavailable: the task is still being started, or the helper is unreachable.
         """
         await self._await_start(task)
         if task.has_ended:
@@ -345,9 +347,7 @@ class TaskRunner:
         return accepted
 
     async def _write_chunk(self, task: Task, offset: int, data: bytes, *, eof: bool) -> int:
-        """Writes all of `data`, as fast as the task reads it; returns the total of accepted
-        bytes.
-        """
+        """Writes all of `data` as fast as the task reads; returns the total accepted."""
         end, pause_s = offset + len(data), INPUT_PAUSE_S_MIN
         while True:
             accepted = await self._helper.write_input(task.task_id, offset, data, eof)
@@ -390,7 +390,7 @@ class TaskRunner:
         if len(in_slot) >= ENDED_PER_SLOT_MAX:
             ended = [t for t in in_slot if t.has_ended and not t.watchers]
             for task in ended[: len(in_slot) - ENDED_PER_SLOT_MAX + 1]:
-                task.slot_removed_at = 0.0
+                task.slot_removed_at = 0.0  # long ago: the next sweep deletes the task
 
     def overdue(self, now: float) -> list[Task]:
         """Returns ended tasks that are due for deletion at `now`, in event loop time."""

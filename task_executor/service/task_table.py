@@ -30,9 +30,7 @@ ENDED_STATES = frozenset({TaskState.EXITED, TaskState.FAILED})
 
 @dataclass(slots=True)
 class Task:
-    """One task. The first fields are saved for a restart; the rest is learned from the helper
-    again.
-    """
+    """One task. The first fields are saved for a restart; the helper supplies the others."""
 
     task_id: str
     key: SlotKey
@@ -80,9 +78,7 @@ class Task:
             self.watchers -= 1
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns what a restarted front needs, for the state directory; without the
-        environment.
-        """
+        """Returns what a restarted front needs, without the environment."""
         data: dict[str, Any] = _JSON.to_json(self)
         return data
 
@@ -178,15 +174,11 @@ class TaskTable:
         return list(self._by_slot.get(key, {}).values())
 
     def of_job(self, job_id: str) -> list[Task]:
-        """Returns the tasks of a job, in order of submission. The cost grows with the number of
-        all tasks.
-        """
+        """Returns the tasks of a job, in order of submission. Cost: linear in all tasks."""
         return sorted((t for t in self if t.job_id == job_id), key=lambda t: t.submit_number)
 
     def running(self) -> int:
-        """Returns how many tasks run or are being started. The cost grows with the number of
-        all tasks.
-        """
+        """Returns how many tasks run or are being started. Cost: linear in all tasks."""
         return sum(not task.has_ended for task in self)
 
     def slots(self) -> Iterable[SlotKey]:

@@ -51,8 +51,9 @@ class Meter:
         )
 
     async def refresh(self) -> None:
-        """Measures again if the last result is old enough; keeps it if the helper does not
-        answer.
+        """Measures again if the last result is old enough.
+
+        If the helper does not answer in time, the last result is kept.
         """
         now = self._clock()
         elapsed_s = now - self._measured_at

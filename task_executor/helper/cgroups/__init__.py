@@ -1,5 +1,6 @@
-"""Chooses a cgroup driver: v1 if its controllers are mounted, else v2, else none with a reason
-and a fix.
+"""Chooses a cgroup driver: v1 if its controllers are mounted, else v2, else none.
+
+Without a driver the report says why, and how to get one.
 """
 
 from __future__ import annotations
@@ -128,8 +129,7 @@ def _prepare_parent(driver: Driver, front_pid: int | None) -> None:
 
 
 def _delegate_hugetlb(own: str, kernel: Kernel) -> None:
-    """Enables hugetlb from the top down, because systemd does not know this controller and leaves
-    it alone.
+    """Enables hugetlb from the top down. systemd does not know this controller and leaves it alone.
 
     Only root may do so. Without it huge pages are not limited.
     """
@@ -139,9 +139,7 @@ def _delegate_hugetlb(own: str, kernel: Kernel) -> None:
 
 
 def _own_groups(root: str, parent: str | None, kernel: Kernel, of: int | str = "self") -> Group:
-    """Returns controller -> directory of a process's own (or the delegated) group in its
-    hierarchy.
-    """
+    """Returns controller -> directory of a process's (or the delegated) group in its hierarchy."""
     own: Group = {}
     for line in kernel.read(f"{root}/proc/{of}/cgroup").splitlines():
         _number, controllers, path = line.split(":", 2)

@@ -94,8 +94,9 @@ class Kernel:
         return fd
 
     def lock_owner(self, path: str) -> str:
-        """Describes the process that has locked a group; its command names the helper's state
-        directory.
+        """Describes the process that has locked a group.
+
+        A helper's command contains its state directory.
         """
         try:
             at = Path(path).stat()
@@ -109,7 +110,7 @@ class Kernel:
 
 
 def quota_us(limits: dict[str, Any]) -> int:
-    """Returns microseconds of CPU time per period; -1 without a cap."""
+    """Returns CPU microseconds per period of 100 ms: 50,000 for 500 milli; -1 without a cap."""
     milli = limits["cpu_limit_milli"] or limits["cpu_milli"]
     return -1 if milli < 0 else int(milli) * PERIOD_US // 1000
 
@@ -167,8 +168,9 @@ class Driver:
             os.close(self.lock_fds.pop())
 
     def remove_base(self) -> bool:
-        """Removes an unlocked base, unless another helper has it by now. True while it is not
-        empty.
+        """Removes an unlocked base, unless another helper has it by now.
+
+        True while it is not empty.
         """
         left = False
         for base in dict.fromkeys(self.base.values()):
@@ -181,8 +183,9 @@ class Driver:
         return left
 
     def shims(self) -> Group:
-        """Returns the group of shims. Its unit tells systemd that shims and tasks are not part
-        of our service.
+        """Returns the group of shims.
+
+        Its unit (v1) tells systemd that shims and tasks are not part of our service.
         """
         return {name: f"{path}/shims" for name, path in self.base.items()} | self.unit
 
@@ -190,8 +193,9 @@ class Driver:
         return {controller: f"{path}/slots/{name}" for controller, path in self.base.items()}
 
     def task(self, slot: Group, task_id: str) -> Group:
-        """Returns the task's separate groups; in other hierarchies it is a member of the slot's
-        group.
+        """Returns the groups that a task has for itself, below the slot's.
+
+        In other hierarchies it is a member of the slot's group.
         """
         bases = {self.base[name] for name in self.accounting if name in self.base}
         return {c: f"{path}/task-{task_id}" for c, path in slot.items() if self.base[c] in bases}
@@ -202,9 +206,7 @@ class Driver:
             self.initialize_group(path)
 
     def initialize_group(self, path: str) -> None:
-        """Makes a new group usable (v1: fills its cpuset; v2: enables controllers for its
-        children).
-        """
+        """Makes a new group usable: v1 fills its cpuset, v2 enables the children's controllers."""
 
     def enter(self, group: Group) -> None:
         """Moves the calling process, with one write per hierarchy."""
@@ -235,13 +237,12 @@ class Driver:
                 self.put(f"{group[controller]}/{file}", value)
 
     def bind(self, group: Group, cpus: str, mems: str) -> None:
-        """The part of `apply` that sets cpus and memory nodes; one write moves all processes of
-        the slot.
-        """
+        """Sets cpus and memory nodes (a part of `apply`); one write moves all processes."""
 
     def bind_shims(self, dedicated: set[int]) -> None:
-        """Binds shims to cpus outside `dedicated`, or to all if no other is left. Without
-        cgroups they run where their slot does.
+        """Binds shims to cpus outside `dedicated`, or to all cpus if no other is left.
+
+        Without cgroups they run where their slot does.
         """
 
     def bind_tasks(self, group: Group, shims: Iterable[int], cpus: str) -> None:
@@ -305,8 +306,9 @@ class Driver:
             raise Fault("CARVE_FAILED", message, file=path, wrote=value, read=read)
 
     def counters(self, group: Group) -> dict[str, int]:
-        """Returns those of memory_current_bytes, memory_peak_bytes, cpu_usec, pids, oom_kills
-        that the kernel counts.
+        """Returns what the kernel counts of a group.
+
+        Of memory_current_bytes, memory_peak_bytes, cpu_usec, pids, oom_kills.
         """
         values = {name: self.count(group, *where) for name, where in self.counted.items()}
         found = {name: value for name, value in values.items() if value is not None}
@@ -315,9 +317,7 @@ class Driver:
         return found
 
     def count(self, group: Group, controller: str, file: str, key: str = "") -> int | None:
-        """Returns a number in a file, or in the line that begins with key; None if there is
-        none.
-        """
+        """Returns a number of a file, or of its line that begins with key; None if missing."""
         if controller not in group:
             return None
         try:
@@ -328,8 +328,9 @@ class Driver:
             return None
 
     def pids(self, group: Group, shims: Iterable[int]) -> set[int]:  # noqa: ARG002
-        """Returns the live processes of a group and its children; without cgroups, the
-        descendants of the shims.
+        """Returns the live processes of a group and its children.
+
+        Without cgroups, the descendants of the shims.
         """
         return descendants(shims)
 
@@ -340,8 +341,9 @@ class Driver:
             self.signal(pid, signal.SIGTERM)
 
     def kill(self, group: Group, shims: Iterable[int] = ()) -> Job:
-        """A job that ends when no process of the group is left. It repeats, because a fork may
-        escape one pass.
+        """A job that ends when no process of the group is left.
+
+        It repeats, because a fork may escape one pass.
         """
         shims = list(shims)
         while pids := self.pids(group, shims):
@@ -361,8 +363,9 @@ class Driver:
             pass  # ended, or another user's; the caller checks whether it is left
 
     def remove(self, group: Group) -> Job:
-        """A job that removes empty groups and their children, with retries while busy. Missing
-        ones are fine.
+        """A job that removes empty groups and their children.
+
+        It retries while they are busy. Missing ones are fine.
         """
         for path in dict.fromkeys(group.values()):
             while self._remove_tree(path):

@@ -51,6 +51,7 @@ class V1(CgroupDriver):
         if cpu := group.get("cpu"):
             self.put(f"{cpu}/cpu.cfs_period_us", str(PERIOD_US))
             self.put(f"{cpu}/cpu.cfs_quota_us", str(quota_us(limits)))
+            # 1000 milli get the kernel's default of 1024. The kernel accepts 2 to 262144.
             shares = 0 if limits.get("best_effort") else limits["cpu_milli"] * 1024 // 1000
             self.put(f"{cpu}/cpu.shares", str(max(2, min(262144, shares))))
         self.bind(group, limits["cpus"], limits["mems"])

@@ -41,8 +41,9 @@ class V2(CgroupDriver):
         return has, "cgroup.kill" if whole else "process tree"
 
     def initialize_group(self, path: str) -> None:
-        """Enables controllers for the children, except in leaves; in a slot only those that
-        count its tasks.
+        """Enables controllers for the children, except in leaves.
+
+        In a slot only those that count its tasks.
         """
         leaf = path.rpartition("/")[2]
         if leaf in ("shims", "daemon") or leaf.startswith("task-"):
@@ -60,6 +61,7 @@ class V2(CgroupDriver):
         if "cpu" in has:
             quota = quota_us(limits)
             self.put(f"{path}/cpu.max", f"{quota if quota >= 0 else 'max'} {PERIOD_US}")
+            # 1000 milli get the kernel's default of 100. The kernel accepts 1 to 10000.
             weight = 0 if limits.get("best_effort") else limits["cpu_milli"] // 10
             self.put(f"{path}/cpu.weight", str(max(1, min(10000, weight))))
         self.bind(group, limits["cpus"], limits["mems"])
@@ -93,9 +95,7 @@ class V2(CgroupDriver):
             raise Fault("CARVE_FAILED", message, file=file, wrote=wanted, read=effective)
 
     def make(self, group: Group) -> None:
-        """Makes a task's group be killed as a whole when it is out of memory; other tasks of
-        the slot live.
-        """
+        """Makes a group. A task that is out of memory is killed as a whole; other tasks live."""
         super().make(group)
         file = f"{group['unified']}/memory.oom.group"
         if "/task-" in file and self.kernel.exists(file):

@@ -84,16 +84,18 @@ def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopolo
 
 
 def allowed_cpus(root: Path = Path("/")) -> CpuSet:
-    """Returns the CPUs that are online and allowed now; read them before dedicating CPUs to a
-    slot.
+    """Returns the CPUs that are online and allowed now.
+
+    Read them again before dedicating CPUs to a slot.
     """
     reader = TreeReader(root)
     return _allowed(reader, read_cpus(reader), read_limits(reader))[0]
 
 
 def _allowed(reader: TreeReader, cpus: CpuFacts, limits: Limits) -> tuple[CpuSet, NodeSet | None]:
-    """Returns the online CPUs that this process may use, and its memory nodes (None: no limit
-    known).
+    """Returns the online CPUs and the memory nodes that this process may use.
+
+    Nodes None: no limit is known.
     """
     affinity, affinity_nodes = read_affinity(reader)
     allowed = cpus.online

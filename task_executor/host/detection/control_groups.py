@@ -57,11 +57,10 @@ def read_limits(reader: TreeReader) -> Limits:
 
 
 def read_affinity(reader: TreeReader) -> tuple[CpuSet | None, NodeSet | None]:
-    """Returns the CPUs and memory nodes that the kernel allows this process, from
-    /proc/self/status.
+    """Returns the CPUs and memory nodes that the kernel allows this process.
 
-    This also shows what cgroup files cannot: an affinity set by the service manager, and a cpuset
-    outside the namespace.
+    They come from /proc/self/status, which also shows what cgroup files cannot: an affinity set by
+    the service manager, and a cpuset outside the namespace.
     """
     found: dict[str, CpuSet] = {}
     for line in reader.lines("proc/self/status"):

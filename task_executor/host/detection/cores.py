@@ -78,8 +78,9 @@ def read_layout(reader: TreeReader, online: CpuSet) -> Layout:
 
 
 def _maps(reader: TreeReader, online: CpuSet, *names: str) -> dict[int, CpuSet]:
-    """Returns the siblings of each CPU at one level, cut to online. Names: the new one, then
-    old ones.
+    """Returns the siblings of each CPU at one level, cut to online.
+
+    Several names: that of new kernels, then older ones.
     """
     found = {}
     for cpu in online:
@@ -100,8 +101,9 @@ def _siblings(reader: TreeReader, cpu: int, names: Iterable[str]) -> CpuSet:
 
 
 def _partition(reader: TreeReader, maps: dict[int, CpuSet], what: str) -> list[CpuSet]:
-    """Returns disjoint sets. If maps contradict each other, the lowest CPU's map is used, with
-    a warning.
+    """Returns disjoint sets.
+
+    If maps contradict each other, the lowest CPU's map is used, with a warning.
     """
     parts: list[CpuSet] = []
     taken = EMPTY

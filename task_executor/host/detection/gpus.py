@@ -24,8 +24,9 @@ def read_gpus(
     online: CpuSet,
     nodes: Sequence[NumaNode],
 ) -> GpuInventory:
-    """Returns the driver's GPUs with their NUMA nodes; warns of GPUs on the bus that are not
-    offered.
+    """Returns the driver's GPUs with their NUMA nodes.
+
+    Warns of GPUs on the bus that cannot be offered.
 
     Args:
         reader: the machine's files.

@@ -29,8 +29,9 @@ def read_meminfo(reader: TreeReader, path: str) -> dict[str, int]:
 def read_hugepages(
     reader: TreeReader, directory: str, meminfo: dict[str, int], default_page_bytes: int | None
 ) -> tuple[HugePages, ...]:
-    """Returns the huge pages that are set aside, by size, smallest first. Sizes without pages are
-    left out.
+    """Returns the huge pages that are set aside, by size, smallest first.
+
+    Sizes without pages are left out.
 
     Args:
         reader: the machine's files.

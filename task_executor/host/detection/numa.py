@@ -55,9 +55,7 @@ def read_nodes(
 
 
 def merge(nodes: Sequence[NumaNode], online: CpuSet) -> NumaNode:
-    """Returns one node instead of several: all CPUs, and the memory of the nodes that may be
-    used.
-    """
+    """Returns one node instead of several: all CPUs, and the memory of the usable nodes."""
     usable = [node for node in nodes if node.memory_allowed] or list(nodes)
     known = [node.memory_bytes for node in usable if node.memory_bytes is not None]
     counts: dict[int, int] = {}

@@ -117,9 +117,7 @@ def _nearest_node(
 
 
 def node_of_cpus(cpus: CpuSet, nodes: Sequence[NumaNode]) -> int | None:
-    """Returns the only node that has these CPUs, or None if they are on several nodes or on
-    none.
-    """
+    """Returns the only node that has these CPUs; None if they are on several nodes or none."""
     holders = [node.id for node in nodes if not node.cpus.isdisjoint(cpus)]
     return holders[0] if len(holders) == 1 else None
 

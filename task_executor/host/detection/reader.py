@@ -108,9 +108,7 @@ class TreeReader:
         return sorted({int(tail) for tail in tails if _is_plain_number(tail)})
 
     def resolved(self, path: str) -> str | None:
-        """Returns the path relative to the root with links resolved, or None if it leaves the
-        root.
-        """
+        """Returns the path relative to the root with links resolved; None if outside the root."""
         try:
             root = os.path.realpath(self._root)
             real = os.path.realpath(self._absolute(path))

@@ -126,9 +126,7 @@ def _blocks(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], dict[s
 
 
 def _fields(text: str, depth: int = _DEPTH_OF_DATA) -> dict[str, Any]:
-    """Returns the outermost object with lower-case names: kubelets ignore case, and have
-    written both.
-    """
+    """Returns the outermost object, names in lower case: kubelets ignore case and wrote both."""
     try:
         fields = _lowered(_mapping(json.loads(text), "the file"))
     except (ValueError, RecursionError) as error:

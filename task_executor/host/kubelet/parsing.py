@@ -166,6 +166,7 @@ def _reserved(
         return configured.reserved_cpus & topology.online
     if policy != STATIC:
         return EMPTY
+    # A kubelet reserves whole cpus, so it rounds up.
     count = -(-configured.reserved_cpu_milli // 1000)
     if not count:
         notes.append(

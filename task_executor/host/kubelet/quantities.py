@@ -22,8 +22,9 @@ _SCALES: Final[dict[str, Fraction]] = {
 
 
 def parse_quantity(value: Any) -> Fraction | None:
-    """Returns a non-negative amount, or None if `value` is none. YAML may have parsed a number
-    already.
+    """Returns a non-negative amount; None if `value` is none.
+
+    YAML may have parsed a number already.
     """
     match = _QUANTITY.fullmatch(str(value)) if isinstance(value, str | int | float) else None
     if match is None or isinstance(value, bool):
