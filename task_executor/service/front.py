@@ -228,6 +228,8 @@ class Front:
         tasks the helper is stopped too.
         """
         systemd.notify("STOPPING=1")
+        # First no new commands and tasks, then the slots. Watchers and the RM are served until the
+        # end.
         await self._server.set_serving(False)
         await self.commands.close()
         await self.runner.close()

@@ -60,6 +60,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     why_missing = Reason.SLOT_MISSING if rebooted else Reason.SLOT_BROKEN
     for slot in saved.slots:
         _adopt(keeper, slot, on_host, why_missing)
+    # Tasks after slots: a task whose slot was not adopted is deleted after a while.
     _adopt_tasks(keeper, state)
     await _destroy_unknown_slots(keeper, state)
     await _forget_unknown_tasks(keeper, state)

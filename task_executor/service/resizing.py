@@ -59,6 +59,8 @@ async def resize_slot(
         The outcome. Its error is one of `SlotTable.resize`, BELOW_USE (with the requested and used
         bytes of memory in the details), CARVE_FAILED or UNREACHABLE.
     """
+    # Steps of the resize. 1: book both sizes. 2: save the intent, so that a crash after this
+    # completes it. 3: enforce (`_enforce`).
     async with keeper.resize_lock:
         before = keeper.table.get(key)
         outcome = keeper.table.resize(key, number, profile, cpu_limit_milli, assignment)

@@ -197,6 +197,7 @@ class SlotKeeper:
         outcomes = [self._refuse_while_cleaning(outcome) for outcome in self.table.allocate(specs)]
         new = list({o.key: o.slot for o in outcomes if o.must_carve and o.slot}.values())
         enforced: list[Slot] = []
+        # Held from reading the ledger until the helper has confirmed; see `CpuBindings`.
         async with self.cpu_bindings.lock:
             failed = await self._clear_cpus(new)
             new = [slot for slot in new if slot.key not in failed]
