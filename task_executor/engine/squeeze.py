@@ -5,9 +5,9 @@ budget is the part of the host that may be busy, minus what everything else uses
 whole cpus. These cpus are taken proportionally from those of LSR slots and from the rest, pairs of
 hardware threads first, alternating between NUMA nodes.
 
-Example: 16 cpus, a threshold of 65 %, other slots using 4 cpus and the system 1 give a budget of
-10.4 - 4 - 1 = 5.4 cpus. That is 6 whole cpus, but at most 2 more (10 % of 16, rounded up) than in
-the step before.
+Example: 16 cpus and a threshold of 65 %, while other slots use 4 cpus and the system 1. The budget
+is 10.4 - 4 - 1 = 5.4 cpus. That is 6 whole cpus, but at most 2 more (10 % of 16, rounded up) than
+in the step before.
 """
 
 from __future__ import annotations

@@ -275,8 +275,8 @@ class HostSync:
 
         Every `SWEEP_S` seconds it reads the host's cpus again, reconciles if an event was missed,
         and deletes overdue tasks. Every `SWEEPS_PER_RESYNC` sweeps it writes the cpus of all slots
-        again, because other programs may write to our groups, and because cgroup v1 permanently
-        removes a cpu that was offline for a moment.
+        again. Other programs may write to our groups, and cgroup v1 permanently removes a cpu that
+        was offline for a moment.
         """
         for sweeps in itertools.count(1):
             await asyncio.sleep(SWEEP_S)

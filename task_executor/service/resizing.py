@@ -1,9 +1,9 @@
 """Resizes slots.
 
-The new size is booked, saved, enforced in the kernel, saved again, and only then reported. If a
-step fails or the front or helper crashes in between, the resize is completed when both are back,
-unless tasks use more than the new size by then. Until the helper has confirmed what is enforced,
-both sizes stay booked and the old one is reported.
+The new size is booked, saved, enforced in the kernel, saved again, and only then reported. If the
+front or the helper crashes in between, the resize is completed when both are back. If tasks use
+more than the new size by then, it is not. Until the helper has confirmed what is enforced, both
+sizes stay booked and the old one is reported.
 """
 
 from __future__ import annotations

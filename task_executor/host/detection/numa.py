@@ -79,8 +79,8 @@ def grown(
 
     In guests whose memory is initialised or returned lazily, the MemTotal of nodes grows as memory
     is used, while /proc/meminfo shows all of it from the start. A node that is the only possible
-    one then has all of it. On other hosts the difference may also be a node that was taken offline,
-    so there it only counts if more memory is free than the nodes have in total.
+    one then has all of it. On other hosts the difference may also be a node that was taken offline.
+    There it only counts if more memory is free than the nodes have in total.
 
     If `possible` names nodes that do not exist now, the difference may be theirs, free or not. It
     is then never offered on the other nodes.
