@@ -39,7 +39,7 @@ class HostCpus:
 
     slot_cpus: CpuSet  # the cpus that the total counts
     reserved: CpuSet = EMPTY  # reserved by the configuration; not in the total
-    isolated: CpuSet = EMPTY  # those of both that the kernel does not balance load over
+    isolated: CpuSet = EMPTY  # of both: the kernel does not balance load over them
     pools: tuple[tuple[PoolName, CpuSet], ...] = ()  # by NUMA node and package; empty: one
     memory_nodes: NodeSet = EMPTY  # nodes that memory can be bound to; empty: not known
     policy: HostPolicy = NO_SETTINGS  # from the configuration

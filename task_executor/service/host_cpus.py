@@ -33,6 +33,11 @@ def host_cpus(options: TaskExecutorOptions, topology: HostTopology, capacity: Ca
     Reserved cpus are in the shared pools unless they are reserved strictly or isolated; no slot
     ever gets one as a dedicated cpu.
 
+    Args:
+        options: the executor's options.
+        topology: the detected host.
+        capacity: the cpus that the executor manages.
+
     Raises:
         InvalidArgument: a policy is not known; the error names the option.
     """
