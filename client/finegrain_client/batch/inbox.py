@@ -1,7 +1,4 @@
-"""What a batch's loop is told by what runs beside it.
-
-Plain data, and nothing that decides.
-"""
+"""Messages to the main loop of a batch from the tasks that run beside it. Plain data."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from finegrain_client.batch.slots import SlotMessage
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded:
-    """An attempt came to its end."""
+    """An attempt has ended."""
 
     key: AttemptKey
     outcome: AttemptOutcome
@@ -22,7 +19,7 @@ class AttemptEnded:
 
 @dataclass(frozen=True, slots=True)
 class SubmissionFailed:
-    """Requests are not queued; why, where asking again would not help."""
+    """The submission of requests failed. `error` is None if it may be tried again."""
 
     first: int
     count: int
@@ -31,21 +28,21 @@ class SubmissionFailed:
 
 @dataclass(frozen=True, slots=True)
 class ReuseAnswered:
-    """Whether slots may be used once more."""
+    """The resource manager's answers whether slots may be reused."""
 
     answers: list[tuple[SlotKey, int, bool]]
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Something beside the loop failed, and the runner cannot go on."""
+    """A task beside the loop failed, and the runner cannot continue."""
 
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
 class CommandStarted:
-    """A command could be executed."""
+    """An attempt's command was started."""
 
 
 @dataclass(frozen=True, slots=True)

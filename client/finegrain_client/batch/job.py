@@ -1,6 +1,7 @@
-"""A batch as its owner holds it: run, taken up again, cancelled.
+"""The handle of a batch: run it, resume it, cancel it.
 
-Decides which state file a batch has, and that one runner works on it. Refuses to know how.
+It finds the state file of the batch and makes sure that only one runner works on it; `runner.py`
+does the work.
 """
 
 from __future__ import annotations
@@ -23,24 +24,27 @@ if TYPE_CHECKING:
     from finegrain_client.cluster import Cluster
 
 LEASE_DEFAULT_S = 300.0
-"""How long slots and tasks of a batch outlive its runner, so that another one can take them up."""
+"""Time in which another runner can take over the slots and tasks of a killed one."""
 
 
 class BatchJob:
-    """One command for each of many threads of work, in however few slots there are.
+    """One command for each of many threads of work, in any number of slots.
 
-    `BatchJob(cluster, spec).run()` works on a new batch; `BatchJob(cluster, state_file=...).run()`
-    takes one up whose runner was killed, stopped or cancelled. What was promised: the command of a
-    thread runs *at least once* (again where its slot was lost, where it failed and is retried, and
-    as a second run of a straggler), and a thread has *exactly one* result, recorded on disk before
-    its slot is used for anything else. Commands that must not run twice need a guard of their own.
+    `BatchJob(cluster, spec).run()` runs a new batch. `BatchJob(cluster, state_file=...).run()`
+    resumes one whose runner was killed, stopped or cancelled.
 
-    A runner that was killed leaves slots and tasks to the job's lease (`lease_s`): one that is
-    started within that time takes them up, with all that they have written meanwhile; later, the
-    threads that have no result are run anew under a new job.
+    The command of a thread runs *at least once*. It runs again if its slot was lost, if it failed
+    and is retried, or as a second run of a straggler. A thread has *exactly one* result, which is
+    on disk before its slot is used for anything else. Commands that must not run twice need their
+    own protection.
+
+    A killed runner leaves its slots and tasks behind, until the job's lease (`lease_s`) ends. A
+    runner that starts within that time takes them over, with all output since then. A later one
+    runs the threads without a result again, under a new job.
 
     Attributes:
-        state_file: where the state is kept: a file for its owner only, on a local disk.
+        state_file: the file with the state of the batch, readable only by its owner, on a local
+            disk.
     """
 
     state_file: Path
@@ -54,18 +58,19 @@ class BatchJob:
         results_dir: str | os.PathLike[str] | None = None,
         lease_s: float = LEASE_DEFAULT_S,
     ) -> None:
-        """Nothing happens yet.
+        """Checks the arguments; `run` does the work.
 
         Args:
-            spec: what to run; None: what is in the state file. Where both are given and the file
-                exists, they have to be the same.
-            state_file: None: a new one in the default folder (see `default_folder`).
-            results_dir: where outputs go, as `<index>.stdout` and `<index>.stderr`; None: only the
-                last 1,000 bytes of each are kept, in the state file.
-            lease_s: 1 s to 1 day.
+            cluster: the cluster to run on.
+            spec: what to run; None: the spec in the state file. If both exist, they must be equal.
+            state_file: path of the state file; None: a new one in the default folder (see
+                `default_folder`).
+            results_dir: folder for the output, as `<index>.stdout` and `<index>.stderr`; None: only
+                the last 1,000 bytes of each are kept, in the state file.
+            lease_s: lease of the batch's job, 1 s to 1 day.
 
         Raises:
-            InvalidArgument: neither spec nor state file, or a bad lease.
+            InvalidArgument: spec and state file are both missing, or the lease is out of range.
         """
         if spec is None and state_file is None:
             raise InvalidArgument("spec", None, "what to run, or the state_file of a batch")
@@ -76,7 +81,7 @@ class BatchJob:
         self._results_dir = Path(results_dir).absolute() if results_dir is not None else None
         self._lease_s = lease_s
         self._runner: Runner | None = None
-        self._stop_mode = ""  # of whoever ends it before there is a runner
+        self._stop_mode = ""  # requested before there is a runner
         self._running: asyncio.Task[BatchOutcome] | None = None
         name = spec.name if spec is not None else ""
         self.state_file = Path(state_file) if state_file else default_state_file(name)
@@ -86,10 +91,10 @@ class BatchJob:
 
     @property
     def spec(self) -> BatchSpec:
-        """What it runs.
+        """The spec of the batch; read from the state file if it was not given.
 
         Raises:
-            NotFound, ConfigurationError: there is no such state file, or it is something else.
+            NotFound, ConfigurationError: the state file does not exist, or is not one.
         """
         if self._spec is None:
             with reading(self.state_file) as connection:
@@ -99,7 +104,10 @@ class BatchJob:
 
     @property
     def progress(self) -> Progress:
-        """How far it is; all queued before `run`. For batches that others run see `read_status`."""
+        """The progress so far. Before `run`, all threads are queued.
+
+        For batches of other runners, see `read_status`.
+        """
         if self._runner is not None:
             return self._runner.report.progress
         threads = self.spec.threads
@@ -111,20 +119,23 @@ class BatchJob:
         *,
         retry_failed: bool = False,
     ) -> BatchOutcome:
-        """Works on the batch until every thread has its result, or it is stopped.
+        """Works on the batch until every thread has its result, or the batch is stopped.
 
         Cancelling this does what `cancel` does, and then raises. If it fails, it leaves slots and
         tasks as they are, for the next runner.
 
         Args:
-            on_progress: called at most five times a second; it may not block.
-            retry_failed: threads that have failed for good are tried again.
+            on_progress: called at most five times a second; it must not block.
+            retry_failed: if true, threads that have failed for good run again.
+
+        Returns:
+            How the batch ended.
 
         Raises:
-            AlreadyExists: another runner works on it (STORE_IN_USE), or another batch is in the
-                state file.
+            AlreadyExists: another runner works on it (STORE_IN_USE), or the state file belongs to
+                another batch.
             NotFound, ConfigurationError: see `read_status`.
-            FinegrainError: the resource manager refused us, or a disk failed (DISK_FULL, ...).
+            FinegrainError: the resource manager refused a call, or a disk failed (DISK_FULL, ...).
         """
         if self._running is not None and not self._running.done():
             raise FailedPrecondition("this batch is being run already; await that")
@@ -137,16 +148,16 @@ class BatchJob:
             self._wake("cancel")
             try:
                 await self._running
-            except asyncio.CancelledError:  # once more: whoever asks so is in a hurry
+            except asyncio.CancelledError:  # cancelled a second time: do not clean up, just end
                 self._running.cancel()
                 await asyncio.gather(self._running, return_exceptions=True)
             raise
 
     async def cancel(self) -> None:
-        """Gives everything back: requests, slots and what runs in them. What has its result keeps
-        it, and another `run` goes on with the rest. Returns when it is done.
+        """Cancels the batch: its requests, slots and tasks. Returns when that is done.
 
-        Of a batch that nobody runs, the job that its last runner left is ended.
+        Results so far are kept, and another `run` continues with the rest. If no runner works on
+        the batch, this ends the job that its last runner left.
 
         Raises:
             AlreadyExists: another process works on it: STORE_IN_USE.
@@ -155,14 +166,15 @@ class BatchJob:
         await self._end("cancel")
 
     async def leave(self) -> None:
-        """Ends the work of this runner and leaves slots and tasks as they are: whoever runs the
-        batch before the lease is over takes them up. Returns when it is done.
+        """Ends this runner, and leaves slots and tasks as they are. Returns when that is done.
+
+        A runner that starts before the lease ends takes them over.
         """
         if self._running is not None:
             await self._end("leave")
 
     def results(self, *, failed_only: bool = False) -> Iterator[ThreadResult]:
-        """The results so far, by index; one per thread at most.
+        """Returns the results so far, ordered by index; at most one per thread.
 
         Raises:
             NotFound, ConfigurationError: see `read_status`.

@@ -1,6 +1,6 @@
-"""That one runner at a time works on a batch: a lock that the kernel drops with the process.
+"""The lock that lets only one runner work on a batch.
 
-Decides who that is. Refuses to know what is in the state file.
+The kernel releases it when the process ends.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from finegrain.errors import AlreadyExists, Reason
 
 TRIES_MAX = 5
 RETRY_DELAY_S = 0.05
-"""A process that only reads who works on a batch has the lock for a moment."""
+"""Wait between tries: `runner_of` in another process holds the lock for a moment."""
 
 
 def lock_path(path: Path) -> Path:
-    """The file that is locked by whoever works on the batch; it says who that is."""
+    """Returns the path of the lock file, which also contains its owner."""
     return path.with_name(path.name + ".lock")
 
 
 def runner_of(path: Path) -> dict[str, Any] | None:
-    """Who works on it now: `pid` and `host`; None: nobody does."""
+    """Returns `pid` and `host` of the runner that works on the batch; None: there is none."""
     try:
         descriptor = os.open(lock_path(path), os.O_RDONLY)
     except (FileNotFoundError, PermissionError):
-        return None  # whoever may not see this may not see the state file either, and hears so
+        return None  # then the state file is not readable either, and its reader reports that
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
@@ -41,10 +41,10 @@ def runner_of(path: Path) -> dict[str, Any] | None:
 
 
 def take_lock(path: Path) -> int:
-    """Takes the lock, until the descriptor is closed or the process is gone.
+    """Takes the lock, which lasts until the descriptor is closed or the process ends.
 
     Raises:
-        AlreadyExists: STORE_IN_USE, another runner has it.
+        AlreadyExists: STORE_IN_USE: another runner has it.
     """
     descriptor = os.open(lock_path(path), os.O_RDWR | os.O_CREAT, 0o600)
     for tries_left in reversed(range(TRIES_MAX)):
@@ -52,7 +52,7 @@ def take_lock(path: Path) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            if tries_left:  # it may only be `runner_of`
+            if tries_left:  # the owner may only be `runner_of`
                 time.sleep(RETRY_DELAY_S)
     else:
         owner = _lock_owner(descriptor)
@@ -70,8 +70,10 @@ def take_lock(path: Path) -> int:
 
 
 def _lock_owner(descriptor: int) -> dict[str, Any]:
-    """What is said of it; nothing where it has not said so yet. What the last one said is there
-    until then, and its pid may be somebody else's by now.
+    """Returns the owner as written in the lock file; empty if it has not written itself yet.
+
+    Until then, the file still names the previous owner, whose pid may belong to another process by
+    now. So the start time of the process must match, too.
     """
     try:
         found = json.loads(os.pread(descriptor, 4096, 0))
@@ -83,7 +85,7 @@ def _lock_owner(descriptor: int) -> dict[str, Any]:
 
 
 def _start_ticks(pid: int) -> str:
-    """When a process began, in ticks since the host did; empty: there is none, or no telling."""
+    """Returns when a process started, in clock ticks since the host's boot; empty: unknown."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

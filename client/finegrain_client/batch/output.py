@@ -1,9 +1,8 @@
-"""What threads of work write: into files of the results folder, and the last of it into the state.
+"""The output of threads of work: files in the results folder, and the end of it in the state file.
 
-Decides where it goes and that a thread's files are those of the attempt that counts, complete.
-An attempt writes into files of its own, opened for each piece (no descriptor is kept: there may be
-ten thousand of them); the one that counts is renamed, and synced, before its result is recorded.
-Refuses to know what it means.
+Each attempt writes to its own files, which are opened for each chunk. Keeping them open would need
+too many descriptors, because ten thousand attempts may run. The files of the attempt that counts
+are synced and renamed before its result is recorded, so that they are complete.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 from finegrain_client.types.status import OutputChunk, StreamName
 
 TAIL_BYTES = 1_000
-"""Kept of each stream in the state file."""
+"""Bytes of the end of each stream that the state file keeps."""
 
 SYNCS_AT_ONCE = 32
 
@@ -25,7 +24,7 @@ STREAMS: tuple[StreamName, ...] = ("stdout", "stderr")
 
 
 class Output:
-    """The two streams of one attempt."""
+    """The output streams of one attempt."""
 
     def __init__(self, folder: Path | None, thread: int, attempt: int) -> None:
         self._folder = folder
@@ -35,7 +34,7 @@ class Output:
         self._tails: dict[StreamName, bytes] = {}
 
     def take(self, chunk: OutputChunk) -> None:
-        """Some more of it, in order.
+        """Appends a chunk; chunks must come in order.
 
         Raises:
             OSError: it cannot be written.
@@ -49,11 +48,11 @@ class Output:
             file.write(chunk.data)
 
     def tail(self, stream: StreamName) -> bytes:
-        """The last of a stream."""
+        """Returns the end of a stream."""
         return self._tails.get(stream, b"")
 
     def publish(self) -> None:
-        """This attempt is the one that counts: its files become the thread's.
+        """Makes this attempt's files the thread's files, because this attempt counts.
 
         Raises:
             OSError: they cannot be written.
@@ -63,7 +62,7 @@ class Output:
         for stream in STREAMS:
             final = self._folder / f"{self._thread}.{stream}"
             if stream not in self._begun:
-                final.unlink(missing_ok=True)  # of an attempt that counted in vain
+                final.unlink(missing_ok=True)  # left by an attempt whose result was not recorded
                 continue
             part = self._part(self._folder, stream)
             with part.open("rb") as file:
@@ -71,7 +70,7 @@ class Output:
             part.rename(final)
 
     def discard(self) -> None:
-        """Nobody wants it."""
+        """Deletes the files of this attempt."""
         if self._folder is not None:
             for stream in self._begun:
                 self._part(self._folder, stream).unlink(missing_ok=True)
@@ -81,7 +80,7 @@ class Output:
 
 
 def publish_all(folder: Path | None, outputs: Sequence[Output]) -> None:
-    """Publishes many, side by side: a file system writes many syncs down in one go.
+    """Publishes many attempts in parallel, because a file system combines concurrent syncs.
 
     Raises:
         OSError: they cannot be written.
@@ -91,6 +90,7 @@ def publish_all(folder: Path | None, outputs: Sequence[Output]) -> None:
     with ThreadPoolExecutor(min(len(outputs), SYNCS_AT_ONCE)) as pool:
         for done in [pool.submit(each.publish) for each in outputs]:
             done.result()
+    # The renames are durable only after a sync of the folder.
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -99,7 +99,7 @@ def publish_all(folder: Path | None, outputs: Sequence[Output]) -> None:
 
 
 def sweep(folder: Path | None) -> None:
-    """Removes what attempts of an earlier runner have left; what still runs is read again."""
+    """Removes files of an earlier runner's attempts; output of running attempts is read again."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(f"*{PART}"):

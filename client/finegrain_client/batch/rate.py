@@ -1,7 +1,6 @@
-"""How fast a batch goes: how long its threads take, who takes too long, when it will end.
+"""The speed of a batch: durations of its threads, stragglers, and the expected end.
 
-Decides what an estimate goes by, and whom a straggler is compared with. Refuses to know a clock.
-Pure.
+Uses no clock.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ from datetime import datetime, timedelta
 from finegrain_client.batch.values import Estimate
 
 BASIS_MIN = 5
-"""Threads that have to be done before anybody is called a straggler."""
+"""Number of threads that must have ended before another one can be a straggler."""
 
 STRAGGLERS_MIN_S = 0.5
-"""Nobody is called a straggler before that: a second run costs more."""
+"""A thread that has run for less is no straggler: a second run would cost more."""
 
 
 class Rate:
@@ -31,23 +30,30 @@ class Rate:
         return len(self._sorted)
 
     def add(self, duration_s: float) -> None:
-        """One more is done."""
+        """Adds the duration of one more thread. Linear in the number of durations."""
         insort(self._sorted, duration_s)
         self._sum_s += duration_s
 
     @property
     def mean_s(self) -> float:
-        """The mean; 0 where none is done."""
+        """The mean duration; 0 if no thread is done."""
         return self._sum_s / len(self._sorted) if self._sorted else 0.0
 
     def quantile_s(self, part: float) -> float:
-        """The duration that this part of them keeps to (nearest rank); 0 where none is done."""
+        """Returns a quantile of the durations (nearest rank); 0 if no thread is done."""
         if not self._sorted:
             return 0.0
         return self._sorted[max(0, math.ceil(part * len(self._sorted)) - 1)]
 
     def straggler_after_s(self, factor: float, threads: int) -> float | None:
-        """How long a thread runs before it is called a straggler; None: too little is known."""
+        """Returns the run time after which a thread is a straggler; None: too few are done.
+
+        Too few means fewer than half of the threads, or than `BASIS_MIN`.
+
+        Args:
+            factor: multiple of the 0.95 quantile of the durations.
+            threads: number of threads of the batch.
+        """
         if len(self._sorted) < BASIS_MIN or 2 * len(self._sorted) < threads:
             return None
         return max(STRAGGLERS_MIN_S, factor * self.quantile_s(0.95))
@@ -55,15 +61,17 @@ class Rate:
     def estimate(
         self, now: datetime, *, to_run: int, running_s: Sequence[float], at_once: int
     ) -> Estimate | None:
-        """When all will be done; None where nothing is known, or nothing goes on.
+        """Estimates when all threads will be done; None if no thread is done or none runs.
 
-        What is left to do, by the mean duration of those that are done, is divided by how many are
-        done at one time at present; and one that has begun takes at least another moment.
+        The work left, at the mean duration of the finished threads, is divided by the number of
+        slots. A running thread takes at least another tenth of the mean. Example: mean 10 s, 4
+        threads to run, 2 running for 6 s and 12 s: (4 * 10 + 4 + 1) / 2 = 22.5 s.
 
         Args:
-            to_run: threads that have not begun.
-            running_s: for how long those run that have begun.
-            at_once: how many slots there are at present.
+            now: the current time.
+            to_run: number of threads that have not started.
+            running_s: how long each running thread has run, in seconds.
+            at_once: number of threads that run at the moment.
         """
         if not self._sorted or not at_once:
             return None

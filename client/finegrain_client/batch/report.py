@@ -1,7 +1,4 @@
-"""How far a batch is: told to whoever wants to know, and kept in the state file.
-
-Decides how often. Refuses to know what is done about it.
-"""
+"""The progress of a batch: reported to the caller and saved in the state file, at intervals."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ class Report:
     """The progress of one runner's work.
 
     Attributes:
-        progress: as of the last time that something changed.
+        progress: the progress at the last update.
     """
 
     def __init__(
@@ -52,9 +49,7 @@ class Report:
         self.progress = Progress(BatchState.OPEN, threads, 0, 0, 0, threads)
 
     def before_write(self, session: Session, changes: Changes) -> None:
-        """Something may have changed, and `changes` are about to be written: now and then the
-        progress goes with them.
-        """
+        """Updates the progress and adds it to `changes`, at intervals; the caller writes them."""
         now = time.monotonic()
         if now - self._reported_s >= REPORT_INTERVAL_S:
             self._reported_s = now
@@ -65,7 +60,14 @@ class Report:
             changes.meta.update(self._kept_progress())
 
     def conclude(self, state: BatchState, done: int, failed: int, why: str) -> Changes:
-        """The runner is at its end; what is to be written of that."""
+        """Sets the final progress when the runner ends, and returns the changes to write.
+
+        Args:
+            state: final state of the batch.
+            done: number of threads that are done.
+            failed: number of threads that have failed for good.
+            why: why the runner ends; empty if every thread has its result.
+        """
         left = self.progress.threads - done - failed
         self.progress = replace(
             self.progress,
@@ -88,7 +90,7 @@ class Report:
         return Changes(meta=self._kept_progress())
 
     async def watch_cluster(self) -> None:
-        """Polls how large the cluster is that the slots are a share of, and whether it answers."""
+        """Polls the capacity of the cluster, for `share_of`, and whether the cluster answers."""
         while True:
             trouble = ""
             try:
@@ -141,7 +143,10 @@ class Report:
 
 
 def share_of(slots: BatchSlots, total: Mapping[str, int]) -> float | None:
-    """The dominant share: the largest part of any dimension of the cluster that the slots have."""
+    """Returns the dominant share: the largest fraction of a cluster dimension in the slots.
+
+    None if the cluster's capacity is unknown.
+    """
     held: dict[str, int] = {"cpu_milli": 0, "memory_bytes": 0}
     for slot in slots.held:
         held["cpu_milli"] += slot.profile.cpu_milli

@@ -1,7 +1,4 @@
-"""What is kept of a batch besides its results, as plain data: jobs, what was asked for, attempts.
-
-Refuses to know how it is kept.
-"""
+"""The rows of a batch's state file, except results: jobs, submissions, attempts. Plain data."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class SubmittedRow:
-    """Requests that were asked for, members of the job's range."""
+    """Requests that were submitted as members of the job's range."""
 
     first_index: int
     count: int
@@ -32,7 +29,7 @@ class SubmittedRow:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """An attempt at a thread whose command was, or is just being, submitted."""
+    """An attempt at a thread whose command was submitted, or is being submitted."""
 
     thread: int
     attempt: int
@@ -49,7 +46,8 @@ class Changes:
 
     begun: list[AttemptRow] = field(default_factory=list)
     reopened: list[tuple[int, int]] = field(default_factory=list)  # thread, attempt
-    ended: list[tuple[int, int, str, str]] = field(default_factory=list)  # + outcome, message
+    # Thread, attempt, outcome, message.
+    ended: list[tuple[int, int, str, str]] = field(default_factory=list)
     results: list[ThreadResult] = field(default_factory=list)
     submitted: list[SubmittedRow] = field(default_factory=list)
     meta: dict[str, str] = field(default_factory=dict)
@@ -60,16 +58,16 @@ class Changes:
 
 @dataclass(slots=True)
 class Known:
-    """What a runner begins with: everything about the threads that is not over, or counts on."""
+    """What a runner starts with: open attempts, and what counts of the past."""
 
     final: dict[int, ThreadState] = field(default_factory=dict)
-    attempts: dict[int, int] = field(default_factory=dict)  # made so far, by thread
+    attempts: dict[int, int] = field(default_factory=dict)  # number of attempts so far, by thread
     failures: dict[int, int] = field(default_factory=dict)
     losses: dict[int, int] = field(default_factory=dict)
-    durations_s: list[float] = field(default_factory=list)  # of those that are done
+    durations_s: list[float] = field(default_factory=list)  # of threads that are done
     job: JobRow | None = None  # the last one
-    # Of that job, while it is not known to have ended:
+    # About that job, unless it is known to have ended:
     submitted: list[SubmittedRow] = field(default_factory=list)
     open: list[AttemptRow] = field(default_factory=list)  # outcome unknown
     lost: list[AttemptRow] = field(default_factory=list)
-    used: set[tuple[str, int]] = field(default_factory=set)  # slots that ran something
+    used: set[tuple[str, int]] = field(default_factory=set)  # slots that have run something

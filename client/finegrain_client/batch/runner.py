@@ -1,8 +1,8 @@
 """The runner of a batch: one job after another, until every thread has its result.
 
-Decides when a job of an earlier runner is taken up, when a new one is registered, and what becomes
-of a job at the end: ended when the batch is done, stopped or cancelled; left as it is, for the next
-runner, when this one fails or is told to leave. Refuses to know which thread runs where.
+It takes over the job of an earlier runner, or registers a new one. It ends the job when the batch
+is done, stopped or cancelled. It leaves the job to the next runner if it fails or is asked to
+leave.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ T = TypeVar("T")
 
 FAILURES_SHOWN = 10
 ENDING = "ending"
-"""The word of the state file that keeps which job a runner has begun to end."""
+"""Key in the state file for the job that a runner has started to end."""
 
 ENDING_S = 20.0
-"""How long leaving may try to end the job; after that its lease ends it."""
+"""Longest time in seconds to try to end the job; after that its lease ends it."""
 
 
 class _StopRequested(Exception):
@@ -53,7 +53,7 @@ class Runner:
     """Works on one batch; see `BatchJob`.
 
     Attributes:
-        report: how far it is.
+        report: the progress of the batch.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class Runner:
         self.report = Report(cluster, state.spec.threads, state.create_time, on_progress)
 
     async def run(self) -> BatchOutcome:
-        """Works until the batch is done, or stopped.
+        """Works until the batch is done or stopped, and returns the outcome.
 
         Raises:
-            FinegrainError, OSError: it cannot go on; a new runner may.
+            FinegrainError, OSError: this runner cannot continue; a new one may.
         """
         watching = asyncio.create_task(self.report.watch_cluster())
         try:
@@ -86,7 +86,9 @@ class Runner:
             while stop_reason is None:
                 known = await self._on_disk(self._state.known)
                 if len(known.final) == self._state.spec.threads:
-                    await self._end_leftover_job(known)  # killed after the last result, before that
+                    # The last runner may have been killed between the last result and the end of
+                    # its job.
+                    await self._end_leftover_job(known)
                     stop_reason = ""
                 elif self._stop_mode:
                     if self._stop_mode == "cancel":
@@ -101,21 +103,24 @@ class Runner:
             self._disk.shutdown()
 
     def wake(self, stop_mode: str) -> None:
-        """Ends `run` soon: "cancel" gives everything back, "leave" leaves all as it is."""
+        """Ends `run` soon: "cancel" releases everything, "leave" leaves everything as it is."""
         self._stop_mode = self._stop_mode or stop_mode
         self._stop_requested.set()
         if self._session is not None:
             self._session.wake(stop_mode)
 
     async def _run_job(self, known: Known) -> str | None:
-        """Works as long as one job lives; why it is to stop, or None: go on with another job."""
+        """Works with one job until that ends.
+
+        Returns why to stop, or None: continue with another job.
+        """
         async with AsyncExitStack() as stack:
             try:
                 job, row = await unless(
                     self._stop_requested, self._attach_or_register(stack, known), _StopRequested
                 )
             except _StopRequested:
-                return None  # nobody answers, and nobody waits for that any longer
+                return None  # stopped before the resource manager answered
             scheduler = BatchScheduler(self._state.spec, known, row.number)
             if known.job is not None and known.job.number == row.number:
                 scheduler.restore_attempts(known.open, known.lost, known.used)
@@ -137,7 +142,7 @@ class Runner:
             return scheduler.stopping
 
     async def _attach_or_register(self, stack: AsyncExitStack, known: Known) -> tuple[Job, JobRow]:
-        """The job of the last runner if it lives, else a new one."""
+        """Returns the job of the last runner if it still exists, else a new one."""
         row = known.job
         if row is not None and not row.ended:
             job = self._cluster.attach_job(row.job_id, row.secret, lease_s=self._lease_s)
@@ -153,21 +158,22 @@ class Runner:
             return await stack.enter_async_context(job)
 
         job = await retry_until_answered(register, "registering the batch's job")
-        job.detached = True  # from here on only we say when it ends: a failing runner leaves it
+        job.detached = True  # from here on only the runner ends it: leaving the context does not
         return job, await self._on_disk(partial(self._state.add_job, job.job_id, job.secret))
 
     async def _why_job_ended(self, error: FinegrainError, row: JobRow) -> str | None:
         if not isinstance(error, JobEnded):
-            return None  # its watch stream failed; the job may live
+            return None  # its watch stream failed; the job may still exist
         await self._on_disk(partial(self._state.end_job, row.number))
         reason = error.details.get("end_reason", "")
+        # If a runner had started to end the job, it was not ended by an operator.
         ours = await self._on_disk(partial(self._state.meta, ENDING)) == str(row.number)
         if reason in (Reason.TERMINATED, Reason.ENDED) and not ours:
             return f"its job was ended by somebody else: {error.message}"
         return None
 
     async def end_left_job(self) -> None:
-        """Ends the job that a runner has left, instead of working on.
+        """Ends the job that a runner has left, and marks the batch as cancelled.
 
         Raises:
             FinegrainError: the state file cannot be used.
@@ -185,14 +191,15 @@ class Runner:
             await self._end_job(self._cluster.attach_job(row.job_id, row.secret), row)
 
     async def _end_job(self, job: Job, row: JobRow) -> None:
-        # Written down first: a runner that is killed in between was not ended by somebody else.
+        # Written first: if this runner is killed in between, the next one knows that a runner ended
+        # the job.
         ending = Changes(meta={ENDING: str(row.number)})
         await self._on_disk(partial(self._state.write, row.number, ending))
         try:
             async with asyncio.timeout(ENDING_S):
                 await retry_until_answered(job.end, "ending the batch's job")
         except (FinegrainError, TimeoutError):
-            return  # its lease ends it; until then a new runner may take it up
+            return  # its lease ends it; until then a new runner may take it over
         await self._on_disk(partial(self._state.end_job, row.number))
 
     async def _conclude(self, stop_reason: str) -> BatchOutcome:

@@ -1,10 +1,10 @@
-"""The scheduler of a batch: which thread of work stands where, and what is to be done next.
+"""The scheduler of a batch: the state of each thread of work, and what to do next.
 
-Decides which thread a slot runs, what the end of an attempt means, how many requests have to be in
-line, and when a thread is run a second time. Whatever was lost, cancelled or used up, the number of
-requests and free slots is brought to the number of threads that need one, so that nothing has to be
-matched one by one. Refuses to know clocks, files and the network: it is told what happened and
-says what to do, and whoever does that writes `Actions.changes` to disk first. Pure.
+It decides which thread a slot runs, what the end of an attempt means, how many requests are queued,
+and when a thread runs a second time. It keeps the number of requests and free slots equal to the
+number of threads that need a slot; no request belongs to a certain thread. It is pure: the session
+tells it what happened, and carries out the `Actions` that it returns, after writing
+`Actions.changes` to disk.
 """
 
 from __future__ import annotations
@@ -32,26 +32,28 @@ from finegrain_client.batch.threads import DELAYED, DONE, ENDED, FAILED, RUNNING
 from finegrain_client.batch.values import ThreadResult, ThreadState, unknown_result
 
 LOSSES_MAX = 20
-"""A thread whose slot is lost so often is given up: perhaps it is what its hosts die of."""
+"""A thread that loses this many slots fails: it may itself be what brings its hosts down."""
 
 REFUSALS_MAX = 3
-"""So many commands that cannot be executed, and none that could, stop a batch."""
+"""This many commands that cannot be executed, and none that could, stop a batch."""
 
 USES_MAX = 100
-"""Threads that one slot runs before it is given back: executors keep the tasks of a slot, with all
-that they wrote, as long as it exists."""
+"""Number of threads that one slot runs before it is released.
+
+Executors keep the tasks of a slot, with all their output, as long as the slot exists.
+"""
 
 REUSES_AT_ONCE_MAX = 5_000
 
 
 class BatchScheduler:
-    """The threads of one batch, during one life of its job.
+    """The threads of one batch, during the lifetime of one job.
 
     Attributes:
-        stopping: why nothing more is started; empty while all is well.
-        threads: where each of them stands.
-        holds: slots by allocation id.
-        waiting: members of the job's range that are queued.
+        stopping: why nothing more is started; empty if nothing is wrong.
+        threads: the state of each thread.
+        held_slots: slots of the job, by allocation id.
+        waiting: queued members of the job's range.
     """
 
     def __init__(self, spec: BatchSpec, known: Known, job: int = 0) -> None:
@@ -73,16 +75,16 @@ class BatchScheduler:
             (each.first_index + each.count for each in known.submitted), default=0
         )
         self._by_phase: dict[Phase, dict[str, HeldSlot]] = {phase: {} for phase in Phase}
-        self._reuse_members: dict[int, bool] = {}  # requested for reuse; True: ended meanwhile
+        self._reuse_members: dict[int, bool] = {}  # being asked for reuse; True: ended meanwhile
         self._given_up = IntervalSet()
-        self._lost_attempts: dict[SlotKey, tuple[AttemptKey, float]] = {}  # and when it began
+        self._lost_attempts: dict[SlotKey, tuple[AttemptKey, float]] = {}  # attempt, start time
         self._used: set[SlotKey] = set()
         self._unknown: set[AttemptKey] = set()
         self._refusals = 0
         self._anything_started = bool(known.durations_s)
         self._actions = Actions()
 
-    # What a job that lives on brings along.
+    # Taking over a job of an earlier runner.
 
     def restore_attempts(
         self,
@@ -90,8 +92,14 @@ class BatchScheduler:
         lost: Iterable[AttemptRow] = (),
         used: Iterable[SlotKey] = (),
     ) -> None:
-        """Attempts of which it is not known how they ended, some of them given up for lost, and
-        slots that have run something. `granted` for every slot that there is follows.
+        """Restores attempts and slots of an earlier runner.
+
+        The caller then calls `granted` for every slot that exists, and `finish_restore`.
+
+        Args:
+            unknown: attempts whose outcome is unknown.
+            lost: attempts that were given up as lost.
+            used: slots that have run something.
         """
         for each in (*lost, *unknown):
             key = each.allocation_id, each.generation
@@ -100,17 +108,23 @@ class BatchScheduler:
         self._unknown = {(each.thread, each.attempt) for each in unknown}
 
     def finish_restore(self) -> None:
-        """All slots that there are were told of: what ran in others is lost."""
+        """Ends the restore: attempts whose slot was not granted again are lost."""
         for (thread, attempt), _ in list(self._lost_attempts.values()):
             if (thread, attempt) in self._unknown:
                 self._attempt_lost(thread, attempt, "its slot was gone when the runner came back")
         self._unknown = set()
         self._used.clear()
 
-    # What happens to slots.
+    # Events of slots.
 
     def granted(self, key: SlotKey, member: int, executor_id: str) -> None:
-        """A request has its slot; once more is fine."""
+        """Records that a request got its slot. Repeated calls change nothing.
+
+        Args:
+            key: the slot.
+            member: index of the request in the range.
+            executor_id: the slot's executor.
+        """
         allocation_id, generation = key
         self._not_waiting(member)
         if (known := self.held_slots.get(allocation_id)) is not None:
@@ -121,7 +135,7 @@ class BatchScheduler:
         self.held_slots[allocation_id] = self._by_phase[held.phase][allocation_id] = held
         lost_attempt, start_time = self._lost_attempts.pop(key, (None, 0.0))
         if member in self._given_up:
-            self._set_phase(held, Phase.RELEASING)  # it is being taken back
+            self._set_phase(held, Phase.RELEASING)  # it is being cancelled
         elif lost_attempt is None:
             self._set_phase(held, Phase.USED if key in self._used else Phase.FREE)
         elif self.threads[lost_attempt[0]] == TODO and not self.stopping:
@@ -129,17 +143,22 @@ class BatchScheduler:
             self._start_attempt(held, lost_attempt, start_time, again=True)
         else:
             self._close(lost_attempt, "cancelled", "its thread is done, or runs elsewhere")
-            self._set_phase(held, Phase.SPENT)  # nobody waits for what runs in it
+            self._set_phase(held, Phase.SPENT)  # no thread needs what runs in it
 
     def requeued(self, allocation_id: str, member: int) -> None:
-        """Its slot was lost; it waits for the next one."""
+        """Records that a slot was lost, and that its request waits for the next one."""
         self._drop(allocation_id)
         if member not in self._reuse_members and member not in self._given_up:
             self.waiting.add(member)
 
     def request_ended(self, allocation_id: str, member: int, count: int = 1) -> None:
-        """It waits no more, and has no slot; `count` above 1: nor do those that follow, which never
-        had one.
+        """Records that a request has ended and has no slot.
+
+        Args:
+            allocation_id: id of the request.
+            member: its index in the range.
+            count: number of consecutive members that have ended; those after the first never had a
+                slot.
         """
         self._drop(allocation_id)
         self._not_waiting(member)
@@ -148,30 +167,42 @@ class BatchScheduler:
             self._reuse_members[each] = True
 
     def queued(self, first: int, count: int) -> None:
-        """Requests wait, as far as the resource manager says."""
+        """Records that requests wait, according to the resource manager."""
         self.waiting.add_run(first, first + count)
 
     def submission_refused(self, first: int, count: int) -> None:
-        """Requests that were asked for were refused."""
+        """Records that submitted requests were rejected."""
         self.waiting.remove_run(first, first + count)
 
     def reuse_answered(self, key: SlotKey, member: int, *, agreed: bool) -> None:
-        """Whether a slot may run one more thread; if not, it is being given back."""
+        """Records whether a slot may be reused; if not, the resource manager releases it.
+
+        Args:
+            key: the slot.
+            member: index of the waiting request that the slot would replace.
+            agreed: whether the slot may be reused.
+        """
         has_ended = self._reuse_members.pop(member, True)
         if not agreed and not has_ended:
-            self.waiting.add(member)  # it waits on
+            self.waiting.add(member)  # it stays queued
         held = self.held_slots.get(key[0])
         if held is not None and held.key == key and held.phase is Phase.AWAITING_REUSE:
             self._set_phase(held, Phase.FREE if agreed else Phase.RELEASING)
 
-    # What happens to attempts.
+    # Events of attempts.
 
     def command_started(self) -> None:
-        """A command could be executed."""
+        """Records that a command was executed, so the batch's command is not wrong as such."""
         self._anything_started = True
 
     def attempt_ended(self, key: AttemptKey, outcome: AttemptOutcome, now: float) -> None:
-        """An attempt came to its end; once more is fine."""
+        """Records the end of an attempt. Repeated calls change nothing.
+
+        Args:
+            key: the attempt.
+            outcome: how it ended.
+            now: the current time, in seconds since 1970.
+        """
         run = self.running.pop(key, None)
         if run is None:
             return
@@ -186,39 +217,45 @@ class BatchScheduler:
         elif outcome.ending in (Ending.FAILED, Ending.REFUSED) and outcome.result is not None:
             self._failed(key, outcome, outcome.result, now)
         else:
-            self._lost_attempts[run.slot] = key, run.start_time  # the slot may come back with it
+            self._lost_attempts[run.slot] = key, run.start_time  # its slot may come back
             self._actions.discard.append(key)
             self._attempt_lost(*key, outcome.message)
 
     def stop(self, why: str) -> None:
-        """Nothing more is started; what runs goes on to its end."""
+        """Starts nothing more; running attempts continue to their end."""
         self.stopping = self.stopping or why
 
-    # What is known.
+    # Queries.
 
     @property
     def is_over(self) -> bool:
-        """True where nothing runs, and nothing more will."""
+        """True if nothing runs and nothing more will."""
         return not self.running and (bool(self.stopping) or not self.threads.left)
 
     @property
     def slots(self) -> int:
-        """Slots that are held and not being given back."""
+        """Number of slots that are not being released."""
         return len(self.held_slots) - len(self._by_phase[Phase.RELEASING])
 
     @property
     def speculative(self) -> int:
-        """Second runs that are under way."""
+        """Number of second runs in progress."""
         return len(self.running) - self.threads.counts[RUNNING]
 
     def running_times_s(self, now: float) -> list[float]:
-        """For how long each attempt has been running."""
+        """Returns how long each attempt has been running, in seconds."""
         return [max(0.0, now - each.start_time) for each in self.running.values()]
 
-    # What is to be done.
+    # Decisions.
 
     def decide(self, now: float) -> Actions:
-        """Everything that is to be done now; from here on it counts as done."""
+        """Returns everything to do now. The scheduler then treats it as done.
+
+        Example: 10 threads are to do, 3 slots are free, 2 are used, and 6 requests wait. Three
+        attempts start, so 7 threads need a slot. Both used slots ask for reuse, each for one
+        waiting request. That leaves 4 waiting requests and 2 possible reuses, so 1 more request is
+        submitted.
+        """
         self.threads.wake(now)
         stragglers = [] if self.stopping else self._stragglers(now)
         self._start_attempts(stragglers, now)
@@ -272,7 +309,7 @@ class BatchScheduler:
             self._release(held)
 
     def _adjust_requests(self, need: int) -> None:
-        """As many queued, or free, as there are threads that need one."""
+        """Makes queued requests plus free slots equal to the number of threads that need a slot."""
         free, awaiting = self._by_phase[Phase.FREE], self._by_phase[Phase.AWAITING_REUSE]
         have = len(self.waiting) + len(free) + len(awaiting)
         for held in list(free.values())[: max(0, have - need)]:
@@ -292,8 +329,9 @@ class BatchScheduler:
             self._next_member += missing
 
     def _stragglers(self, now: float) -> list[int]:
-        """Threads that are to be run a second time, the one that has run longest last."""
+        """Returns threads to run a second time; the one that has run longest is last."""
         spec = self.spec
+        # A second run must not take a slot from a thread that has not run.
         if not spec.speculate or self.threads.counts[TODO] or self.threads.counts[DELAYED]:
             return []
         limit_s = self.rate.straggler_after_s(spec.straggler_factor, spec.threads)
@@ -306,7 +344,7 @@ class BatchScheduler:
         ]
         return [thread for _, thread in sorted(late, reverse=True)]
 
-    # Steps of one thread, or one slot.
+    # Steps of one thread or one slot.
 
     def _start_attempt(
         self, held: HeldSlot, key: AttemptKey, start_time: float, *, again: bool = False

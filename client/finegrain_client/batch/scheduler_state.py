@@ -1,6 +1,6 @@
-"""What the scheduler of a batch keeps: slots that are held, attempts that run, what is to be done.
+"""The scheduler's data: slots of the batch, running attempts, and actions to carry out.
 
-Plain data, and nothing that decides. Pure.
+Plain data.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ AttemptKey = tuple[int, int]
 
 
 class Phase(Enum):
-    """What a slot that is held may do."""
+    """What a slot of the batch can do next."""
 
-    FREE = auto()  # run a thread: it was granted just now, or its reuse was agreed to
-    BUSY = auto()  # it runs one
-    USED = auto()  # it has run one: the resource manager is to be asked before it runs another
-    SPENT = auto()  # be given back, and nothing else
-    AWAITING_REUSE = auto()  # wait for an answer whether it may be reused
-    RELEASING = auto()  # it is being given back
+    FREE = auto()  # can run a thread: it was just granted, or its reuse was agreed to
+    BUSY = auto()  # runs a thread
+    USED = auto()  # has run a thread: the resource manager must agree before it runs another
+    SPENT = auto()  # can only be released
+    AWAITING_REUSE = auto()  # waits for an answer whether it may be reused
+    RELEASING = auto()  # is being released
 
 
 @dataclass(slots=True)
 class HeldSlot:
-    """A slot that is held."""
+    """A slot of the batch."""
 
     allocation_id: str
     generation: int
@@ -45,13 +45,13 @@ class HeldSlot:
 
     @property
     def key(self) -> SlotKey:
-        """Which slot it is."""
+        """Allocation id and generation of the slot."""
         return self.allocation_id, self.generation
 
 
 @dataclass(slots=True)
 class RunningAttempt:
-    """An attempt that is under way."""
+    """An attempt in progress."""
 
     slot: SlotKey
     start_time: float  # seconds since 1970
@@ -63,13 +63,13 @@ class Ending(Enum):
     OK = auto()
     FAILED = auto()
     REFUSED = auto()  # its command could not be executed
-    LOST = auto()  # its slot is gone; what it did is unknown
-    CANCELLED = auto()  # somebody ended it
+    LOST = auto()  # its slot was lost; what it did is unknown
+    CANCELLED = auto()  # it was cancelled
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptOutcome:
-    """What came of an attempt; `result` is complete but for the count of attempts."""
+    """The outcome of an attempt; `result` is complete except for the number of attempts."""
 
     ending: Ending
     result: ThreadResult | None = None
@@ -79,7 +79,7 @@ class AttemptOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A thread is to be run in a slot; again: the same attempt as before, in the same slot."""
+    """Run a thread in a slot; with `again`, continue the attempt that already runs in that slot."""
 
     slot: SlotKey
     thread: int
@@ -89,21 +89,21 @@ class Start:
 
 @dataclass(slots=True)
 class Actions:
-    """What is to be done, after `changes` are on disk."""
+    """What to do, after `changes` are on disk."""
 
     changes: Changes = field(default_factory=Changes)
     start: list[Start] = field(default_factory=list)
     cancel: list[AttemptKey] = field(default_factory=list)
     reuse: list[tuple[SlotKey, int]] = field(default_factory=list)  # slot, member
     release: list[SlotKey] = field(default_factory=list)
-    ask: tuple[int, int] | None = None  # first member, count
-    give_up: list[tuple[int, int]] = field(default_factory=list)  # likewise, those that wait
-    publish: list[AttemptKey] = field(default_factory=list)  # whose output is the thread's
-    discard: list[AttemptKey] = field(default_factory=list)  # whose output nobody wants
+    ask: tuple[int, int] | None = None  # members to request: first, count
+    give_up: list[tuple[int, int]] = field(default_factory=list)  # waiting ones: first, count
+    publish: list[AttemptKey] = field(default_factory=list)  # output becomes the thread's
+    discard: list[AttemptKey] = field(default_factory=list)  # output is deleted
 
 
 def take_last(numbers: IntervalSet, count: int) -> list[intervals.Run]:
-    """Takes out the largest `count` numbers, or all if there are fewer; returns them as runs."""
+    """Removes the largest `count` numbers, or all if there are fewer. Returns them as intervals."""
     taken: list[intervals.Run] = []
     for start, end in reversed(list(numbers.runs())):
         if count <= 0:

@@ -1,7 +1,4 @@
-"""The tables of a batch's state file, and how its rows become values.
-
-Decides what is kept of a batch. Refuses to know who writes it when.
-"""
+"""The tables of a batch's state file, and the conversion of its rows to values."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from finegrain.mapping.rows import RowCodec, Text
 from finegrain_client.batch.values import ThreadResult
 
 APPLICATION_ID = 0x66674261
-"""Tells the state file of a batch from other SQLite files."""
+"""Distinguishes the state file of a batch from other SQLite files."""
 
 SCHEMA_VERSION = 1
 
@@ -83,4 +80,4 @@ RESULTS = RowCodec(
     texts={datetime: Text(datetime.timestamp, partial(datetime.fromtimestamp, tz=UTC))},
     exceptions={"thread": "index"},
 )
-"""How results are stored in their table."""
+"""Conversion of results to and from rows of their table."""

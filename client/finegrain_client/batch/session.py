@@ -1,9 +1,8 @@
-"""One life of a batch's job: news in, decisions written down, then carried out.
+"""The main loop of a batch during one job: handle messages, save decisions, carry them out.
 
-Decides the order in which things happen: whatever the scheduler decides is on disk before
-anything of it is done, and outputs lie where they belong before the result that speaks of them is
-recorded. There is one writer, this loop; whatever takes time runs beside it and puts what came of
-it into the inbox. Refuses to know how a job comes to be, and what its end means for the batch.
+The order matters. Every decision of the scheduler is on disk before it is carried out, and output
+files are in place before the result that refers to them is recorded. This loop is the only writer.
+Slow work runs beside it and puts its outcome into the inbox.
 """
 
 from __future__ import annotations
@@ -51,18 +50,18 @@ from finegrain_client.errors import RequestRejected
 T = TypeVar("T")
 
 RELEASE_WAIT_S = 5.0
-"""How long the end of a batch waits until its last slots are given back."""
+"""Longest time in seconds that the end of a batch waits for the release of its last slots."""
 
 WAKE_INTERVAL_S = 1.0
-"""The loop wakes this often although nothing happens: stragglers, progress."""
+"""The loop wakes at least this often, to look for stragglers and report progress."""
 
 
 RESUBMIT_DELAY_S = 1.0
-"""Between two tries to ask for slots, each of which takes its time already."""
+"""Delay between two tries to request slots; each try already has its own retries."""
 
 
 class SessionEnded(Exception):
-    """The job is over, for the reason that `error` tells."""
+    """The job has ended; `error` says why."""
 
     def __init__(self, error: FinegrainError) -> None:
         super().__init__(error.message)
@@ -70,7 +69,7 @@ class SessionEnded(Exception):
 
 
 class Session:
-    """The work on a batch as long as one job lives."""
+    """The work on a batch during the lifetime of one job."""
 
     def __init__(
         self,
@@ -100,8 +99,8 @@ class Session:
         """Works until nothing is left to do, or `wake` was called.
 
         Raises:
-            SessionEnded: the job is over.
-            FinegrainError, OSError: the state file, or what threads write, cannot be kept.
+            SessionEnded: the job has ended.
+            FinegrainError, OSError: the state file or the output cannot be written.
         """
         try:
             self._restore()
@@ -122,21 +121,24 @@ class Session:
             await asyncio.gather(*self._background, return_exceptions=True)
 
     async def _await_releases(self) -> None:
-        """Waits until the last slots are given back: to whoever looks at how long threads take, a
-        slot that the end of its job takes away says nothing, and the last thread is often the
-        longest one.
+        """Waits until the last slots are released.
+
+        The resource manager measures a thread from the grant of its slot to its release. A slot
+        that ends with its job is not measured, and the last thread is often the longest one.
         """
         if self._releases:
             await asyncio.wait(self._releases, timeout=RELEASE_WAIT_S)
 
     def now(self) -> float:
-        """Seconds since 1970 by a clock that is never set: else all that runs would be stragglers
-        at once, or a retry would wait for an hour.
+        """Returns seconds since 1970 by a monotonic clock.
+
+        If the system clock were set, all attempts could become stragglers at once, or a retry could
+        wait for an hour.
         """
         return self._clock_offset_s + time.monotonic()
 
     def wake(self, stop_mode: str) -> None:
-        """Leave the loop when it has written down what it knows."""
+        """Ends the loop after it has written what it knows."""
         self.stop_mode = self.stop_mode or stop_mode
         self._inbox.put_nowait(WakeUp())
 
@@ -148,7 +150,7 @@ class Session:
             self.scheduler.granted(each.key, each.member, each.executor_id)
         self.scheduler.finish_restore()
 
-    # News.
+    # Messages.
 
     async def _wait_for_messages(self) -> None:
         due = self.scheduler.threads.next_due
@@ -259,7 +261,8 @@ class Session:
         try:
             await self.slots.ask(first, count)
         except Unavailable:
-            # Then it asks for other members: these may be there all the same.
+            # The scheduler then requests other members, because these may have been submitted after
+            # all.
             await asyncio.sleep(RESUBMIT_DELAY_S)
         except FinegrainError as refusal:
             if is_over(refusal):
@@ -300,13 +303,14 @@ class Session:
 
 
 def is_over(error: FinegrainError) -> bool:
-    """Whether this says that the job is over, which the watch stream tells too."""
+    """True if the error says that the job has ended, which the watch stream reports, too."""
     return error.reason in (Reason.JOB_ENDED, Reason.JOB_UNKNOWN)
 
 
 def why_refused(error: FinegrainError) -> str:
-    """Why requests were refused. Those of a batch are all alike: what was said of one holds for
-    all.
+    """Returns why requests were rejected.
+
+    All requests of a batch are equal, so one reason is enough.
     """
     if isinstance(error, RequestRejected):
         return error.rejections[0].message or str(error.rejections[0].reason)

@@ -1,7 +1,7 @@
-"""The slots of a batch: its job at the resource manager, as the runner deals with it.
+"""The slots of a batch: the part of the runner that talks to the resource manager.
 
-Decides how requests are named (members of one range per job, `<range id>.<index>`) and that a call
-is repeated until somebody answers: a runner has time. Refuses to know threads.
+All requests of a job are members of one range, `<range id>.<index>`. Calls are repeated until the
+resource manager answers, because a runner can wait.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ T = TypeVar("T")
 log = logging.getLogger("finegrain_client")
 
 RANGES_MAX = 100
-"""In one call."""
+"""Largest number of intervals in one call."""
 
 RETRY_POLICY = RetryPolicy(first_delay_s=0.2, longest_delay_s=5.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """A request has its slot."""
+    """A request got its slot."""
 
     key: SlotKey
     member: int
@@ -47,7 +47,7 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class Requeued:
-    """The slot of a request was lost; it waits for another one."""
+    """The slot of a request was lost; the request waits for another one."""
 
     allocation_id: str
     member: int
@@ -55,19 +55,19 @@ class Requeued:
 
 @dataclass(frozen=True, slots=True)
 class RequestFinished:
-    """A request has ended, perhaps with those that follow."""
+    """A request has ended, and with `count` above 1 the members that follow it, too."""
 
     allocation_id: str
     member: int
     state: RequestState
     reason: str
     message: str
-    count: int = 1  # those that follow, too, so many in all
+    count: int = 1  # number of consecutive members
 
 
 @dataclass(frozen=True, slots=True)
 class WatchEnded:
-    """The job is over, or its watch stream is."""
+    """The job or its watch stream has ended."""
 
     error: FinegrainError
 
@@ -76,10 +76,10 @@ SlotMessage = Granted | Requeued | RequestFinished | WatchEnded
 
 
 async def retry_until_answered(work: Callable[[], Awaitable[T]], what: str) -> T:
-    """The result of a call that is repeated until somebody answers.
+    """Makes a call, repeats it until the resource manager answers, and returns the result.
 
     Raises:
-        FinegrainError: whatever else it raises than Unavailable.
+        FinegrainError: any error of `work` other than Unavailable.
     """
     backoff = Backoff(RETRY_POLICY)
     while True:
@@ -101,21 +101,21 @@ class BatchSlots:
         self._events: JobEvents = job.events()
 
     def slot(self, key: SlotKey) -> Slot | None:
-        """A slot that is held; None: no more."""
+        """Returns a slot of the job; None: the job no longer has it."""
         slot = self._slots.get(key[0])
         return slot if slot is not None and slot.generation == key[1] else None
 
     @property
     def held(self) -> list[Slot]:
-        """All that are held."""
+        """All slots that have not ended."""
         return [each for each in self._slots.values() if not each.has_ended]
 
     def present(self) -> tuple[list[Granted], list[tuple[int, int]]]:
-        """The slots that are there, and the members that wait (first and count), as of now."""
+        """Returns the slots and the waiting members (first and count) at this moment."""
         granted: list[Granted] = []
         waiting: list[tuple[int, int]] = []
         known = next((each for each in self._job.ranges if each.range_id == self._range_id), None)
-        if known is None:  # nobody waits, and nobody has a slot
+        if known is None:  # no member waits or has a slot
             return granted, waiting
         waiting += [(first, end - first) for first, end in known.waiting_members()]
         for member, request in known.requests.items():
@@ -129,7 +129,7 @@ class BatchSlots:
         return granted, waiting
 
     async def listen(self, deliver: Callable[[SlotMessage], None]) -> None:
-        """Delivers what happens since this was made, until the job is over."""
+        """Delivers all events since this object was created, until the job ends."""
         try:
             async for event in self._events:
                 message = self._message_of(event)
@@ -139,18 +139,18 @@ class BatchSlots:
             deliver(WatchEnded(error))
 
     async def ask(self, first: int, count: int) -> None:
-        """Asks for members of the range.
+        """Requests members of the range.
 
         Raises:
-            RequestRejected: they could never be served.
-            Unavailable: nobody answered, and what was taken in is taken back.
-            FinegrainError: refused otherwise.
+            RequestRejected: they can never be served.
+            Unavailable: no answer came; members that were accepted are cancelled.
+            FinegrainError: another refusal.
         """
         spec = replace(self._spec, count=count)
         await self._job.request_range(spec, range_id=self._range_id, first_index=first)
 
     async def give_up(self, runs: Sequence[tuple[int, int]]) -> None:
-        """Takes requests back that wait; slots that they have meanwhile are given back."""
+        """Cancels waiting members; slots granted in the meantime are released."""
         for start in range(0, len(runs), RANGES_MAX):
             message = rm.CancelRequestsRequest(
                 job_id=self._job.job_id,
@@ -170,13 +170,13 @@ class BatchSlots:
         )
 
     async def release(self, keys: Sequence[SlotKey]) -> None:
-        """Gives slots back."""
+        """Releases slots."""
         slots = [slot for key in keys if (slot := self.slot(key)) is not None]
         if slots:
             await retry_until_answered(lambda: self._job.release(slots), "giving slots back")
 
     async def reuse(self, pairs: Sequence[tuple[SlotKey, int]]) -> list[bool]:
-        """Whether each slot may do the work of a request that waits; if not, it is given back."""
+        """Returns whether each slot may be reused for its member; the others are released."""
         there = {key: slot for key, _ in pairs if (slot := self.slot(key)) is not None}
         reuses = [(there[key], self._id(member)) for key, member in pairs if key in there]
         if not reuses:
@@ -207,11 +207,14 @@ class BatchSlots:
         return None
 
     def _take(self, event: JobEvent, status: SlotStatus) -> bool:
-        """The slot of an event; False: it is no more, and later events tell."""
+        """Remembers the slot of an event.
+
+        Returns False if the slot has ended; a later event says so.
+        """
         request = self._job._watch.requests.get(event.allocation_id)
         if request is None:
-            # Asked for in vain, as far as was known, and taken in all the same: nobody else holds
-            # it, and it must not be held for nothing.
+            # The submission seemed to fail, so the job dropped its handle, but the resource manager
+            # had accepted it. Keep a handle here, so that the slot is used or released.
             known = self._slots.get(event.allocation_id)
             if known is None or known.generation < status.generation:
                 self._slots[event.allocation_id] = Slot(self._job._context, status)
@@ -224,7 +227,7 @@ class BatchSlots:
 
     def _forget(self, event: JobEvent) -> None:
         slot = self._slots.pop(event.allocation_id, None)
-        if slot is not None and not slot.has_ended:  # then nobody else tells it so
+        if slot is not None and not slot.has_ended:  # no Request will end it
             slot.end(
                 SlotLost(
                     slot.allocation_id,

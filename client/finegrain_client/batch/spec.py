@@ -1,7 +1,7 @@
-"""What a batch is: how many threads of work, which command, what each needs, when to give up.
+"""The specification of a batch: the command, the slots it needs, and when to give up.
 
-Decides what a batch may look like before anybody is asked, and what the command of one attempt is.
-Refuses to know where it runs. Pure.
+It is checked before the resource manager is called. It also gives the command and environment of
+each attempt.
 """
 
 from __future__ import annotations
@@ -27,34 +27,37 @@ _PLACE = re.compile(r"\{\{(index|threads|attempt)\}\}|\{(index|threads|attempt)\
 
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
-    """A command that is to run once for each of `threads` threads of work.
+    """A command to run once for each of `threads` threads of work.
 
-    In the command and in values of the environment `{index}` (0 to threads - 1), `{threads}` and
-    `{attempt}` (1, 2, ...) stand for what they name; `{{index}}` is `{index}` as it is. The same
-    is in the task's environment: FINEGRAIN_BATCH_INDEX, FINEGRAIN_BATCH_THREADS,
-    FINEGRAIN_BATCH_ATTEMPT, FINEGRAIN_BATCH_ID.
+    In the command and in values of the environment, `{index}` (0 to threads - 1), `{threads}` and
+    `{attempt}` (1, 2, ...) are replaced; `{{index}}` becomes the text `{index}`. The task's
+    environment has the same values: FINEGRAIN_BATCH_INDEX, FINEGRAIN_BATCH_THREADS,
+    FINEGRAIN_BATCH_ATTEMPT, and also FINEGRAIN_BATCH_ID.
 
     Attributes:
-        threads: how many threads of work, 1 to 1,000,000.
-        command: program and arguments; no shell.
-        slot: what each of them needs, with count 1. A slot that is lost goes back into line by
-            itself whatever `restart_on_loss` says; there is no `target_address`.
-        name: for people, 1 to 200 printable characters.
+        threads: number of threads of work, 1 to 1,000,000.
+        command: program and arguments; no shell is involved.
+        slot: what each thread needs, with count 1 and no `target_address`. The request of a lost
+            slot is always queued again, whatever `restart_on_loss` says.
+        name: name for people to read, 1 to 200 printable characters.
         group: resource group; empty: "default".
         env: the whole environment (PATH and HOME get defaults).
         cwd: absolute working directory; empty: a scratch directory of the task.
         user: user to run as; empty: the executor's.
-        timeout_s: a thread of work that takes longer is ended, and has failed; None: never.
-        retries: how often a thread that failed is tried again. A slot that was lost is no failure.
-        retry_delay_s: before the first retry of a thread; doubled for each further one, to 60 s.
-        on_failure: "continue" with the others when a thread has failed for good, or "stop": start
-            nothing more, and let finish what runs.
-        failures_max: stop likewise when more than so many have failed for good; None: any number.
-        speculate: run a thread a second time when it takes far longer than the others and nothing
-            else waits; the first one to finish counts, the other is cancelled.
-        straggler_factor: "far longer": so many times the 95th percentile of those that are done.
-        slots_max: most slots at one time; 0: as many as the cluster gives.
-        output_limit_bytes: kept of each of the two outputs of a thread.
+        timeout_s: a thread that takes longer is ended and has failed; None: no limit.
+        retries: how often a failed thread is tried again. A lost slot is not a failure.
+        retry_delay_s: delay before the first retry of a thread; doubled for each further one, up to
+            60 s.
+        on_failure: what to do when a thread has failed for good: "continue" with the others, or
+            "stop": start nothing more, and let running threads finish.
+        failures_max: stop likewise when more than this many threads have failed for good; None: no
+            limit.
+        speculate: run a thread a second time if it takes far longer than the others and no thread
+            waits. The first run to finish counts, and the other is cancelled.
+        straggler_factor: "far longer" is this multiple of the 95th percentile of the finished
+            threads.
+        slots_max: largest number of slots at one time; 0: as many as the cluster gives.
+        output_limit_bytes: bytes that are kept of each of the two output streams of a thread.
     """
 
     threads: int
@@ -103,11 +106,17 @@ class BatchSpec:
         _check_whole("output_limit_bytes", self.output_limit_bytes, 1, 2**40)
 
     def command_of(self, index: int, attempt: int) -> list[str]:
-        """The command of one attempt at one thread."""
+        """Returns the command of one attempt at one thread."""
         return [self._filled(each, index, attempt) for each in self.command]
 
     def env_of(self, batch_id: str, index: int, attempt: int) -> dict[str, str]:
-        """Its environment."""
+        """Returns the environment of one attempt.
+
+        Args:
+            batch_id: id of the batch.
+            index: index of the thread.
+            attempt: number of the attempt, from 1 on.
+        """
         return {name: self._filled(value, index, attempt) for name, value in self.env.items()} | {
             "FINEGRAIN_BATCH_ID": batch_id,
             "FINEGRAIN_BATCH_INDEX": str(index),
@@ -116,16 +125,16 @@ class BatchSpec:
         }
 
     def retry_after_s(self, failures: int) -> float:
-        """How long a thread that has failed so often waits for its next try."""
+        """Returns the delay before the next try of a thread that has failed this many times."""
         return min(self.retry_delay_s * 2.0 ** min(failures - 1, 30), max(60.0, self.retry_delay_s))
 
     def to_json(self) -> str:
-        """The same as text, for the state file; equal batches have equal texts."""
+        """Returns the spec as text for the state file; equal specs have equal texts."""
         return json.dumps(asdict(self), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> BatchSpec:
-        """What `to_json` wrote; what only a later version knows is left out."""
+        """Reads what `to_json` wrote; ignores fields that only a later version knows."""
         data: dict[str, Any] = json.loads(text)
         slot = SlotSpec(**_known(SlotSpec, data.pop("slot")))
         return cls(slot=slot, **_known(cls, data))

@@ -1,11 +1,9 @@
-"""The state file of a batch: what has to outlive its runner, whatever kills that.
+"""The state file of a batch: everything that must survive its runner.
 
-Decides what "durable" means here (SQLite in WAL mode, synchronous FULL: on disk when `write`
-returns), that one runner at a time works on a batch (a lock that the kernel drops with the
-process), and that a thread has at most one result. Refuses to know what is to be done next.
-
-The file holds the secret of the batch's job: it is made readable for its owner only. It belongs on
-a local disk, because WAL needs shared memory.
+It is a SQLite file in WAL mode with synchronous FULL, so data is on disk when `write` returns. A
+lock, which the kernel releases with the process, lets only one runner work on a batch. A thread has
+at most one result. The file has the secret of the batch's job, so only its owner can read it. It
+belongs on a local disk, because WAL needs shared memory.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ BUSY_TIMEOUT_S = 30.0
 
 
 class StateFile:
-    """The state of one batch, opened by the one runner that works on it."""
+    """The state of one batch, opened by the runner that works on it."""
 
     def __init__(self, path: Path, lock: int, connection: sqlite3.Connection) -> None:
         self.path = path
@@ -49,11 +47,16 @@ class StateFile:
 
     @classmethod
     def create(cls, path: Path, spec: BatchSpec, results_dir: Path | None) -> StateFile:
-        """A new one.
+        """Creates a state file and takes its lock.
+
+        Args:
+            path: where to create it; missing folders are created.
+            spec: what to run.
+            results_dir: folder for the output, or None.
 
         Raises:
-            AlreadyExists: there is a file of that name.
-            ConfigurationError: it cannot be made there.
+            AlreadyExists: the file exists, or another runner has its lock.
+            ConfigurationError: it cannot be created there.
         """
         with _named(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,17 +82,17 @@ class StateFile:
                 f"pragma user_version = {SCHEMA_VERSION};"
             )
             connection.executemany("insert into meta values (?, ?)", meta.items())
-            connection.commit()  # all at once: what stops before this leaves no version
+            connection.commit()  # one transaction: a crash before this leaves no version
             return cls(path, lock, connection)
 
     @classmethod
     def open(cls, path: Path) -> StateFile:
-        """One that exists.
+        """Opens an existing state file and takes its lock.
 
         Raises:
             NotFound: there is no such file.
             AlreadyExists: another runner works on it.
-            ConfigurationError: it is not the state of a batch, or one of another version.
+            ConfigurationError: it is not the state file of a batch, or has another version.
         """
         if not path.exists():
             raise NotFound(f"there is no state file {path}", details={"path": path})
@@ -97,24 +100,24 @@ class StateFile:
         try:
             with _named(path):
                 connection = _connect(path)
-                check_version(path, connection)  # first: files of others stay as they are
+                check_version(path, connection)  # checked first: other files stay unchanged
                 return cls(path, lock, _write_ahead(connection))
         except BaseException:
             os.close(lock)
             raise
 
     def close(self) -> None:
-        """Lets the next runner have it."""
+        """Closes the file and releases its lock."""
         self._connection.close()
         os.close(self._lock)
 
     def meta(self, key: str) -> str:
-        """A word that is kept; empty where there is none."""
+        """Returns a value by key; empty if there is none."""
         row = self._connection.execute("select value from meta where key = ?", (key,)).fetchone()
         return row[0] if row else ""
 
     def add_job(self, job_id: str, secret: str) -> JobRow:
-        """A job was registered: it is the one that counts from now on."""
+        """Records a newly registered job, which becomes the batch's current job."""
         with _named(self.path), self._connection as connection:
             cursor = connection.execute(
                 "insert into jobs (job_id, secret, range_id) values (?, ?, ?)",
@@ -123,7 +126,7 @@ class StateFile:
         return self._job(int(cursor.lastrowid or 0))
 
     def end_job(self, number: int) -> None:
-        """A job is over: its slots are gone, and with them what ran there."""
+        """Records that a job has ended, and with it its slots and their open attempts."""
         with _named(self.path), self._connection as connection:
             connection.execute("update jobs set ended = 1 where number = ?", (number,))
             connection.execute(
@@ -133,7 +136,7 @@ class StateFile:
             )
 
     def taken_in(self, job: int, first_index: int) -> None:
-        """Requests that were asked for are durable at the resource manager."""
+        """Records that submitted requests are durable at the resource manager."""
         with _named(self.path), self._connection as connection:
             connection.execute(
                 "update asked set taken_in = 1 where job = ? and first_index = ?",
@@ -141,10 +144,12 @@ class StateFile:
             )
 
     def write(self, job: int, changes: Changes) -> None:
-        """Writes all of it, or nothing.
+        """Writes all changes in one transaction.
+
+        A second result of a thread is ignored: the first one counts.
 
         Raises:
-            FinegrainError: DISK_FULL, or STORE_UNAVAILABLE.
+            FinegrainError: DISK_FULL or STORE_UNAVAILABLE.
         """
         with _named(self.path), self._connection as connection:
             connection.executemany(
@@ -186,7 +191,11 @@ class StateFile:
             )
 
     def forget_failures(self) -> int:
-        """Threads that failed for good are to be tried again; how many there are."""
+        """Deletes the results of failed threads, so that they run again.
+
+        Returns the number of these threads. Their failures and losses no longer count towards the
+        limits.
+        """
         with _named(self.path), self._connection as connection:
             connection.execute(
                 "update attempts set outcome = case outcome when 'failed' then 'forgiven' else "
@@ -196,7 +205,7 @@ class StateFile:
             return connection.execute("delete from results where state = 'FAILED'").rowcount
 
     def known(self) -> Known:
-        """What there is to begin with."""
+        """Returns what a new runner needs to start."""
         with _named(self.path):
             known = Known()
             rows = self._connection.execute("select thread, state, duration_s from results")
@@ -222,7 +231,7 @@ class StateFile:
             return known
 
     def results(self, *, failed_only: bool = False, limit: int = -1) -> list[ThreadResult]:
-        """Results so far, by index."""
+        """Returns the results so far, ordered by index."""
         with _named(self.path):
             return list(read_results(self._connection, failed_only=failed_only, limit=limit))
 
@@ -255,17 +264,23 @@ class StateFile:
 def read_results(
     connection: sqlite3.Connection, *, failed_only: bool = False, limit: int = -1
 ) -> Iterator[ThreadResult]:
-    """Results in a state file, by index."""
+    """Yields the results in a state file, ordered by index.
+
+    Args:
+        connection: the state file.
+        failed_only: yield only threads that have failed for good.
+        limit: largest number of results; -1: no limit.
+    """
     where = "where state = 'FAILED'" if failed_only else ""
     query = f"select {RESULT_COLUMNS} from results {where} order by thread limit ?"  # noqa: S608
     return map(RESULTS.decode, connection.execute(query, (limit,)))
 
 
 def check_version(path: Path, connection: sqlite3.Connection) -> None:
-    """Whether we can read it.
+    """Checks that this version of the client can read the file.
 
     Raises:
-        ConfigurationError: it is something else, or of another version.
+        ConfigurationError: it is not the state file of a batch, or has another version.
     """
     kind = connection.execute("pragma application_id").fetchone()[0]
     version = connection.execute("pragma user_version").fetchone()[0]
@@ -286,7 +301,7 @@ def check_version(path: Path, connection: sqlite3.Connection) -> None:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    # Used by one thread at a time, but not always the same one.
+    # One thread uses it at a time, but not always the same one.
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, check_same_thread=False)
     connection.row_factory = sqlite3.Row
     return connection
@@ -300,11 +315,11 @@ def _write_ahead(connection: sqlite3.Connection) -> sqlite3.Connection:
 
 @contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """A look into a state file that somebody else may be working on.
+    """Opens a state file for reading, even while a runner works on it.
 
     Raises:
         NotFound: there is no such file.
-        ConfigurationError: it is not the state of a batch, or one of another version.
+        ConfigurationError: it is not the state file of a batch, or has another version.
     """
     if not path.exists():
         raise NotFound(f"there is no state file {path}", details={"path": path})
@@ -315,7 +330,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Says of errors of SQLite and the file system which file they are about, and what to do."""
+    """Adds the file's name and advice to errors of SQLite and the file system."""
     try:
         yield
     except sqlite3.DatabaseError as error:

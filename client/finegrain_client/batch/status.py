@@ -1,7 +1,6 @@
-"""A look at a batch from outside: its state file tells, whether a runner lives or not.
+"""The status of a batch as read from its state file, whether a runner works on it or not.
 
-Decides where state files lie unless somebody says so, and what a batch without a runner looks
-like. Changes nothing.
+Reading changes nothing. This module also has the default location of state files.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ SUFFIX = ".batch"
 class BatchStatus(Value):
     """A batch as its state file shows it.
 
-    `runner_pid` and `runner_host` say who works on it; 0 and "" where nobody does, 0 and "?" where
-    somebody has just begun and not said yet who that is. While somebody does, `progress` is about a
-    second old at most; otherwise it is as the last runner left it, with nothing running as far as
-    anybody knows.
+    `runner_pid` and `runner_host` identify the runner. They are 0 and "" if there is none, and 0
+    and "?" if a runner has just started and not written its name yet. With a runner, `progress` is
+    at most about a second old. Without one, it is what the last runner left, and no thread counts
+    as running.
     """
 
     state_file: str
     batch_id: str
-    job_id: str  # the last one that was registered for it; empty: none yet
+    job_id: str  # the last one registered for it; empty: none yet
     spec: BatchSpec
     results_dir: str
     create_time: datetime
@@ -48,19 +47,21 @@ class BatchStatus(Value):
 
     @property
     def is_worked_on(self) -> bool:
-        """True where a runner lives."""
+        """True if a runner works on the batch."""
         return bool(self.runner_host)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Returns the JSON form."""
         shown = Value.to_dict(self)
         shown["spec"] = json.loads(self.spec.to_json())
         return shown
 
 
 def default_folder() -> Path:
-    """Where state files lie unless one is named: FINEGRAIN_BATCH_DIR, else
-    `$XDG_STATE_HOME/finegrain/batches`, else `~/.local/state/finegrain/batches`.
+    """Returns the default folder of state files.
+
+    It is FINEGRAIN_BATCH_DIR, else `$XDG_STATE_HOME/finegrain/batches`, else
+    `~/.local/state/finegrain/batches`.
     """
     if own := os.environ.get("FINEGRAIN_BATCH_DIR"):
         return Path(own).absolute()
@@ -69,7 +70,7 @@ def default_folder() -> Path:
 
 
 def default_state_file(name: str) -> Path:
-    """A state file in the default folder for a new batch of that name, which is not there yet."""
+    """Returns an unused path in the default folder for the state file of a new batch."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "batch"
     stem = f"{plain[:80]}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     path, number = default_folder() / f"{stem}{SUFFIX}", 2
@@ -79,20 +80,20 @@ def default_state_file(name: str) -> Path:
 
 
 def state_files(folder: Path | None = None) -> list[Path]:
-    """State files in a folder (the default one), newest last."""
+    """Returns the state files in a folder (default: the default folder), newest last."""
     found = []
     for path in (folder or default_folder()).glob(f"*{SUFFIX}"):
-        with suppress(FileNotFoundError):  # it has just been removed
+        with suppress(FileNotFoundError):  # it was removed in the meantime
             found.append((path.stat().st_mtime, path.name, path))
     return [path for *_, path in sorted(found)]
 
 
 def read_status(state_file: str | os.PathLike[str]) -> BatchStatus:
-    """How a batch stands.
+    """Returns the status of a batch.
 
     Raises:
         NotFound: there is no such file.
-        ConfigurationError: it is not the state of a batch, or one of another version.
+        ConfigurationError: it is not the state file of a batch, or has another version.
     """
     path = Path(state_file)
     runner = runner_of(path)
@@ -112,7 +113,8 @@ def read_status(state_file: str | os.PathLike[str]) -> BatchStatus:
         spec=spec,
         results_dir=meta["results_dir"],
         create_time=created,
-        # Never below 0: whoever passes a pid on to `kill` would end a whole group, or everything.
+        # Never negative: passed to `kill`, a negative pid would end a whole process group, or
+        # everything.
         runner_pid=max(0, int(runner.get("pid", 0))) if runner is not None else 0,
         runner_host=str(runner.get("host", "?")) if runner is not None else "",
         progress=progress,
@@ -122,7 +124,7 @@ def read_status(state_file: str | os.PathLike[str]) -> BatchStatus:
 def read_thread_results(
     state_file: str | os.PathLike[str], *, failed_only: bool = False
 ) -> Iterator[ThreadResult]:
-    """The results so far, by index.
+    """Yields the results so far, ordered by index.
 
     Raises:
         NotFound, ConfigurationError: see `read_status`.

@@ -1,7 +1,6 @@
-"""Where each thread of work of a batch stands, and which one comes next.
+"""The state of each thread of work, and which thread runs next.
 
-Decides the order: lowest first; those that wait for their next try come back when they are due.
-Refuses to know slots. Pure.
+The lowest index comes first. Delayed threads come back when their delay is over.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ ENDED = (DONE, FAILED)
 
 
 class Threads:
-    """One byte per thread, and who is next.
+    """One byte of state per thread, and a heap of the threads to run.
 
     Attributes:
-        counts: threads by state.
+        counts: number of threads by state.
     """
 
     def __init__(self, threads: int, final: Mapping[int, ThreadState]) -> None:
@@ -39,43 +38,44 @@ class Threads:
 
     @property
     def left(self) -> int:
-        """How many have no result."""
+        """Number of threads without a result."""
         return len(self) - self.counts[DONE] - self.counts[FAILED]
 
     @property
     def next_due(self) -> float | None:
-        """When the next one that waits for its next try may be run; None: none waits."""
+        """When the next delayed thread may run; None: no thread is delayed."""
         return self._due[0][0] if self._due else None
 
     def set(self, thread: int, state: int) -> None:
-        """It stands there now."""
+        """Sets the state of a thread."""
         self.counts[self._state[thread]] -= 1
         self._state[thread] = state
         self.counts[state] += 1
 
     def to_do(self, thread: int) -> None:
-        """It is to be run."""
+        """Queues a thread to run."""
         self.set(thread, TODO)
         heapq.heappush(self._todo, thread)
 
     def delay(self, thread: int, due: float) -> None:
-        """It is to be run, but not before `due`."""
+        """Queues a thread to run, but not before `due`."""
         self.set(thread, DELAYED)
         heapq.heappush(self._due, (due, thread))
 
     def wake(self, now: float) -> None:
-        """Those that are due are to be run."""
+        """Queues the delayed threads whose time has come."""
         while self._due and self._due[0][0] <= now:
             thread = heapq.heappop(self._due)[1]
             if self._state[thread] == DELAYED:
                 self.to_do(thread)
 
     def next(self, preferred: int) -> int | None:
-        """Takes `preferred` if that is to be run, else the lowest that is; None: there is none."""
+        """Returns `preferred` if it is queued, else the lowest queued thread; None: none is."""
         if preferred < len(self) and self._state[preferred] == TODO:
             return preferred
         while self._todo:
             thread = heapq.heappop(self._todo)
+            # `preferred` threads that were returned above are still in the heap, so skip them here.
             if self._state[thread] == TODO:
                 return thread
         return None

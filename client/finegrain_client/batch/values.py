@@ -1,7 +1,4 @@
-"""What a batch shows of itself: plain frozen values.
-
-See `finegrain/mapping/value.py` for the JSON form.
-"""
+"""The values that a batch reports: plain and frozen. See `finegrain/mapping/value.py` for JSON."""
 
 from __future__ import annotations
 
@@ -14,31 +11,31 @@ from finegrain.mapping.value import Value
 
 
 class ThreadState(StrEnum):
-    """How a thread of work came out, for good."""
+    """The final state of a thread of work."""
 
     DONE = "DONE"  # its command ended by itself with exit code 0
-    FAILED = "FAILED"  # it did not, and will not be tried again
+    FAILED = "FAILED"  # it did not, and is not tried again
 
 
 class BatchState(StrEnum):
-    """Where a batch stands."""
+    """The state of a batch."""
 
-    OPEN = "OPEN"  # to be worked on: by the runner that lives, or by the next one
-    STOPPING = "STOPPING"  # starts nothing more; what runs finishes
-    STOPPED = "STOPPED"  # by its policy, or because it could not go on; a new runner takes it up
-    CANCELLED = "CANCELLED"  # by its owner; a new runner takes it up
+    OPEN = "OPEN"  # in progress, by the current runner or by the next one
+    STOPPING = "STOPPING"  # starts nothing more; running threads finish
+    STOPPED = "STOPPED"  # by its policy, or it could not continue; a new runner resumes it
+    CANCELLED = "CANCELLED"  # by its owner; a new runner resumes it
     ENDED = "ENDED"  # every thread has its result
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadResult(Value):
-    """How one thread of work came out; there is exactly one per thread, whatever ran twice."""
+    """The result of one thread of work; exactly one per thread, whatever ran twice."""
 
     index: int
     state: ThreadState
-    attempts: int  # how often its command was started, lost slots and second runs included
-    attempt: int  # the one that counts
-    exit_code: int  # counts when signal is 0 and it was started
+    attempts: int  # number of starts, including lost slots and second runs
+    attempt: int  # the attempt that counts
+    exit_code: int  # valid if signal is 0 and the command was started
     signal: int
     oom_killed: bool
     timed_out: bool
@@ -50,20 +47,26 @@ class ThreadResult(Value):
     duration_s: float
     cpu_time_s: float
     peak_memory_bytes: int
-    stdout_bytes: int  # written, those that were not kept included
+    stdout_bytes: int  # written, including bytes that were not kept
     stderr_bytes: int
     dropped_bytes: int
-    stdout_tail: bytes = b""  # the last that it wrote
+    stdout_tail: bytes = b""  # the end of what it wrote
     stderr_tail: bytes = b""
 
     @property
     def ok(self) -> bool:
-        """True where its command ended by itself with exit code 0."""
+        """True if its command ended by itself with exit code 0."""
         return self.state is ThreadState.DONE
 
 
 def unknown_result(thread: int, message: str, reason: str = "") -> ThreadResult:
-    """The result of a thread of which nothing is known but that it was given up."""
+    """Returns the result of a thread that was given up, of which nothing else is known.
+
+    Args:
+        thread: index of the thread.
+        message: why it was given up, for people.
+        reason: stable code of the reason, or empty.
+    """
     return ThreadResult(
         index=thread,
         state=ThreadState.FAILED,
@@ -89,7 +92,7 @@ def unknown_result(thread: int, message: str, reason: str = "") -> ThreadResult:
 
 @dataclass(frozen=True, slots=True)
 class Estimate(Value):
-    """When a batch will probably end; `basis` says in words what that goes by."""
+    """When a batch will probably end; `basis` explains the estimate in words."""
 
     remaining_s: float
     end_time: datetime
@@ -98,52 +101,52 @@ class Estimate(Value):
 
 @dataclass(frozen=True, slots=True)
 class Progress(Value):
-    """How far a batch is: done + failed + running + queued = threads."""
+    """The progress of a batch: done + failed + running + queued = threads."""
 
     state: BatchState
     threads: int
     done: int
     failed: int  # for good
     running: int
-    queued: int  # for a slot, or (`delayed` of them) for their next try
+    queued: int  # waiting for a slot, or (`delayed` of them) for their next try
     delayed: int = 0
-    slots: int = 0  # held now
-    requests_waiting: int = 0  # in line at the resource manager
-    retries: int = 0  # attempts that failed and were, or will be, tried again
+    slots: int = 0  # that the batch has now
+    requests_waiting: int = 0  # queued at the resource manager
+    retries: int = 0  # failed attempts that were, or will be, tried again
     lost: int = 0  # attempts whose slot was lost
-    speculative: int = 0  # second runs, under way now
-    share: float | None = None  # of the cluster that its slots have, 0 to 1; None: not known
-    elapsed_s: float = 0.0  # since the batch was first begun
-    estimate: Estimate | None = None  # None: nothing to go by yet
+    speculative: int = 0  # second runs in progress
+    share: float | None = None  # of the cluster in its slots, 0 to 1; None: unknown
+    elapsed_s: float = 0.0  # since the batch was first started
+    estimate: Estimate | None = None  # None: too little is known yet
     message: str = ""  # why it stopped, or what it waits for
     update_time: datetime | None = None
 
     @property
     def ended(self) -> int:
-        """Threads that have their result."""
+        """Number of threads that have their result."""
         return self.done + self.failed
 
 
 @dataclass(frozen=True, slots=True)
 class BatchOutcome(Value):
-    """How a run of a batch came out."""
+    """The outcome of a run of a batch."""
 
     state: BatchState
     threads: int
     done: int
     failed: int
-    left: int  # have no result: the batch was stopped or cancelled before
+    left: int  # without a result, because the batch was stopped or cancelled
     elapsed_s: float
     message: str = ""
     failures: tuple[ThreadResult, ...] = ()  # the first ones, by index
 
     @property
     def ok(self) -> bool:
-        """True where every thread is done."""
+        """True if every thread is done."""
         return self.done == self.threads
 
     def check(self) -> BatchOutcome:
-        """The outcome itself.
+        """Returns the outcome itself.
 
         Raises:
             BatchFailed: not every thread is done.
@@ -154,7 +157,7 @@ class BatchOutcome(Value):
 
 
 class BatchFailed(FinegrainError):
-    """Not every thread of a batch is done; `outcome` tells."""
+    """Not every thread of a batch is done; `outcome` has the details."""
 
     default_reason = Reason.TASK_ENDED
 

@@ -1,9 +1,8 @@
-"""One attempt at one thread of work, in one slot: submitted, watched, told how it ended.
+"""One attempt at one thread of work in one slot: submit the task, watch it, and return its outcome.
 
-Decides what an error on the way means for the attempt. Its task id follows from batch, thread and
-attempt, and its command from the batch alone: a runner that was killed and started again submits
-the same task once more, which is the same call, and hears how it ended even if that was long ago.
-Refuses to know what becomes of the thread.
+The task id depends only on batch, thread and attempt, and the command only on the spec. So a runner
+that was killed and restarted submits the same task again, which is idempotent, and still gets its
+outcome, even if the task ended long ago.
 """
 
 from __future__ import annotations
@@ -50,17 +49,26 @@ GONE = (
     Unavailable,
     ResourceExhausted,
 )
-"""After these nobody knows how the attempt ended, or it never began: it is repeated elsewhere."""
+"""After these errors it is unknown how the attempt ended, or it never started.
+
+The thread runs again elsewhere.
+"""
 
 
 def task_id_of(batch_id: str, thread: int, attempt: int) -> str:
-    """The identity of an attempt's task, the same for every runner of the batch."""
+    """Returns the id of an attempt's task, which is the same for every runner of the batch.
+
+    Args:
+        batch_id: id of the batch.
+        thread: index of the thread.
+        attempt: number of the attempt.
+    """
     return str(uuid.uuid5(uuid.UUID(batch_id), f"{thread}.{attempt}"))
 
 
 @dataclass(slots=True)
 class Attempt:
-    """An attempt and, once it was submitted, its task."""
+    """An attempt and, after its submission, its task."""
 
     spec: BatchSpec
     batch_id: str
@@ -72,10 +80,10 @@ class Attempt:
     cancelled: bool = False
 
     async def run(self, on_start: Callable[[], None]) -> AttemptOutcome:
-        """Runs it to its end; `on_start` is called when its command could be executed.
+        """Runs the attempt to its end; calls `on_start` when the command was started.
 
         Raises:
-            OSError: what it writes cannot be kept.
+            OSError: the output cannot be written.
         """
         began = time.time()
         try:
@@ -88,7 +96,7 @@ class Attempt:
                 output=self.output.take,
                 output_limit_bytes=self.spec.output_limit_bytes,
                 task_id=task_id_of(self.batch_id, self.thread, self.number),
-                cancel_on_interrupt=False,  # the next runner takes it over, answered or not
+                cancel_on_interrupt=False,  # a later runner takes the task over
             )
             on_start()
             if self.cancelled:
@@ -98,18 +106,18 @@ class Attempt:
             return self._refused(error)
         except GONE as error:
             return AttemptOutcome(Ending.LOST, message=error.message, reason=error.reason)
-        except FinegrainError as error:  # what it asks for is refused, wherever it is
+        except FinegrainError as error:  # refused on any executor
             result = unknown_result(self.thread, error.message, reason=error.reason)
             return AttemptOutcome(Ending.REFUSED, result, error.message, error.reason)
 
     async def cancel(self) -> None:
-        """Ends it: another attempt at its thread came first."""
+        """Cancels the attempt, because another attempt at its thread finished first."""
         self.cancelled = True
         if self.task is not None:
             try:
                 await self.task.cancel()
             except FinegrainError:
-                return  # it ended, or its slot did
+                return  # the task or its slot has ended
 
     def _ended(self, task: Task, result: TaskResult, began: float) -> AttemptOutcome:
         if result.cancelled:

@@ -14,20 +14,23 @@ from finegrain_client.blocking.handle import Handle
 
 
 class BatchJob(Handle[AsyncBatchJob]):
-    """One command for each of many threads of work, in however few slots there are.
+    """One command for each of many threads of work, in any number of slots.
 
-    `BatchJob(cluster, spec).run()` works on a new batch; `BatchJob(cluster, state_file=...).run()`
-    takes one up whose runner was killed, stopped or cancelled. What was promised: the command of a
-    thread runs *at least once* (again where its slot was lost, where it failed and is retried, and
-    as a second run of a straggler), and a thread has *exactly one* result, recorded on disk before
-    its slot is used for anything else. Commands that must not run twice need a guard of their own.
+    `BatchJob(cluster, spec).run()` runs a new batch. `BatchJob(cluster, state_file=...).run()`
+    resumes one whose runner was killed, stopped or cancelled.
 
-    A runner that was killed leaves slots and tasks to the job's lease (`lease_s`): one that is
-    started within that time takes them up, with all that they have written meanwhile; later, the
-    threads that have no result are run anew under a new job.
+    The command of a thread runs *at least once*. It runs again if its slot was lost, if it failed
+    and is retried, or as a second run of a straggler. A thread has *exactly one* result, which is
+    on disk before its slot is used for anything else. Commands that must not run twice need their
+    own protection.
+
+    A killed runner leaves its slots and tasks behind, until the job's lease (`lease_s`) ends. A
+    runner that starts within that time takes them over, with all output since then. A later one
+    runs the threads without a result again, under a new job.
 
     Attributes:
-        state_file: where the state is kept: a file for its owner only, on a local disk.
+        state_file: the file with the state of the batch, readable only by its owner, on a local
+            disk.
     """
 
     def __init__(
@@ -39,18 +42,19 @@ class BatchJob(Handle[AsyncBatchJob]):
         results_dir: str | PathLike[str] | None = None,
         lease_s: float = 300.0,
     ) -> None:
-        """Nothing happens yet.
+        """Checks the arguments; `run` does the work.
 
         Args:
-            spec: what to run; None: what is in the state file. Where both are given and the file
-                exists, they have to be the same.
-            state_file: None: a new one in the default folder (see `default_folder`).
-            results_dir: where outputs go, as `<index>.stdout` and `<index>.stderr`; None: only the
-                last 1,000 bytes of each are kept, in the state file.
-            lease_s: 1 s to 1 day.
+            cluster: the cluster to run on.
+            spec: what to run; None: the spec in the state file. If both exist, they must be equal.
+            state_file: path of the state file; None: a new one in the default folder (see
+                `default_folder`).
+            results_dir: folder for the output, as `<index>.stdout` and `<index>.stderr`; None: only
+                the last 1,000 bytes of each are kept, in the state file.
+            lease_s: lease of the batch's job, 1 s to 1 day.
 
         Raises:
-            InvalidArgument: neither spec nor state file, or a bad lease.
+            InvalidArgument: spec and state file are both missing, or the lease is out of range.
         """
         super().__init__(
             cluster.loop,
@@ -65,43 +69,49 @@ class BatchJob(Handle[AsyncBatchJob]):
 
     @property
     def spec(self) -> BatchSpec:
-        """What it runs.
+        """The spec of the batch; read from the state file if it was not given.
 
         Raises:
-            NotFound, ConfigurationError: there is no such state file, or it is something else.
+            NotFound, ConfigurationError: the state file does not exist, or is not one.
         """
         return self.inner.spec
 
     @property
     def progress(self) -> Progress:
-        """How far it is; all queued before `run`. For batches that others run see `read_status`."""
+        """The progress so far. Before `run`, all threads are queued.
+
+        For batches of other runners, see `read_status`.
+        """
         return self.inner.progress
 
     def run(
         self, on_progress: Callable[[Progress], None] | None = None, *, retry_failed: bool = False
     ) -> BatchOutcome:
-        """Works on the batch until every thread has its result, or it is stopped.
+        """Works on the batch until every thread has its result, or the batch is stopped.
 
         Interrupting this does what `cancel` does, and then raises. If it fails, it leaves slots and
         tasks as they are, for the next runner.
 
         Args:
-            on_progress: called at most five times a second; it may not block.
-            retry_failed: threads that have failed for good are tried again.
+            on_progress: called at most five times a second; it must not block.
+            retry_failed: if true, threads that have failed for good run again.
+
+        Returns:
+            How the batch ended.
 
         Raises:
-            AlreadyExists: another runner works on it (STORE_IN_USE), or another batch is in the
-                state file.
+            AlreadyExists: another runner works on it (STORE_IN_USE), or the state file belongs to
+                another batch.
             NotFound, ConfigurationError: see `read_status`.
-            FinegrainError: the resource manager refused us, or a disk failed (DISK_FULL, ...).
+            FinegrainError: the resource manager refused a call, or a disk failed (DISK_FULL, ...).
         """
         return self.loop.run(self.inner.run(on_progress, retry_failed=retry_failed))
 
     def cancel(self) -> None:
-        """Gives everything back: requests, slots and what runs in them. What has its result keeps
-        it, and another `run` goes on with the rest. Returns when it is done.
+        """Cancels the batch: its requests, slots and tasks. Returns when that is done.
 
-        Of a batch that nobody runs, the job that its last runner left is ended.
+        Results so far are kept, and another `run` continues with the rest. If no runner works on
+        the batch, this ends the job that its last runner left.
 
         Raises:
             AlreadyExists: another process works on it: STORE_IN_USE.
@@ -110,13 +120,14 @@ class BatchJob(Handle[AsyncBatchJob]):
         self.loop.run(self.inner.cancel())
 
     def leave(self) -> None:
-        """Ends the work of this runner and leaves slots and tasks as they are: whoever runs the
-        batch before the lease is over takes them up. Returns when it is done.
+        """Ends this runner, and leaves slots and tasks as they are. Returns when that is done.
+
+        A runner that starts before the lease ends takes them over.
         """
         self.loop.run(self.inner.leave())
 
     def results(self, *, failed_only: bool = False) -> Iterator[ThreadResult]:
-        """The results so far, by index; one per thread at most.
+        """Returns the results so far, ordered by index; at most one per thread.
 
         Raises:
             NotFound, ConfigurationError: see `read_status`.
