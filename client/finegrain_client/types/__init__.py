@@ -1,1 +1,1 @@
-"""What the client returns: frozen values with a documented JSON shape."""
+"""The values that the client returns: frozen, with a documented JSON form."""

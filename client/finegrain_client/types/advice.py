@@ -1,6 +1,4 @@
-"""What the client returns about how to split a job's work; see `status.py` for the shape of all
-values.
-"""
+"""Values about splitting a job's work; see `status.py` for the form of all values."""
 
 from __future__ import annotations
 
@@ -11,17 +9,17 @@ from finegrain.mapping.value import Value
 
 @dataclass(frozen=True, slots=True)
 class ThreadAdvice(Value):
-    """Into how many threads to split a job's work, and what that goes by."""
+    """Into how many threads to split a job's work, and the measurements behind it."""
 
     job_id: str
     threads_recommended: int  # 0: too little is known
-    threads_observed: int  # that are done: from being granted a slot until that was given back
+    threads_observed: int  # finished ones; one lasts from the grant of its slot to its release
     threads_running: int
     threads_waiting: int
     median_s: float
-    at_quantile_s: float  # the duration that the wanted part of them kept to
+    at_quantile_s: float  # the duration that this fraction of them did not exceed
     longest_s: float
-    share_within_target: float  # of those observed, 0 to 1
+    share_within_target: float  # fraction of the observed ones, 0 to 1
     target_s: float
     quantile: float
-    remarks: tuple[str, ...]  # what it means and assumes, for people
+    remarks: tuple[str, ...]  # meaning and assumptions, for people

@@ -1,4 +1,4 @@
-"""What the client returns about why something waits; see `status.py` for the shape of values."""
+"""Values about why something waits; see `status.py` for the form of all values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class CpuVerdict(Value):
     """Why the cpus and NUMA nodes of an executor do not suit a request."""
 
     code: str  # stable, such as "NUMA_UNALIGNED"
-    numbers: Mapping[str, int]  # behind it, by name
+    numbers: Mapping[str, int]  # the numbers behind the code, by name
     message: str
 
 
@@ -30,24 +30,24 @@ class ExecutorVerdict(Value):
     blockers: tuple[str, ...]
     dimensions: tuple[Dimension, ...]
     message: str
-    cpu: CpuVerdict | None = None  # None: its cpus and NUMA nodes would do
+    cpu: CpuVerdict | None = None  # None: its cpus and NUMA nodes suit the request
 
 
 @dataclass(frozen=True, slots=True)
 class GangExplanation(Value):
-    """How a gang that waits stands."""
+    """The state of a gang that waits."""
 
     gang: Gang
-    members: int  # that live
-    placeable: int  # the most of them that could be placed together now
+    members: int  # those that have not ended
+    placeable: int  # the most that could be placed together now
     spots: tuple[GangSpot, ...]  # best first
     summary: str
-    deadline_time: datetime | None  # when it ends if it is not placed; None: never
+    deadline_time: datetime | None  # the gang is rejected then if it is not placed; None: never
 
 
 @dataclass(frozen=True, slots=True)
 class ResizeExplanation(Value):
-    """Why a change of a slot's size waits; per dimension that grows, `asked` is by how much."""
+    """Why a resize of a slot waits. For each dimension that grows, `asked` is the growth."""
 
     resize: SlotResize
     dimensions: tuple[Dimension, ...]
@@ -56,13 +56,16 @@ class ResizeExplanation(Value):
 
 @dataclass(frozen=True, slots=True)
 class Explanation(Value):
-    """Why a request waits, or what became of it. True of one moment; not a reservation.
+    """Why a request waits, or how it ended. It describes one moment and reserves nothing.
 
-    `gang` is there while the gang of the request waits, `planned_on` names the executor that was
-    asked for and that it waits for, `resizes` are the changes of a granted slot that wait. Of a
-    request that waits, `steps` are those of the choice who is served next, from the top, `limits`
-    the maxima of resource groups that stop it, `reservation` is what is held for it, and
-    `held_for_others` what is held on executors where it would fit otherwise.
+    Attributes:
+        gang: present while the request's gang waits.
+        planned_on: the pending executor that the request is planned on, and waits for.
+        resizes: pending changes of a granted slot.
+        steps: for a waiting request, its place in the fairness tree, from the top.
+        limits: maxima of resource groups that block a waiting request.
+        reservation: capacity reserved for the waiting request.
+        held_for_others: capacity reserved for others on executors where it would fit otherwise.
     """
 
     request: RequestStatus

@@ -1,6 +1,4 @@
-"""What the client returns about who is served before whom, and about capacity that is held for
-somebody; see `status.py` for the shape of all values.
-"""
+"""Values about fairness and reserved capacity; see `status.py` for the form of all values."""
 
 from __future__ import annotations
 
@@ -13,45 +11,45 @@ from finegrain.mapping.value import Value
 
 @dataclass(frozen=True, slots=True)
 class FlowStatus(Value):
-    """A flow (a resource group, or a job) as the choice who is served next sees it."""
+    """A flow (a resource group or a job) as the scheduler compares it with its siblings."""
 
     name: str  # of the group, or the job's id
     is_job: bool
     job_name: str  # empty: a group
     weight: float
-    service: float  # received lately: cost times seconds, decayed
-    tally: float  # what is compared; the least is served first
+    service: float  # recent usage: cost times seconds, decayed
+    tally: float  # virtual time; the flow with the smallest is served first
     running: int  # slots
     waiting: int  # requests
-    below_minimum: bool  # its guaranteed minimum is not reached, so it comes first
+    below_minimum: bool  # below its guaranteed minimum, so it is served first
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceStep(Value):
-    """One step of the choice: of all that have work waiting below one group, who is next."""
+    """One level of the fairness tree: which of the flows with queued work in one group is next."""
 
-    group: str  # empty: at the top
+    group: str  # empty: the top level
     flow: FlowStatus  # the one that the request belongs to
-    position: int  # of it, 1 is next
-    backlogged: int  # how many have work waiting
-    ahead: tuple[FlowStatus, ...]  # who comes before it, next first; only the first few
+    position: int  # of that flow; 1 is next
+    backlogged: int  # number of flows with queued work
+    ahead: tuple[FlowStatus, ...]  # the first few flows before it, next first
     summary: str
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLimit(Value):
-    """A maximum of a resource group that stops a request."""
+    """A maximum of a resource group that blocks a request."""
 
     group: str
     dimension: str
-    used: int  # what its slots have
-    asked: int  # what the request needs
+    used: int  # by the group's slots
+    asked: int  # by the request
     maximum: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReservedExecutor(Value):
-    """What is held on one executor, and what of it is not free yet."""
+    """The capacity reserved on one executor, and the part of it that is not free yet."""
 
     executor_id: str
     held: Mapping[str, int]
@@ -60,9 +58,9 @@ class ReservedExecutor(Value):
 
 @dataclass(frozen=True, slots=True)
 class Reservation(Value):
-    """Capacity that is held for a request, or a gang, which was passed over for too long."""
+    """Capacity reserved for a request or gang that was passed over for too long."""
 
-    allocation_id: str  # of a gang, of its first member
+    allocation_id: str  # of a gang: of its first member
     job_id: str
     gang_id: str  # empty: no gang
     executors: tuple[ReservedExecutor, ...]

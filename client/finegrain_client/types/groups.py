@@ -1,4 +1,4 @@
-"""What the client returns about resource groups; see `status.py` for the shape of all values."""
+"""Values about resource groups; see `status.py` for the form of all values."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from finegrain_client.types.fairness import Reservation
 
 @dataclass(frozen=True, slots=True)
 class GroupStatus(Value):
-    """One resource group. Shares are parts of all service that is being received, 0 to 1."""
+    """One resource group. Shares are fractions of all usage at the moment, 0 to 1."""
 
     name: str
     parent: str  # empty: it is at the top
     description: str
     weight: float
-    minimum: Mapping[str, int]  # guaranteed; an absent dimension has none
+    minimum: Mapping[str, int]  # guaranteed; an absent dimension has no minimum
     maximum: Mapping[str, int]  # an absent dimension has no limit
     used: Mapping[str, int]
-    share_entitled: float  # by weight, among those that wait or run at the moment
+    share_entitled: float  # by weight, among groups that wait or run at the moment
     share_now: float
-    service: float  # received lately: cost times seconds, decayed
-    tally: float  # what it is compared by with its siblings; the least is served next
+    service: float  # recent usage: cost times seconds, decayed
+    tally: float  # virtual time; among siblings, the smallest is served next
     running: int  # slots
     waiting: int  # requests
-    oldest_wait_time: datetime | None  # since when the one waits that has waited longest
-    jobs: int  # that live, in groups below it as well
+    oldest_wait_time: datetime | None  # since when its oldest request waits
+    jobs: int  # active ones, including those of groups below it
 
 
 @dataclass(frozen=True, slots=True)
 class Groups(Value):
-    """All resource groups, parents before their parts, by name among siblings."""
+    """All resource groups: parents before their children, siblings by name."""
 
     groups: tuple[GroupStatus, ...]
     service_measure: str  # "dominant", "slots" or "cpu"
-    half_life_s: float | None  # service counts half after that; None: for ever
-    reservations: tuple[Reservation, ...] = ()  # what is held for those passed over for too long
+    half_life_s: float | None  # usage counts half after that time; None: it does not decay
+    reservations: tuple[Reservation, ...] = ()  # for starved requests

@@ -1,8 +1,8 @@
-"""What the client returns: plain frozen values with a documented JSON shape.
+"""The status values that the client returns: plain, frozen, with a documented JSON form.
 
 Amounts are integers with the unit in the name, times are `datetime` in UTC, durations are seconds,
-states are words. `to_dict()` returns the form that `finegrain/mapping/value.py` describes;
-`decoding.py` reads them from messages.
+states are words. `to_dict()` returns the JSON form, which `finegrain/mapping/value.py` describes.
+`decoding.py` creates the values from messages.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ StreamName = Literal["stdout", "stderr"]
 
 @dataclass(frozen=True, slots=True)
 class SlotResize(Value):
-    """A change of a slot's size that is under way."""
+    """A pending resize of a slot."""
 
     resize_number: int
-    profile: ResourceProfile  # the whole of what the slot is to consist of
+    profile: ResourceProfile  # the whole requested size
     memory_bytes: int
     cpu_limit_milli: int
     state: ResizeState
     message: str = ""  # why it waits
-    assignment: CpuAssignment | None = None  # as of a slot, once it is decided
+    assignment: CpuAssignment | None = None  # as in SlotStatus, once it is decided
 
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus(Value):
-    """One slot as the RM lists or offers it.
+    """One slot as the resource manager lists or offers it.
 
-    `profile`, `memory_bytes` and `cpu_limit_milli` are what is enforced now; `resizes` what is
-    under way: what is ordered, then what waits behind it.
+    `profile`, `memory_bytes` and `cpu_limit_milli` are enforced now. `resizes` has the pending
+    changes: first the one sent to the executor, then those that wait behind it.
     """
 
     allocation_id: str
@@ -65,7 +65,7 @@ class SlotStatus(Value):
     cpus: str  # a cpu list; empty: the executor's shared pool
     isolation: Isolation | None
     allocated_time: datetime | None
-    resize_number: int = 0  # of the last change of size that was asked for
+    resize_number: int = 0  # number of the last requested resize
     resizes: tuple[SlotResize, ...] = ()
     assignment: CpuAssignment | None = None  # None: an LS slot in the whole shared pool
 
@@ -77,13 +77,15 @@ class Gang(Value):
     gang_id: str
     placement: GangPlacement
     label: str  # only with SAME_LABEL
-    timeout_s: float | None  # how long it may wait; None: for ever
+    timeout_s: float | None  # longest time that it may wait; None: no limit
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStatus(Value):
-    """One slot request as the RM knows it; `range_id` is that of the range that it is a member of.
-    With `count` above 1 it is the first of so many members that stand alike, one behind the other.
+    """One slot request as the resource manager knows it.
+
+    `range_id` is the range that it is a member of; empty: none. With `count` above 1, the entry
+    stands for that many consecutive members in the same state, of which it names the first.
     """
 
     allocation_id: str
@@ -111,16 +113,14 @@ class RequestStatus(Value):
 
 @dataclass(frozen=True, slots=True)
 class JobEvent(Value):
-    """One thing that happened to one request of a job.
+    """One event of one request of a job.
 
-    GRANTED again for the same generation says that the slot's size changed (reason "RESIZED"), or
-    was to change and did not ("RESIZE_REFUSED"); `slot` is as it is then.
+    GRANTED again with the same generation means that the slot was resized (reason "RESIZED"), or
+    that a resize was refused ("RESIZE_REFUSED"); `slot` is the state after that. With `count` above
+    1, the event is about that many consecutive members of a range, of which it names the first.
 
-    `count` above 1: it is about the member of a range that is named and those with the indexes that
-    follow, so many in all.
-
-    `from_snapshot` marks a change that was read off a snapshot because the events themselves are no
-    longer kept; its `sequence` is the snapshot's.
+    `from_snapshot` marks a change that was found in a snapshot, because the events themselves are
+    no longer kept; its `sequence` is the snapshot's.
     """
 
     sequence: int
@@ -138,9 +138,9 @@ class JobEvent(Value):
 class ExecutorStatus(Value):
     """One executor.
 
-    `topology` (the fields of the protocol's HostTopology) and `slot_list` are only there when the
-    executor was asked for by name. `unreachable_reason` says why the RM cannot dial it although it
-    reports; empty: it can.
+    `topology` (the fields of the protocol's HostTopology) and `slot_list` are set only if the
+    executor was requested by id. `unreachable_reason` says why the resource manager cannot connect
+    to the executor although the executor reports; empty: it can.
     """
 
     executor_id: str
@@ -166,14 +166,14 @@ class ExecutorStatus(Value):
     software_version: str
     shared_cpus: str
     unreachable_reason: str = ""
-    provided_as: str = ""  # the shape as which a provider started it; empty: it came by itself
+    provided_as: str = ""  # the executor shape of its provider; empty: no provider started it
     topology: Mapping[str, Any] | None = None
     slot_list: tuple[SlotStatus, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class JobStatus(Value):
-    """One job as the RM lists it. `lease_s` is None for a detached job."""
+    """One job as the resource manager lists it. `lease_s` is None for a detached job."""
 
     job_id: str
     name: str
@@ -188,14 +188,14 @@ class JobStatus(Value):
     slots: int
     allocated: Mapping[str, int]
     last_sequence: int
-    service: float = 0.0  # received lately: cost times seconds, decayed
-    share_now: float = 0.0  # the part of all service that its slots get, 0 to 1
-    oldest_wait_time: datetime | None = None  # since when the oldest request waits
+    service: float = 0.0  # recent usage: cost times seconds, decayed
+    share_now: float = 0.0  # fraction of all usage that its slots have, 0 to 1
+    oldest_wait_time: datetime | None = None  # since when its oldest request waits
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterEvent(Value):
-    """One thing that happened in the cluster."""
+    """One event of the cluster."""
 
     sequence: int
     event_time: datetime | None
@@ -209,7 +209,7 @@ class ClusterEvent(Value):
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo(Value):
-    """The RM itself and the sums of the cluster."""
+    """The resource manager and the totals of the cluster."""
 
     rm_epoch: int
     software_version: str
@@ -245,7 +245,7 @@ class TaskStatus(Value):
 
 @dataclass(frozen=True, slots=True)
 class OutputChunk(Value):
-    """Some bytes that a task wrote; `offset` is the position of the first one in its stream."""
+    """Bytes that a task wrote; `offset` is the position of the first one in its stream."""
 
     stream: StreamName
     offset: int
@@ -254,10 +254,10 @@ class OutputChunk(Value):
 
 @dataclass(frozen=True, slots=True)
 class TaskResult(Value):
-    """How a task ended.
+    """The result of a task.
 
-    `exit_code` counts when `signal` is 0. `stdout` and `stderr` are what was captured; the byte
-    counts include what was not kept.
+    `exit_code` is valid if `signal` is 0. `stdout` and `stderr` are the captured output; the byte
+    counts include bytes that were not kept.
     """
 
     task_id: str
@@ -277,14 +277,14 @@ class TaskResult(Value):
 
     @property
     def ok(self) -> bool:
-        """True where the command ended by itself with exit code 0."""
+        """True if the command ended by itself with exit code 0."""
         return not (
             self.exit_code or self.signal or self.oom_killed or self.timed_out or self.cancelled
         )
 
     @property
     def how(self) -> str:
-        """How it ended, in a few words."""
+        """How the task ended, in a few words."""
         if self.oom_killed:
             return f"used up the slot's memory (peak {self.peak_memory_bytes} bytes) and was killed"
         if self.timed_out:
@@ -296,10 +296,10 @@ class TaskResult(Value):
         return f"ended with exit code {self.exit_code}"
 
     def check(self) -> TaskResult:
-        """The result itself.
+        """Returns the result itself.
 
         Raises:
-            TaskFailed: it did not end by itself with exit code 0.
+            TaskFailed: the command did not end by itself with exit code 0.
         """
         if self.ok:
             return self
@@ -309,7 +309,7 @@ class TaskResult(Value):
 
 
 class TaskFailed(FinegrainError):
-    """A task ended otherwise than with exit code 0; `result` tells how."""
+    """A task did not end with exit code 0; `result` says how it ended."""
 
     default_reason = Reason.TASK_ENDED
 

@@ -1,5 +1,6 @@
-"""What the client returns about the cpus and NUMA nodes of one executor; see `status.py` for the
-shape of all values. Sets of cpus and nodes are texts in the kernel's list form ("0-3,8").
+"""Values about the cpus and NUMA nodes of one executor; see `status.py` for the form of all values.
+
+Sets of cpus and nodes are texts in the kernel's list form ("0-3,8").
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from finegrain_client.types.status import SlotStatus
 
 @dataclass(frozen=True, slots=True)
 class Cpu(Value):
-    """One logical cpu that runs."""
+    """One logical cpu that is online."""
 
     cpu: int
     core: int  # its position among the cores of the host, in order of their first cpus
-    node: int  # id of its NUMA node; -1: the host does not tell
+    node: int  # id of its NUMA node; -1: unknown
     package: int  # index of its package
-    kind: str  # "core", "atom", ...; empty where all are alike
+    kind: str  # "core", "atom", ...; empty if all are alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +30,14 @@ class Pool(Value):
     """The shared pools of one NUMA node within one package."""
 
     package: int
-    node: int  # -1: the host does not tell
-    shared_cpus: str  # LS slots run there
-    best_effort_cpus: str  # BE slots run there
+    node: int  # -1: unknown
+    shared_cpus: str  # for LS slots
+    best_effort_cpus: str  # for BE slots
 
 
 @dataclass(frozen=True, slots=True)
 class LostCpus(Value):
-    """Cpus that a slot was given and that are not there any more."""
+    """Cpus that were assigned to a slot and are no longer online."""
 
     allocation_id: str
     generation: int
@@ -45,15 +46,17 @@ class LostCpus(Value):
 
 @dataclass(frozen=True, slots=True)
 class HostSettings(Value):
-    """What holds on a host, and by whom: `origins` names for each of the others "operator",
-    "configuration", "kubelet", "cluster" or "built-in".
+    """The policy settings in effect on a host.
+
+    `origins` names the source of each other setting: "operator", "configuration", "kubelet",
+    "cluster" or "built-in".
     """
 
     bind: str
     numa_strategy: str
     alignment: str
     reserved_cpus: str
-    strictly_reserved_cpus: str  # of them those on which no slot runs at all
+    strictly_reserved_cpus: str  # those of them on which no slot runs at all
     default_bind: str
     default_exclusive: str
     origins: Mapping[str, str]
@@ -61,27 +64,27 @@ class HostSettings(Value):
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity(Value):
-    """What an executor announced for slots of one NUMA node."""
+    """The capacity of one NUMA node that an executor registered for slots."""
 
     node: int
     memory_bytes: int
     extended: Mapping[str, int]  # hugepages
-    default_memory: bool  # False: of a kind of its own, which no slot gets unasked
+    default_memory: bool  # False: special memory, which a slot gets only on request
 
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedCpus(Value):
-    """What an executor announced for slots."""
+    """The cpus that an executor registered for slots."""
 
     slot_cpus: str  # counted in its total
-    reserved_cpus: str  # kept back by its configuration, not counted
+    reserved_cpus: str  # reserved by its configuration, not counted
     isolated_cpus: str
     nodes: tuple[NodeCapacity, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class KubeletContainer(Value):
-    """A container to which a kubelet gave cpus or memory of its own."""
+    """A container to which a kubelet gave dedicated cpus or memory."""
 
     pod_uid: str
     container: str
@@ -91,7 +94,7 @@ class KubeletContainer(Value):
 
 @dataclass(frozen=True, slots=True)
 class Kubelet(Value):
-    """A kubelet on the same host, as its files tell."""
+    """A kubelet on the same host, as read from its files."""
 
     cpu_manager_policy: str
     cpu_manager_options: Mapping[str, str]
@@ -104,21 +107,21 @@ class Kubelet(Value):
 
 @dataclass(frozen=True, slots=True)
 class CpusNow(Value):
-    """What an executor sees of its cpus at present."""
+    """The current state of an executor's cpus, as the executor reports it."""
 
     offline_cpus: str
-    squeezed_cpus: str  # best-effort slots are confined to these; empty: they are not
-    host_policy_number: int  # of the operator's settings that it follows; 0: none
+    squeezed_cpus: str  # best-effort slots are confined to these; empty: no squeeze
+    host_policy_number: int  # number of the operator's settings that it uses; 0: none
     notes: tuple[str, ...]
     kubelet: Kubelet | None
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyReport(Value):
-    """All that is known of the cpus and NUMA nodes of one executor.
+    """All that is known about the cpus and NUMA nodes of one executor.
 
-    `topology` has the fields of the protocol's HostTopology. `announced` is None where slots cannot
-    have cpus of their own, `now` where there is nothing out of the ordinary to see.
+    `topology` has the fields of the protocol's HostTopology. `announced` is None if slots cannot
+    have dedicated cpus. `now` is None if there is nothing unusual to report.
     """
 
     executor_id: str
