@@ -1,4 +1,4 @@
-"""What job masters install: ask for slots, run tasks in them, give them back.
+"""The asyncio client for job masters: request slots, run tasks in them, release them.
 
     import finegrain_client as fg
 
@@ -9,11 +9,9 @@
             task = await slot.run(["echo", "hello"])
             print((await task.wait()).check().stdout)
 
-Slots that are only of use together are asked for as a gang (`Job.request_gang`), and a slot that is
-too small or too large changes its size while its tasks run (`Slot.resize`).
-
-asyncio first; `finegrain_client.blocking` has the same names for programs without an event loop.
-The guide is docs/job-masters.md.
+`Job.request_gang` requests slots that are useful only together. `Slot.resize` changes the size of a
+slot while its tasks run. `finegrain_client.blocking` has the same names for programs without an
+event loop. The guide is docs/job-masters.md.
 """
 
 import importlib
@@ -245,10 +243,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the batch runner and the blocking client when they are first used.
+    """Imports the batch runner and the blocking client on first use.
 
-    They are half of the time that `import finegrain_client` would take, and most commands and job
-    masters need neither.
+    They take half of the time that `import finegrain_client` would need, and most commands and job
+    masters use neither.
     """
     if name in ("batch", "blocking"):
         return importlib.import_module(f"{__name__}.{name}")

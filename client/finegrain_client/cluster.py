@@ -1,7 +1,7 @@
-"""The cluster as one client sees it: jobs for job masters, lists for everyone. What operators
-change is in `admin/operations.py`.
+"""The entry point of the client: `connect` returns a `Cluster`, which creates jobs and lists state.
 
-Pages, batches and long polls become plain lists and iterators here.
+`Cluster` turns pages and long polls of the protocol into plain lists and iterators. The calls that
+change the cluster are for operators and live in `admin/operations.py`.
 """
 
 from __future__ import annotations
@@ -52,20 +52,21 @@ def connect(
     insecure: bool = False,
     budget_s: float = BUDGET_DEFAULT_S,
 ) -> Cluster:
-    """A client of one cluster; nothing is dialled before the first call.
+    """Returns a client of one cluster. It opens no connection before the first call.
 
     Args:
-        address: "host:port" of the RM, several where there are standbys. Default: the environment
-            variable FINEGRAIN_MANAGER (several separated by commas), else 127.0.0.1:7170.
+        address: "host:port" of the resource manager, or several if there are standbys. Default: the
+            environment variable FINEGRAIN_MANAGER (several separated by commas), else
+            127.0.0.1:7170.
         token_file: file with the token. Default: FINEGRAIN_TOKEN_FILE, else no token.
         token: the token itself, instead of a file.
-        tls: TLS by files; needed beyond loopback.
-        insecure: send the token in clear all the same.
-        budget_s: how long one call may take with all its tries.
+        tls: certificate and key files for TLS; needed beyond loopback.
+        insecure: if true, allows sending the token over a network without TLS.
+        budget_s: longest time in seconds that one call may take, including all its retries.
 
     Raises:
-        InvalidArgument: a malformed address.
-        ConfigurationError: the token cannot be read, or would be sent in clear over a network.
+        InvalidArgument: an address is malformed.
+        ConfigurationError: the token cannot be read, or would be sent over a network without TLS.
     """
     if address is None:
         address = os.environ.get("FINEGRAIN_MANAGER") or MANAGER_DEFAULT
@@ -80,7 +81,7 @@ def connect(
 
 
 class Cluster(Operations):
-    """One cluster. Use it as an async context manager, on one event loop."""
+    """A client of one cluster. Use it as an async context manager, on one event loop."""
 
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
@@ -97,12 +98,12 @@ class Cluster(Operations):
         await self.close()
 
     async def close(self) -> None:
-        """Closes every channel; what is still in flight is cancelled."""
+        """Closes all connections and cancels the calls in flight."""
         await self._connection.close()
 
     @property
     def address(self) -> str:
-        """The RM that is spoken to at present."""
+        """Address of the resource manager that the client currently talks to."""
         return self._connection.manager_address
 
     # For job masters.
@@ -115,16 +116,18 @@ class Cluster(Operations):
         lease_s: float = LEASE_DEFAULT_S,
         detached: bool = False,
     ) -> Job:
-        """A new job, registered by `async with` and ended at its end.
+        """Returns a new job. `async with` registers it on entry and ends it on exit.
 
         Args:
-            name: for people, 1 to 200 printable characters.
-            group: resource group; empty: "default".
-            lease_s: how long the job may be silent before it is ended, 1 s to 1 day.
-            detached: no lease, and not ended at the end of `async with` but only by `Job.end`.
+            name: name for people to read, 1 to 200 printable characters.
+            group: resource group of the job; empty: "default".
+            lease_s: time in seconds without contact after which the resource manager ends the job,
+                1 s to 1 day.
+            detached: if true, the job has no lease and leaving `async with` does not end it; only
+                `Job.end` does.
 
         Raises:
-            InvalidArgument: a bad name or lease.
+            InvalidArgument: the name or the lease is not allowed.
         """
         check_text("name", name, longest=200)
         if not detached and not 1 <= lease_s <= 86_400:
@@ -132,11 +135,19 @@ class Cluster(Operations):
         return Job(self._connection, name, group=group, lease_s=lease_s, detached=detached)
 
     def attach_job(self, job_id: str, secret: str, *, lease_s: float = LEASE_DEFAULT_S) -> Job:
-        """A job that exists, opened by its id and secret: its requests and slots are in
-        `Job.requests`. Leaving the context leaves the job as it is; `Job.end` ends it.
+        """Returns an existing job, opened by its id and secret.
+
+        Inside `async with`, `Job.requests` has its requests and slots. Leaving the context does not
+        end the job; `Job.end` does.
+
+        Args:
+            job_id: id of the job (`Job.job_id`).
+            secret: secret of the job (`Job.secret`).
+            lease_s: lease of the job in seconds, for `Job.lease_s`. The client renews the lease
+                every 10 s, whatever its length.
 
         Raises:
-            InvalidArgument: a malformed id, or no secret.
+            InvalidArgument: the id is malformed, or the secret is empty.
         """
         check_id("job_id", job_id)
         if not secret:
@@ -145,17 +156,17 @@ class Cluster(Operations):
             self._connection, job_id, lease_s=lease_s, detached=True, job_id=job_id, secret=secret
         )
 
-    # For everybody: looking.
+    # For everyone: read-only calls.
 
     async def info(self) -> types.ClusterInfo:
-        """The RM itself and the sums of the cluster."""
+        """Returns facts about the resource manager and the totals of the cluster."""
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.GetCluster(pb.GetClusterRequest(), timeout=timeout_s)
         )
         return read(types.ClusterInfo, answer)
 
     async def executors(self) -> list[types.ExecutorStatus]:
-        """All executors, in order of id."""
+        """Returns all executors, ordered by id."""
         return await self._pages(
             lambda cluster, token, timeout_s: cluster.ListExecutors(
                 pb.ListExecutorsRequest(page_size=PAGE_SIZE, page_token=token), timeout=timeout_s
@@ -164,7 +175,7 @@ class Cluster(Operations):
         )
 
     async def executor(self, executor_id: str) -> types.ExecutorStatus:
-        """One executor with its topology and slots.
+        """Returns one executor with its topology and slots.
 
         Raises:
             NotFound: EXECUTOR_UNKNOWN.
@@ -180,7 +191,9 @@ class Cluster(Operations):
         )
 
     async def topology(self, executor_id: str) -> TopologyReport:
-        """One executor's cpus and NUMA nodes: what is where, who has it, and which settings hold.
+        """Returns the cpus and NUMA nodes of one executor.
+
+        The report has their layout, the slots that use them, and the settings in effect.
 
         Raises:
             NotFound: EXECUTOR_UNKNOWN.
@@ -192,8 +205,13 @@ class Cluster(Operations):
         return read(TopologyReport, answer)
 
     async def host_policy(self, executor_id: str | None) -> HostPolicyStatus:
-        """Settings of an executor's host: what is set at runtime, what holds, and by whom; None:
-        those for the cluster, which hold where no host says anything else.
+        """Returns the policy settings of an executor's host.
+
+        These are the settings set at runtime, and each setting in effect with its source.
+
+        Args:
+            executor_id: the executor; None: the settings for the whole cluster, which apply where a
+                host sets nothing else.
 
         Raises:
             NotFound: EXECUTOR_UNKNOWN.
@@ -205,7 +223,12 @@ class Cluster(Operations):
         return read(HostPolicyStatus, answer, executor_id=executor_id or "")
 
     async def slots(self, *, executor_id: str = "", job_id: str = "") -> list[types.SlotStatus]:
-        """Slots that exist, in order of executor and allocation id."""
+        """Returns existing slots, ordered by executor and allocation id.
+
+        Args:
+            executor_id: return only slots on this executor; empty: on all.
+            job_id: return only slots of this job; empty: of all.
+        """
         return await self._pages(
             lambda cluster, token, timeout_s: cluster.ListSlots(
                 pb.ListSlotsRequest(
@@ -223,15 +246,16 @@ class Cluster(Operations):
         states: Iterable[RequestState | str] = (),
         allocation_ids: Sequence[str] = (),
     ) -> list[types.RequestStatus]:
-        """Requests in queue order.
+        """Returns requests in queue order.
 
         Args:
-            job_id: only of this job.
-            states: only in these; empty: those that have not ended.
-            allocation_ids: only these ids, or ids that begin so (at least 4 characters).
+            job_id: return only requests of this job; empty: of all.
+            states: return only requests in these states; empty: those that have not ended.
+            allocation_ids: return only these ids, or ids with these prefixes (at least 4
+                characters).
 
         Raises:
-            InvalidArgument: no such state, or too short a beginning of an id.
+            InvalidArgument: a state does not exist, or a prefix of an id is too short.
         """
         numbers = [_request_state(each) for each in states]
         return await self._pages(
@@ -249,7 +273,7 @@ class Cluster(Operations):
         )
 
     async def jobs(self, *, include_ended: bool = False) -> list[types.JobStatus]:
-        """Jobs in order of arrival."""
+        """Returns jobs in order of arrival."""
         return await self._pages(
             lambda cluster, token, timeout_s: cluster.ListJobs(
                 pb.ListJobsRequest(
@@ -268,11 +292,14 @@ class Cluster(Operations):
         follow: bool = False,
         newest: int = EVENTS_PAGE_SIZE,
     ) -> AsyncIterator[types.ClusterEvent]:
-        """What happened in the cluster, oldest first; with `follow` also what will.
+        """Yields events of the cluster, oldest first; with `follow`, also waits for new ones.
 
         Args:
-            from_sequence: first one wanted; 0: the newest `newest` ones.
-            subject_id: only what concerns this executor, job or allocation id.
+            from_sequence: sequence number of the first event to yield; 0: start with the `newest`
+                newest events.
+            subject_id: yield only events about this executor, job or allocation id.
+            follow: if true, never ends, and yields events as they happen.
+            newest: number of past events to start with if `from_sequence` is 0.
         """
         wanted, page_size = from_sequence, newest if from_sequence == 0 else EVENTS_PAGE_SIZE
         while True:
@@ -296,11 +323,12 @@ class Cluster(Operations):
     async def explain(
         self, allocation_id: str, *, executor_id: str = "", max_executors: int = 0
     ) -> Explanation:
-        """Why a request waits, or what became of it.
+        """Explains why a request waits, or how it ended.
 
         Args:
-            executor_id: only this executor; empty: all.
-            max_executors: most executors listed in full; 0: 20.
+            allocation_id: the request.
+            executor_id: explain only this executor; empty: all.
+            max_executors: largest number of executors to list in full; 0: 20.
 
         Raises:
             NotFound: ALLOCATION_UNKNOWN.
@@ -314,8 +342,9 @@ class Cluster(Operations):
         return read(Explanation, answer)
 
     async def providers(self) -> Providers:
-        """How the cluster grows and shrinks: executor shapes, executors that were asked for, and
-        why. All empty where no provider is set up.
+        """Returns how the cluster scales: executor shapes, executors that were requested, and why.
+
+        All lists are empty if no provider is configured.
         """
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.ListProviders(
@@ -325,7 +354,7 @@ class Cluster(Operations):
         return read(Providers, answer)
 
     async def groups(self) -> Groups:
-        """Resource groups with their weights, limits, and what they have and get."""
+        """Returns the resource groups with their weights, limits and usage."""
         answer = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.ListGroups(pb.ListGroupsRequest(), timeout=timeout_s)
         )
@@ -334,16 +363,16 @@ class Cluster(Operations):
     async def advise(
         self, job_id: str, *, target_s: float | None = None, quantile: float | None = None
     ) -> ThreadAdvice:
-        """Into how many threads a job's work should be split, by how long its threads took.
+        """Returns into how many threads to split a job's work, given how long its threads took.
 
         Args:
-            job_id: the job; one that has ended is remembered for a while.
-            target_s: how long a thread should take at most; None: 2 minutes.
-            quantile: the part of all threads that should keep to that; None: 0.95.
+            job_id: the job. The resource manager remembers an ended job for a while.
+            target_s: longest time in seconds that a thread should take; None: 2 minutes.
+            quantile: fraction of all threads that should finish within `target_s`; None: 0.95.
 
         Raises:
             NotFound: JOB_UNKNOWN.
-            InvalidArgument: no time, or a quantile that is not above 0 and below 1.
+            InvalidArgument: `target_s` is not a valid time, or `quantile` is not between 0 and 1.
         """
         if quantile is not None and not 0 < quantile < 1:
             raise InvalidArgument("quantile", quantile, "above 0 and below 1, such as 0.95")

@@ -1,8 +1,7 @@
-"""Channels to the RM and to executors: one per address, opened late, always closed.
+"""The client's gRPC channels to resource managers and executors: one per address.
 
-Decides how long an executor's channel is kept; which of several RMs is spoken to is decided in
-`finegrain/rpc/leaders.py`.
-Refuses to know what the calls mean.
+A channel opens on first use. Channels to executors that are not used are closed, the longest unused
+first. `finegrain/rpc/leaders.py` chooses which of several resource managers to call.
 """
 
 from __future__ import annotations
@@ -31,14 +30,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 GROWTH_OF_SEVERAL = 1.5
-"""Pauses between two tries grow by this where there are several RMs: a pause that doubles until one
-leads would be as long as the takeover was."""
+"""Growth of the delay between two tries if there are several resource managers.
+
+With a doubling delay, the client could find a new leader only after twice the time that the
+takeover took.
+"""
 
 LEAVE_FROZEN_AFTER_S = 2.0
-"""Patience with an RM that does not move, where there are several."""
+"""With several resource managers, the client leaves one that has not answered for this long."""
 
 EXECUTOR_CHANNELS_IDLE_MAX = 64
-"""Channels to executors that are kept open although no slot uses them."""
+"""Largest number of open channels to executors that no slot uses."""
 
 
 @dataclass(slots=True)
@@ -60,11 +62,18 @@ class Connection:
         insecure: bool = False,
         policy: RetryPolicy | None = None,
     ) -> None:
-        """Opens nothing yet.
+        """Checks the addresses; opens no channel yet.
+
+        Args:
+            addresses: "host:port" of each resource manager.
+            token: the token to send with every call, or None.
+            tls: certificate and key files for TLS.
+            insecure: if true, allows sending the token over a network without TLS.
+            policy: budget and delays of retries.
 
         Raises:
-            InvalidArgument: no address, or a malformed one.
-            ConfigurationError: the token would go over a network in clear.
+            InvalidArgument: there is no address, or one is malformed.
+            ConfigurationError: the token would be sent over a network without TLS.
         """
         if not addresses:
             raise InvalidArgument("address", "", "at least one address of a resource manager")
@@ -73,7 +82,8 @@ class Connection:
             check_token_is_safe(address, tls=tls, token=token, insecure=insecure)
         self.policy = policy or RetryPolicy()
         self._leaders = Leaders(addresses, tls)
-        if self._leaders.several:  # found soon after a takeover, whenever that is
+        # A new leader must be found soon after a takeover, however long the takeover takes.
+        if self._leaders.several:
             self.policy = replace(self.policy, growth=GROWTH_OF_SEVERAL)
         self._token = token
         self._tls = tls
@@ -84,18 +94,18 @@ class Connection:
 
     @property
     def manager_address(self) -> str:
-        """The RM that is spoken to at present."""
+        """Address of the resource manager that the client currently talks to."""
         return self._leaders.current
 
     @property
     def manager(self) -> ResourceManagerServiceAsyncStub:
-        """The RM's service for job masters."""
+        """The resource manager's service for job masters."""
         stub = resource_manager_pb2_grpc.ResourceManagerServiceStub(self._manager_channel())
         return cast("ResourceManagerServiceAsyncStub", stub)
 
     @property
     def cluster(self) -> ClusterServiceAsyncStub:
-        """The RM's service for operators."""
+        """The resource manager's service for operators."""
         stub = cluster_pb2_grpc.ClusterServiceStub(self._manager_channel())
         return cast("ClusterServiceAsyncStub", stub)
 
@@ -105,7 +115,11 @@ class Connection:
         *,
         policy: RetryPolicy | None = None,
     ) -> T:
-        """A unary call to the RM, with retries; `call` gets the stub and the deadline.
+        """Makes a unary call to the resource manager, with retries.
+
+        Args:
+            call: makes one try; gets the stub and the deadline in seconds.
+            policy: budget and delays; None: those of the connection.
 
         Raises:
             FinegrainError: see `call_with_retries`.
@@ -115,19 +129,19 @@ class Connection:
     async def call_cluster(
         self, call: Callable[[ClusterServiceAsyncStub, float], Awaitable[T]]
     ) -> T:
-        """The same for the service for operators."""
+        """Makes a unary call to the service for operators; see `call_manager`."""
         return await self._call(lambda timeout_s: call(self.cluster, timeout_s), None)
 
     def manager_answered(self, address: str) -> None:
-        """The RM at `address` leads."""
+        """Records that the resource manager at `address` answered, so it is the leader."""
         self._leaders.worked(address)
 
     def leave_manager(self, address: str, error: FinegrainError | None = None) -> bool:
-        """Speak to another RM from now on; True if that one is worth calling at once.
+        """Switches to another resource manager. Returns True if that one is worth calling at once.
 
         Args:
-            address: of the RM that failed; nothing changes if it is not the present one.
-            error: what it said; the leader that it names is followed.
+            address: the resource manager that failed; nothing changes if it is not the current one.
+            error: its error; if it names the leader, the client switches to that one.
         """
         return self._leaders.failed(address, error)
 
@@ -151,14 +165,14 @@ class Connection:
         )
 
     def acquire_executor(self, address: str) -> TaskExecutorServiceAsyncStub:
-        """The service of an executor; give it back with `release_executor`.
+        """Returns the service of an executor; the caller must call `release_executor` later.
 
         Raises:
-            ConfigurationError: the job's secret would go over a network in clear.
+            ConfigurationError: the job's secret would be sent over a network without TLS.
         """
         link = self._links.get(address)
         if link is None:
-            secret = self._token or ""  # a job's secret is worth as much as a token
+            secret = self._token or ""  # a job's secret needs the same protection
             check_token_is_safe(address, tls=self._tls, token=secret, insecure=self._insecure)
             channel = self._open(address)
             stub = task_executor_pb2_grpc.TaskExecutorServiceStub(channel)
@@ -169,7 +183,10 @@ class Connection:
         return link.stub
 
     def release_executor(self, address: str) -> None:
-        """One user less; channels that nobody uses are closed, longest unused first."""
+        """Drops one user of a channel.
+
+        Closes unused channels beyond the limit, longest unused first.
+        """
         if (link := self._links.get(address)) is not None:
             link.users -= 1
         idle = [each for each, link in self._links.items() if link.users <= 0]
@@ -179,7 +196,7 @@ class Connection:
             closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Closes every channel; calls in flight are cancelled."""
+        """Closes all channels; calls in flight are cancelled."""
         channels = [
             *self._manager_channels.values(),
             *(each.channel for each in self._links.values()),

@@ -1,6 +1,6 @@
-"""Reads the answers of servers into the values of `types`, by the names of their fields.
+"""Converts the servers' messages into the values of `types`, by the names of their fields.
 
-The table below is the one place where the protocol's word and the client's differ.
+The table `read` is the only place that lists where names in the protocol and in the client differ.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def _newer(said: str) -> FailedPrecondition:
 
 
 def _known(read: Callable[[MessageT, str], T], message: MessageT, field: str) -> T:
-    """Reads what is checked where it is shared with the servers.
+    """Reads a value with a parser that the servers share, and translates its error.
 
     Raises:
-        FailedPrecondition: VERSION_MISMATCH, something that this client does not know.
+        FailedPrecondition: VERSION_MISMATCH: the value is one that this client does not know.
     """
     try:
         return read(message, field)
@@ -83,7 +83,7 @@ def _settings(message: cpus_pb2.EffectiveHostPolicy) -> topology.HostSettings:
 
 
 def _plain(message: resources_pb2.HostTopology) -> dict[str, Any]:
-    """Returns a message under the field names of the protocol, integers as integers."""
+    """Returns a message as a dict with the field names of the protocol; integers stay integers."""
     return {
         each.name: [_plain(one) if hasattr(one, "DESCRIPTOR") else one for one in value]
         if not isinstance(value := getattr(message, each.name), str | int)
@@ -185,7 +185,7 @@ read = Reader(
         Reading(
             host_policy.HostPolicyStatus,
             cluster_pb2.GetHostPolicyResponse,
-            {"followed_number": Via("followed_number", int)},  # None: not asked for
+            {"followed_number": Via("followed_number", int)},  # None only after a change
             given="executor_id",
         ),
         Reading(
@@ -223,7 +223,7 @@ read = Reader(
     },
     unknown=_unknown,
 )
-"""Returns the value of a class that a message stands for: `read(SlotStatus, message)`.
+"""Converts a message into a value of the given class: `read(SlotStatus, message)`.
 
-Raises FailedPrecondition (VERSION_MISMATCH) for a word of a newer server.
+Raises FailedPrecondition (VERSION_MISMATCH) for a word that only a newer server knows.
 """

@@ -1,4 +1,4 @@
-"""Durations: float seconds here, messages on the wire."""
+"""Converts durations: float seconds in the client, messages in the protocol."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Errors that only a job master can meet; all else comes from `finegrain.errors`.
+"""Errors that only a job master can meet; all others are in `finegrain.errors`.
 
-Decides which of a request's and a task's fates are exceptions. Refuses to know of gRPC statuses:
-those become `finegrain.errors` classes before they get here.
+They say how a request, a slot or a task ended. gRPC statuses are converted to `finegrain.errors`
+classes before they get here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from finegrain_client.types.status import SlotStatus
 
 
 def reason_of(text: str, otherwise: Reason) -> Reason:
-    """The reason of that name, or `otherwise` where a newer server knows more reasons than we."""
+    """Returns the reason with this name, or `otherwise` if only a newer server knows it."""
     try:
         return Reason(text)
     except ValueError:
@@ -24,7 +24,7 @@ def reason_of(text: str, otherwise: Reason) -> Reason:
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why one slot request was refused: stable code, sentence, and the numbers in it."""
+    """Why one slot request was rejected: a stable code, a sentence, and the numbers in it."""
 
     allocation_id: str
     reason: str
@@ -33,18 +33,18 @@ class Rejection:
 
     @classmethod
     def of(cls, allocation_id: str, outcome: ItemOutcome) -> Rejection:
-        """The refusal that an outcome with a reason stands for."""
+        """Returns the rejection that a failed outcome describes."""
         return cls(allocation_id, outcome.reason, outcome.message, dict(outcome.details))
 
 
 class RequestRejected(FinegrainError):
-    """Slot requests were refused and will never be served; `rejections` names every one."""
+    """Slot requests were rejected and will never be served; `rejections` names all of them."""
 
     default_reason = Reason.INFEASIBLE_NEVER
 
     def __init__(self, rejections: Sequence[Rejection]) -> None:
         self.rejections = tuple(rejections)
-        # Members of a gang that were refused for another one's sake explain nothing.
+        # Members that were rejected only because of another member of their gang explain nothing.
         culprits = [each for each in rejections if each.reason != Reason.GANG_REFUSED]
         first = (culprits or self.rejections)[0]
         super().__init__(
@@ -60,7 +60,7 @@ class RequestRejected(FinegrainError):
 
 
 class GangTimeout(RequestRejected, TimeoutError):
-    """A gang was not placed as a whole within the time that it was to wait; it waits no more."""
+    """A gang was not placed as a whole within its timeout, and no longer waits."""
 
     default_reason = Reason.GANG_TIMEOUT
 
@@ -72,14 +72,14 @@ class GangTimeout(RequestRejected, TimeoutError):
 
 
 def rejected(rejections: Sequence[Rejection]) -> RequestRejected:
-    """The error that fits best."""
+    """Returns the error for these rejections: GangTimeout if a gang's timeout caused one."""
     if any(each.reason == Reason.GANG_TIMEOUT for each in rejections):
         return GangTimeout(rejections)
     return RequestRejected(rejections)
 
 
 class RequestEnded(FailedPrecondition):
-    """The request was cancelled or released before anybody could use its slot."""
+    """The request was cancelled or released before its slot could be used."""
 
     default_reason = Reason.JOB_OVER
 
@@ -92,7 +92,7 @@ class RequestEnded(FailedPrecondition):
 
 
 class StillWaiting(FinegrainError, TimeoutError):
-    """The request was not granted within the time given; it stays in line."""
+    """The request was not granted within the given time; it stays queued."""
 
     default_reason = Reason.NOT_YET_CONSIDERED
 
@@ -106,8 +106,9 @@ class StillWaiting(FinegrainError, TimeoutError):
 
 
 class ResizeRefused(FailedPrecondition):
-    """The slot was not given the size that was asked for; it is as it was, or as another wish
-    wanted it. `status` is the slot as it is then.
+    """The slot did not get the requested size. It has its old size, or that of another change.
+
+    `status` is the state of the slot after that.
     """
 
     default_reason = Reason.RESIZE_REFUSED
@@ -125,7 +126,7 @@ class ResizeRefused(FailedPrecondition):
 
 
 class StillResizing(FinegrainError, TimeoutError):
-    """A slot was not resized within the time given; the change stays under way."""
+    """The slot was not resized within the given time; the change stays in progress."""
 
     default_reason = Reason.NOT_YET_CONSIDERED
 
@@ -139,7 +140,7 @@ class StillResizing(FinegrainError, TimeoutError):
 
 
 class SlotLost(FinegrainError):
-    """The slot is gone: its executor was lost, or somebody took it back.
+    """The slot has ended: its executor was lost, or the slot was released.
 
     What its tasks did until then is unknown.
     """
@@ -168,6 +169,6 @@ class TaskNotStarted(FinegrainError):
 
 
 class JobEnded(FailedPrecondition):
-    """The job is over: ended by its master, by its lease, or by an operator."""
+    """The job has ended: by its master, by its lease, or by an operator."""
 
     default_reason = Reason.JOB_ENDED

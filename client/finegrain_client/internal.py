@@ -1,4 +1,4 @@
-"""Marks what is public to this package, and not to its users."""
+"""Marks methods that only this package calls, not its users."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def internal(function: FunctionT) -> FunctionT:
 
 
 def is_internal(function: Callable[..., Any]) -> bool:
-    """Returns whether `function` carries the mark of `internal`."""
+    """Returns whether `function` is marked with `internal`."""
     return _MARK in function.__dict__

@@ -1,10 +1,10 @@
-"""When a call is tried again: the one place that decides.
+"""Retries of calls: the only place that decides whether a call is tried again.
 
-UNAVAILABLE is tried again with capped, jittered back-off, and so is CANCELLED, with which a server
-ends what is under way when it stops; RESOURCE_EXHAUSTED after the time that the server names
-(RetryInfo); nothing else is. All tries share one deadline budget. Every call of this library may be
-repeated, because the ids in it make it the same call. Streams have no deadline; they are resumed by
-`resumed` from where they stood.
+UNAVAILABLE is retried with capped, jittered backoff. So is CANCELLED, with which a stopping server
+ends its calls. RESOURCE_EXHAUSTED is retried after the time that the server names (RetryInfo);
+nothing else is retried. All tries share one deadline budget. Every call of this client may be
+repeated, because the ids in it make it idempotent. Streams have no deadline; `resumed` continues
+them where they broke.
 """
 
 from __future__ import annotations
@@ -38,36 +38,36 @@ REFUSALS = (
     errors.PermissionDenied,
     errors.ResourceExhausted,
 )
-"""After these a call has certainly changed nothing; after any other error it may have."""
+"""Errors after which the call has certainly changed nothing; after any other error it may have."""
 
 
 Redirect = Callable[[FinegrainError | None], bool]
-"""Turns to another server after a failure. True: it is worth calling at once."""
+"""Switches to another server after a failure. Returns True if that one is worth calling at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long and how often to try."""
+    """How long and how often to try a call."""
 
-    budget_s: float = BUDGET_DEFAULT_S  # all tries of one call together
+    budget_s: float = BUDGET_DEFAULT_S  # for all tries of one call together
     first_delay_s: float = 0.1
     longest_delay_s: float = 2.0
-    growth: float = 2.0  # of the delay, from one try to the next
+    growth: float = 2.0  # factor of the delay, from one try to the next
 
 
 class Backoff:
-    """Delays that grow up to a cap, each between half and all of its value."""
+    """Exponential backoff: delays grow up to a cap; each is drawn from half to all of its value."""
 
     def __init__(self, policy: RetryPolicy) -> None:
         self._policy = policy
         self.failures = 0
 
     def reset(self) -> None:
-        """Start again with the shortest delay: something worked."""
+        """Starts again with the shortest delay, after a success."""
         self.failures = 0
 
     def next_s(self) -> float:
-        """The delay before the next try, in seconds."""
+        """Returns the delay before the next try, in seconds, and counts one more failure."""
         grown_s = self._policy.first_delay_s * self._policy.growth ** min(self.failures, 16)
         self.failures += 1
         longest_s = min(grown_s, self._policy.longest_delay_s)
@@ -75,13 +75,13 @@ class Backoff:
 
 
 def code_of(error: grpc.RpcError) -> grpc.StatusCode:
-    """The status of a failed call."""
+    """Returns the status code of a failed call."""
     code: grpc.StatusCode = error.code()
     return code
 
 
 def delay_before_retry(error: grpc.RpcError, backoff: Backoff) -> float | None:
-    """Seconds to wait before the call may be tried again; None: never."""
+    """Returns the seconds to wait before the call may be retried; None: it must not be."""
     code = code_of(error)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return backoff.next_s()
@@ -93,10 +93,10 @@ def delay_before_retry(error: grpc.RpcError, backoff: Backoff) -> float | None:
 
 
 def raise_if_closed() -> None:
-    """Tells a call that was cancelled because its channel was closed from one that we cancelled.
+    """Raises if a call was cancelled because its channel was closed, not because its task was.
 
     Raises:
-        FailedPrecondition: nobody cancelled the present task.
+        FailedPrecondition: the current task is not being cancelled.
     """
     task = asyncio.current_task()
     if task is not None and not task.cancelling():
@@ -111,17 +111,18 @@ async def call_with_retries(
     after_unavailable: Callable[[int], Awaitable[None]] | None = None,
     redirect: Redirect | None = None,
 ) -> T:
-    """The answer of a unary call.
+    """Makes a unary call with retries and returns its answer.
 
     Args:
-        attempt: makes the call with the deadline given, in seconds.
-        where: address of the server, for the message of an error.
+        attempt: makes the call with the given deadline, in seconds.
+        where: returns the address of the server, for error messages.
         policy: budget and delays.
-        after_unavailable: told, before the next try, how many tries found nobody.
-        redirect: called with the error of an unavailable server. True: the next try need not wait.
+        after_unavailable: called before each retry with the number of failed tries so far.
+        redirect: called with the error of an unavailable server. If it returns True, the retry does
+            not wait.
 
     Raises:
-        FinegrainError: the call failed for good, or the budget is used up.
+        FinegrainError: the call failed with an error that is not retried, or the budget is used up.
     """
     end = time.monotonic() + policy.budget_s
     backoff = Backoff(policy)
@@ -133,7 +134,7 @@ async def call_with_retries(
         except grpc.RpcError as error:
             delay_s = delay_before_retry(error, backoff)
             if delay_s is None or time.monotonic() + delay_s >= end:
-                # What failed before the time was up says more than that it is up.
+                # If the budget ran out, the failure before that explains more than the timeout.
                 late = code_of(error) is grpc.StatusCode.DEADLINE_EXCEEDED
                 raise error_from_rpc(last if late and last else error, where()) from None
             last = error
@@ -148,7 +149,7 @@ async def call_with_retries(
 
 
 class StreamCall(Protocol[T_co]):
-    """A running server stream."""
+    """A server stream in progress."""
 
     def __aiter__(self) -> AsyncIterator[T_co]: ...
 
@@ -164,22 +165,22 @@ async def resumed(
     redirect: Redirect | None = None,
     is_complete: Callable[[], bool] = lambda: False,
 ) -> AsyncGenerator[T, None]:
-    """The messages of a server stream, opened again whenever it breaks or ends.
+    """Yields the messages of a server stream, and reopens it whenever it breaks or ends.
 
-    The reader closes this after the last message, or says by `is_complete` that a stream that the
-    server ended is not to be opened again.
+    The reader closes this generator after the last message. Alternatively, `is_complete` returns
+    True if a stream that the server ended must not be reopened.
 
     Args:
-        open_stream: opens it from where the reader stands by now.
-        where: address of the server, for the message of an error.
-        policy: delays; the budget does not count.
-        after_break: told, after each break, how many there were since the last message.
-        redirect: called with the error that broke the stream, None where the server ended it.
-            True: the next try need not wait.
-        is_complete: asked when the server has ended the stream properly.
+        open_stream: opens the stream at the reader's current position.
+        where: returns the address of the server, for error messages.
+        policy: delays; the budget does not apply.
+        after_break: called after each break with the number of breaks since the last message.
+        redirect: called with the error that broke the stream, or None if the server ended it. If it
+            returns True, the next try does not wait.
+        is_complete: called when the server has ended the stream without an error.
 
     Raises:
-        FinegrainError: the stream failed with something that is not worth another try.
+        FinegrainError: the stream failed with an error that is not retried.
     """
     backoff = Backoff(policy)
     while True:
@@ -195,7 +196,7 @@ async def resumed(
             raise_if_closed()
             raise
         finally:
-            # An abandoned call is never collected and keeps its handler at the server alive.
+            # gRPC never collects an abandoned call, and its handler at the server would stay alive.
             call.cancel()
         if error is None and is_complete():
             return
@@ -208,7 +209,7 @@ async def resumed(
 
 
 async def follow(messages: AsyncGenerator[T, None], take: Callable[[T], Awaitable[bool]]) -> None:
-    """Gives every message to `take` until that says that it was the last."""
+    """Passes every message to `take` until `take` returns True."""
     async with aclosing(messages):
         async for message in messages:
             if await take(message):

@@ -1,7 +1,7 @@
-"""What a job master asks for: slot specifications, and how they become batches.
+"""Slot specifications, and how many of them fit into one call.
 
-Here are the defaults of a specification, and where a large batch is cut. Whether anything fits, the
-RM decides.
+This module has the defaults of a specification. Only the resource manager knows whether a request
+fits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from finegrain.v1 import cpus_pb2, slots_pb2
 CPU_MILLI_DEFAULT = 1000
 MEMORY_BYTES_DEFAULT = 256 * MIB
 BATCH_ITEMS_MAX = 10_000
-BATCH_BYTES_MAX = 4 * MIB - 64 * 1024  # 4 MiB at the server; the rest is for the envelope
+BATCH_BYTES_MAX = 4 * MIB - 64 * 1024  # the server allows 4 MiB; the rest is for the envelope
 RANGE_MAX = 1_000_000
 
 _AMOUNTS = (
@@ -39,32 +39,38 @@ _AMOUNTS = (
 class SlotSpec:
     """One slot request, `count` times.
 
-    With no amount given at all the slot is *unknown*: it gets the default slot profile of the
-    executor it is placed on. As soon as one amount is given, a missing CPU becomes 1000 milli and
-    missing memory becomes 256 MiB. Within one job either all requests are specified or none is.
+    If no amount is given at all, the request is *unknown*: its slot gets the default slot profile
+    of the executor. If at least one amount is given, missing CPU becomes 1000 milli and missing
+    memory becomes 256 MiB, unless another part of memory is given. Within one job, either all
+    requests are specified or none is.
 
     Attributes:
-        cpu_milli: CPU time booked, and the hard cap, in thousandths of a core.
-        memory_bytes: memory for the task's own objects. All memory parts add up to the limit.
+        cpu_milli: guaranteed CPU in thousandths of a core; also the hard limit, unless
+            `cpu_limit_milli` is higher.
+        memory_bytes: memory for the task's own objects. The memory limit is the sum of all parts.
+        task_off_heap_memory_bytes: off-heap memory of the task; part of the memory limit.
+        managed_memory_bytes: managed memory; part of the memory limit.
+        network_memory_bytes: network memory; part of the memory limit.
         extended: countable resources by name.
-        cpu_limit_milli: a higher cap than what is booked; 0: the same.
-        pids_max: most processes and threads; 0: the executor's default.
-        labels: only executors that carry all of these.
-        target_address: where executors also offer the slot directly (`Job.serve_offers`).
-        allow_pending: wait for an executor that may come, where none could ever host this.
-        restart_on_loss: go back into the line at the old place if the slot is lost.
-        qos: how exclusive its cpus are: "LSE" (its own), "LSR" (its own, but for best-effort
-            slots), "LS" (shared), "BE" (shared, best effort). LSE and LSR need `cpu_milli` in
-            multiples of 1000.
-        cpu_bind: which cpus: "FullPCPUs", "SpreadByPCPUs", "ConstrainedBurst" or "None"; empty: as
-            its host is configured. With ":required" a host that cannot do so is no host for it;
-            else it is preferred.
-        cpu_exclusive: what not to share with others that say the same: "PCPULevel" (cores),
-            "NUMANodeLevel" or "None"; likewise.
-        numa: how it lies on NUMA nodes: "SingleNUMANode" or "Restricted" (both required unless
-            ":preferred" stands behind them), "BestEffort" or "None"; empty: as its host says.
-        count: how many slots like this.
-        allocation_id: identity of the request, only with count 1; made up where absent.
+        cpu_limit_milli: CPU limit above the guaranteed CPU, in thousandths of a core; 0: the same.
+        pids_max: largest number of processes and threads; 0: the executor's default.
+        labels: only executors with all of these labels are used.
+        target_address: address to which executors also offer the slot directly
+            (`Job.serve_offers`).
+        allow_pending: wait for a future executor if no known one could ever host the slot.
+        restart_on_loss: if the slot is lost, queue the request again at its old position.
+        qos: how exclusive its cpus are: "LSE" (dedicated), "LSR" (dedicated, but best-effort slots
+            may use them), "LS" (shared), "BE" (shared, best effort). LSE and LSR need `cpu_milli`
+            in multiples of 1000.
+        cpu_bind: which cpus it gets: "FullPCPUs", "SpreadByPCPUs", "ConstrainedBurst" or "None";
+            empty: as configured for the host. The policy is preferred; with ":required", hosts that
+            cannot satisfy it are not used.
+        cpu_exclusive: what it does not share with slots of the same policy: "PCPULevel" (cores),
+            "NUMANodeLevel" or "None". Empty and ":required" as for `cpu_bind`.
+        numa: placement on NUMA nodes: "SingleNUMANode" or "Restricted" (both required, unless
+            ":preferred" is appended), "BestEffort" or "None"; empty: as configured for the host.
+        count: number of such slots.
+        allocation_id: identity of the request, only with count 1; empty: the client generates one.
     """
 
     cpu_milli: int | None = None
@@ -103,7 +109,7 @@ class SlotSpec:
 
     @property
     def is_unknown(self) -> bool:
-        """True where no amount is given: the executor's default slot profile."""
+        """True if no amount is given, so that the slot gets the executor's default slot profile."""
         parts = self.task_off_heap_memory_bytes, self.managed_memory_bytes
         return (
             self.cpu_milli is None
@@ -112,7 +118,7 @@ class SlotSpec:
         )
 
     def messages(self) -> Iterator[slots_pb2.SlotRequest]:
-        """One protocol message per slot, each with an id of its own."""
+        """Yields one protocol message per slot, each with its own id."""
         policy = self._cpu_policy()
         for _ in range(self.count):
             message = slots_pb2.SlotRequest(
@@ -131,7 +137,7 @@ class SlotSpec:
             yield message
 
     def _cpu_policy(self) -> cpus_pb2.CpuPolicy | None:
-        """What it says about its cpus; None: nothing."""
+        """Returns the CPU policy as a message, or None if all of it is the default."""
         bind, bind_required = read_policy("cpu_bind", self.cpu_bind or DEFAULT, BindPolicy)
         exclusive, exclusive_required = read_policy(
             "cpu_exclusive", self.cpu_exclusive or DEFAULT, ExclusivePolicy
@@ -178,7 +184,7 @@ _STRENGTHS = {
 
 
 def _policy(name: str, value: object, kind: type[StrEnum]) -> str:
-    """The policy as it is written; empty: nothing is said."""
+    """Returns the policy in its normal form; empty: none is set."""
     text = policy_text(*read_policy(name, _text(name, value) or DEFAULT, kind))
     return "" if text == DEFAULT else text
 
@@ -199,6 +205,6 @@ def _check_amount(name: str, value: object) -> None:
 
 
 def id_batches(ids: Sequence[str], *, items_max: int = BATCH_ITEMS_MAX) -> Iterator[Sequence[str]]:
-    """Cuts ids, in order, into batches that one call may carry (10,000 ids stay below 2 MiB)."""
+    """Splits ids, in order, into batches for one call each (10,000 ids are less than 2 MiB)."""
     for start in range(0, len(ids), items_max):
         yield ids[start : start + items_max]

@@ -1,1 +1,1 @@
-"""What operators do: drain, forget, release, change groups and settings."""
+"""Calls for operators: drain, forget, release, and change groups and settings."""

@@ -1,4 +1,4 @@
-"""What operators set for a host, as a message."""
+"""Builds the message for an operator's settings of a host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORDS: dict[str, type[StrEnum]] = {
     "default_bind": BindPolicy,
     "default_exclusive": ExclusivePolicy,
 }
-"""Settings that are words, with their vocabularies."""
+"""Settings whose value is a word, with the allowed words."""
 
 NOT_FOR_HOSTS: tuple[StrEnum, ...] = (BindPolicy.DEFAULT, BindPolicy.CONSTRAINED_BURST)
 """Words that only requests may use."""
@@ -34,15 +34,15 @@ NOT_FOR_HOSTS: tuple[StrEnum, ...] = (BindPolicy.DEFAULT, BindPolicy.CONSTRAINED
 def policy_message(
     words: dict[str, str | None], reserved_cpus: str | None, reserved_strict: bool | None
 ) -> cpus_pb2.HostPolicy:
-    """Returns the settings to change; None leaves one as it is.
+    """Returns a message with the settings to change; a setting that is None stays as it is.
 
     Args:
-        words: settings that are words, by name.
-        reserved_cpus: cpu list; empty: no cpus.
-        reserved_strict: whether shared pools leave those out, too.
+        words: settings whose value is a word, by name.
+        reserved_cpus: reserved cpus as a cpu list; empty: none.
+        reserved_strict: whether shared pools leave the reserved cpus out, too.
 
     Raises:
-        InvalidArgument: an unknown word, or no cpu list.
+        InvalidArgument: a word is unknown, or `reserved_cpus` is not a cpu list.
     """
     settings: dict[str, str] = {
         name: read_word(name, word, WORDS[name], without=NOT_FOR_HOSTS)

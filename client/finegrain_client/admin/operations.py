@@ -1,8 +1,4 @@
-"""What operators may change in a cluster. All of it needs the cluster token.
-
-Decides how batches are cut, and how the outcome of a change of size is heard of. Refuses to know
-how anything is shown.
-"""
+"""The calls of `Cluster` that change the cluster. All of them need the cluster token."""
 
 from __future__ import annotations
 
@@ -47,10 +43,10 @@ from finegrain_client.types.groups import GroupStatus
 from finegrain_client.types.host_policy import HostPolicyStatus
 
 POLL_INTERVAL_S = 20.0
-"""A slot that is to change is looked at this often if no event tells of it."""
+"""Seconds between looks at a slot with a pending resize, if no event about it arrives."""
 
 NO_LIMIT = -1
-"""How the protocol says that a limit is taken away."""
+"""The protocol's value for "remove this limit"."""
 
 
 class Operations:
@@ -62,7 +58,13 @@ class Operations:
     async def drain(
         self, executor_id: str, *, reason: str = "", deadline_s: float | None = None
     ) -> types.ExecutorStatus:
-        """Stops new slots on an executor; after `deadline_s` takes away those that are left."""
+        """Stops new slots on an executor; after `deadline_s`, releases the remaining ones.
+
+        Args:
+            executor_id: the executor.
+            reason: text for people.
+            deadline_s: time in seconds until remaining slots are released; None: never.
+        """
         message = pb.DrainExecutorRequest(
             executor_id=executor_id,
             reason=reason,
@@ -82,7 +84,7 @@ class Operations:
         return read(types.ExecutorStatus, answer.executor)
 
     async def forget(self, executor_id: str) -> None:
-        """Strikes a lost executor from the books.
+        """Deletes a lost executor from the resource manager's state.
 
         Raises:
             FailedPrecondition: EXECUTOR_NOT_LOST.
@@ -95,7 +97,7 @@ class Operations:
     async def release(
         self, allocation_ids: Sequence[str], *, grace_s: float | None = None
     ) -> list[ItemOutcome]:
-        """Releases slots, or cancels requests, of any job. One outcome per id, in order."""
+        """Releases slots, or cancels requests, of any job. Returns one outcome per id, in order."""
         outcomes: list[ItemOutcome] = []
         for ids in id_batches(allocation_ids):
             message = pb.ReleaseAllocationsRequest(allocation_ids=ids, grace=duration(grace_s))
@@ -128,22 +130,26 @@ class Operations:
         minimum: Mapping[str, int | None] | None = None,
         maximum: Mapping[str, int | None] | None = None,
     ) -> GroupStatus:
-        """Makes a resource group, or changes what is given of one. It holds from the next decision
-        on; what runs is never stopped for it.
+        """Creates a resource group, or changes the given settings of an existing one.
+
+        The settings apply from the next scheduling decision on; running slots are never stopped for
+        them.
 
         Args:
             name: 1 to 63 characters out of a-z 0-9 . _ - that start with a letter or digit.
-            weight: 0.001 to 1,000,000; a group of weight 4 gets four times the service of one of 1.
-            parent: the group that it is part of; empty: none. Only while no job lives in it.
-            description: for people.
-            minimum: what it is to have at least, by dimension ("cpu_milli", "memory_bytes", or
-                "extended." and a name); None takes it away.
-            maximum: what its slots may have at most, likewise; 0 lets nothing more start.
+            weight: 0.001 to 1,000,000; a group of weight 4 gets four times the share of one of
+                weight 1.
+            parent: the parent group; empty: none. It can change only while the group has no jobs.
+            description: text for people.
+            minimum: guaranteed minimum by dimension ("cpu_milli", "memory_bytes", or "extended."
+                and a name); None removes it.
+            maximum: limit of what its slots have, by dimension; 0 lets no more slots start; None
+                removes it.
 
         Raises:
-            InvalidArgument: one of these is not acceptable.
-            NotFound: GROUP_UNKNOWN, no such parent.
-            FailedPrecondition: GROUP_IN_USE, another parent for a group in which jobs live.
+            InvalidArgument: an argument is out of range.
+            NotFound: GROUP_UNKNOWN: the parent does not exist.
+            FailedPrecondition: GROUP_IN_USE: a new parent for a group that has jobs.
         """
         message = pb.SetGroupRequest(
             name=name,
@@ -159,7 +165,7 @@ class Operations:
         return read(GroupStatus, answer.group)
 
     async def delete_group(self, name: str) -> None:
-        """Strikes a resource group in which no job lives and that has no parts.
+        """Deletes a resource group that has neither jobs nor child groups.
 
         Raises:
             NotFound: GROUP_UNKNOWN.
@@ -183,26 +189,30 @@ class Operations:
         default_exclusive: ExclusivePolicy | str | None = None,
         clear: Collection[str] = (),
     ) -> HostPolicyStatus:
-        """Changes settings of an executor's host, or (None) those for the cluster. What is not
-        named stays as it is. They hold from the next decision on, for new slots, over restarts and
-        whatever the executor's own configuration says.
+        """Changes policy settings of an executor's host, or of the whole cluster.
+
+        Settings that are not named stay as they are. They apply to new slots from the next
+        scheduling decision on. They survive restarts and take precedence over the executor's own
+        configuration.
 
         Args:
-            bind: what slots with cpus of their own must keep to: "FullPCPUsOnly", "SpreadByPCPUs"
-                or "None".
-            numa_strategy: NUMA node to take first: "MostAllocated", "LeastAllocated" or
+            executor_id: the executor; None: the settings for the whole cluster.
+            bind: rule for slots with dedicated cpus: "FullPCPUsOnly", "SpreadByPCPUs" or "None".
+            numa_strategy: which NUMA node to fill first: "MostAllocated", "LeastAllocated" or
                 "DistributeEvenly".
-            alignment: how every slot there lies on NUMA nodes: "None", "BestEffort", "Restricted"
-                or "SingleNUMANode".
-            reserved_cpus: cpus that no slot has to itself, as a list ("0-1"; empty: none), besides
-                those that the host keeps back by its configuration.
-            reserved_strict: whether slots of the shared pools are kept off them, too.
-            default_bind: "FullPCPUs", "SpreadByPCPUs" or "None", of requests that do not say.
-            default_exclusive: "PCPULevel", "NUMANodeLevel" or "None", likewise.
-            clear: names of these arguments that are no longer to be set here.
+            alignment: placement of every slot on NUMA nodes: "None", "BestEffort", "Restricted" or
+                "SingleNUMANode".
+            reserved_cpus: cpus that are never dedicated to a slot, as a list ("0-1"; empty: none),
+                in addition to those that the host's configuration reserves.
+            reserved_strict: whether slots of the shared pools may not use them either.
+            default_bind: "FullPCPUs", "SpreadByPCPUs" or "None", for requests that name no bind
+                policy.
+            default_exclusive: "PCPULevel", "NUMANodeLevel" or "None", for requests that name no
+                exclusive policy.
+            clear: names of these arguments whose setting to remove.
 
         Raises:
-            InvalidArgument: one of these is not acceptable.
+            InvalidArgument: an argument is not allowed.
             NotFound: EXECUTOR_UNKNOWN.
         """
         words = {
@@ -237,13 +247,18 @@ class Operations:
         wait: bool = True,
         timeout_s: float | None = None,
     ) -> types.SlotStatus:
-        """Changes what a slot of any job consists of, without touching its tasks; see
-        `Slot.resize`. Returns the slot once it has changed, or (`wait` False) with the change under
-        way in `SlotStatus.resizes`.
+        """Changes the resources of any job's slot without touching its tasks; see `Slot.resize`.
+
+        Args:
+            allocation_id: the slot.
+            wait_for_use: see `Slot.resize`.
+            wait: if true, returns when the slot has changed; if false, at once, with the pending
+                change in `SlotStatus.resizes`.
+            timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
             NotFound: ALLOCATION_UNKNOWN.
-            FailedPrecondition: SLOT_NOT_READY, it has no slot; INFEASIBLE_NEVER, more than the
+            FailedPrecondition: SLOT_NOT_READY: it has no slot; INFEASIBLE_NEVER: more than the
                 executor has in total.
             ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.resize`.
         """
@@ -259,6 +274,8 @@ class Operations:
         status: types.SlotStatus | None = None
         try:
             async with asyncio.timeout(timeout_s):
+                # Read the position in the event log first, so that no event about the change is
+                # missed.
                 next_sequence = await self._next_sequence()
                 status = await self._request_size(allocation_id, change, wait_for_use=wait_for_use)
                 return await self._resized(status, change, next_sequence) if wait else status
@@ -269,11 +286,13 @@ class Operations:
             raise StillResizing(allocation_id, timeout_s or 0, waiting) from None
 
     async def withdraw_resize(self, allocation_id: str) -> types.SlotStatus:
-        """Takes back whatever change of a slot waits; one that is ordered is undone if it succeeds.
+        """Withdraws all pending changes of a slot.
+
+        A change already sent to the executor is undone if it succeeds.
 
         Raises:
             NotFound: ALLOCATION_UNKNOWN.
-            FailedPrecondition: SLOT_NOT_READY, it has no slot.
+            FailedPrecondition: SLOT_NOT_READY: it has no slot.
         """
         status = await self._slot(allocation_id)
         size = status.profile, status.cpu_limit_milli
@@ -310,7 +329,7 @@ class Operations:
     async def _resized(
         self, requested: types.SlotStatus, change: SizeChange, next_sequence: int
     ) -> types.SlotStatus:
-        """Waits for the outcome, looking whenever something happened to the slot."""
+        """Waits for the outcome of a resize, and looks at the slot after every event about it."""
         status, number, message = requested, requested.resize_number, ""
         while True:
             reason = Reason.RESIZE_REFUSED if message else ""
@@ -335,7 +354,10 @@ class Operations:
                 raise ResizeRefused(status, number, FORGOTTEN)
 
     async def _news_of(self, allocation_id: str, next_sequence: int) -> tuple[str, int]:
-        """Waits until something happens to a slot; why a change was refused, if that did."""
+        """Waits for events about a slot.
+
+        Returns why a change was refused, if one was, and the next sequence.
+        """
         answer = await self._events(allocation_id, next_sequence, POLL_INTERVAL_S)
         refused = [each.message for each in answer.events if each.kind == "slot_resize_refused"]
         return refused[-1] if refused else "", answer.next_sequence
@@ -379,7 +401,7 @@ class Operations:
 
 
 def _limits(amounts: Mapping[str, int | None] | None) -> dict[str, int]:
-    """Limits as the protocol has them."""
+    """Returns limits as the protocol has them."""
     for name, amount in (amounts or {}).items():
         if amount is not None and not 0 <= amount <= AMOUNT_MAX:
             expected = f"an amount from 0 to {AMOUNT_MAX}, or None for no limit"

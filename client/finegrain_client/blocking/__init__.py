@@ -1,4 +1,4 @@
-"""The same client for programs without an event loop: same names, same arguments, blocking.
+"""The blocking client, for programs without an event loop: same names, same arguments.
 
     from finegrain_client import SlotSpec, blocking
 
@@ -6,11 +6,11 @@
         (request,) = job.request_slots(SlotSpec(cpu_milli=500))
         print(request.granted().run(["echo", "hello"]).wait().check().stdout)
 
-A private event loop runs in a thread of its own. Functions given as `output` are called on that
-thread: they may not block, nor call anything of this package.
+A private event loop runs in a dedicated thread. Functions given as `output` are called on that
+thread: they must neither block nor call anything of this package.
 
-`generated.py` and `generated_batch.py` are written from the asyncio classes by
-`python -m tests.support.blocking_client`.
+`python -m tests.support.blocking_client` generates `generated.py` and `generated_batch.py` from the
+asyncio classes.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports the batch runner when it is first used; see `finegrain_client.__getattr__`."""
+    """Imports the batch runner on first use; see `finegrain_client.__getattr__`."""
     if name == "BatchJob":
         from finegrain_client.blocking.generated_batch import BatchJob
 

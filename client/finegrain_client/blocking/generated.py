@@ -64,20 +64,21 @@ def connect(
     insecure: bool = False,
     budget_s: float = 30.0,
 ) -> Cluster:
-    """A client of one cluster; nothing is dialled before the first call.
+    """Returns a client of one cluster. It opens no connection before the first call.
 
     Args:
-        address: "host:port" of the RM, several where there are standbys. Default: the environment
-            variable FINEGRAIN_MANAGER (several separated by commas), else 127.0.0.1:7170.
+        address: "host:port" of the resource manager, or several if there are standbys. Default: the
+            environment variable FINEGRAIN_MANAGER (several separated by commas), else
+            127.0.0.1:7170.
         token_file: file with the token. Default: FINEGRAIN_TOKEN_FILE, else no token.
         token: the token itself, instead of a file.
-        tls: TLS by files; needed beyond loopback.
-        insecure: send the token in clear all the same.
-        budget_s: how long one call may take with all its tries.
+        tls: certificate and key files for TLS; needed beyond loopback.
+        insecure: if true, allows sending the token over a network without TLS.
+        budget_s: longest time in seconds that one call may take, including all its retries.
 
     Raises:
-        InvalidArgument: a malformed address.
-        ConfigurationError: the token cannot be read, or would be sent in clear over a network.
+        InvalidArgument: an address is malformed.
+        ConfigurationError: the token cannot be read, or would be sent over a network without TLS.
     """
     inner = async_connect(
         address, token_file=token_file, token=token, tls=tls, insecure=insecure, budget_s=budget_s
@@ -89,8 +90,8 @@ class Task(Handle[AsyncTask]):
     """A command that runs in a slot.
 
     Attributes:
-        task_id: its identity.
-        status: what was last heard of it.
+        task_id: identity of the task.
+        status: last known status of the task.
     """
 
     @property
@@ -103,33 +104,35 @@ class Task(Handle[AsyncTask]):
 
     @property
     def state(self) -> TaskState:
-        """Where it stands, as last heard."""
+        """Last known state of the task."""
         return self.inner.state
 
     @property
     def pid(self) -> int:
-        """Its process id on its host; 0: not known yet."""
+        """Process id of the task on its host; 0: not known yet."""
         return self.inner.pid
 
     def wait(self, timeout_s: float | None = None) -> TaskResult:
-        """How it ended. Interrupting this, or a timeout, leaves the task running.
+        """Waits until the task has ended, and returns its result.
+
+        Interrupting this, or a timeout, leaves the task running.
 
         Raises:
             TimeoutError: it still runs after `timeout_s`.
             TaskNotStarted: it never ran.
-            SlotLost: its slot is gone and its fate unknown.
-            JobEnded: the job is over.
+            SlotLost: its slot has ended, and how the task ended is unknown.
+            JobEnded: the job has ended.
         """
         return self.loop.run(self.inner.wait(timeout_s))
 
     def output(self, *, stdout_offset: int = 0, stderr_offset: int = 0) -> Iterator[OutputChunk]:
-        """What the task writes, from the offsets given until it has ended and all was read.
+        """Yields the task's output, from the given offsets until it has ended and all was read.
 
-        Every iteration reads for itself (the executor keeps the output as long as the slot
-        exists), and reads no faster than it is consumed.
+        Every iteration reads independently, because the executor keeps the output as long as the
+        slot exists. It reads no faster than the caller consumes.
 
         Raises:
-            SlotLost: the slot is gone.
+            SlotLost: the slot has ended.
             FinegrainError: the executor refused.
         """
         return self.loop.iterate(
@@ -137,44 +140,47 @@ class Task(Handle[AsyncTask]):
         )
 
     def write_input(self, data: bytes, *, eof: bool = False) -> None:
-        """Writes to the task's standard input; returns when the executor has taken it in.
+        """Writes to the task's standard input. Returns when the executor has accepted the data.
 
-        Only for a task started with `stdin="pipe"`.
+        This works only for a task started with `stdin="pipe"`.
 
         Raises:
-            InvalidArgument: the task's input is not ours to write.
-            FailedPrecondition: TASK_ENDED, or input closed already.
-            SlotLost: the slot is gone.
+            InvalidArgument: the task was not started with `stdin="pipe"`.
+            FailedPrecondition: TASK_ENDED: the task has ended, or its input is closed.
+            SlotLost: the slot has ended.
         """
         self.loop.run(self.inner.write_input(data, eof=eof))
 
     def close_input(self) -> None:
-        """Closes the task's standard input; the same errors as `write_input`."""
+        """Closes the task's standard input; raises the same errors as `write_input`."""
         self.loop.run(self.inner.close_input())
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the task's process group; nothing happens if it has ended.
+        """Sends a signal to the task's process group; does nothing if the task has ended.
 
         Raises:
-            SlotLost: the slot is gone.
+            SlotLost: the slot has ended.
             FinegrainError: the executor refused, or could not be reached.
         """
         self.loop.run(self.inner.signal(number))
 
     def cancel(self, grace_s: float | None = None) -> None:
-        """Ends the task: SIGTERM, the grace period, SIGKILL. Returns when that has begun.
+        """Ends the task: SIGTERM, the grace period, SIGKILL. Returns when that has started.
+
+        Args:
+            grace_s: time in seconds between SIGTERM and SIGKILL; None: the executor's default.
 
         Raises:
-            SlotLost: the slot is gone.
+            SlotLost: the slot has ended.
             FinegrainError: the executor refused, or could not be reached.
         """
         self.loop.run(self.inner.cancel(grace_s))
 
 
 class Slot(ContextHandle[AsyncSlot]):
-    """Resources that exist for us on one executor until `release`.
+    """Resources on one executor that belong to the job until `release`.
 
-    Usable as a context manager that releases the slot at its end.
+    As a context manager, it releases the slot at the end.
     """
 
     @property
@@ -187,12 +193,12 @@ class Slot(ContextHandle[AsyncSlot]):
 
     @property
     def profile(self) -> ResourceProfile:
-        """What it consists of now; `status.resizes` says what it is becoming."""
+        """The resources that it has now; `status.resizes` shows pending changes."""
         return self.inner.profile
 
     @property
     def memory_bytes(self) -> int:
-        """Its memory limit."""
+        """Memory limit of the slot."""
         return self.inner.memory_bytes
 
     @property
@@ -202,12 +208,12 @@ class Slot(ContextHandle[AsyncSlot]):
 
     @property
     def assignment(self) -> CpuAssignment | None:
-        """Its class, own cpus, NUMA nodes and pools; None: an LS slot in the whole shared pool."""
+        """QoS class, dedicated cpus, NUMA nodes, pools; None: LS, in the whole shared pool."""
         return self.inner.assignment
 
     @property
     def isolation(self) -> Isolation | None:
-        """What is really enforced; None where the executor did not say."""
+        """What the executor really enforces; None if the executor did not report it."""
         return self.inner.isolation
 
     def run(
@@ -224,25 +230,25 @@ class Slot(ContextHandle[AsyncSlot]):
         task_id: str = "",
         cancel_on_interrupt: bool = True,
     ) -> Task:
-        """Starts a command in the slot; returns when the executor has accepted it.
+        """Starts a command in the slot. Returns when the executor has accepted it.
 
         Args:
-            argv: program and arguments; no shell.
+            argv: program and arguments; no shell is involved.
             env: the whole environment (PATH and HOME get defaults).
             cwd: absolute working directory; empty: a scratch directory of the task.
             user: user to run as; empty: the executor's.
-            timeout_s: ended after this time.
+            timeout_s: time in seconds after which the executor ends the task; None: no limit.
             stdin: bytes, or chunks of them, or "pipe" for `Task.write_input`; None: /dev/null.
-            output: "capture": collected in the result; "stream": read `Task.output` yourself;
+            output: "capture": collected in the result; "stream": the caller reads `Task.output`;
                 a function: called with every `OutputChunk`.
-            output_limit_bytes: kept on the executor's disk per stream; 0: its default.
-            task_id: identity; made up where empty.
-            cancel_on_interrupt: whether interrupting this call cancels the task, too; False: if it
-                was accepted, it runs on, and the same `task_id` submitted again finds it.
+            output_limit_bytes: bytes per stream that the executor keeps on disk; 0: its default.
+            task_id: identity of the task; empty: the client generates one.
+            cancel_on_interrupt: whether interrupting this call also cancels the task. If false, an
+                accepted task continues, and submitting the same `task_id` again finds it.
 
         Raises:
             TaskNotStarted: the command cannot be executed; `reason` says why.
-            SlotLost: the slot is gone.
+            SlotLost: the slot has ended.
             FinegrainError: the executor refused, or could not be reached.
         """
         return Task(
@@ -264,27 +270,30 @@ class Slot(ContextHandle[AsyncSlot]):
         )
 
     def release(self, grace_s: float | None = None) -> None:
-        """Gives the slot back; releasing it twice, or when it is lost, is fine.
+        """Releases the slot. Releasing it twice, or after it was lost, is not an error.
 
         Args:
-            grace_s: time between SIGTERM and SIGKILL for tasks that still run; None: the
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
                 executor's default.
 
         Raises:
-            FinegrainError: the RM could not be told; the end of the job will release it.
+            FinegrainError: the call to the resource manager failed; the slot is released at the
+                latest when the job ends.
         """
         self.loop.run(self.inner.release(grace_s))
 
     def reuse_for(self, request: Request | str, grace_s: float | None = None) -> bool:
-        """Asks whether the slot, whose work is done, may do that of a request which waits; see
-        `Job.reuse`. False: it was given back, and the request waits on.
+        """Reuses this finished slot for a waiting request; see `Job.reuse`.
 
         Args:
-            request: of the same job, asking for the same; or its allocation id.
+            request: a request of the same job for the same resources, or its allocation id.
             grace_s: see `release`.
 
+        Returns:
+            False if the slot was released instead, and the request stays queued.
+
         Raises:
-            FinegrainError: the RM could not be told.
+            FinegrainError: the call to the resource manager failed.
         """
         return self.loop.run(
             self.inner.reuse_for(
@@ -305,24 +314,25 @@ class Slot(ContextHandle[AsyncSlot]):
         wait_for_use: bool = False,
         timeout_s: float | None = None,
     ) -> SlotStatus:
-        """Changes what the slot consists of, without touching its tasks; returns when it has.
+        """Changes the resources of the slot without touching its tasks. Returns when it is done.
 
-        What is not named stays as it is, or as a change that is under way makes it; see
-        `SizeChange`. Growth is queued until its executor has room. Interrupting this, or a timeout,
-        keeps the change queued; `withdraw_resize` takes it back.
+        An amount that is not given stays as it is, or as a pending change makes it; see
+        `SizeChange` for the amounts. Growth is queued until its executor has room.
+
+        Interrupting this, or a timeout, keeps the change queued; `withdraw_resize` withdraws it.
 
         Args:
-            wait_for_use: where the slot uses more memory than it is to have: wait until it uses
-                less (True), or refuse (False).
-            timeout_s: how long to wait here; None: for ever.
+            wait_for_use: what to do if the slot uses more memory than its new size: wait until it
+                uses less (True), or refuse (False).
+            timeout_s: longest time to wait here in seconds; None: no limit.
 
         Raises:
-            ResizeRefused: the slot uses more, or another change took the place of this one.
-            FailedPrecondition: INFEASIBLE_NEVER, more than the executor has in total.
+            ResizeRefused: the slot uses more, or another change replaced this one.
+            FailedPrecondition: INFEASIBLE_NEVER: more than the executor has in total.
             StillResizing: (a TimeoutError) not done within `timeout_s`.
-            SlotLost: the slot is gone.
-            InvalidArgument: no amount, or one that cannot be.
-            FinegrainError: the RM could not be told.
+            SlotLost: the slot has ended.
+            InvalidArgument: no amount is given, or one is out of range.
+            FinegrainError: the call to the resource manager failed.
         """
         return self.loop.run(
             self.inner.resize(
@@ -339,58 +349,62 @@ class Slot(ContextHandle[AsyncSlot]):
         )
 
     def withdraw_resize(self) -> SlotStatus:
-        """Takes back whatever change waits; one that is ordered already is undone if it succeeds.
+        """Withdraws all pending changes.
+
+        A change already sent to the executor is undone if it succeeds.
 
         Raises:
-            FinegrainError: the RM could not be told.
+            FinegrainError: the call to the resource manager failed.
         """
         return self.loop.run(self.inner.withdraw_resize())
 
     @property
     def status(self) -> SlotStatus:
-        """The newest that is known of it."""
+        """The newest known status of the slot."""
         return self.inner.status
 
     @property
     def allocation_id(self) -> str:
-        """Identity, the same as the request's."""
+        """Identity of the slot, equal to the request's."""
         return self.inner.allocation_id
 
     @property
     def generation(self) -> int:
-        """Which placement of the request this is."""
+        """Number of the placement of the request that this slot is."""
         return self.inner.generation
 
     @property
     def executor_id(self) -> str:
-        """The executor that hosts it."""
+        """Id of the executor that hosts the slot."""
         return self.inner.executor_id
 
     @property
     def executor_address(self) -> str:
-        """Where that executor serves, "host:port"."""
+        """Address of that executor, "host:port"."""
         return self.inner.executor_address
 
     @property
     def is_lost(self) -> bool:
-        """True once the slot is known to be lost."""
+        """True if the slot is known to be lost."""
         return self.inner.is_lost
 
     @property
     def has_ended(self) -> bool:
-        """True once the slot is lost or given back."""
+        """True if the slot was lost or released."""
         return self.inner.has_ended
 
 
 class Request(Handle[AsyncRequest]):
-    """A slot request that the RM has acknowledged: it is queued until it is granted or ends.
+    """A slot request that the resource manager has acknowledged.
+
+    It is queued until it is granted or ends.
 
     Attributes:
         allocation_id: identity of the request and of the slot that will serve it.
-        state: where it stands; `reason` (a stable code) and `message` say why.
-        slot: its latest slot, or None; look at `Slot.has_ended`.
+        state: state of the request; `reason` (a stable code) and `message` say why.
+        slot: its latest slot, or None. The slot may have ended: see `Slot.has_ended`.
         gang: the gang that it belongs to, or None.
-        acknowledged: the RM has taken it in, durably.
+        acknowledged: whether the resource manager has stored the request durably.
     """
 
     @property
@@ -423,45 +437,53 @@ class Request(Handle[AsyncRequest]):
 
     @property
     def generation(self) -> int:
-        """Number of the placement that `slot` is; 0: never granted."""
+        """Number of the placement that `slot` shows; 0: the request was never granted."""
         return self.inner.generation
 
     @property
     def has_ended(self) -> bool:
-        """True where nothing more will happen to it."""
+        """True if the request will not change state any more."""
         return self.inner.has_ended
 
     @property
     def rejection(self) -> Rejection | None:
-        """Why it was refused; None where it was not."""
+        """Why the request was rejected; None if it was not."""
         return self.inner.rejection
 
     def granted(self, timeout_s: float | None = None) -> Slot:
-        """The slot, once there is one. Interrupting this, or a timeout, keeps the request queued.
+        """Waits for the slot and returns it.
 
-        After a loss with `restart_on_loss` it waits for the next slot.
+        Interrupting this, or a timeout, keeps the request queued.
+        If a slot with `restart_on_loss` is lost, this waits for the next one.
+
+        Args:
+            timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
             StillWaiting: (a TimeoutError) not granted within `timeout_s`.
-            RequestRejected, RequestEnded, SlotLost: it ended without a slot (GangTimeout, a
-                RequestRejected: its gang was given up).
-            JobEnded: the job is over.
+            RequestRejected, RequestEnded, SlotLost: the request ended without a slot. GangTimeout,
+                a RequestRejected: its gang was not placed in time.
+            JobEnded: the job has ended.
         """
         return Slot(self.loop, self.loop.run(self.inner.granted(timeout_s)))
 
     def cancel(self) -> None:
-        """Takes the request back; a slot that it has meanwhile is released.
+        """Cancels the request; a slot granted in the meantime is released.
 
         Raises:
-            FinegrainError: the RM could not be told.
+            FinegrainError: the call to the resource manager failed.
         """
         self.loop.run(self.inner.cancel())
 
     def explain(self, *, executor_id: str = "", max_executors: int = 0) -> Explanation:
-        """Why it waits, executor by executor, and with which change it would fit now.
+        """Explains why the request waits on each executor, and which change would let it fit now.
+
+        Args:
+            executor_id: explain only this executor; empty: all.
+            max_executors: largest number of executors to list in full; 0: 20.
 
         Raises:
-            FinegrainError: the RM could not be asked.
+            FinegrainError: the call to the resource manager failed.
         """
         return self.loop.run(
             self.inner.explain(executor_id=executor_id, max_executors=max_executors)
@@ -469,19 +491,19 @@ class Request(Handle[AsyncRequest]):
 
     @property
     def is_settled(self) -> bool:
-        """True where `granted` returns or raises at once."""
+        """True if `granted` returns or raises at once."""
         return self.inner.is_settled
 
 
 class RequestRange(Handle[AsyncRequestRange]):
-    """So many equal slot requests, each of which waits, has a slot, or has ended.
+    """A range of equal slot requests, each of which waits, has a slot, or has ended.
 
     Attributes:
-        range_id: identity; member `index` has the allocation id `<range_id>.<index>`.
-        requests: those that were granted a slot and have not ended, by index.
-        ended: how many ended, by state.
-        acknowledged: the RM has taken it in, durably.
-        rejection: why it was refused as a whole, or None.
+        range_id: identity of the range; member `index` has the allocation id `<range_id>.<index>`.
+        requests: members that were granted a slot and have not ended, by index.
+        ended: number of ended members, by state.
+        acknowledged: whether the resource manager has stored the range durably.
+        rejection: why the range was rejected as a whole, or None.
     """
 
     @property
@@ -515,56 +537,65 @@ class RequestRange(Handle[AsyncRequestRange]):
 
     @property
     def waiting(self) -> int:
-        """How many wait that never had a slot."""
+        """Number of waiting members that never had a slot."""
         return self.loop.call(lambda: self.inner.waiting)
 
     @property
     def has_ended(self) -> bool:
-        """True where nothing more will happen to any of them."""
+        """True if no member will change state any more."""
         return self.loop.call(lambda: self.inner.has_ended)
 
     def waiting_members(self) -> list[tuple[int, int]]:
-        """Indexes of those that wait and never had a slot, as (first, behind the last)."""
+        """Returns the indexes of waiting members that never had a slot, as half-open intervals."""
         return self.loop.call(self.inner.waiting_members)
 
     def index_of(self, allocation_id: str) -> int | None:
-        """Which member has this id; None: none."""
+        """Returns the index of the member with this allocation id, or None."""
         return self.loop.call(lambda: self.inner.index_of(allocation_id))
 
     def slots(self) -> Iterator[Slot]:
-        """The slots that are there, then each one as it is granted; see `GrantedSlots`."""
+        """Iterates over the current slots, then over each new one; see `GrantedSlots`."""
         return (
             Slot(self.loop, each) for each in self.loop.iterate(self.loop.call(self.inner.slots))
         )
 
     def cancel(self, first_index: int = 0, count: int | None = None) -> ItemOutcome:
-        """Takes members back, all of them or so many from an index on; slots that they have are
-        released.
+        """Cancels members; slots that they have are released.
+
+        Args:
+            first_index: index of the first member to cancel.
+            count: number of indexes to cancel from there on; None: all that follow.
 
         Raises:
-            InvalidArgument: indexes that no range has.
-            FinegrainError: the RM could not be told.
+            InvalidArgument: an index is outside of what any range can have.
+            FinegrainError: the call to the resource manager failed.
         """
         return self.loop.run(self.inner.cancel(first_index, count))
 
     def release(
         self, first_index: int = 0, count: int | None = None, grace_s: float | None = None
     ) -> ItemOutcome:
-        """Gives slots of members back; those that wait are cancelled.
+        """Releases slots of members; members that wait are cancelled.
+
+        Args:
+            first_index: index of the first member to release.
+            count: number of indexes to release from there on; None: all that follow.
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
+                executor's default.
 
         Raises:
-            InvalidArgument: indexes that no range has.
-            FinegrainError: the RM could not be told.
+            InvalidArgument: an index is outside of what any range can have.
+            FinegrainError: the call to the resource manager failed.
         """
         return self.loop.run(self.inner.release(first_index, count, grace_s))
 
 
 class Job(ContextHandle[AsyncJob]):
-    """A job that is registered and kept alive inside `with`, and ended on the way out.
+    """A job: registered on entering `with`, kept alive inside it, and ended on exit.
 
     Attributes:
-        job_id: identity.
-        secret: proof of ownership. Keep it secret; with `Cluster.attach_job` it opens the job to
+        job_id: identity of the job.
+        secret: proof of ownership; keep it secret. `Cluster.attach_job` opens the job with it in
             another process.
     """
 
@@ -586,24 +617,25 @@ class Job(ContextHandle[AsyncJob]):
 
     @property
     def job_id(self) -> str:
-        """Identity."""
+        """Identity of the job."""
         return self.inner.job_id
 
     @property
     def secret(self) -> str:
-        """Proof of ownership; keep it secret."""
+        """Proof of ownership of the job; keep it secret."""
         return self.inner.secret
 
     @property
     def requests(self) -> list[Request]:
-        """The requests that have not ended, in the order in which they were made; of ranges, those
-        that have slots, or had some.
+        """The requests that have not ended, in the order in which they were made.
+
+        Of ranges, it has only the members that have, or had, a slot.
         """
         return [Request(self.loop, each) for each in self.loop.call(lambda: self.inner.requests)]
 
     @property
     def ranges(self) -> list[RequestRange]:
-        """The ranges of which some members have not ended."""
+        """The ranges with members that have not ended."""
         return [RequestRange(self.loop, each) for each in self.loop.call(lambda: self.inner.ranges)]
 
     def request_slots(
@@ -612,18 +644,19 @@ class Job(ContextHandle[AsyncJob]):
         *,
         raise_on_reject: bool = True,
     ) -> list[Request]:
-        """Asks for slots; returns when all requests are durable, in the order given.
+        """Requests slots. Returns when all requests are durable, in the given order.
 
-        If this is interrupted or fails, whatever was taken in is taken back.
+        If this is interrupted or fails, the client cancels all requests that were accepted.
 
         Args:
-            specs: what is wanted; one with `count` gives so many requests, a `GangSpec` one for
-                each member.
-            raise_on_reject: False: rejected requests are returned too, with `rejection` set.
+            specs: the slots to request. A `SlotSpec` with `count` gives that many requests, a
+                `GangSpec` one for each member.
+            raise_on_reject: if false, rejected requests are returned too, with `rejection` set.
 
         Raises:
-            RequestRejected: names every request that was refused; the others are taken back.
-            JobEnded: the job is over.
+            RequestRejected: at least one request was rejected. The error names all of them; the
+                client cancels the others.
+            JobEnded: the job has ended.
             FinegrainError: the call failed as a whole.
         """
         return [
@@ -642,22 +675,22 @@ class Job(ContextHandle[AsyncJob]):
         timeout_s: float | None = None,
         gang_id: str = "",
     ) -> list[Slot]:
-        """Slots of which all are needed, or none: returns when all are granted, in the order given.
+        """Requests a gang and waits. Returns its slots when all are granted, in the given order.
 
-        If this is interrupted or fails, the whole gang is taken back. To hold the requests while
-        they wait, pass a `GangSpec` to `request_slots` instead.
+        If this is interrupted or fails, the client cancels the whole gang.
+        To keep the requests while they wait, pass a `GangSpec` to `request_slots` instead.
 
         Args:
             members: one spec with a `count`, or several; see `GangSpec`.
             placement: ANYWHERE, SAME_EXECUTOR, SAME_LABEL or SPREAD; see `GangSpec`.
-            label: name of the label, with SAME_LABEL only.
-            timeout_s: how long the gang may wait; None: for ever.
-            gang_id: identity of the gang; made up where absent.
+            label: name of the label; only with SAME_LABEL.
+            timeout_s: longest time in seconds that the gang may wait; None: no limit.
+            gang_id: identity of the gang; empty: the client generates one.
 
         Raises:
-            GangTimeout: (a TimeoutError) not placed as a whole within `timeout_s`.
-            RequestRejected: it could never be placed; names the members that are to blame.
-            RequestEnded, SlotLost: somebody took a member back before all were here.
+            GangTimeout: (a TimeoutError) the gang was not placed as a whole within `timeout_s`.
+            RequestRejected: the gang can never be placed; names the members that cause it.
+            RequestEnded, SlotLost: a member ended before all members were granted.
             InvalidArgument, JobEnded, FinegrainError: see `request_slots`.
         """
         return [
@@ -677,20 +710,22 @@ class Job(ContextHandle[AsyncJob]):
         first_index: int = 0,
         raise_on_reject: bool = True,
     ) -> RequestRange:
-        """Asks for `spec.count` equal slots as one range, which costs hardly more than one until
-        they are granted; returns when it is durable. If this is interrupted or fails, whatever was
-        taken in is taken back.
+        """Requests `spec.count` equal slots as one range. Returns when the range is durable.
+
+        Until its members are granted, a range costs hardly more than one request. If this is
+        cancelled or fails, the client cancels the members that were accepted.
 
         Args:
-            spec: what each member asks for, without `target_address`.
-            range_id: identity of the range, made up where absent; member `index` has the allocation
-                id `<range_id>.<index>`. The same again with other indexes is more of one range.
-            first_index: of the first member that is asked for.
-            raise_on_reject: False: a range that is refused is returned with `rejection` set.
+            spec: the request of each member, without `target_address`.
+            range_id: identity of the range; empty: the client generates one. Member `index` has the
+                allocation id `<range_id>.<index>`. A later call with the same id and other indexes
+                adds members to the range.
+            first_index: index of the first member to request.
+            raise_on_reject: if false, a rejected range is returned, with `rejection` set.
 
         Raises:
-            InvalidArgument: a spec, a range_id or an index that no range can have.
-            RequestRejected: it was refused as a whole.
+            InvalidArgument: the spec, the `range_id` or an index is not allowed for a range.
+            RequestRejected: the range was rejected as a whole.
             JobEnded, FinegrainError: see `request_slots`.
         """
         return RequestRange(
@@ -706,40 +741,49 @@ class Job(ContextHandle[AsyncJob]):
         )
 
     def cancel(self, requests: Sequence[Request]) -> list[ItemOutcome]:
-        """Takes requests back; slots they have meanwhile are released. One outcome for each.
+        """Cancels requests; slots granted in the meantime are released.
+
+        Returns one outcome for each.
 
         Raises:
-            FinegrainError: the RM could not be told.
+            FinegrainError: the call to the resource manager failed.
         """
         return self.loop.run(self.inner.cancel([each.inner for each in requests]))
 
     def release(self, slots: Sequence[Slot], grace_s: float | None = None) -> list[ItemOutcome]:
-        """Gives many slots back in one call. One outcome for each.
+        """Releases many slots in one call. Returns one outcome for each.
+
+        Args:
+            slots: the slots to release.
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
+                executor's default.
 
         Raises:
-            FinegrainError: the RM could not be told.
+            FinegrainError: the call to the resource manager failed.
         """
         return self.loop.run(self.inner.release([each.inner for each in slots], grace_s))
 
     def reuse(
         self, pairs: Sequence[tuple[Slot, Request | str]], grace_s: float | None = None
     ) -> list[ItemOutcome]:
-        """Asks whether slots whose work is done may do that of requests which wait, in one call for
-        many. One outcome for each.
+        """Reuses finished slots for waiting requests, many in one call.
 
-        Each wish names a slot, and a request of this job that waits and asks for the same. Where
-        an outcome is `ok`, the slot stays ours and the request has ended: RELEASED, reason REUSED.
-        Else the slot was given back (reason FAIR_SHARE: others come first with what it frees), and
-        the request waits on. The same pairs again get the same outcomes.
+        Returns one outcome for each.
+
+        Each pair names a slot and a waiting request of this job that asks for the same resources.
+        If the outcome is `ok`, the job keeps the slot and the request ends: RELEASED, reason
+        REUSED. Otherwise the slot is released and the request stays queued. Reason FAIR_SHARE means
+        that other requests are served first with the freed capacity. Repeating a call with the same
+        pairs returns the same outcomes.
 
         Args:
-            pairs: pairs of a slot and a request, or its allocation id.
-            grace_s: time between SIGTERM and SIGKILL for tasks that still run in slots that are
-                given back; None: the executor's default.
+            pairs: pairs of a slot and a request, or the request's allocation id.
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run in
+                released slots; None: the executor's default.
 
         Raises:
             InvalidArgument: a slot or a request is named twice.
-            FinegrainError: the RM could not be told.
+            FinegrainError: the call to the resource manager failed.
         """
         return self.loop.run(
             self.inner.reuse(
@@ -752,52 +796,65 @@ class Job(ContextHandle[AsyncJob]):
         )
 
     def events(self) -> Iterator[JobEvent]:
-        """What happens to the job's requests from now on, in order and once; see `JobEvents`."""
+        """Returns an iterator over the job's events from now on; see `JobEvents`."""
         return self.loop.iterate(self.loop.call(self.inner.events))
 
     def serve_offers(self, address: str = "127.0.0.1:0", *, insecure: bool = False) -> str:
-        """Lets executors offer slots to this process directly; see `finegrain_client.job.offers`.
+        """Starts a server to which executors offer slots directly; see `job/offers.py`.
 
-        Returns the address to put into `SlotSpec.target_address`. Ends with the job.
+        The server stops when the job is left. A second call returns the address of the running
+        server.
+
+        Args:
+            address: "host:port" to listen on; port 0: any free port.
+            insecure: if true, allows an address beyond loopback, although offers are not encrypted.
+
+        Returns:
+            The address to put into `SlotSpec.target_address`.
 
         Raises:
-            ConfigurationError: the address is in use, or beyond loopback, where offers travel in
-                clear.
+            ConfigurationError: the address is in use, or is beyond loopback without `insecure`.
         """
         return self.loop.run(self.inner.serve_offers(address, insecure=insecure))
 
     def end(self, grace_s: float | None = None) -> None:
-        """Ends the job now: requests are cancelled, slots freed, tasks killed after the grace.
+        """Ends the job now: cancels its requests, releases its slots, and kills their tasks.
 
-        Ending an ended job is fine. A detached job is ended by nothing else.
+        Ending a job that has ended is not an error. This is the only way to end a detached job.
+
+        Args:
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks; None: the executor's
+                default.
 
         Raises:
-            FinegrainError: the RM could not be told.
+            FinegrainError: the call to the resource manager failed.
         """
         self.loop.run(self.inner.end(grace_s))
 
 
 class Cluster(LoopOwner[AsyncCluster]):
-    """One cluster. Use it as a context manager."""
+    """A client of one cluster. Use it as a context manager."""
 
     @property
     def address(self) -> str:
-        """The RM that is spoken to at present."""
+        """Address of the resource manager that the client currently talks to."""
         return self.inner.address
 
     def job(
         self, name: str, *, group: str = "", lease_s: float = 30.0, detached: bool = False
     ) -> Job:
-        """A new job, registered by `with` and ended at its end.
+        """Returns a new job. `with` registers it on entry and ends it on exit.
 
         Args:
-            name: for people, 1 to 200 printable characters.
-            group: resource group; empty: "default".
-            lease_s: how long the job may be silent before it is ended, 1 s to 1 day.
-            detached: no lease, and not ended at the end of `with` but only by `Job.end`.
+            name: name for people to read, 1 to 200 printable characters.
+            group: resource group of the job; empty: "default".
+            lease_s: time in seconds without contact after which the resource manager ends the job,
+                1 s to 1 day.
+            detached: if true, the job has no lease and leaving `with` does not end it; only
+                `Job.end` does.
 
         Raises:
-            InvalidArgument: a bad name or lease.
+            InvalidArgument: the name or the lease is not allowed.
         """
         return Job(
             self.loop,
@@ -807,11 +864,19 @@ class Cluster(LoopOwner[AsyncCluster]):
         )
 
     def attach_job(self, job_id: str, secret: str, *, lease_s: float = 30.0) -> Job:
-        """A job that exists, opened by its id and secret: its requests and slots are in
-        `Job.requests`. Leaving the context leaves the job as it is; `Job.end` ends it.
+        """Returns an existing job, opened by its id and secret.
+
+        Inside `with`, `Job.requests` has its requests and slots. Leaving the context does not
+        end the job; `Job.end` does.
+
+        Args:
+            job_id: id of the job (`Job.job_id`).
+            secret: secret of the job (`Job.secret`).
+            lease_s: lease of the job in seconds, for `Job.lease_s`. The client renews the lease
+                every 10 s, whatever its length.
 
         Raises:
-            InvalidArgument: a malformed id, or no secret.
+            InvalidArgument: the id is malformed, or the secret is empty.
         """
         return Job(
             self.loop,
@@ -819,15 +884,15 @@ class Cluster(LoopOwner[AsyncCluster]):
         )
 
     def info(self) -> ClusterInfo:
-        """The RM itself and the sums of the cluster."""
+        """Returns facts about the resource manager and the totals of the cluster."""
         return self.loop.run(self.inner.info())
 
     def executors(self) -> list[ExecutorStatus]:
-        """All executors, in order of id."""
+        """Returns all executors, ordered by id."""
         return self.loop.run(self.inner.executors())
 
     def executor(self, executor_id: str) -> ExecutorStatus:
-        """One executor with its topology and slots.
+        """Returns one executor with its topology and slots.
 
         Raises:
             NotFound: EXECUTOR_UNKNOWN.
@@ -835,7 +900,9 @@ class Cluster(LoopOwner[AsyncCluster]):
         return self.loop.run(self.inner.executor(executor_id))
 
     def topology(self, executor_id: str) -> TopologyReport:
-        """One executor's cpus and NUMA nodes: what is where, who has it, and which settings hold.
+        """Returns the cpus and NUMA nodes of one executor.
+
+        The report has their layout, the slots that use them, and the settings in effect.
 
         Raises:
             NotFound: EXECUTOR_UNKNOWN.
@@ -843,8 +910,13 @@ class Cluster(LoopOwner[AsyncCluster]):
         return self.loop.run(self.inner.topology(executor_id))
 
     def host_policy(self, executor_id: str | None) -> HostPolicyStatus:
-        """Settings of an executor's host: what is set at runtime, what holds, and by whom; None:
-        those for the cluster, which hold where no host says anything else.
+        """Returns the policy settings of an executor's host.
+
+        These are the settings set at runtime, and each setting in effect with its source.
+
+        Args:
+            executor_id: the executor; None: the settings for the whole cluster, which apply where a
+                host sets nothing else.
 
         Raises:
             NotFound: EXECUTOR_UNKNOWN.
@@ -852,7 +924,12 @@ class Cluster(LoopOwner[AsyncCluster]):
         return self.loop.run(self.inner.host_policy(executor_id))
 
     def slots(self, *, executor_id: str = "", job_id: str = "") -> list[SlotStatus]:
-        """Slots that exist, in order of executor and allocation id."""
+        """Returns existing slots, ordered by executor and allocation id.
+
+        Args:
+            executor_id: return only slots on this executor; empty: on all.
+            job_id: return only slots of this job; empty: of all.
+        """
         return self.loop.run(self.inner.slots(executor_id=executor_id, job_id=job_id))
 
     def requests(
@@ -862,22 +939,23 @@ class Cluster(LoopOwner[AsyncCluster]):
         states: Iterable[RequestState | str] = (),
         allocation_ids: Sequence[str] = (),
     ) -> list[RequestStatus]:
-        """Requests in queue order.
+        """Returns requests in queue order.
 
         Args:
-            job_id: only of this job.
-            states: only in these; empty: those that have not ended.
-            allocation_ids: only these ids, or ids that begin so (at least 4 characters).
+            job_id: return only requests of this job; empty: of all.
+            states: return only requests in these states; empty: those that have not ended.
+            allocation_ids: return only these ids, or ids with these prefixes (at least 4
+                characters).
 
         Raises:
-            InvalidArgument: no such state, or too short a beginning of an id.
+            InvalidArgument: a state does not exist, or a prefix of an id is too short.
         """
         return self.loop.run(
             self.inner.requests(job_id=job_id, states=states, allocation_ids=allocation_ids)
         )
 
     def jobs(self, *, include_ended: bool = False) -> list[JobStatus]:
-        """Jobs in order of arrival."""
+        """Returns jobs in order of arrival."""
         return self.loop.run(self.inner.jobs(include_ended=include_ended))
 
     def events(
@@ -888,11 +966,14 @@ class Cluster(LoopOwner[AsyncCluster]):
         follow: bool = False,
         newest: int = 1000,
     ) -> Iterator[ClusterEvent]:
-        """What happened in the cluster, oldest first; with `follow` also what will.
+        """Yields events of the cluster, oldest first; with `follow`, also waits for new ones.
 
         Args:
-            from_sequence: first one wanted; 0: the newest `newest` ones.
-            subject_id: only what concerns this executor, job or allocation id.
+            from_sequence: sequence number of the first event to yield; 0: start with the `newest`
+                newest events.
+            subject_id: yield only events about this executor, job or allocation id.
+            follow: if true, never ends, and yields events as they happen.
+            newest: number of past events to start with if `from_sequence` is 0.
         """
         return self.loop.iterate(
             self.inner.events(
@@ -903,11 +984,12 @@ class Cluster(LoopOwner[AsyncCluster]):
     def explain(
         self, allocation_id: str, *, executor_id: str = "", max_executors: int = 0
     ) -> Explanation:
-        """Why a request waits, or what became of it.
+        """Explains why a request waits, or how it ended.
 
         Args:
-            executor_id: only this executor; empty: all.
-            max_executors: most executors listed in full; 0: 20.
+            allocation_id: the request.
+            executor_id: explain only this executor; empty: all.
+            max_executors: largest number of executors to list in full; 0: 20.
 
         Raises:
             NotFound: ALLOCATION_UNKNOWN.
@@ -917,35 +999,42 @@ class Cluster(LoopOwner[AsyncCluster]):
         )
 
     def providers(self) -> Providers:
-        """How the cluster grows and shrinks: executor shapes, executors that were asked for, and
-        why. All empty where no provider is set up.
+        """Returns how the cluster scales: executor shapes, executors that were requested, and why.
+
+        All lists are empty if no provider is configured.
         """
         return self.loop.run(self.inner.providers())
 
     def groups(self) -> Groups:
-        """Resource groups with their weights, limits, and what they have and get."""
+        """Returns the resource groups with their weights, limits and usage."""
         return self.loop.run(self.inner.groups())
 
     def advise(
         self, job_id: str, *, target_s: float | None = None, quantile: float | None = None
     ) -> ThreadAdvice:
-        """Into how many threads a job's work should be split, by how long its threads took.
+        """Returns into how many threads to split a job's work, given how long its threads took.
 
         Args:
-            job_id: the job; one that has ended is remembered for a while.
-            target_s: how long a thread should take at most; None: 2 minutes.
-            quantile: the part of all threads that should keep to that; None: 0.95.
+            job_id: the job. The resource manager remembers an ended job for a while.
+            target_s: longest time in seconds that a thread should take; None: 2 minutes.
+            quantile: fraction of all threads that should finish within `target_s`; None: 0.95.
 
         Raises:
             NotFound: JOB_UNKNOWN.
-            InvalidArgument: no time, or a quantile that is not above 0 and below 1.
+            InvalidArgument: `target_s` is not a valid time, or `quantile` is not between 0 and 1.
         """
         return self.loop.run(self.inner.advise(job_id, target_s=target_s, quantile=quantile))
 
     def drain(
         self, executor_id: str, *, reason: str = "", deadline_s: float | None = None
     ) -> ExecutorStatus:
-        """Stops new slots on an executor; after `deadline_s` takes away those that are left."""
+        """Stops new slots on an executor; after `deadline_s`, releases the remaining ones.
+
+        Args:
+            executor_id: the executor.
+            reason: text for people.
+            deadline_s: time in seconds until remaining slots are released; None: never.
+        """
         return self.loop.run(self.inner.drain(executor_id, reason=reason, deadline_s=deadline_s))
 
     def undrain(self, executor_id: str) -> ExecutorStatus:
@@ -953,7 +1042,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         return self.loop.run(self.inner.undrain(executor_id))
 
     def forget(self, executor_id: str) -> None:
-        """Strikes a lost executor from the books.
+        """Deletes a lost executor from the resource manager's state.
 
         Raises:
             FailedPrecondition: EXECUTOR_NOT_LOST.
@@ -963,7 +1052,7 @@ class Cluster(LoopOwner[AsyncCluster]):
     def release(
         self, allocation_ids: Sequence[str], *, grace_s: float | None = None
     ) -> list[ItemOutcome]:
-        """Releases slots, or cancels requests, of any job. One outcome per id, in order."""
+        """Releases slots, or cancels requests, of any job. Returns one outcome per id, in order."""
         return self.loop.run(self.inner.release(allocation_ids, grace_s=grace_s))
 
     def terminate_job(self, job_id: str, *, grace_s: float | None = None) -> None:
@@ -984,22 +1073,26 @@ class Cluster(LoopOwner[AsyncCluster]):
         minimum: Mapping[str, int | None] | None = None,
         maximum: Mapping[str, int | None] | None = None,
     ) -> GroupStatus:
-        """Makes a resource group, or changes what is given of one. It holds from the next decision
-        on; what runs is never stopped for it.
+        """Creates a resource group, or changes the given settings of an existing one.
+
+        The settings apply from the next scheduling decision on; running slots are never stopped for
+        them.
 
         Args:
             name: 1 to 63 characters out of a-z 0-9 . _ - that start with a letter or digit.
-            weight: 0.001 to 1,000,000; a group of weight 4 gets four times the service of one of 1.
-            parent: the group that it is part of; empty: none. Only while no job lives in it.
-            description: for people.
-            minimum: what it is to have at least, by dimension ("cpu_milli", "memory_bytes", or
-                "extended." and a name); None takes it away.
-            maximum: what its slots may have at most, likewise; 0 lets nothing more start.
+            weight: 0.001 to 1,000,000; a group of weight 4 gets four times the share of one of
+                weight 1.
+            parent: the parent group; empty: none. It can change only while the group has no jobs.
+            description: text for people.
+            minimum: guaranteed minimum by dimension ("cpu_milli", "memory_bytes", or "extended."
+                and a name); None removes it.
+            maximum: limit of what its slots have, by dimension; 0 lets no more slots start; None
+                removes it.
 
         Raises:
-            InvalidArgument: one of these is not acceptable.
-            NotFound: GROUP_UNKNOWN, no such parent.
-            FailedPrecondition: GROUP_IN_USE, another parent for a group in which jobs live.
+            InvalidArgument: an argument is out of range.
+            NotFound: GROUP_UNKNOWN: the parent does not exist.
+            FailedPrecondition: GROUP_IN_USE: a new parent for a group that has jobs.
         """
         return self.loop.run(
             self.inner.set_group(
@@ -1013,7 +1106,7 @@ class Cluster(LoopOwner[AsyncCluster]):
         )
 
     def delete_group(self, name: str) -> None:
-        """Strikes a resource group in which no job lives and that has no parts.
+        """Deletes a resource group that has neither jobs nor child groups.
 
         Raises:
             NotFound: GROUP_UNKNOWN.
@@ -1034,26 +1127,30 @@ class Cluster(LoopOwner[AsyncCluster]):
         default_exclusive: ExclusivePolicy | str | None = None,
         clear: Collection[str] = (),
     ) -> HostPolicyStatus:
-        """Changes settings of an executor's host, or (None) those for the cluster. What is not
-        named stays as it is. They hold from the next decision on, for new slots, over restarts and
-        whatever the executor's own configuration says.
+        """Changes policy settings of an executor's host, or of the whole cluster.
+
+        Settings that are not named stay as they are. They apply to new slots from the next
+        scheduling decision on. They survive restarts and take precedence over the executor's own
+        configuration.
 
         Args:
-            bind: what slots with cpus of their own must keep to: "FullPCPUsOnly", "SpreadByPCPUs"
-                or "None".
-            numa_strategy: NUMA node to take first: "MostAllocated", "LeastAllocated" or
+            executor_id: the executor; None: the settings for the whole cluster.
+            bind: rule for slots with dedicated cpus: "FullPCPUsOnly", "SpreadByPCPUs" or "None".
+            numa_strategy: which NUMA node to fill first: "MostAllocated", "LeastAllocated" or
                 "DistributeEvenly".
-            alignment: how every slot there lies on NUMA nodes: "None", "BestEffort", "Restricted"
-                or "SingleNUMANode".
-            reserved_cpus: cpus that no slot has to itself, as a list ("0-1"; empty: none), besides
-                those that the host keeps back by its configuration.
-            reserved_strict: whether slots of the shared pools are kept off them, too.
-            default_bind: "FullPCPUs", "SpreadByPCPUs" or "None", of requests that do not say.
-            default_exclusive: "PCPULevel", "NUMANodeLevel" or "None", likewise.
-            clear: names of these arguments that are no longer to be set here.
+            alignment: placement of every slot on NUMA nodes: "None", "BestEffort", "Restricted" or
+                "SingleNUMANode".
+            reserved_cpus: cpus that are never dedicated to a slot, as a list ("0-1"; empty: none),
+                in addition to those that the host's configuration reserves.
+            reserved_strict: whether slots of the shared pools may not use them either.
+            default_bind: "FullPCPUs", "SpreadByPCPUs" or "None", for requests that name no bind
+                policy.
+            default_exclusive: "PCPULevel", "NUMANodeLevel" or "None", for requests that name no
+                exclusive policy.
+            clear: names of these arguments whose setting to remove.
 
         Raises:
-            InvalidArgument: one of these is not acceptable.
+            InvalidArgument: an argument is not allowed.
             NotFound: EXECUTOR_UNKNOWN.
         """
         return self.loop.run(
@@ -1085,13 +1182,18 @@ class Cluster(LoopOwner[AsyncCluster]):
         wait: bool = True,
         timeout_s: float | None = None,
     ) -> SlotStatus:
-        """Changes what a slot of any job consists of, without touching its tasks; see
-        `Slot.resize`. Returns the slot once it has changed, or (`wait` False) with the change under
-        way in `SlotStatus.resizes`.
+        """Changes the resources of any job's slot without touching its tasks; see `Slot.resize`.
+
+        Args:
+            allocation_id: the slot.
+            wait_for_use: see `Slot.resize`.
+            wait: if true, returns when the slot has changed; if false, at once, with the pending
+                change in `SlotStatus.resizes`.
+            timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
             NotFound: ALLOCATION_UNKNOWN.
-            FailedPrecondition: SLOT_NOT_READY, it has no slot; INFEASIBLE_NEVER, more than the
+            FailedPrecondition: SLOT_NOT_READY: it has no slot; INFEASIBLE_NEVER: more than the
                 executor has in total.
             ResizeRefused, StillResizing, SlotLost, InvalidArgument: see `Slot.resize`.
         """
@@ -1112,10 +1214,12 @@ class Cluster(LoopOwner[AsyncCluster]):
         )
 
     def withdraw_resize(self, allocation_id: str) -> SlotStatus:
-        """Takes back whatever change of a slot waits; one that is ordered is undone if it succeeds.
+        """Withdraws all pending changes of a slot.
+
+        A change already sent to the executor is undone if it succeeds.
 
         Raises:
             NotFound: ALLOCATION_UNKNOWN.
-            FailedPrecondition: SLOT_NOT_READY, it has no slot.
+            FailedPrecondition: SLOT_NOT_READY: it has no slot.
         """
         return self.loop.run(self.inner.withdraw_resize(allocation_id))

@@ -1,4 +1,4 @@
-"""The slots of several requests, in the order in which they are granted."""
+"""Iteration over the slots of several requests, in the order in which they are granted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from finegrain_client.job.request import as_granted as async_as_granted
 
 
 class AsGranted:
-    """Slots in the order in which they are granted; see `as_granted`."""
+    """Iterates over slots in the order in which they are granted; see `as_granted`."""
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.loop = requests[0].loop if requests else None
@@ -31,8 +31,8 @@ class AsGranted:
 def as_granted(requests: Iterable[Request]) -> AsGranted:
     """Iterates over the slots of `requests`, each once, in the order in which they are granted.
 
-    Where a request ends without a slot, the step raises what `Request.granted` raises; go on with
-    `next` on the same iterator to get the others. Leaving the loop early leaves the other requests
-    queued.
+    If a request ends without a slot, the step raises what `Request.granted` raises. To get the
+    other slots, continue with `next` on the same iterator. Leaving the loop early leaves the other
+    requests queued.
     """
     return AsGranted(list(requests))

@@ -1,4 +1,4 @@
-"""What all handles of the blocking client have: a loop, and an object that lives on it."""
+"""Base classes of the blocking client's handles: an asyncio object and the loop that it runs on."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ContextT = TypeVar("ContextT", bound=AbstractAsyncContextManager[Any])
 
 
 class Handle(Generic[InnerT]):
-    """Gives callers without an event loop the methods of an object of the asyncio client.
+    """Wraps an object of the asyncio client for callers without an event loop.
 
     Attributes:
-        loop: where `inner` lives.
+        loop: the loop that `inner` runs on.
         inner: the object of the asyncio client; use it on that loop only.
     """
 
@@ -43,7 +43,7 @@ class ContextHandle(Handle[ContextT]):
         try:
             self.loop.run(enter())
         except BaseException as error:
-            if entered:  # an interruption came too late to cancel it
+            if entered:  # the interruption came too late to cancel it
                 self.loop.run(self.inner.__aexit__(type(error), error, None))
             raise
         return self
@@ -61,14 +61,14 @@ class Closable(AbstractAsyncContextManager[Any], Protocol):
     """What a `LoopOwner` needs of its inner object."""
 
     async def close(self) -> None:
-        """Closes what it has open."""
+        """Closes its open connections."""
 
 
 ClosableT = TypeVar("ClosableT", bound=Closable)
 
 
 class LoopOwner(ContextHandle[ClosableT]):
-    """The handle that all others of its loop come from; closing it ends the loop's thread."""
+    """The handle from which all others of its loop come; closing it ends the thread."""
 
     def __exit__(
         self,
@@ -79,7 +79,7 @@ class LoopOwner(ContextHandle[ClosableT]):
         self.close()
 
     def close(self) -> None:
-        """Closes every channel and ends the thread; what is still in flight is cancelled."""
+        """Closes all connections, cancels calls in flight, and ends the thread."""
         if not self.loop.is_closed:
             self.loop.run(self.inner.close())
             self.loop.close()
@@ -89,7 +89,7 @@ class Lost(Handle[asyncio.Event]):
     """Whether a slot is lost; used like a `threading.Event`."""
 
     def is_set(self) -> bool:
-        """Returns True once the slot is known to be lost."""
+        """Returns True if the slot is known to be lost."""
         return self.inner.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:

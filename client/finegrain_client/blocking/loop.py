@@ -1,7 +1,7 @@
 """An event loop in a dedicated thread, for callers that have none.
 
-An interruption (Ctrl-C) cancels the call that is waited for, waits until that has cleaned up, and
-is then raised as usual.
+An interruption (Ctrl-C) cancels the pending call, waits until that call has cleaned up, and is then
+raised as usual.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 WAKE_INTERVAL_S = 1.0
 LEAVING_S = 30.0
-"""How long an interrupted call may take to clean up."""
+"""Longest time in seconds that an interrupted call may take to clean up."""
 
 
 class PrivateLoop:
@@ -41,7 +41,7 @@ class PrivateLoop:
         """Runs a coroutine and returns its result. An interruption cancels it and waits for it.
 
         Raises:
-            ConfigurationError: the loop is closed, or this is its own thread.
+            ConfigurationError: the loop is closed, or the caller is on the loop's own thread.
         """
         if self._loop.is_closed() or threading.get_ident() == self._thread.ident:
             work.close()
@@ -57,14 +57,14 @@ class PrivateLoop:
             started.append(self._loop.create_task(work))
             started[0].add_done_callback(lambda task: _deliver(task, outcome))
 
-        def stop() -> None:  # always after begin
+        def stop() -> None:  # the loop runs this after `begin`
             started[0].cancel()
 
         self._loop.call_soon_threadsafe(begin)
         try:
             return _wait_for(outcome)
         except BaseException:
-            if not outcome.done():  # it is us who was interrupted, not the work that failed
+            if not outcome.done():  # this thread was interrupted; the work did not fail
                 self._loop.call_soon_threadsafe(stop)
                 with suppress(CancelledError, TimeoutError):
                     outcome.exception(LEAVING_S)
@@ -79,7 +79,7 @@ class PrivateLoop:
         return self.run(work())
 
     def iterate(self, items: AsyncIterator[T]) -> Generator[T, None, None]:
-        """Yields the items of an async iterator, which is closed at the end."""
+        """Yields the items of an async iterator, and closes the iterator at the end."""
 
         async def step() -> tuple[T] | None:
             try:
@@ -95,7 +95,7 @@ class PrivateLoop:
                 self.run(_close(items))
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread; does nothing if it has ended."""
         if self._loop.is_closed():
             return
         self.run(self._loop.shutdown_asyncgens())
@@ -106,14 +106,16 @@ class PrivateLoop:
 
 
 def _wait_for(outcome: Future[T]) -> T:
-    """Returns the outcome. A signal that comes just before the thread sleeps would not wake it, so
-    it wakes now and then by itself.
+    """Returns the outcome.
+
+    A signal that arrives just before the thread blocks would not wake it. So the thread also wakes
+    every `WAKE_INTERVAL_S` seconds.
     """
     while True:
         try:
             return outcome.result(WAKE_INTERVAL_S)
         except TimeoutError:
-            if outcome.done():  # the work's own, or it came just now
+            if outcome.done():  # the work raised it itself, or ended just now
                 return outcome.result()
 
 

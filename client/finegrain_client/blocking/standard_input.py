@@ -10,14 +10,14 @@ from finegrain_client.slot.task import StdinSource
 
 
 def async_input(stdin: bytes | Iterable[bytes] | Literal["pipe"] | None) -> StdinSource:
-    """Returns what the asyncio client takes as `stdin`: iterables become asynchronous."""
+    """Converts `stdin` for the asyncio client: iterables become asynchronous."""
     if stdin is None or isinstance(stdin, bytes | str):
         return cast("StdinSource", stdin)
     return _taken_in_threads(stdin)
 
 
 async def _taken_in_threads(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
-    """Yields the chunks; each is taken in a thread, since that may block."""
+    """Yields the chunks; each is read in a thread, because that may block."""
     iterator = iter(chunks)
     while (chunk := await asyncio.to_thread(next, iterator, None)) is not None:
         yield chunk

@@ -1,1 +1,1 @@
-"""A job as its master holds it: requests, gangs, ranges, events."""
+"""Handles of a job master: the job, its requests, gangs, ranges and events."""

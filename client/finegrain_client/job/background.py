@@ -1,6 +1,7 @@
-"""The tasks of asyncio that live behind a job, so that none is ever left behind.
+"""The asyncio tasks that run behind a job, and waiting for changes.
 
-Decides that every one of them has an owner who ends it. Refuses to know what they do.
+Every background task of a job belongs to one `Background`, which ends it, so that none outlives the
+job.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ T = TypeVar("T")
 log = logging.getLogger("finegrain_client")
 
 CLEANING_UP = "taking back"
-"""How the names of tasks begin that undo something and then end by themselves."""
+"""Prefix of the names of tasks that undo something and end without being cancelled."""
 
 
 class Background:
-    """A set of running tasks; an error in one is logged, an unexpected one with its traceback."""
+    """A set of running asyncio tasks.
+
+    An error in a task is logged; an error that is not a FinegrainError is logged with its
+    traceback.
+    """
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -29,20 +34,20 @@ class Background:
         return len(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Runs it until it ends or `stop` is called."""
+        """Starts `work` as a task that runs until it ends or `stop` is called."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
 
     async def settle(self, timeout_s: float) -> None:
-        """Waits for those that end by themselves, at most so long."""
+        """Waits up to `timeout_s` for the tasks whose names start with `CLEANING_UP`."""
         some = {task for task in self._tasks if task.get_name().startswith(CLEANING_UP)}
         if some:
             await asyncio.wait(some, timeout=timeout_s)
 
     async def stop(self) -> None:
-        """Cancels all of them and waits until they are gone."""
+        """Cancels all tasks and waits until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -60,7 +65,10 @@ class Background:
 
 
 class Changes:
-    """Wakes whoever waits for a change; a waiter that is cancelled leaves nothing behind."""
+    """Notifies waiting coroutines and registered listeners of a change.
+
+    A waiter that is cancelled is removed and leaves nothing behind.
+    """
 
     def __init__(self) -> None:
         self._waiters: set[asyncio.Future[None]] = set()
@@ -76,7 +84,7 @@ class Changes:
             self._waiters.discard(waiter)
 
     def notify(self) -> None:
-        """Something changed."""
+        """Wakes all waiters and calls all listeners."""
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -85,12 +93,21 @@ class Changes:
 
 
 async def unless(event: asyncio.Event, work: Awaitable[T], error: Callable[[], Exception]) -> T:
-    """The result of `work`, or `error()` raised as soon as `event` is set before that.
+    """Returns the result of `work`, or raises `error()` if `event` is set first.
 
-    `work` is cancelled and awaited when it is not needed any more, for whatever reason.
+    `work` is always finished on return: if its result is no longer needed, it is cancelled and
+    awaited.
+
+    Args:
+        event: the event that makes the result useless.
+        work: what to wait for. If `event` is already set, it is not even started.
+        error: creates the exception to raise.
+
+    Raises:
+        Exception: the one that `error` created, or that `work` raised.
     """
     working = asyncio.ensure_future(work)
-    if event.is_set():  # then it is not even begun
+    if event.is_set():  # do not even start the work
         working.cancel()
         await asyncio.gather(working, return_exceptions=True)
         raise error()

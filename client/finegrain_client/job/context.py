@@ -1,6 +1,6 @@
-"""What a job's requests, slots and tasks share: its identity, its connection, its background work.
+"""What a job's requests, slots and tasks share: identity, connection and background tasks.
 
-Refuses to know any of them, so that they can be read one at a time.
+It imports none of them, so that each of those modules can be read alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from finegrain_client.job.background import Background
 
 @dataclass(slots=True)
 class JobContext:
-    """One job's. `secret` proves ownership; it is never logged."""
+    """The shared state of one job. `secret` proves ownership of the job; it is never logged."""
 
     connection: Connection
     job_id: str
@@ -23,5 +23,5 @@ class JobContext:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """What goes with every call for this job."""
+        """The gRPC metadata of every call for this job."""
         return ((JOB_SECRET, self.secret),)

@@ -1,7 +1,7 @@
-"""What happens to a job, for whoever wants to listen.
+"""The stream of a job's events, as `Job.events` returns it.
 
-Decides that a listener hears everything from the moment of asking, in order and once, or is told
-that it was too slow.
+A listener receives every event after it started to listen, in order and once. A listener that falls
+too far behind receives an error instead of a gap.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from finegrain.errors import FinegrainError, OutOfRange
 from finegrain_client.types.status import JobEvent
 
 EVENTS_WAITING_MAX = 100_000
-"""Events that one listener may be behind."""
+"""Largest number of unread events of one listener."""
 
 
 class JobEvents:
-    """The events of one job from the moment of asking; ends with the job.
+    """Iterates over the events of one job, starting now. Ends when the job ends.
 
     Raises (from the iteration):
-        OutOfRange: more than `EVENTS_WAITING_MAX` events behind.
-        JobEnded: somebody else ended the job.
+        OutOfRange: more than `EVENTS_WAITING_MAX` events are unread.
+        JobEnded: the job was ended, but not by this client.
     """
 
     def __init__(self, forget: Callable[[JobEvents], None]) -> None:
@@ -47,7 +47,7 @@ class JobEvents:
         self.end(None)
 
     def put(self, event: JobEvent) -> None:
-        """Another event, from the job."""
+        """Adds an event; the job calls this."""
         if self._end is not None:
             return
         if len(self._waiting) >= EVENTS_WAITING_MAX:
@@ -59,7 +59,7 @@ class JobEvents:
         self._changed.set()
 
     def end(self, error: FinegrainError | None) -> None:
-        """No more will come; what waits can still be taken."""
+        """Ends the stream. Events that are already queued can still be read."""
         if self._end is None:
             self._end = error or StopAsyncIteration()
             self._forget(self)

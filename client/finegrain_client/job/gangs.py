@@ -1,6 +1,7 @@
-"""Slots of which a job master needs all or none: how a gang is said.
+"""Gang specifications: slots of which a job master needs all or none.
 
-Decides what a gang may look like before anybody is asked. Refuses to know whether it fits.
+`GangSpec` checks what can be checked without the resource manager; whether the gang fits, only the
+resource manager knows.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ class GangSpec:
     """Slots that are granted together, or not at all.
 
     Attributes:
-        members: what is wanted: one `SlotSpec` with a `count`, or several; 1 to 1,000 slots in
-            all. They agree in `restart_on_loss` and have no `target_address`.
-        placement: where they go: ANYWHERE, SAME_EXECUTOR, SAME_LABEL (executors that carry `label`
-            with one and the same value) or SPREAD (each on an executor of its own).
-        label: name of the label, with SAME_LABEL only.
-        timeout_s: how long the gang may wait before it is given up; None: for ever.
-        gang_id: identity of the gang; made up where absent.
+        members: one `SlotSpec` with a `count`, or several; 1 to 1,000 slots in total. All must have
+            the same `restart_on_loss`, and no `target_address`.
+        placement: where the members go: ANYWHERE, SAME_EXECUTOR, SAME_LABEL (executors whose
+            `label` has the same value) or SPREAD (each member on a different executor).
+        label: name of the label; only with SAME_LABEL.
+        timeout_s: time in seconds after which a waiting gang is rejected; None: it waits without
+            limit.
+        gang_id: identity of the gang; empty: the client generates one.
     """
 
     members: SlotSpec | Sequence[SlotSpec]
@@ -63,11 +65,11 @@ class GangSpec:
 
     @property
     def specs(self) -> Sequence[SlotSpec]:
-        """What is wanted, one by one."""
+        """The specs of the members, always as a sequence."""
         return (self.members,) if isinstance(self.members, SlotSpec) else self.members
 
     def message(self) -> slots_pb2.Gang:
-        """The gang as the protocol names it, with an id."""
+        """Returns the gang as a protocol message, with a generated id if it has none."""
         number = slots_pb2.GangPlacement.Value(f"GANG_PLACEMENT_{self._placement()}")
         return slots_pb2.Gang(
             gang_id=self.gang_id or new_id(),
@@ -77,7 +79,7 @@ class GangSpec:
         )
 
     def requests(self, gang_id: str) -> Iterator[slots_pb2.SlotRequest]:
-        """One protocol message per member."""
+        """Yields one protocol message per member."""
         for spec in self.specs:
             for message in spec.messages():
                 message.gang_id = gang_id

@@ -1,8 +1,8 @@
-"""One job as its master holds it: registration, requests, the end.
+"""The handle of one job: registration, requests, and the end of the job.
 
-Nothing outlives the job's `async with`, unless it is detached. Requests are submitted and taken
-back in `submission.py`, slots released in `releasing.py` or reused in `slot/reusing.py`, and the
-events of both taken in by `watch.py`.
+Nothing of a job outlives its `async with`, unless it is detached. `submission.py` submits and
+cancels requests, `releasing.py` releases slots, `slot/reusing.py` reuses them, and `watch.py`
+applies the events of the watch stream.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ log = logging.getLogger("finegrain_client")
 LEASE_DEFAULT_S = 30.0
 KEEP_ALIVE_LONGEST_S = 10.0
 ENDING_BUDGET_S = 10.0
-"""How long leaving a job may try to tell the RM; after that the lease ends it."""
+"""Time in seconds to try to end the job on exit; if that fails, the lease ends the job later."""
 ABANDONING_BUDGET_S = 2.0
 
 
 class Job:
-    """A job that is registered and kept alive inside `async with`, and ended on the way out.
+    """A job: registered on entering `async with`, kept alive inside it, and ended on exit.
 
     Attributes:
-        job_id: identity.
-        secret: proof of ownership. Keep it secret; with `Cluster.attach_job` it opens the job to
+        job_id: identity of the job.
+        secret: proof of ownership; keep it secret. `Cluster.attach_job` opens the job with it in
             another process.
     """
 
@@ -87,24 +87,25 @@ class Job:
 
     @property
     def job_id(self) -> str:
-        """Identity."""
+        """Identity of the job."""
         return self._context.job_id
 
     @property
     def secret(self) -> str:
-        """Proof of ownership; keep it secret."""
+        """Proof of ownership of the job; keep it secret."""
         return self._context.secret
 
     @property
     def requests(self) -> list[Request]:
-        """The requests that have not ended, in the order in which they were made; of ranges, those
-        that have slots, or had some.
+        """The requests that have not ended, in the order in which they were made.
+
+        Of ranges, it has only the members that have, or had, a slot.
         """
         return list(self._watch.requests.values())
 
     @property
     def ranges(self) -> list[RequestRange]:
-        """The ranges of which some members have not ended."""
+        """The ranges with members that have not ended."""
         return list(self._watch.ranges.by_id.values())
 
     async def __aenter__(self) -> Self:
@@ -144,18 +145,19 @@ class Job:
         *,
         raise_on_reject: bool = True,
     ) -> list[Request]:
-        """Asks for slots; returns when all requests are durable, in the order given.
+        """Requests slots. Returns when all requests are durable, in the given order.
 
-        If this is cancelled or fails, whatever was taken in is taken back.
+        If this is cancelled or fails, the client cancels all requests that were accepted.
 
         Args:
-            specs: what is wanted; one with `count` gives so many requests, a `GangSpec` one for
-                each member.
-            raise_on_reject: False: rejected requests are returned too, with `rejection` set.
+            specs: the slots to request. A `SlotSpec` with `count` gives that many requests, a
+                `GangSpec` one for each member.
+            raise_on_reject: if false, rejected requests are returned too, with `rejection` set.
 
         Raises:
-            RequestRejected: names every request that was refused; the others are taken back.
-            JobEnded: the job is over.
+            RequestRejected: at least one request was rejected. The error names all of them; the
+                client cancels the others.
+            JobEnded: the job has ended.
             FinegrainError: the call failed as a whole.
         """
         self._check_alive()
@@ -170,22 +172,22 @@ class Job:
         timeout_s: float | None = None,
         gang_id: str = "",
     ) -> list[Slot]:
-        """Slots of which all are needed, or none: returns when all are granted, in the order given.
+        """Requests a gang and waits. Returns its slots when all are granted, in the given order.
 
-        If this is cancelled or fails, the whole gang is taken back. To hold the requests while
-        they wait, pass a `GangSpec` to `request_slots` instead.
+        If this is cancelled or fails, the client cancels the whole gang.
+        To keep the requests while they wait, pass a `GangSpec` to `request_slots` instead.
 
         Args:
             members: one spec with a `count`, or several; see `GangSpec`.
             placement: ANYWHERE, SAME_EXECUTOR, SAME_LABEL or SPREAD; see `GangSpec`.
-            label: name of the label, with SAME_LABEL only.
-            timeout_s: how long the gang may wait; None: for ever.
-            gang_id: identity of the gang; made up where absent.
+            label: name of the label; only with SAME_LABEL.
+            timeout_s: longest time in seconds that the gang may wait; None: no limit.
+            gang_id: identity of the gang; empty: the client generates one.
 
         Raises:
-            GangTimeout: (a TimeoutError) not placed as a whole within `timeout_s`.
-            RequestRejected: it could never be placed; names the members that are to blame.
-            RequestEnded, SlotLost: somebody took a member back before all were here.
+            GangTimeout: (a TimeoutError) the gang was not placed as a whole within `timeout_s`.
+            RequestRejected: the gang can never be placed; names the members that cause it.
+            RequestEnded, SlotLost: a member ended before all members were granted.
             InvalidArgument, JobEnded, FinegrainError: see `request_slots`.
         """
         spec = GangSpec(
@@ -206,20 +208,22 @@ class Job:
         first_index: int = 0,
         raise_on_reject: bool = True,
     ) -> RequestRange:
-        """Asks for `spec.count` equal slots as one range, which costs hardly more than one until
-        they are granted; returns when it is durable. If this is cancelled or fails, whatever was
-        taken in is taken back.
+        """Requests `spec.count` equal slots as one range. Returns when the range is durable.
+
+        Until its members are granted, a range costs hardly more than one request. If this is
+        cancelled or fails, the client cancels the members that were accepted.
 
         Args:
-            spec: what each member asks for, without `target_address`.
-            range_id: identity of the range, made up where absent; member `index` has the allocation
-                id `<range_id>.<index>`. The same again with other indexes is more of one range.
-            first_index: of the first member that is asked for.
-            raise_on_reject: False: a range that is refused is returned with `rejection` set.
+            spec: the request of each member, without `target_address`.
+            range_id: identity of the range; empty: the client generates one. Member `index` has the
+                allocation id `<range_id>.<index>`. A later call with the same id and other indexes
+                adds members to the range.
+            first_index: index of the first member to request.
+            raise_on_reject: if false, a rejected range is returned, with `rejection` set.
 
         Raises:
-            InvalidArgument: a spec, a range_id or an index that no range can have.
-            RequestRejected: it was refused as a whole.
+            InvalidArgument: the spec, the `range_id` or an index is not allowed for a range.
+            RequestRejected: the range was rejected as a whole.
             JobEnded, FinegrainError: see `request_slots`.
         """
         self._check_alive()
@@ -230,47 +234,56 @@ class Job:
         return found
 
     async def cancel(self, requests: Sequence[Request]) -> list[ItemOutcome]:
-        """Takes requests back; slots they have meanwhile are released. One outcome for each.
+        """Cancels requests; slots granted in the meantime are released.
+
+        Returns one outcome for each.
 
         Raises:
-            FinegrainError: the RM could not be told.
+            FinegrainError: the call to the resource manager failed.
         """
         return await self._submission.cancel([each.allocation_id for each in requests])
 
     async def release(
         self, slots: Sequence[Slot], grace_s: float | None = None
     ) -> list[ItemOutcome]:
-        """Gives many slots back in one call. One outcome for each.
+        """Releases many slots in one call. Returns one outcome for each.
+
+        Args:
+            slots: the slots to release.
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
+                executor's default.
 
         Raises:
-            FinegrainError: the RM could not be told.
+            FinegrainError: the call to the resource manager failed.
         """
         return await release(self._context, slots, grace_s)
 
     async def reuse(
         self, pairs: Sequence[Reuse], grace_s: float | None = None
     ) -> list[ItemOutcome]:
-        """Asks whether slots whose work is done may do that of requests which wait, in one call for
-        many. One outcome for each.
+        """Reuses finished slots for waiting requests, many in one call.
 
-        Each wish names a slot, and a request of this job that waits and asks for the same. Where
-        an outcome is `ok`, the slot stays ours and the request has ended: RELEASED, reason REUSED.
-        Else the slot was given back (reason FAIR_SHARE: others come first with what it frees), and
-        the request waits on. The same pairs again get the same outcomes.
+        Returns one outcome for each.
+
+        Each pair names a slot and a waiting request of this job that asks for the same resources.
+        If the outcome is `ok`, the job keeps the slot and the request ends: RELEASED, reason
+        REUSED. Otherwise the slot is released and the request stays queued. Reason FAIR_SHARE means
+        that other requests are served first with the freed capacity. Repeating a call with the same
+        pairs returns the same outcomes.
 
         Args:
-            pairs: pairs of a slot and a request, or its allocation id.
-            grace_s: time between SIGTERM and SIGKILL for tasks that still run in slots that are
-                given back; None: the executor's default.
+            pairs: pairs of a slot and a request, or the request's allocation id.
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run in
+                released slots; None: the executor's default.
 
         Raises:
             InvalidArgument: a slot or a request is named twice.
-            FinegrainError: the RM could not be told.
+            FinegrainError: the call to the resource manager failed.
         """
         return await reuse(self._context, pairs, grace_s)
 
     def events(self) -> JobEvents:
-        """What happens to the job's requests from now on, in order and once; see `JobEvents`."""
+        """Returns an iterator over the job's events from now on; see `JobEvents`."""
         return self._watch.listen()
 
     async def serve_offers(
@@ -279,13 +292,20 @@ class Job:
         *,
         insecure: bool = False,
     ) -> str:
-        """Lets executors offer slots to this process directly; see `finegrain_client.job.offers`.
+        """Starts a server to which executors offer slots directly; see `job/offers.py`.
 
-        Returns the address to put into `SlotSpec.target_address`. Ends with the job.
+        The server stops when the job is left. A second call returns the address of the running
+        server.
+
+        Args:
+            address: "host:port" to listen on; port 0: any free port.
+            insecure: if true, allows an address beyond loopback, although offers are not encrypted.
+
+        Returns:
+            The address to put into `SlotSpec.target_address`.
 
         Raises:
-            ConfigurationError: the address is in use, or beyond loopback, where offers travel in
-                clear.
+            ConfigurationError: the address is in use, or is beyond loopback without `insecure`.
         """
         from finegrain_client.job.offers import OfferServer
 
@@ -296,12 +316,16 @@ class Job:
         return self._offers.address
 
     async def end(self, grace_s: float | None = None) -> None:
-        """Ends the job now: requests are cancelled, slots freed, tasks killed after the grace.
+        """Ends the job now: cancels its requests, releases its slots, and kills their tasks.
 
-        Ending an ended job is fine. A detached job is ended by nothing else.
+        Ending a job that has ended is not an error. This is the only way to end a detached job.
+
+        Args:
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks; None: the executor's
+                default.
 
         Raises:
-            FinegrainError: the RM could not be told.
+            FinegrainError: the call to the resource manager failed.
         """
         await self._end(self._context.connection, grace_s)
         self._watch.close(JobEnded(f"job {self.job_id} was ended by its master"), expected=True)
@@ -321,11 +345,13 @@ class Job:
                 policy=policy,
             )
         except (NotFound, FailedPrecondition):
-            return  # over already
+            return  # it has ended already
 
     async def _leave(self) -> None:
         ended = self._watch.error is not None
-        if self.detached:  # its slots live on: tasks can be taken back until we know them no more
+        if self.detached:
+            # A detached job keeps its slots. So tasks whose start is being undone must be undone
+            # now: after this, the client has no handle of them.
             await self._context.background.settle(ENDING_BUDGET_S)
         self._watch.close(JobEnded(f"job {self.job_id} was left"), expected=True)
         await self._context.background.stop()
@@ -372,7 +398,8 @@ class Job:
         self.lease_s = answer.lease.ToMicroseconds() / 1e6 or self.lease_s
 
     async def _abandon(self, message: rm.RegisterJobRequest) -> None:
-        # Whether the job exists is unknown; registering it once more tells its secret.
+        # It is unknown whether the job was registered. Registering with the same request_id again
+        # is idempotent and returns the secret, which is needed to end the job.
         try:
             await self._register_once(message, ABANDONING_BUDGET_S)
             await self._end(self._context.connection, None, ABANDONING_BUDGET_S)

@@ -1,9 +1,9 @@
-"""Taking slot offers from executors directly (`JobMasterService`), for who asks for that.
+"""A server to which executors offer slots directly (`JobMasterService`), for jobs that want this.
 
-Decides only what to answer: yes to a slot that the job still wants, if the caller knows the hash of
-the job's secret (executors of its cluster do), no to all else. An offer tells who may keep a slot,
-never where a slot is: the slot itself, with the address that will be shown the job's secret, is
-taken from the RM's watch stream. Executors dial in clear, so there is no TLS here.
+It accepts a slot that the job still wants, if the caller knows the hash of the job's secret
+(executors of its cluster do). An offer only decides whether the slot is kept. The slot's address,
+to which the client sends the job's secret, always comes from the resource manager's watch stream.
+Executors connect without TLS, so the server has none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
     """Serves offers until `stop`.
 
     Attributes:
-        address: where, once started; goes into `SlotSpec.target_address`.
+        address: address of the server after `start`; goes into `SlotSpec.target_address`.
     """
 
     def __init__(
@@ -35,11 +35,18 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
         *,
         insecure: bool = False,
     ) -> None:
-        """`wanted` is asked with allocation id and generation.
+        """Checks the address; `start` opens the port.
+
+        Args:
+            wanted: called with allocation id and generation; returns whether the job wants the
+                slot.
+            job_secret: secret of the job; callers must show its hash.
+            address: "host:port" to listen on; port 0: any free port.
+            insecure: if true, allows an address beyond loopback.
 
         Raises:
-            InvalidArgument: a malformed address.
-            ConfigurationError: beyond loopback, where offers travel in clear.
+            InvalidArgument: the address is malformed.
+            ConfigurationError: the address is beyond loopback, where offers are not encrypted.
         """
         if not insecure and not is_loopback(address):
             raise ConfigurationError(
@@ -53,7 +60,7 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
         self.address = address
 
     async def start(self) -> None:
-        """Begins to serve.
+        """Starts to serve, and sets `address` to the actual port.
 
         Raises:
             ConfigurationError: ADDRESS_IN_USE.
@@ -75,7 +82,7 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
         self.address = format_address(host, port)
 
     async def stop(self) -> None:
-        """Ends at once."""
+        """Stops the server at once; calls in flight are cancelled."""
         if self._server is not None:
             await self._server.stop(None)
             self._server = None
@@ -83,7 +90,7 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
     async def OfferSlots(
         self, request: job_master_pb2.OfferSlotsRequest, context: Any
     ) -> job_master_pb2.OfferSlotsResponse:
-        """One answer per slot, in the order sent."""
+        """Accepts or rejects offered slots: one answer per slot, in the order sent."""
         shown = dict(context.invocation_metadata() or ()).get(JOB_SECRET_HASH, "")
         if not isinstance(shown, str) or not same_secret(shown, self._secret_sha256):
             return _answers(request, lambda _: _refusal(Reason.JOB_SECRET_WRONG, "another job's"))

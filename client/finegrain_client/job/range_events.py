@@ -1,7 +1,7 @@
-"""The ranges of one job, and what events and snapshots mean for them.
+"""Applies events and snapshots of a job's watch stream to its ranges.
 
-Finds the range that an event or an entry of a snapshot is about, and the members that a snapshot
-should have shown. The stream itself is read in `watch.py`.
+It finds the range that an event or snapshot entry belongs to, and the members that a snapshot fails
+to show. `watch.py` reads the stream itself.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ from finegrain_client.types.status import JobEvent, RequestStatus
 
 
 class WatchedRanges:
-    """All ranges that a job master holds, by id."""
+    """All ranges of a job that the client has handles of, by id."""
 
     def __init__(self, context: JobContext) -> None:
         self._context = context
-        self._unseen: dict[str, IntervalSet] = {}  # members that a snapshot has yet to show
+        self._unseen: dict[str, IntervalSet] = {}  # acknowledged members not shown yet
         self.by_id: dict[str, RequestRange] = {}
 
     def range_of(self, event: JobEvent, requests: dict[str, Request]) -> RequestRange | None:
-        """The range that an event is about. Its member is a request from now on, unless it has
-        ended without ever having had a slot.
+        """Returns the range that an event is about, or None.
+
+        Counts the member as ended if it ended without ever having a slot. Otherwise a waiting
+        member becomes a `Request` and is added to `requests`.
         """
         found = members_of(event)
         owner = self.by_id.get(found[0]) if found is not None else None
@@ -43,25 +45,31 @@ class WatchedRanges:
         return owner
 
     def member_changed(self, owner: RequestRange, event: JobEvent) -> None:
-        """Updates a range after the request of a member has taken in `event`."""
+        """Updates a range after a member's request has applied `event`."""
         index = owner.index_of(event.allocation_id)
         if index is not None and index in owner.requests:
             owner.member_changed(index)
         self.drop_if_ended(owner)
 
     def drop_if_ended(self, owner: RequestRange) -> None:
-        """Nothing more is heard of a range whose members have all ended."""
+        """Removes `owner` if all its members have ended.
+
+        A range whose submission is not acknowledged yet stays, unless it has no members.
+        """
         if owner.has_ended and (owner.acknowledged or not len(owner)):
             self.by_id.pop(owner.range_id, None)
 
     def close(self, error: FinegrainError) -> None:
-        """Nothing more will be heard of any."""
+        """Fails all ranges with `error`, and removes them."""
         for each in self.by_id.values():
             each.fail(error)
         self.by_id.clear()
 
     def begin_snapshot(self) -> None:
-        """A snapshot is asked for, and can only show who was acknowledged before."""
+        """Records which waiting members the next snapshot must show.
+
+        Only acknowledged ranges count: the resource manager may not know the others yet.
+        """
         self._unseen = {
             name: IntervalSet(each.waiting_members())
             for name, each in self.by_id.items()
@@ -69,7 +77,10 @@ class WatchedRanges:
         }
 
     def mark_shown(self, status: RequestStatus) -> RequestRange | None:
-        """A snapshot shows some requests: the range that they are of, if it is known."""
+        """Records that a snapshot shows these requests.
+
+        Returns their range, or None if it is unknown.
+        """
         range_id, _, digits = status.allocation_id.rpartition(".")
         owner = self.by_id.get(range_id)
         if owner is None or owner.index_of(status.allocation_id) is None:
@@ -79,15 +90,23 @@ class WatchedRanges:
         return owner
 
     def incomplete(self) -> list[str]:
-        """Ranges of which a snapshot has not shown all who waited: some have ended meanwhile."""
+        """Returns ids of ranges with waiting members that the snapshot did not show.
+
+        Such members have ended in the meantime.
+        """
         return [name for name, unseen in self._unseen.items() if unseen and name in self.by_id]
 
     def end_unseen(
         self, found: Iterable[RequestStatus], dispatch: Callable[[JobEvent], None]
     ) -> None:
-        """What became of those: the RM has said so of some; the others it does not know any more.
+        """Ends the members that a snapshot did not show.
 
-        `dispatch` gets one event for each run of members.
+        Members that `found` reports as ended get that state. The resource manager no longer knows
+        the others; they end as CANCELLED with reason ALLOCATION_UNKNOWN.
+
+        Args:
+            found: statuses that the resource manager returned for the incomplete ranges.
+            dispatch: called with one event for each run of consecutive members.
         """
         statuses: Sequence[RequestStatus] = list(found)
         for name in self.incomplete():
@@ -104,8 +123,10 @@ class WatchedRanges:
         self._unseen.clear()
 
     def adopt(self, message: rm.RequestStatus) -> bool:
-        """A job that was begun elsewhere has members of a range, which is known from now on. False:
-        it is no member that merely waits, but a `Request` (see `adopt_request`).
+        """Adds waiting members of a range that another process submitted.
+
+        Creates the range if it is unknown. Returns False if `message` is not about members that
+        only wait; the caller then creates a `Request` (see `adopt_request`).
         """
         if not message.range_id:
             return False
@@ -124,7 +145,10 @@ class WatchedRanges:
         return True
 
     def adopt_request(self, range_id: str, request: Request) -> None:
-        """A request was begun elsewhere: of which range it is a member; empty: of none."""
+        """Attaches a request that another process submitted to its range.
+
+        An empty `range_id` means none.
+        """
         owner = self.by_id.get(range_id)
         index = owner.index_of(request.allocation_id) if owner is not None else None
         if owner is not None and index is not None:

@@ -1,7 +1,7 @@
-"""Many equal slot requests that differ in nothing but their index, as their job master holds them.
+"""Handles of ranges: many slot requests that are equal except for their index.
 
-Members that wait, and those that have ended, are kept as numbers only; one that was granted a slot
-is a `Request` like any other. Events come from `watch.py`; `submission.py` submits ranges.
+Waiting and ended members are kept as numbers only; a member that was granted a slot is a `Request`
+like any other. `submission.py` submits ranges, and `watch.py` delivers their events.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from finegrain_client.types.status import JobEvent
 RANGE_ID_LENGTH_MAX = 100
 
 INDEX_END = 1_000_000_000_000
-"""No member has an index as large as this."""
+"""Upper bound of indexes, exclusive."""
 
 
 class RequestRange:
-    """So many equal slot requests, each of which waits, has a slot, or has ended.
+    """A range of equal slot requests, each of which waits, has a slot, or has ended.
 
     Attributes:
-        range_id: identity; member `index` has the allocation id `<range_id>.<index>`.
-        requests: those that were granted a slot and have not ended, by index.
-        ended: how many ended, by state.
-        acknowledged: the RM has taken it in, durably.
-        rejection: why it was refused as a whole, or None.
+        range_id: identity of the range; member `index` has the allocation id `<range_id>.<index>`.
+        requests: members that were granted a slot and have not ended, by index.
+        ended: number of ended members, by state.
+        acknowledged: whether the resource manager has stored the range durably.
+        rejection: why the range was rejected as a whole, or None.
     """
 
     range_id: str
@@ -77,27 +77,28 @@ class RequestRange:
 
     @property
     def waiting(self) -> int:
-        """How many wait that never had a slot."""
+        """Number of waiting members that never had a slot."""
         return len(self._waiting)
 
     @property
     def has_ended(self) -> bool:
-        """True where nothing more will happen to any of them."""
+        """True if no member will change state any more."""
         return self._error is not None or not (self._waiting or self.requests)
 
     def waiting_members(self) -> list[Run]:
-        """Indexes of those that wait and never had a slot, as (first, behind the last)."""
+        """Returns the indexes of waiting members that never had a slot, as half-open intervals."""
         return list(self._waiting.runs())
 
     def index_of(self, allocation_id: str) -> int | None:
-        """Which member has this id; None: none."""
+        """Returns the index of the member with this allocation id, or None."""
         range_id, _, digits = allocation_id.rpartition(".")
         if range_id != self.range_id or not (digits.isascii() and digits.isdecimal()):
             return None
+        # Only the canonical form is a member's id: "7", not "07".
         return int(digits) if str(int(digits)) == digits else None
 
     def slots(self) -> GrantedSlots:
-        """The slots that are there, then each one as it is granted; see `GrantedSlots`."""
+        """Iterates over the current slots, then over each new one; see `GrantedSlots`."""
         slots = GrantedSlots(self, self._listeners.discard)
         if not self.has_ended:
             self._listeners.add(slots)
@@ -109,12 +110,15 @@ class RequestRange:
         return slots
 
     async def cancel(self, first_index: int = 0, count: int | None = None) -> ItemOutcome:
-        """Takes members back, all of them or so many from an index on; slots that they have are
-        released.
+        """Cancels members; slots that they have are released.
+
+        Args:
+            first_index: index of the first member to cancel.
+            count: number of indexes to cancel from there on; None: all that follow.
 
         Raises:
-            InvalidArgument: indexes that no range has.
-            FinegrainError: the RM could not be told.
+            InvalidArgument: an index is outside of what any range can have.
+            FinegrainError: the call to the resource manager failed.
         """
         message = rm.CancelRequestsRequest(
             job_id=self._context.job_id, ranges=[self._some(first_index, count)]
@@ -129,11 +133,17 @@ class RequestRange:
     async def release(
         self, first_index: int = 0, count: int | None = None, grace_s: float | None = None
     ) -> ItemOutcome:
-        """Gives slots of members back; those that wait are cancelled.
+        """Releases slots of members; members that wait are cancelled.
+
+        Args:
+            first_index: index of the first member to release.
+            count: number of indexes to release from there on; None: all that follow.
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
+                executor's default.
 
         Raises:
-            InvalidArgument: indexes that no range has.
-            FinegrainError: the RM could not be told.
+            InvalidArgument: an index is outside of what any range can have.
+            FinegrainError: the call to the resource manager failed.
         """
         message = rm.ReleaseSlotsRequest(
             job_id=self._context.job_id,
@@ -157,11 +167,11 @@ class RequestRange:
             range_id=self.range_id, first_index=first_index, count=most if count is None else count
         )
 
-    # What follows is for the job that owns the range.
+    # The methods below are for the job that owns the range.
 
     @internal
     def add(self, start: int, end: int) -> int:
-        """These members wait; answers with how many of them are new."""
+        """Adds waiting members `start` to `end` (exclusive). Returns how many of them are new."""
         new = self._members.add_run(start, end)
         if new:
             self._waiting.add_run(start, end)
@@ -169,14 +179,14 @@ class RequestRange:
 
     @internal
     def attach(self, index: int, request: Request) -> None:
-        """A request turns out to be a member."""
+        """Adds a request as the member `index`, unless that member is known."""
         if index not in self._members:
             self._members.add(index)
             self.requests[index] = request
 
     @internal
     def message_of(self, index: int) -> slots_pb2.SlotRequest:
-        """What a member asks for."""
+        """Returns the request of one member as a protocol message."""
         message = slots_pb2.SlotRequest()
         message.CopyFrom(self._template)
         message.allocation_id = f"{self.range_id}.{index}"
@@ -184,12 +194,12 @@ class RequestRange:
 
     @internal
     def waiting_within(self, start: int, end: int) -> list[Run]:
-        """Of these members, those that wait, as far as is known, and never had a slot."""
+        """Returns the members of this interval that wait, as far as known, and never had a slot."""
         return list(self._waiting.runs_within(start, end))
 
     @internal
     def promote(self, index: int) -> Request | None:
-        """Makes a request of a member that has waited until now; None: it has not."""
+        """Turns a waiting member into a `Request`. Returns None if the member does not wait."""
         if index not in self._waiting:
             return None
         self._waiting.discard(index)
@@ -214,25 +224,25 @@ class RequestRange:
 
     @internal
     def end_waiting(self, start: int, end: int, state: RequestState) -> None:
-        """Members that waited have ended."""
+        """Counts the waiting members from `start` to `end` (exclusive) as ended in `state`."""
         self.ended[state] += self._waiting.remove_run(start, end)
         self._end_if_done()
 
     @internal
     def reject(self, rejection: Rejection) -> None:
-        """The RM did not take the members in that were asked for last."""
+        """Records that the resource manager rejected the members that were submitted last."""
         self.rejection = rejection
         self._end_if_done()
 
     @internal
     def forget(self, start: int, end: int) -> None:
-        """Nobody knows of these members, or nobody holds them any more."""
+        """Removes members that the resource manager does not know, or that the caller gave up."""
         self._waiting.remove_run(start, end)
         self._members.remove_run(start, end)
 
     @internal
     def fail(self, error: FinegrainError) -> None:
-        """The job is over, or its watch stream is."""
+        """Ends the range with `error`, because the job or its watch stream has ended."""
         if not self.has_ended:
             self._error = error
         for listener in list(self._listeners):
@@ -245,21 +255,21 @@ class RequestRange:
 
 
 class GrantedSlots:
-    """The slots of a range, each once, as they are granted; ends when all members have ended.
+    """Iterates over the slots of a range as they are granted; ends when all members have ended.
 
-    A member whose slot was lost, and that is granted another one, comes again. Members that end
-    without a slot do not come (`RequestRange.ended` counts them). A slot may be lost before it is
-    looked at: see `Slot.has_ended`.
+    Each slot comes once. A member whose slot was lost and replaced comes again with the new slot.
+    Members that end without a slot do not come; `RequestRange.ended` counts them. A slot may be
+    lost before the caller reads it: check `Slot.has_ended`.
 
     Raises (from the iteration):
-        JobEnded: the job is over.
+        JobEnded: the job has ended.
     """
 
     def __init__(self, owner: RequestRange, forget: Callable[[GrantedSlots], None]) -> None:
         self._owner = owner
         self._forget = forget
         self._waiting: deque[Slot] = deque()
-        self._yielded: dict[str, int] = {}  # by allocation id, the newest generation
+        self._yielded: dict[str, int] = {}  # newest generation, by allocation id
         self._changed = asyncio.Event()
         self._end: Exception | None = None
 
@@ -279,18 +289,18 @@ class GrantedSlots:
         self.end(None)
 
     def put(self, slot: Slot) -> None:
-        """A slot is granted; one that came already (its size changed) does not come again."""
+        """Queues a granted slot. A slot that was queued before and was only resized is ignored."""
         if self._yielded.get(slot.allocation_id, 0) < slot.generation:
             self._yielded[slot.allocation_id] = slot.generation
             self._waiting.append(slot)
             self._changed.set()
 
     def forget_member(self, allocation_id: str) -> None:
-        """It has ended, and is not granted again."""
+        """Drops what is kept for a member that has ended."""
         self._yielded.pop(allocation_id, None)
 
     def end(self, error: FinegrainError | None) -> None:
-        """No more will come; what waits can still be taken."""
+        """Ends the iteration. Slots that are already queued can still be read."""
         if self._end is None:
             self._end = error or StopAsyncIteration()
             self._forget(self)
@@ -298,7 +308,16 @@ class GrantedSlots:
 
 
 def check_range(spec: SlotSpec, range_id: str, first_index: int) -> None:
-    """Raises InvalidArgument unless these make a range."""
+    """Checks the arguments of `Job.request_range`.
+
+    Args:
+        spec: the request of each member.
+        range_id: id of the range; empty: one is generated later.
+        first_index: index of the first member.
+
+    Raises:
+        InvalidArgument: the arguments do not make a valid range.
+    """
     if range_id:
         check_id("range_id", range_id)
         if len(range_id) > RANGE_ID_LENGTH_MAX:
@@ -320,7 +339,13 @@ def check_range(spec: SlotSpec, range_id: str, first_index: int) -> None:
 def range_message(
     template: slots_pb2.SlotRequest, first_index: int, count: int
 ) -> slots_pb2.RequestRange:
-    """Returns the message for `count` members of the range whose id `template` has."""
+    """Returns the message that requests members of a range.
+
+    Args:
+        template: the request of each member, with the id of the range as its allocation id.
+        first_index: index of the first member.
+        count: number of members.
+    """
     request = slots_pb2.SlotRequest()
     request.CopyFrom(template)
     request.allocation_id = ""
@@ -330,7 +355,10 @@ def range_message(
 
 
 def members_of(event: JobEvent) -> tuple[str, int, int] | None:
-    """The range that an event may be about, the first index and how many; None: of none."""
+    """Splits an event's allocation id into range id, first index and member count.
+
+    Returns None if the id does not have the form of a range member.
+    """
     range_id, dot, digits = event.allocation_id.rpartition(".")
     if not dot or not (digits.isascii() and digits.isdecimal()):
         return None

@@ -1,7 +1,4 @@
-"""Slots that are given back, many in one call.
-
-Decides how batches are cut. Refuses to know what the RM does with what it gets back.
-"""
+"""Releases many slots in batched calls to the resource manager."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ if TYPE_CHECKING:
 async def release(
     context: JobContext, slots: Sequence[Slot], grace_s: float | None
 ) -> list[ItemOutcome]:
-    """See `Job.release`."""
+    """Releases slots; see `Job.release`."""
     outcomes: list[ItemOutcome] = []
     by_id = {each.allocation_id: each for each in slots}
     for ids in id_batches(list(by_id)):

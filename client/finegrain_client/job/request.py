@@ -1,6 +1,6 @@
-"""One slot request as its job master holds it.
+"""The handle of one slot request.
 
-The states that the watch stream reports become a slot, an error, or further waiting.
+Each state that the watch stream reports becomes a slot, an error, or further waiting.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ from finegrain_client.types.explain import Explanation
 from finegrain_client.types.status import Gang, RequestStatus, SlotStatus
 
 REASON_POLICY = RetryPolicy(budget_s=2.0)
-"""Whoever has waited in vain does not wait long for the reason."""
+"""Retry policy for asking why a request waits, after `granted` has timed out: give up soon."""
 
 
 class Request:
-    """A slot request that the RM has acknowledged: it is queued until it is granted or ends.
+    """A slot request that the resource manager has acknowledged.
+
+    It is queued until it is granted or ends.
 
     Attributes:
         allocation_id: identity of the request and of the slot that will serve it.
-        state: where it stands; `reason` (a stable code) and `message` say why.
-        slot: its latest slot, or None; look at `Slot.has_ended`.
+        state: state of the request; `reason` (a stable code) and `message` say why.
+        slot: its latest slot, or None. The slot may have ended: see `Slot.has_ended`.
         gang: the gang that it belongs to, or None.
-        acknowledged: the RM has taken it in, durably.
+        acknowledged: whether the resource manager has stored the request durably.
     """
 
     allocation_id: str
@@ -75,29 +77,33 @@ class Request:
 
     @property
     def generation(self) -> int:
-        """Number of the placement that `slot` is; 0: never granted."""
+        """Number of the placement that `slot` shows; 0: the request was never granted."""
         return self.slot.generation if self.slot else 0
 
     @property
     def has_ended(self) -> bool:
-        """True where nothing more will happen to it."""
+        """True if the request will not change state any more."""
         return self._error is not None or self.state.has_ended
 
     @property
     def rejection(self) -> Rejection | None:
-        """Why it was refused; None where it was not."""
+        """Why the request was rejected; None if it was not."""
         return self._rejection
 
     async def granted(self, timeout_s: float | None = None) -> Slot:
-        """The slot, once there is one. Cancelling this, or a timeout, keeps the request queued.
+        """Waits for the slot and returns it.
 
-        After a loss with `restart_on_loss` it waits for the next slot.
+        Cancelling this, or a timeout, keeps the request queued.
+        If a slot with `restart_on_loss` is lost, this waits for the next one.
+
+        Args:
+            timeout_s: longest time to wait in seconds; None: no limit.
 
         Raises:
             StillWaiting: (a TimeoutError) not granted within `timeout_s`.
-            RequestRejected, RequestEnded, SlotLost: it ended without a slot (GangTimeout, a
-                RequestRejected: its gang was given up).
-            JobEnded: the job is over.
+            RequestRejected, RequestEnded, SlotLost: the request ended without a slot. GangTimeout,
+                a RequestRejected: its gang was not placed in time.
+            JobEnded: the job has ended.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -105,16 +111,16 @@ class Request:
                     await self._changes.next()
                 return slot
         except FinegrainError:
-            raise  # a gang's timeout is a TimeoutError, too
+            raise  # GangTimeout is a TimeoutError, too
         except TimeoutError:
             reason = await self._waiting_reason()
             raise StillWaiting(self.allocation_id, timeout_s or 0, self.state, reason) from None
 
     async def cancel(self) -> None:
-        """Takes the request back; a slot that it has meanwhile is released.
+        """Cancels the request; a slot granted in the meantime is released.
 
         Raises:
-            FinegrainError: the RM could not be told.
+            FinegrainError: the call to the resource manager failed.
         """
         message = rm.CancelRequestsRequest(
             job_id=self._context.job_id, allocation_ids=[self.allocation_id]
@@ -126,15 +132,19 @@ class Request:
         )
 
     async def explain(self, *, executor_id: str = "", max_executors: int = 0) -> Explanation:
-        """Why it waits, executor by executor, and with which change it would fit now.
+        """Explains why the request waits on each executor, and which change would let it fit now.
+
+        Args:
+            executor_id: explain only this executor; empty: all.
+            max_executors: largest number of executors to list in full; 0: 20.
 
         Raises:
-            FinegrainError: the RM could not be asked.
+            FinegrainError: the call to the resource manager failed.
         """
         return await self._explain(executor_id, max_executors, None)
 
     async def _waiting_reason(self) -> str:
-        """Why it waits, as the RM sees it now; what is known here where the RM does not answer."""
+        """Returns the current reason for waiting; the last known one if the call fails."""
         try:
             return (await self._explain("", 1, REASON_POLICY)).primary_reason or self.reason
         except FinegrainError:
@@ -156,7 +166,7 @@ class Request:
 
     @property
     def is_settled(self) -> bool:
-        """True where `granted` returns or raises at once."""
+        """True if `granted` returns or raises at once."""
         return self.has_ended or (self.slot is not None and not self.slot.has_ended)
 
     @internal
@@ -169,23 +179,30 @@ class Request:
         """Stops calling `listener`."""
         self._changes.listeners.discard(listener)
 
-    # What follows is for the job that owns the request.
+    # The methods below are for the job that owns the request.
 
     @internal
     def update_state(
         self, state: RequestState, reason: str, message: str, slot: SlotStatus | None
     ) -> None:
-        """Takes in a state that the RM reports; repeated reports change nothing."""
+        """Applies a state that the resource manager reports. Repeated reports change nothing.
+
+        Args:
+            state: the reported state.
+            reason: stable code of the reason.
+            message: text for people.
+            slot: the slot, if the state is GRANTED.
+        """
         if self._error is not None:
             return
         requeued = self.state is RequestState.PENDING
         self.state, self.reason, self.message = state, reason, message
         if state is RequestState.GRANTED and slot is not None:
-            # Of the same generation where a lost executor has come back with the slot.
+            # `requeued` with an unchanged generation: a lost executor has come back with the slot.
             if self.slot is None or requeued or slot.generation > self.slot.generation:
                 self._end_slot(at_once=True)
                 self.slot = Slot(self._context, slot)
-            elif slot.generation == self.slot.generation:  # its size is another one
+            elif slot.generation == self.slot.generation:  # the slot was resized
                 self.slot.size.take(slot, reason, message)
         elif state is RequestState.RELEASED:
             self._end_slot(at_once=False)
@@ -197,20 +214,20 @@ class Request:
 
     @internal
     def update_status(self, status: RequestStatus) -> None:
-        """A snapshot shows it where it is known to stand."""
+        """Applies a snapshot entry whose state is the one already known."""
         self.reason = status.reason
         if status.slot is not None and self.slot is not None:
             self.slot.size.reset(status.slot)
 
     @internal
     def reject(self, rejection: Rejection) -> None:
-        """The RM did not take the request in."""
+        """Records that the resource manager rejected the request."""
         self._rejection = rejection
         self.update_state(RequestState.REJECTED, rejection.reason, rejection.message, None)
 
     @internal
     def fail(self, error: FinegrainError) -> None:
-        """The job is over, or its watch stream is."""
+        """Ends the request and its slot, because the job or its watch stream has ended."""
         if self._error is None and not self.state.has_ended:
             self._error = error
             if self.slot is not None:
@@ -245,16 +262,16 @@ class Request:
 
 
 async def all_granted(requests: Sequence[Request]) -> list[Slot]:
-    """The slots of all of them, once all have one at the same time, in the order given.
+    """Waits until all requests have a slot at the same time; returns the slots in the given order.
 
     Raises:
-        RequestRejected: names all that were refused; GangTimeout where that is why.
+        RequestRejected: names all rejected requests. GangTimeout if a gang's timeout is the cause.
         FinegrainError: see `Request.granted`.
     """
     try:
         while True:
             slots = [await each.granted() for each in requests]
-            if not any(each.has_ended for each in slots):  # none was lost meanwhile
+            if not any(each.has_ended for each in slots):  # none was lost while waiting
                 return slots
     except RequestRejected:
         refused = [each.rejection for each in requests if each.rejection is not None]
@@ -262,7 +279,7 @@ async def all_granted(requests: Sequence[Request]) -> list[Slot]:
 
 
 class AsGranted:
-    """Slots in the order in which they are granted; see `as_granted`."""
+    """Iterates over slots in the order in which they are granted; see `as_granted`."""
 
     def __init__(self, requests: Iterable[Request]) -> None:
         self._ready: deque[Request] = deque()
@@ -280,7 +297,7 @@ class AsGranted:
                 request = self._ready.popleft()
                 if request.is_settled:
                     return await request.granted()
-                self._await(request)  # its slot was lost before anybody looked
+                self._await(request)  # its slot was lost before the caller read it
             self._changed.clear()
             await self._changed.wait()
         raise StopAsyncIteration
@@ -303,8 +320,8 @@ class AsGranted:
 def as_granted(requests: Iterable[Request]) -> AsGranted:
     """Iterates over the slots of `requests`, each once, in the order in which they are granted.
 
-    Where a request ends without a slot, the step raises what `Request.granted` raises; go on with
-    `anext` on the same iterator to get the others. Leaving the loop early leaves the other requests
-    queued.
+    If a request ends without a slot, the step raises what `Request.granted` raises. To get the
+    other slots, continue with `anext` on the same iterator. Leaving the loop early leaves the other
+    requests queued.
     """
     return AsGranted(requests)

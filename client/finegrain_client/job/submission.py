@@ -1,7 +1,7 @@
-"""How requests are submitted and taken back, in calls that one message can carry.
+"""Submits and cancels requests, in calls that fit into one message.
 
-Many requests are cut into batches; a gang never is. Requests that no handle refers to any more,
-since the call failed or was cancelled, are taken back.
+Many requests are split into batches, but a gang is never split. If a call fails or is cancelled,
+the requests that it may have submitted are cancelled, because no handle refers to them.
 """
 
 from __future__ import annotations
@@ -29,28 +29,31 @@ Wanted = SlotSpec | GangSpec | Iterable[SlotSpec | GangSpec]
 
 @dataclass(slots=True)
 class Piece:
-    """What one call has to carry whole: one request, or a gang."""
+    """Something that one call must carry as a whole: one request, or one gang."""
 
     requests: list[slots_pb2.SlotRequest]
     gang: slots_pb2.Gang | None = None
 
     @property
     def size_bytes(self) -> int:
-        """What it takes of a message: field number and length stand before each item."""
+        """Size of the piece within a message.
+
+        Each item adds at most 6 bytes of field number and length.
+        """
         size = sum(each.ByteSize() + 6 for each in self.requests)
         return size + (self.gang.ByteSize() + 6 if self.gang is not None else 0)
 
 
 @dataclass(slots=True)
 class Batch:
-    """What one call carries."""
+    """The content of one call."""
 
     requests: list[slots_pb2.SlotRequest] = field(default_factory=list)
     gangs: list[slots_pb2.Gang] = field(default_factory=list)
 
 
 def pieces(wanted: Wanted) -> Iterator[Piece]:
-    """What is wanted, piece by piece, each request with an id of its own."""
+    """Yields what is wanted as pieces, each request with its own id."""
     for spec in [wanted] if isinstance(wanted, SlotSpec | GangSpec) else wanted:
         if isinstance(spec, GangSpec):
             gang = spec.message()
@@ -63,7 +66,13 @@ def pieces(wanted: Wanted) -> Iterator[Piece]:
 def batches(
     many: Iterable[Piece], *, items_max: int = BATCH_ITEMS_MAX, bytes_max: int = BATCH_BYTES_MAX
 ) -> Iterator[Batch]:
-    """Puts pieces, in order, into batches that one call may carry."""
+    """Puts pieces, in order, into batches that fit into one call each.
+
+    Args:
+        many: the pieces. A piece that exceeds a limit alone becomes a separate batch.
+        items_max: largest number of requests in a batch.
+        bytes_max: largest size of a batch in bytes.
+    """
     batch, batch_bytes = Batch(), 0
     for piece in many:
         size = piece.size_bytes
@@ -80,19 +89,20 @@ def batches(
 
 
 class Submission:
-    """Submits the requests of one job, and takes requests back."""
+    """Submits and cancels the requests of one job."""
 
     def __init__(self, context: JobContext, watch: JobWatch) -> None:
         self._context = context
         self._watch = watch
 
     async def submit(self, wanted: Wanted, *, raise_on_reject: bool) -> list[Request]:
-        """See `Job.request_slots`."""
+        """Submits requests; see `Job.request_slots`."""
         many = list(pieces(wanted))
         requests: list[Request] = []
         for piece in many:
             gang = read(Gang, piece.gang) if piece.gang is not None else None
             requests += [self._request(each, gang) for each in piece.requests]
+        # Before the calls: the watch stream may report a request before the call returns.
         self._watch.requests.update({each.allocation_id: each for each in requests})
         tried: list[Batch] = []
         try:
@@ -101,7 +111,7 @@ class Submission:
                 await self._send(batch)
         except BaseException as error:
             if isinstance(error, REFUSALS):
-                del tried[-1]  # refused as a whole: none of it was taken in
+                del tried[-1]  # rejected as a whole: none of it was stored
             self._forget([each.allocation_id for each in requests])
             self._withdraw([each.allocation_id for one in tried for each in one.requests])
             raise
@@ -112,7 +122,10 @@ class Submission:
         return requests
 
     async def submit_range(self, spec: SlotSpec, range_id: str, first: int) -> RequestRange:
-        """See `Job.request_range`; one that is refused says so in `rejection`."""
+        """Submits members of a range; see `Job.request_range`.
+
+        A rejection is in `RequestRange.rejection`.
+        """
         (template,) = replace(spec, count=1, allocation_id=range_id).messages()
         known = self._watch.ranges.by_id.setdefault(range_id, RequestRange(self._context, template))
         known.rejection = None
@@ -128,6 +141,8 @@ class Submission:
                 )
             )
         except BaseException as error:
+            # Members may be submitted again, as a repeat. Only if all are new, nothing else relies
+            # on them.
             if is_new:
                 known.forget(*members)
                 self._watch.ranges.drop_if_ended(known)
@@ -159,13 +174,13 @@ class Submission:
         )
 
     def give_up(self, requests: Iterable[Request]) -> None:
-        """Begins to take requests back that nobody holds any more."""
+        """Drops the handles of requests, and starts to cancel the requests in the background."""
         ids = [each.allocation_id for each in requests if not each.has_ended]
         self._forget(ids)
         self._withdraw(ids)
 
     async def cancel(self, ids: Sequence[str]) -> list[ItemOutcome]:
-        """Takes requests back. One outcome for each."""
+        """Cancels requests. Returns one outcome for each."""
         outcomes: list[ItemOutcome] = []
         for some in id_batches(ids):
             message = rm.CancelRequestsRequest(job_id=self._context.job_id, allocation_ids=some)
@@ -192,7 +207,7 @@ class Submission:
         for sent, result in zip(batch.requests, answer.results, strict=True):
             request = self._watch.requests.get(sent.allocation_id)
             if request is None:
-                continue  # the stream reported its end already
+                continue  # the watch stream reported its end already
             request.acknowledged = True
             if result.HasField("error"):
                 request.reject(Rejection.of(sent.allocation_id, read(ItemOutcome, result)))

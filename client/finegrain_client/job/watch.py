@@ -1,7 +1,8 @@
-"""A job's watch stream, taken in without gap or repeat, and its lease.
+"""Applies a job's watch stream without gap or repeat, and renews the job's lease.
 
-A broken stream goes on after the last sequence number taken in. Requests that a snapshot does not
-show are looked up. The job is over when the resource manager reports it or no longer knows the job.
+A broken stream continues after the last applied sequence number. Requests that a snapshot does not
+show are looked up. The job has ended when the resource manager reports it or no longer knows the
+job.
 """
 
 from __future__ import annotations
@@ -35,27 +36,30 @@ from finegrain_client.types.status import Gang, JobEvent, RequestStatus
 log = logging.getLogger("finegrain_client")
 
 LISTED_MAX = 500
-"""Requests that a snapshot does not show, looked up in one call."""
+"""Largest number of requests to look up in one call."""
 
 _ALL_STATES = tuple(number for number in slots_pb2.RequestState.values() if number)
 
 
 class JobWatch:
-    """Keeps a job's requests and ranges as the resource manager reports them, and feeds listeners.
+    """Keeps a job's requests and ranges in the state that the resource manager reports.
+
+    It also passes every event to the listeners.
 
     Attributes:
-        requests: those that have not ended, by allocation id; of ranges, those that have slots.
-        ranges: those of whose members some have not ended.
-        sequence: the last event taken in.
-        error: why the stream is over; None while it goes on.
+        requests: requests that have not ended, by allocation id; of ranges, only members with
+            slots.
+        ranges: ranges with members that have not ended.
+        sequence: sequence number of the last applied event.
+        error: why the stream has ended; None while it runs.
     """
 
     def __init__(self, context: JobContext, *, from_snapshot: bool = False) -> None:
         self._context = context
         self._want_snapshot = from_snapshot
         self._attached = from_snapshot
-        self._not_shown: list[Request] = []  # by the snapshot that is being taken in
-        self._parts_received = 0  # of that snapshot
+        self._not_shown: list[Request] = []  # missing so far in the current snapshot
+        self._parts_received = 0  # of the current snapshot
         self._listeners: set[JobEvents] = set()
         self._watched = context.connection.manager_address
         self._first_snapshot = asyncio.Event()
@@ -65,7 +69,7 @@ class JobWatch:
         self.error: FinegrainError | None = None
 
     def listen(self) -> JobEvents:
-        """The events from now on."""
+        """Returns an iterator over the events from now on."""
         events = JobEvents(self._listeners.discard)
         if self.error is not None:
             events.end(self.error)
@@ -74,7 +78,12 @@ class JobWatch:
         return events
 
     def close(self, error: FinegrainError, *, expected: bool = False) -> None:
-        """Nothing more will be heard: every request, slot and listener is told."""
+        """Ends the watch, and every request, slot and listener with it.
+
+        Args:
+            error: why; further waits on requests and slots raise it.
+            expected: if true, listeners just end, without an error.
+        """
         if self.error is not None:
             return
         self.error = error
@@ -87,13 +96,17 @@ class JobWatch:
         self._first_snapshot.set()
 
     async def first_snapshot(self) -> None:
-        """Waits for the snapshot that the stream begins with."""
+        """Waits until the first snapshot is applied.
+
+        Raises:
+            FinegrainError: the watch ended before that.
+        """
         await self._first_snapshot.wait()
         if self.error is not None:
             raise self.error
 
     async def run(self) -> None:
-        """Reads the watch stream until the job is over."""
+        """Reads the watch stream until the job ends."""
         backoff = Backoff(self._context.connection.policy)
         while self.error is None:
             try:
@@ -107,10 +120,12 @@ class JobWatch:
                 )
                 await follow(stream, self._handle)
             except OutOfRange as error:
+                # The events to continue with are no longer available, so start with a snapshot. If
+                # the resource manager refuses even that, there is nothing left to try.
                 if self._want_snapshot and not self._parts_received:
                     self.close(error)
                 self._want_snapshot = True
-            except Unavailable as error:  # while a snapshot was made sense of
+            except Unavailable as error:  # from a lookup while applying a snapshot
                 log.warning("watching job %s: %s", self._context.job_id, error.message)
                 await asyncio.sleep(backoff.next_s())
             except ResourceExhausted as error:  # likewise, if the server names a time
@@ -120,12 +135,12 @@ class JobWatch:
                 await asyncio.sleep(max(backoff.next_s(), error.retry_after_s or 0.0))
             except FinegrainError as error:
                 self.close(_as_job_ended(self._context.job_id, error))
-            except Exception as error:  # a bug, but nobody may wait for ever because of it
+            except Exception as error:  # a bug, but waiters must not hang because of it
                 log.exception("watching job %s failed", self._context.job_id)
                 self.close(FinegrainError(f"watching job {self._context.job_id} failed: {error!r}"))
 
     async def keep_alive(self, interval_s: float) -> None:
-        """Renews the lease and acknowledges what was taken in, every `interval_s` seconds."""
+        """Renews the lease and acknowledges applied events, every `interval_s` seconds."""
         while self.error is None:
             await asyncio.sleep(interval_s)
             message = rm.KeepAliveRequest(
@@ -146,7 +161,8 @@ class JobWatch:
 
     def _open(self) -> StreamCall[rm.WatchJobResponse]:
         self._watched = self._context.connection.manager_address
-        # A snapshot can only be asked about requests that were acknowledged before it was made.
+        # The snapshot must show the requests that were acknowledged before it was requested. A
+        # request that is still being submitted may be missing for another reason.
         self._parts_received = 0
         self._not_shown = [each for each in self.requests.values() if each.acknowledged]
         self.ranges.begin_snapshot()
@@ -182,8 +198,8 @@ class JobWatch:
                 known = message.allocation_id in self.requests
                 if not known and not self.ranges.adopt(message):
                     self._adopt(message)
-        # A large snapshot comes in parts: only after the last one is it clear who is missing.
-        # Who has ended between two parts needs no explanation.
+        # A large snapshot comes in parts. Only after the last part is it known which requests are
+        # missing. A request that ended between two parts is not missing.
         self._not_shown = [
             each
             for each in self._not_shown
@@ -203,7 +219,7 @@ class JobWatch:
             self._first_snapshot.set()
 
     async def _end_unseen(self, sequence: int) -> None:
-        """Members that waited and are not shown have ended; how, the RM is asked."""
+        """Asks the resource manager how waiting members ended that the snapshot does not show."""
         ranges = self.ranges.incomplete()
         found = await self._listed([f"{each}." for each in ranges]) if ranges else []
         self.ranges.end_unseen(
@@ -229,6 +245,8 @@ class JobWatch:
         generation = status.slot.generation if status.slot else request.generation
         reason = status.reason
         if (request.state, request.generation) == (status.state, generation):
+            # The state is the known one. An event is still due if the slot was resized in the
+            # meantime.
             if request.slot is None or status.slot is None or request.slot.size.equals(status.slot):
                 request.update_status(status)
                 return
@@ -245,10 +263,12 @@ class JobWatch:
                 from_snapshot=True,
             )
         )
-        request.update_status(status)  # of restored books, say: fewer changes than were known
+        # After older state was restored, `status` can be older than what was known. It still
+        # applies.
+        request.update_status(status)
 
     def _member(self, status: RequestStatus) -> Request | None:
-        """Makes a request of a member of a range that has more to report than that it waits."""
+        """Turns a member of a range into a request, unless it only waits."""
         if status.state is RequestState.PENDING and status.generation == 0:
             return None
         owner = self.ranges.mark_shown(status)
@@ -275,7 +295,8 @@ class JobWatch:
         found = {each.allocation_id: each for each in statuses}
         for request in missing:
             if request.allocation_id not in found:
-                # Of restored books, say. Listeners hear it, too: they may wait for its slot.
+                # This happens for example after older state was restored. Listeners must hear of
+                # it, because they may wait for the slot.
                 self._dispatch(
                     JobEvent(
                         sequence=sequence,
@@ -291,7 +312,7 @@ class JobWatch:
         return list(found.values())
 
     async def _listed(self, allocation_ids: list[str]) -> list[RequestStatus]:
-        """Where requests stand of these ids, or with ids that begin so; also if they have ended."""
+        """Returns the status of requests with these ids or prefixes of ids, also of ended ones."""
         found: list[RequestStatus] = []
         for ids in id_batches(allocation_ids, items_max=LISTED_MAX):
             message = cluster_pb2.ListRequestsRequest(

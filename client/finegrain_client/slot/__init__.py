@@ -1,1 +1,1 @@
-"""A slot as its job master holds it: its size, its tasks, its reuse."""
+"""The handle of a slot: its size, its tasks, and its reuse."""

@@ -1,4 +1,4 @@
-"""A slot as its tasks know it: how its executor is called, and what calls mean when it is gone."""
+"""The part of a slot that talks to its executor: calls, retries, and errors after its end."""
 
 from __future__ import annotations
 
@@ -25,19 +25,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FAILURES_AFTER_RELEASE_MAX = 12
-"""Tries without an answer, about 20 s, after which tasks of a slot that was given back are given up
-with it: their executor is the only one who knows how they ended, and may be restarting."""
+"""Failed tries (about 20 s) after which the tasks of a released slot are given up.
+
+Only their executor knows how they ended, and it may be restarting.
+"""
 
 FAILURES_BEFORE_ASKING = 3
-"""After so many tries without an answer the RM is asked whether the executor has moved."""
+"""Number of failed tries after which the resource manager is asked for the executor's address."""
 
 
 class SlotAtExecutor:
-    """A slot on the executor that hosts it, until it is lost or given back.
+    """A slot on its executor, until it is lost or released.
 
     Attributes:
-        lost: set as soon as the slot is known to be lost; its tasks' waits then raise `SlotLost`.
-        error: why it ended, once it has; None before.
+        lost: set when the slot is known to be lost; waits for its tasks then raise `SlotLost`.
+        error: why the slot ended; None before that.
     """
 
     lost: asyncio.Event
@@ -47,49 +49,49 @@ class SlotAtExecutor:
         self._context = context
         self._size = SlotSize(context, status)
         self._address = status.executor_address
-        self._stub: TaskExecutorServiceAsyncStub | None = None  # dialled when first needed
+        self._stub: TaskExecutorServiceAsyncStub | None = None  # opened on first use
         self._readers = 0
         self.lost = asyncio.Event()
         self.error = None
 
     @property
     def status(self) -> SlotStatus:
-        """The newest that is known of it."""
+        """The newest known status of the slot."""
         return self._size.status
 
     @property
     def allocation_id(self) -> str:
-        """Identity, the same as the request's."""
+        """Identity of the slot, equal to the request's."""
         return self.status.allocation_id
 
     @property
     def generation(self) -> int:
-        """Which placement of the request this is."""
+        """Number of the placement of the request that this slot is."""
         return self.status.generation
 
     @property
     def executor_id(self) -> str:
-        """The executor that hosts it."""
+        """Id of the executor that hosts the slot."""
         return self.status.executor_id
 
     @property
     def executor_address(self) -> str:
-        """Where that executor serves, "host:port"."""
+        """Address of that executor, "host:port"."""
         return self._address
 
     @property
     def is_lost(self) -> bool:
-        """True once the slot is known to be lost."""
+        """True if the slot is known to be lost."""
         return self.lost.is_set()
 
     @property
     def has_ended(self) -> bool:
-        """True once the slot is lost or given back."""
+        """True if the slot was lost or released."""
         return self.error is not None
 
     @internal
     def end(self, error: FinegrainError, *, at_once: bool) -> None:
-        """The slot is gone. Its tasks' waits end `at_once`, or when their streams end."""
+        """Ends the slot. Waits for its tasks end `at_once`, or when their streams end."""
         if self.error is None:
             self.error = error
             self._size.end(error)
@@ -103,7 +105,7 @@ class SlotAtExecutor:
         """The executor's service.
 
         Raises:
-            ConfigurationError: the job's secret would go over a network in clear.
+            ConfigurationError: the job's secret would be sent over a network without TLS.
         """
         if self._stub is None:
             self._stub = self._context.connection.acquire_executor(self._address)
@@ -112,7 +114,7 @@ class SlotAtExecutor:
     @internal
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Keeps the channel to the executor, also when the slot ends meanwhile."""
+        """Keeps the channel to the executor open, even if the slot ends in the meantime."""
         self._readers += 1
         try:
             yield
@@ -128,10 +130,10 @@ class SlotAtExecutor:
 
     @internal
     async def guard(self, work: Awaitable[T]) -> T:
-        """The result of `work`, unless the slot is lost before; errors say what they mean then.
+        """Returns the result of `work`, unless the slot is lost first.
 
         Raises:
-            SlotLost: the slot is gone, which explains the failure.
+            SlotLost: the slot has ended, which explains the failure.
         """
         try:
             return await unless(self.lost, work, self._why)
@@ -152,10 +154,10 @@ class SlotAtExecutor:
     async def call(
         self, attempt: Callable[[TaskExecutorServiceAsyncStub, float], Awaitable[T]]
     ) -> T:
-        """A unary call to the executor, with retries, ended by the loss of the slot.
+        """Makes a unary call to the executor, with retries; the loss of the slot ends it.
 
         Raises:
-            SlotLost: the slot is gone.
+            SlotLost: the slot has ended.
             FinegrainError: see `call_with_retries`.
         """
         return await self.guard(
@@ -169,11 +171,12 @@ class SlotAtExecutor:
 
     @internal
     async def after_break(self, failures: int) -> None:
-        """Between two tries: gives up if the slot is lost, or has ended and nobody answers for
-        long; asks where the executor is by now.
+        """Decides between two tries whether to go on, and looks for the executor's new address.
+
+        It gives up if the slot is lost, or if it was released and too many tries have failed.
 
         Raises:
-            SlotLost: there is nobody left to answer.
+            SlotLost: the slot has ended and no executor will answer.
         """
         given_up = self.is_lost or failures >= FAILURES_AFTER_RELEASE_MAX
         if self.error is not None and given_up:
@@ -187,7 +190,7 @@ class SlotAtExecutor:
         try:
             answer: Any = await connection.cluster.GetExecutor(message, timeout=2.0)
         except grpc.RpcError:
-            return  # a hint only; the next round asks again
+            return  # not essential: a later try asks again
         address = answer.executor.address
         if address and address != self._address and not self.is_lost:
             if self._stub is not None:

@@ -1,7 +1,7 @@
-"""Changing what a slot consists of: how a change is said, and when it is done.
+"""Resizes of a slot: the change to make, and its outcome.
 
-Decides how a change that names some amounts becomes the whole size that the protocol wants, and
-what the news of a slot mean for whoever waits for a change of it. Refuses to know who asks.
+A `SizeChange` names some amounts; the protocol needs the whole size, which this module computes. It
+also derives from each reported state of the slot whether a change is done or refused.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from finegrain_client.errors import ResizeRefused
 from finegrain_client.types.status import RequestStatus, SlotStatus
 
 TRIES_MAX = 5
-"""Times that a change is said anew because somebody else had another one in between."""
+"""Largest number of tries of a change that is stale because another change came in between."""
 
 FORGOTTEN = "older books were restored, which know nothing of it; ask again"
-"""Why nobody waits for a change any more that the RM had acknowledged."""
+"""Text of the error when the resource manager no longer knows a change that it acknowledged."""
 
 _PARTS = {
     "cpu_milli": "cpu_milli",
@@ -31,18 +31,20 @@ _PARTS = {
     "managed_memory_bytes": "managed_memory_bytes",
     "network_memory_bytes": "network_memory_bytes",
 }
-"""What a change calls the parts of a profile."""
+"""Field of `ResourceProfile`, by field of `SizeChange`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeChange:
-    """The amounts that are to change; what is None stays as it is.
+    """The amounts to change; an amount that is None stays as it is.
 
     Attributes:
+        cpu_milli: guaranteed CPU in thousandths of a core.
         memory_bytes: memory for the task's own objects, as in `SlotSpec`; the other parts stay.
-        extended: countable resources by name; 0 takes one away, others stay.
-        cpu_limit_milli: a higher cap than what is booked; 0: none. Where it is not named, a cap
-            that was higher stays as long as it is not below what is booked then.
+        extended: countable resources by name; 0 removes one, and names that are absent stay.
+        cpu_limit_milli: CPU limit above the guaranteed CPU; 0: the same as the guaranteed CPU. If
+            it is None, a limit above the old guaranteed CPU stays, but is raised to the new
+            guaranteed CPU if that is higher.
     """
 
     cpu_milli: int | None = None
@@ -69,7 +71,7 @@ class SizeChange:
     def applied_to(
         self, profile: ResourceProfile, cpu_limit_milli: int
     ) -> tuple[ResourceProfile, int]:
-        """The whole size, and the CPU cap, that come of this one."""
+        """Returns the whole size and the CPU limit that this change makes of the given ones."""
         named = {
             part: value
             for name, part in _PARTS.items()
@@ -85,12 +87,12 @@ class SizeChange:
         return whole, limit or whole.cpu_milli
 
     def is_met_by(self, status: SlotStatus) -> bool:
-        """True if the slot is like that already."""
+        """True if the slot already has the requested amounts."""
         size = status.profile, status.cpu_limit_milli
         return self.applied_to(*size) == size
 
     def target(self, status: SlotStatus) -> tuple[ResourceProfile, int]:
-        """Returns the whole size to request, given what the slot is, or is becoming."""
+        """Returns the whole size to request, based on the newest pending or the current size."""
         if status.resizes:
             newest = status.resizes[-1]
             return self.applied_to(newest.profile, newest.cpu_limit_milli)
@@ -98,18 +100,18 @@ class SizeChange:
 
 
 def profile_message(profile: ResourceProfile) -> resources_pb2.ResourceProfile:
-    """A profile as the protocol has it."""
+    """Returns a profile as a protocol message."""
     parts = {part: getattr(profile, part) for part in _PARTS.values()}
     return resources_pb2.ResourceProfile(**parts, extended=dict(profile.extended))
 
 
 def cap_message(profile: ResourceProfile, cpu_limit_milli: int) -> int:
-    """A CPU cap as the protocol has it: 0 where it is what is booked."""
+    """Returns a CPU limit as the protocol has it: 0 if it equals the guaranteed CPU."""
     return 0 if cpu_limit_milli == profile.cpu_milli else cpu_limit_milli
 
 
 def when_in_use(*, wait_for_use: bool) -> rm.WhenInUse.ValueType:
-    """What is to become of a size below what is in use."""
+    """Returns what the executor does with a size below the current use: wait or refuse."""
     return rm.WHEN_IN_USE_WAIT if wait_for_use else rm.WHEN_IN_USE_REFUSE
 
 
@@ -121,14 +123,17 @@ def under_way(status: SlotStatus, resize_number: int) -> bool:
 def outcome(
     status: SlotStatus, change: SizeChange, resize_number: int, reason: str, message: str
 ) -> SlotStatus | ResizeRefused | None:
-    """What a state of the slot says about a change: done, refused, or None: nothing yet.
+    """Derives the outcome of a change from a state of the slot.
 
     Args:
         status: the slot.
-        change: what was asked for.
-        resize_number: number of that.
-        reason: of the event that told the state, "RESIZE_REFUSED" for example.
-        message: likewise, for people.
+        change: the requested change.
+        resize_number: number of that change.
+        reason: reason of the event that reported the state, for example "RESIZE_REFUSED".
+        message: message of that event, for people.
+
+    Returns:
+        The slot's status if the change is done, an error if it was refused, None if it is pending.
     """
     if status.resize_number < resize_number or under_way(status, resize_number):
         return None
@@ -141,10 +146,10 @@ def outcome(
 
 
 async def request_of(connection: Connection, allocation_id: str) -> RequestStatus | None:
-    """A request that lives, with its slot, as the RM has it; None: there is none.
+    """Returns an active request with its slot, from the resource manager; None: there is none.
 
     Raises:
-        FinegrainError: the RM could not be asked.
+        FinegrainError: the call to the resource manager failed.
     """
     message = cluster_pb2.ListRequestsRequest(allocation_ids=[allocation_id])
     answer = await connection.call_cluster(

@@ -1,6 +1,6 @@
-"""Slots whose work is done and that may do the work of further requests of their job.
+"""Reuses finished slots for further requests of their job.
 
-The RM decides which may; a slot that may not was given back.
+The resource manager decides which slots may be reused; it takes the others back.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from finegrain_client.specs import BATCH_ITEMS_MAX
 
 
 class Reusable(Protocol):
-    """A request, as far as the reuse of a slot for its work goes."""
+    """The part of a request that the reuse of a slot needs."""
 
     @property
     def allocation_id(self) -> str:
-        """Its identity."""
+        """Identity of the request."""
 
 
 class Finished(Reusable, Protocol):
@@ -29,20 +29,20 @@ class Finished(Reusable, Protocol):
 
     @property
     def generation(self) -> int:
-        """Which placement of its request it is."""
+        """Number of the placement of its request that this slot is."""
 
     def mark_released(self) -> None:
-        """The RM has taken it back."""
+        """Records that the resource manager took the slot back."""
 
 
 Reuse: TypeAlias = tuple[Finished, Reusable | str]
-"""A slot, and the request (or its allocation id) whose work it is to do."""
+"""A slot, and the request (or its allocation id) that reuses it."""
 
 
 async def reuse(
     context: JobContext, pairs: Sequence[Reuse], grace_s: float | None
 ) -> list[ItemOutcome]:
-    """See `Job.reuse`."""
+    """Reuses slots; see `Job.reuse`."""
     outcomes: list[ItemOutcome] = []
     for start in range(0, len(pairs), BATCH_ITEMS_MAX):
         some = pairs[start : start + BATCH_ITEMS_MAX]

@@ -1,7 +1,7 @@
-"""What one slot consists of, as its job master knows it, and the changes of that.
+"""The size of one slot as known to its job master, and the changes of that size.
 
-Decides which news of the slot are newer, and that a change asked for is heard of however the news
-come. Refuses to know what runs in the slot.
+Events, snapshots and answers to calls can arrive in any order. This module ignores older states,
+and makes sure that the outcome of a change is noticed whichever way it arrives.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from finegrain_client.types.status import SlotStatus
 
 
 class _Waiter:
-    """Somebody who waits for one change."""
+    """Waits for the outcome of one change."""
 
     def __init__(self, change: SizeChange, resize_number: int) -> None:
         self._change = change
@@ -41,7 +41,8 @@ class _Waiter:
     def update(self, status: SlotStatus, reason: str, message: str) -> None:
         if found := outcome(status, self._change, self.number, reason, message):
             self.settle(found)
-        elif status.resize_number < self.number:  # old news, or nobody knows of the change
+        # The status is older than the change, or the resource manager lost the change.
+        elif status.resize_number < self.number:
             self._news.set()
 
     def settle(self, found: SlotStatus | FinegrainError) -> None:
@@ -49,7 +50,7 @@ class _Waiter:
         self._news.set()
 
     async def news(self) -> SlotStatus | None:
-        """The slot with the change; None: it was told as of a time at which nobody knew of it."""
+        """Returns the slot with the change; None: a status without the change arrived."""
         await self._news.wait()
         self._news.clear()
         if isinstance(self._outcome, FinegrainError):
@@ -58,10 +59,10 @@ class _Waiter:
 
 
 class SlotSize:
-    """One slot's.
+    """The size of one slot.
 
     Attributes:
-        status: the newest that is known of the slot.
+        status: newest known status of the slot.
     """
 
     def __init__(self, context: JobContext, status: SlotStatus) -> None:
@@ -70,9 +71,12 @@ class SlotSize:
         self.status = status
 
     def take(self, status: SlotStatus, reason: str = "", message: str = "") -> None:
-        """An event tells that the slot was like this; older news change nothing.
+        """Applies a status that an event reports; an older status does not replace a newer one.
 
-        `reason` and `message` are those of the event, for example "RESIZE_REFUSED".
+        Args:
+            status: the reported status.
+            reason: reason of the event, for example "RESIZE_REFUSED".
+            message: message of the event.
         """
         if status.resize_number >= self.status.resize_number:
             self.status = status
@@ -80,28 +84,31 @@ class SlotSize:
             each.update(status, reason, message)
 
     def reset(self, status: SlotStatus) -> None:
-        """The RM has the slot like this now. That may be less than was known: older books were
-        restored.
+        """Applies the resource manager's current status, even if it is older than the known one.
+
+        It can be older after the resource manager was restored from older state.
         """
         self.status = status
         for each in self._waiters:
             each.update(status, "", "")
 
     def end(self, error: FinegrainError) -> None:
-        """There is no slot any more."""
+        """Ends all waits with `error`, because the slot has ended."""
         for each in self._waiters:
             each.settle(error)
 
     def equals(self, status: SlotStatus) -> bool:
-        """True if the slot is of that size."""
+        """True if the slot has the size that `status` shows."""
         ours = self.status
         return (ours.profile, ours.cpu_limit_milli) == (status.profile, status.cpu_limit_milli)
 
     async def change(self, change: SizeChange, *, wait_for_use: bool) -> SlotStatus:
-        """Asks for a change, and waits until the slot has it; see `Slot.resize`."""
+        """Requests a change and waits until the slot has it; see `Slot.resize`."""
         for tries_left in reversed(range(TRIES_MAX)):
             number, size = self.status.resize_number + 1, change.target(self.status)
-            with self._expecting(change, number) as waiter:  # before anybody could tell
+            # Start to wait before the call: the watch stream may report the outcome before the
+            # answer.
+            with self._expecting(change, number) as waiter:
                 try:
                     status = await self._request(size, number, wait_for_use=wait_for_use)
                 except FailedPrecondition as error:
@@ -114,7 +121,7 @@ class SlotSize:
         raise AssertionError("the last try returns or raises")
 
     async def _done(self, waiter: _Waiter) -> SlotStatus:
-        """The outcome of a change that the RM has acknowledged."""
+        """Waits for the outcome of a change that the resource manager has acknowledged."""
         while (status := await waiter.news()) is None:
             self.reset(now := await self._fetch_status())
             if now.resize_number < waiter.number:
@@ -122,8 +129,9 @@ class SlotSize:
         return status
 
     async def withdraw(self) -> SlotStatus:
-        """Takes back whatever waits; see `Slot.withdraw_resize`."""
+        """Withdraws all pending changes; see `Slot.withdraw_resize`."""
         for tries_left in reversed(range(TRIES_MAX)):
+            # The current size, as a new change, replaces every change that is pending.
             size = self.status.profile, self.status.cpu_limit_milli
             try:
                 status = await self._request(size, self.status.resize_number + 1, wait_for_use=True)
@@ -137,7 +145,7 @@ class SlotSize:
         raise AssertionError("the last try returns or raises")
 
     def _apply_answer(self, status: SlotStatus) -> None:
-        if status.resize_number > self.status.resize_number:  # else the stream was faster
+        if status.resize_number > self.status.resize_number:  # else the watch stream was faster
             self.take(status)
 
     @contextmanager

@@ -1,7 +1,4 @@
-"""One slot as its job master holds it: where it is, what is enforced, tasks, the way back.
-
-Decides what a task's call means once the slot is gone. Refuses to know how slots come about.
-"""
+"""The handle of one slot: its resources, tasks, resizes, reuse and release."""
 
 from __future__ import annotations
 
@@ -28,9 +25,9 @@ from finegrain_client.types.status import SlotStatus
 
 
 class Slot(SlotAtExecutor):
-    """Resources that exist for us on one executor until `release`.
+    """Resources on one executor that belong to the job until `release`.
 
-    Usable as an async context manager that releases the slot at its end.
+    As an async context manager, it releases the slot at the end.
     """
 
     def __repr__(self) -> str:
@@ -45,12 +42,12 @@ class Slot(SlotAtExecutor):
 
     @property
     def profile(self) -> ResourceProfile:
-        """What it consists of now; `status.resizes` says what it is becoming."""
+        """The resources that it has now; `status.resizes` shows pending changes."""
         return self.status.profile
 
     @property
     def memory_bytes(self) -> int:
-        """Its memory limit."""
+        """Memory limit of the slot."""
         return self.status.memory_bytes
 
     @property
@@ -60,12 +57,12 @@ class Slot(SlotAtExecutor):
 
     @property
     def assignment(self) -> CpuAssignment | None:
-        """Its class, own cpus, NUMA nodes and pools; None: an LS slot in the whole shared pool."""
+        """QoS class, dedicated cpus, NUMA nodes, pools; None: LS, in the whole shared pool."""
         return self.status.assignment
 
     @property
     def isolation(self) -> Isolation | None:
-        """What is really enforced; None where the executor did not say."""
+        """What the executor really enforces; None if the executor did not report it."""
         return self.status.isolation
 
     async def run(
@@ -82,25 +79,25 @@ class Slot(SlotAtExecutor):
         task_id: str = "",
         cancel_on_interrupt: bool = True,
     ) -> Task:
-        """Starts a command in the slot; returns when the executor has accepted it.
+        """Starts a command in the slot. Returns when the executor has accepted it.
 
         Args:
-            argv: program and arguments; no shell.
+            argv: program and arguments; no shell is involved.
             env: the whole environment (PATH and HOME get defaults).
             cwd: absolute working directory; empty: a scratch directory of the task.
             user: user to run as; empty: the executor's.
-            timeout_s: ended after this time.
+            timeout_s: time in seconds after which the executor ends the task; None: no limit.
             stdin: bytes, or chunks of them, or "pipe" for `Task.write_input`; None: /dev/null.
-            output: "capture": collected in the result; "stream": read `Task.output` yourself;
+            output: "capture": collected in the result; "stream": the caller reads `Task.output`;
                 a function (plain or async): called with every `OutputChunk`.
-            output_limit_bytes: kept on the executor's disk per stream; 0: its default.
-            task_id: identity; made up where empty.
-            cancel_on_interrupt: whether cancelling this call cancels the task, too; False: if it
-                was accepted, it runs on, and the same `task_id` submitted again finds it.
+            output_limit_bytes: bytes per stream that the executor keeps on disk; 0: its default.
+            task_id: identity of the task; empty: the client generates one.
+            cancel_on_interrupt: whether cancelling this call also cancels the task. If false, an
+                accepted task continues, and submitting the same `task_id` again finds it.
 
         Raises:
             TaskNotStarted: the command cannot be executed; `reason` says why.
-            SlotLost: the slot is gone.
+            SlotLost: the slot has ended.
             FinegrainError: the executor refused, or could not be reached.
         """
         options = TaskOptions(
@@ -122,14 +119,15 @@ class Slot(SlotAtExecutor):
         )
 
     async def release(self, grace_s: float | None = None) -> None:
-        """Gives the slot back; releasing it twice, or when it is lost, is fine.
+        """Releases the slot. Releasing it twice, or after it was lost, is not an error.
 
         Args:
-            grace_s: time between SIGTERM and SIGKILL for tasks that still run; None: the
+            grace_s: time in seconds between SIGTERM and SIGKILL for tasks that still run; None: the
                 executor's default.
 
         Raises:
-            FinegrainError: the RM could not be told; the end of the job will release it.
+            FinegrainError: the call to the resource manager failed; the slot is released at the
+                latest when the job ends.
         """
         if self.has_ended:
             return
@@ -146,15 +144,17 @@ class Slot(SlotAtExecutor):
         self.mark_released()
 
     async def reuse_for(self, request: Reusable | str, grace_s: float | None = None) -> bool:
-        """Asks whether the slot, whose work is done, may do that of a request which waits; see
-        `Job.reuse`. False: it was given back, and the request waits on.
+        """Reuses this finished slot for a waiting request; see `Job.reuse`.
 
         Args:
-            request: of the same job, asking for the same; or its allocation id.
+            request: a request of the same job for the same resources, or its allocation id.
             grace_s: see `release`.
 
+        Returns:
+            False if the slot was released instead, and the request stays queued.
+
         Raises:
-            FinegrainError: the RM could not be told.
+            FinegrainError: the call to the resource manager failed.
         """
         outcomes = await reuse(self._context, [(self, request)], grace_s)
         return outcomes[0].ok
@@ -172,24 +172,25 @@ class Slot(SlotAtExecutor):
         wait_for_use: bool = False,
         timeout_s: float | None = None,
     ) -> SlotStatus:
-        """Changes what the slot consists of, without touching its tasks; returns when it has.
+        """Changes the resources of the slot without touching its tasks. Returns when it is done.
 
-        What is not named stays as it is, or as a change that is under way makes it; see
-        `SizeChange`. Growth is queued until its executor has room. Cancelling this, or a timeout,
-        keeps the change queued; `withdraw_resize` takes it back.
+        An amount that is not given stays as it is, or as a pending change makes it; see
+        `SizeChange` for the amounts. Growth is queued until its executor has room.
+
+        Cancelling this, or a timeout, keeps the change queued; `withdraw_resize` withdraws it.
 
         Args:
-            wait_for_use: where the slot uses more memory than it is to have: wait until it uses
-                less (True), or refuse (False).
-            timeout_s: how long to wait here; None: for ever.
+            wait_for_use: what to do if the slot uses more memory than its new size: wait until it
+                uses less (True), or refuse (False).
+            timeout_s: longest time to wait here in seconds; None: no limit.
 
         Raises:
-            ResizeRefused: the slot uses more, or another change took the place of this one.
-            FailedPrecondition: INFEASIBLE_NEVER, more than the executor has in total.
+            ResizeRefused: the slot uses more, or another change replaced this one.
+            FailedPrecondition: INFEASIBLE_NEVER: more than the executor has in total.
             StillResizing: (a TimeoutError) not done within `timeout_s`.
-            SlotLost: the slot is gone.
-            InvalidArgument: no amount, or one that cannot be.
-            FinegrainError: the RM could not be told.
+            SlotLost: the slot has ended.
+            InvalidArgument: no amount is given, or one is out of range.
+            FinegrainError: the call to the resource manager failed.
         """
         change = SizeChange(
             cpu_milli=cpu_milli,
@@ -212,24 +213,29 @@ class Slot(SlotAtExecutor):
             raise StillResizing(self.allocation_id, timeout_s or 0, waiting) from None
 
     async def withdraw_resize(self) -> SlotStatus:
-        """Takes back whatever change waits; one that is ordered already is undone if it succeeds.
+        """Withdraws all pending changes.
+
+        A change already sent to the executor is undone if it succeeds.
 
         Raises:
-            FinegrainError: the RM could not be told.
+            FinegrainError: the call to the resource manager failed.
         """
         return await self._size.withdraw()
 
-    # What follows is for the request and the tasks of the slot.
+    # The members below are for the request and the tasks of the slot.
 
     @property
     @internal
     def size(self) -> SlotSize:
-        """What it consists of, as the news of it tell."""
+        """The size of the slot and its pending changes."""
         return self._size
 
     @internal
     def mark_released(self) -> None:
-        """The RM has taken the slot back from us; waits for tasks go on until these have ended."""
+        """Records that the slot was released.
+
+        Waits for its tasks continue until the tasks have ended.
+        """
         self.end(
             SlotLost(self.allocation_id, self.generation, self.executor_id, "", "it was released"),
             at_once=False,

@@ -1,7 +1,7 @@
-"""One task: start, watch, feed, signal, end.
+"""The handle of one task: start it, watch it, write to it, signal it and end it.
 
-Decides how a task's stream becomes a result, and that every call about it names the same task id,
-so that each may be repeated. Refuses to know about the network, which is for the slot to call.
+Every call about a task names its task id, so that each call may be repeated. The watch stream of a
+task becomes its output and its result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ StdinSource = bytes | AsyncIterable[bytes] | Literal["pipe"] | None
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """What to run and what to do with its streams; see `Slot.run`."""
+    """What to run, and what to do with its input and output; see `Slot.run`."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -61,7 +61,7 @@ class TaskOptions:
             raise InvalidArgument("stdin", self.stdin, 'bytes, an async iterable, "pipe" or None')
 
     def message(self) -> te.TaskSpec:
-        """The same for the wire."""
+        """Returns the options as a protocol message."""
         return te.TaskSpec(
             argv=self.argv,
             env=self.env,
@@ -75,7 +75,7 @@ class TaskOptions:
 
 @dataclass(slots=True)
 class _Reader:
-    """How far one reader of a task's stream has come."""
+    """The position of one reader in a task's stream."""
 
     offsets: Offsets
     no_output: bool = False
@@ -88,7 +88,10 @@ class _Reader:
 
     @property
     def is_done(self) -> bool:
-        """True where nothing more can come; else the end of the stream tells."""
+        """True if nothing more can come.
+
+        If false, the stream may still end without another message.
+        """
         if self.status is None or not self.status.state.has_ended:
             return False
         result = self.status.result
@@ -99,8 +102,8 @@ class Task:
     """A command that runs in a slot.
 
     Attributes:
-        task_id: its identity.
-        status: what was last heard of it.
+        task_id: identity of the task.
+        status: last known status of the task.
     """
 
     task_id: str
@@ -116,7 +119,8 @@ class Task:
         self._reader = _Reader(Offsets(), no_output=options.output == "stream")
         self._input = TaskInput(slot, context, status.task_id)
         self._done: asyncio.Future[TaskResult] = asyncio.get_running_loop().create_future()
-        # Nobody has to wait for a task; then nobody wants to hear that it failed either.
+        # A caller need not wait for a task. Reading the exception here keeps asyncio from logging
+        # that it was never retrieved.
         self._done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.task_id = status.task_id
         self.status = status
@@ -132,22 +136,24 @@ class Task:
 
     @property
     def state(self) -> TaskState:
-        """Where it stands, as last heard."""
+        """Last known state of the task."""
         return self.status.state
 
     @property
     def pid(self) -> int:
-        """Its process id on its host; 0: not known yet."""
+        """Process id of the task on its host; 0: not known yet."""
         return self.status.pid
 
     async def wait(self, timeout_s: float | None = None) -> TaskResult:
-        """How it ended. Cancelling this, or a timeout, leaves the task running.
+        """Waits until the task has ended, and returns its result.
+
+        Cancelling this, or a timeout, leaves the task running.
 
         Raises:
             TimeoutError: it still runs after `timeout_s`.
             TaskNotStarted: it never ran.
-            SlotLost: its slot is gone and its fate unknown.
-            JobEnded: the job is over.
+            SlotLost: its slot has ended, and how the task ended is unknown.
+            JobEnded: the job has ended.
         """
         async with asyncio.timeout(timeout_s):
             return await asyncio.shield(self._done)
@@ -155,13 +161,13 @@ class Task:
     async def output(
         self, *, stdout_offset: int = 0, stderr_offset: int = 0
     ) -> AsyncIterator[OutputChunk]:
-        """What the task writes, from the offsets given until it has ended and all was read.
+        """Yields the task's output, from the given offsets until it has ended and all was read.
 
-        Every iteration reads for itself (the executor keeps the output as long as the slot
-        exists), and reads no faster than it is consumed.
+        Every iteration reads independently, because the executor keeps the output as long as the
+        slot exists. It reads no faster than the caller consumes.
 
         Raises:
-            SlotLost: the slot is gone.
+            SlotLost: the slot has ended.
             FinegrainError: the executor refused.
         """
         reader = _Reader(Offsets(stdout_offset, stderr_offset))
@@ -174,28 +180,28 @@ class Task:
                         return
 
     async def write_input(self, data: bytes, *, eof: bool = False) -> None:
-        """Writes to the task's standard input; returns when the executor has taken it in.
+        """Writes to the task's standard input. Returns when the executor has accepted the data.
 
-        Only for a task started with `stdin="pipe"`.
+        This works only for a task started with `stdin="pipe"`.
 
         Raises:
-            InvalidArgument: the task's input is not ours to write.
-            FailedPrecondition: TASK_ENDED, or input closed already.
-            SlotLost: the slot is gone.
+            InvalidArgument: the task was not started with `stdin="pipe"`.
+            FailedPrecondition: TASK_ENDED: the task has ended, or its input is closed.
+            SlotLost: the slot has ended.
         """
         if self._options.stdin != "pipe":
             raise InvalidArgument("stdin", self._options.stdin, '"pipe" in Slot.run to write later')
         await self._input.write(data, eof=eof)
 
     async def close_input(self) -> None:
-        """Closes the task's standard input; the same errors as `write_input`."""
+        """Closes the task's standard input; raises the same errors as `write_input`."""
         await self.write_input(b"", eof=True)
 
     async def signal(self, number: int) -> None:
-        """Sends a signal to the task's process group; nothing happens if it has ended.
+        """Sends a signal to the task's process group; does nothing if the task has ended.
 
         Raises:
-            SlotLost: the slot is gone.
+            SlotLost: the slot has ended.
             FinegrainError: the executor refused, or could not be reached.
         """
         message = te.SignalTaskRequest(task_id=self.task_id, signal=int(number))
@@ -206,10 +212,13 @@ class Task:
         )
 
     async def cancel(self, grace_s: float | None = None) -> None:
-        """Ends the task: SIGTERM, the grace period, SIGKILL. Returns when that has begun.
+        """Ends the task: SIGTERM, the grace period, SIGKILL. Returns when that has started.
+
+        Args:
+            grace_s: time in seconds between SIGTERM and SIGKILL; None: the executor's default.
 
         Raises:
-            SlotLost: the slot is gone.
+            SlotLost: the slot has ended.
             FinegrainError: the executor refused, or could not be reached.
         """
         await _cancel(self._slot, self._context, self.task_id, grace_s)
@@ -225,7 +234,7 @@ class Task:
                     JobEnded(f"job {self._context.job_id} was left while task {self.task_id} ran")
                 )
             raise
-        except Exception as error:  # whatever it is, the one who waits must hear of it
+        except Exception as error:  # whatever it is, `wait` must raise it
             if not self._done.done():
                 self._done.set_exception(error)
 
@@ -277,10 +286,24 @@ async def start_task(
     *,
     cancel_on_interrupt: bool = True,
 ) -> Task:
-    """Submits a task; repeated under the same id it stays one task.
+    """Submits a task and returns its handle.
 
-    If nobody knows whether the task was taken in, or this is cancelled and `cancel_on_interrupt`,
-    the task is cancelled.
+    Submitting the same id again does not start a second task.
+
+    If it is unknown whether the executor accepted the task, the client cancels it in the
+    background. If the call itself is cancelled, it does so only with `cancel_on_interrupt`.
+
+    Args:
+        slot: the slot to run in.
+        context: the job.
+        task_id: id of the task.
+        options: what to run.
+        cancel_on_interrupt: see above.
+
+    Raises:
+        TaskNotStarted: the command cannot be executed.
+        SlotLost: the slot has ended.
+        FinegrainError: the executor refused, or could not be reached.
     """
     message = te.SubmitTaskRequest(
         task_id=task_id,
@@ -311,7 +334,7 @@ async def _forget(slot: SlotAtExecutor, context: JobContext, task_id: str) -> No
     try:
         await _cancel(slot, context, task_id, None)
     except NotFound:
-        return  # it never was
+        return  # it was never accepted
     except FinegrainError:
         if not slot.has_ended:
             raise

@@ -1,7 +1,7 @@
-"""Standard input of a task: bytes at offsets, so that a repeated write repeats nothing.
+"""Standard input of a task: bytes with offsets, so that a repeated write adds nothing twice.
 
-Decides how a write is cut into messages and where it goes on after a break. Refuses to know where
-the bytes come from.
+A write is split into messages; after a break it continues from the offset that the executor has
+accepted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from finegrain_client.slot.at_executor import SlotAtExecutor
 
 MESSAGE_BYTES_MAX = 64 * 1024 - 1024  # 64 KiB per message with its envelope
 WRITE_BYTES_MAX = 1024 * 1024
-"""Sent per call: what has to be kept in case the call breaks."""
+"""Largest number of bytes per call.
+
+They are kept until the call succeeds, to repeat them if it breaks.
+"""
 
 
 class TaskInput:
@@ -36,7 +39,10 @@ class TaskInput:
         self._one_at_a_time = asyncio.Lock()
 
     async def feed(self, source: bytes | AsyncIterable[bytes]) -> None:
-        """Writes all of `source`, then closes; a task that ends before that needs no more."""
+        """Writes all of `source`, then closes the input.
+
+        It is not an error if the task ends earlier.
+        """
         try:
             if isinstance(source, bytes):
                 await self.write(source, eof=True)
@@ -45,7 +51,7 @@ class TaskInput:
                 await self.write(data)
             await self.write(b"", eof=True)
         except SlotLost:
-            return  # the one who waits for the task hears of it
+            return  # the wait for the task raises it
         except NotFound:
             return
         except FailedPrecondition as error:
@@ -53,11 +59,13 @@ class TaskInput:
                 raise
 
     async def write(self, data: bytes, *, eof: bool = False) -> None:
-        """Returns when the executor has taken everything in.
+        """Writes `data`, and closes the input if `eof`.
+
+        Returns when the executor has accepted everything.
 
         Raises:
             FailedPrecondition: the task has ended, or its input was closed before.
-            SlotLost: the slot is gone.
+            SlotLost: the slot has ended.
         """
         async with self._one_at_a_time:
             if self._closed:

@@ -1,6 +1,6 @@
-"""Where a reader stands in a task's output, and what it keeps of it.
+"""A reader's position in a task's output, and the captured part of it.
 
-Decides that no byte is delivered twice, whatever a resumed stream repeats. Pure.
+No byte is delivered twice, whatever a resumed stream repeats.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from finegrain.v1 import task_executor_pb2 as te
 from finegrain_client.types.status import OutputChunk, StreamName, TaskResult
 
 CAPTURED_BYTES_MAX = 16 * MIB
-"""Kept per stream by `output="capture"`; the first bytes count, what follows is left out."""
+"""Number of bytes at the start of each stream that `output="capture"` keeps."""
 
 _NAMES: dict[int, StreamName] = {1: "stdout", 2: "stderr"}
 
 
 @dataclass(slots=True)
 class Offsets:
-    """The first byte wanted of each stream."""
+    """Offset of the next byte to read from each stream."""
 
     stdout: int = 0
     stderr: int = 0
 
     def reach_the_end(self, result: TaskResult) -> bool:
-        """True where nothing more can come of a task that ended so."""
+        """True if all output is read that the executor kept of a task with this result."""
         kept = result.stdout_bytes + result.stderr_bytes - result.dropped_bytes
         return self.stdout + self.stderr >= kept
 
     def take(self, message: te.WatchTaskResponse) -> OutputChunk | None:
-        """What is new in a message, and moves past it; None where nothing is."""
+        """Returns the new part of a message and moves past it; None if nothing in it is new."""
         output = message.output
         name = _NAMES.get(output.stream)
         if name is None or not output.data:
@@ -45,7 +45,7 @@ class Offsets:
 
 
 class Capture:
-    """What a task wrote, up to a limit per stream."""
+    """The first part of a task's output, up to a limit per stream."""
 
     def __init__(self) -> None:
         self._kept: dict[StreamName, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
@@ -56,7 +56,7 @@ class Capture:
         kept += chunk.data[: max(0, CAPTURED_BYTES_MAX - len(kept))]
 
     def complete(self, result: TaskResult) -> TaskResult:
-        """The result together with what was kept."""
+        """Returns the result with the captured output."""
         return replace(
             result, stdout=bytes(self._kept["stdout"]), stderr=bytes(self._kept["stderr"])
         )
