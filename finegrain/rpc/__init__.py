@@ -1,7 +1,7 @@
-"""Calls between the processes: statuses, channels, tokens, wire forms, the guarded server."""
+"""Communication between the processes: status codes, channels, tokens, messages, and the server."""
 
 import os
 
-# Has to be said before grpc is first imported: it would else write its own remarks about every
-# connection that ends to standard error. Whoever wants them sets the variable.
+# Must be set before grpc is first imported. Otherwise gRPC writes a message to standard error for
+# every connection that ends. Users who want these messages set the variable themselves.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

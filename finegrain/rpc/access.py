@@ -1,4 +1,4 @@
-"""Who may call what, and how large a request may be: one line per method, deny by default."""
+"""Access rules: which token each method needs, and how large a request may be. Deny by default."""
 
 from __future__ import annotations
 
@@ -20,17 +20,23 @@ SMALL_BYTES = 64 * KIB
 class Access(Enum):
     """What a caller must show."""
 
-    NONE = "none"  # anybody; health only
+    NONE = "none"  # any caller; only for health checks
     USER = "user"  # the user token or the cluster token
     CLUSTER = "cluster"  # the cluster token
 
 
 AccessTable = Mapping[str, Access]
-"""Full method name ("/finegrain.v1.ClusterService/GetCluster") to what its caller must show."""
+"""Required access, by full method name ("/finegrain.v1.ClusterService/GetCluster")."""
 
 
 def table_of(service: str, *, user: Iterable[str] = (), cluster: Iterable[str] = ()) -> AccessTable:
-    """The lines of one service by plain method names."""
+    """Returns the access table of one service, from plain method names.
+
+    Args:
+        service: full name of the service.
+        user: methods that the user token is enough for.
+        cluster: methods that need the cluster token.
+    """
     lines = dict.fromkeys((f"/{service}/{method}" for method in user), Access.USER)
     lines.update(dict.fromkeys((f"/{service}/{method}" for method in cluster), Access.CLUSTER))
     return lines
@@ -103,7 +109,7 @@ _TASK = {"SubmitTask", "WriteTaskInput"}  # 64 KiB of input plus its envelope
 
 
 def request_bytes_max(method: str) -> int:
-    """Largest request that a method ("/service/Name") takes in."""
+    """Returns the largest accepted request in bytes of a method ("/service/Name")."""
     name = method.rpartition("/")[2]
     if name in _LARGE:
         return LARGE_BYTES
@@ -112,7 +118,7 @@ def request_bytes_max(method: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who makes the present call. Roles will be fields here."""
+    """The identity of a caller, from the metadata of its call."""
 
     token_kind: str  # "user", "cluster" or "none"
     job_secret: str | None = field(default=None, repr=False)
@@ -120,11 +126,11 @@ class Caller:
 
     @property
     def is_cluster(self) -> bool:
-        """True for the RM, executors and operators."""
+        """True for the resource manager, executors and operators."""
         return self.token_kind == "cluster"
 
     def owns(self, job_secret_sha256: str) -> bool:
-        """True if the caller showed the secret with this hash; nobody owns what has no hash."""
+        """True if the caller showed the secret with this hash. An empty hash has no owner."""
         if self.job_secret is None or not job_secret_sha256:
             return False
         return same_secret(sha256_hex(self.job_secret), job_secret_sha256)
@@ -134,9 +140,9 @@ class Caller:
 class TokenHashes:
     """SHA-256 in hex of the tokens that a server accepts.
 
-    `user_sha256` empty: no user token is accepted; None: it is not known yet, so calls with what
-    may be the user token get UNAVAILABLE. It may be changed while the server runs (an executor
-    learns it when it registers).
+    If `user_sha256` is empty, no user token is accepted. If it is None, the user token is not known
+    yet, and calls with a possible user token get UNAVAILABLE. It may change while the server runs:
+    an executor receives it on registration.
     """
 
     cluster_sha256: str
@@ -148,24 +154,30 @@ _caller: ContextVar[Caller] = ContextVar("finegrain_caller", default=_ANONYMOUS)
 
 
 def current_caller() -> Caller:
-    """Who makes the call that is being handled."""
+    """Returns the caller of the current call."""
     return _caller.get()
 
 
 def enter_call(caller: Caller) -> None:
-    """Sets the caller for the rest of the present task; called by the server, and by tests."""
+    """Sets the caller for the rest of the current asyncio task; for the server and for tests."""
     _caller.set(caller)
 
 
 def identify(
     metadata: Mapping[str, str], need: Access, hashes: TokenHashes, peer: str = ""
 ) -> Caller:
-    """The caller by the metadata of a call.
+    """Identifies the caller from the metadata of a call.
+
+    Args:
+        metadata: metadata of the call.
+        need: what the method requires.
+        hashes: the accepted tokens.
+        peer: address of the caller.
 
     Raises:
-        Unauthenticated: no token or a wrong one.
-        PermissionDenied: the user token where the cluster token is needed.
-        Unavailable: it may be the user token, which this server does not know yet.
+        Unauthenticated: there is no token, or a wrong one.
+        PermissionDenied: the caller has the user token, but the cluster token is needed.
+        Unavailable: the token may be the user token, which this server does not know yet.
     """
     secret = metadata.get(JOB_SECRET)
     if need is Access.NONE:
@@ -180,7 +192,7 @@ def identify(
     if same_secret(shown, hashes.cluster_sha256):
         return Caller(token_kind="cluster", job_secret=secret, peer=peer)
     if hashes.user_sha256 is None and need is Access.USER:
-        # UNAUTHENTICATED would be final: a client would give up a task that runs on.
+        # UNAUTHENTICATED is final: a client would give up a task that still runs.
         raise Unavailable(
             "this executor cannot check the user token before it has registered with the resource "
             "manager; try again, and if that does not help, check that the resource manager runs "

@@ -1,4 +1,4 @@
-"""Addresses as people write them: "host:port", IPv6 in brackets."""
+"""Parsing of addresses: "host:port", with IPv6 in brackets."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _EXPECTED = 'an address "host:port" such as 10.0.0.1:7170, host-a:7170 or [::1]:
 
 
 def parse_address(text: str, field: str = "address") -> tuple[str, int]:
-    """Host (without brackets) and port (0 to 65,535; 0 makes sense for listening only).
+    """Returns host (without brackets) and port (0 to 65,535; 0 is useful only for listening).
 
     Raises:
-        InvalidArgument: it is not of the form "host:port".
+        InvalidArgument: it does not have the form "host:port".
     """
     host, colon, port_text = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
@@ -30,10 +30,10 @@ def parse_address(text: str, field: str = "address") -> tuple[str, int]:
 
 
 def check_dialable(text: str, field: str = "address") -> str:
-    """The address itself if one can connect to it.
+    """Returns the address itself, if other processes can connect to it.
 
     Raises:
-        InvalidArgument: it is malformed, its port is 0, or its host stands for all interfaces.
+        InvalidArgument: it is malformed, its port is 0, or its host is a wildcard.
     """
     host, port = parse_address(text, field)
     if port == 0 or host in ("0.0.0.0", "::"):
@@ -42,12 +42,12 @@ def check_dialable(text: str, field: str = "address") -> str:
 
 
 def format_address(host: str, port: int) -> str:
-    """The inverse of `parse_address`."""
+    """Joins host and port; the inverse of `parse_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(address: str) -> bool:
-    """True if only processes of this host can be meant by "host:port"."""
+    """True if the host of "host:port" is certainly this host."""
     host, _ = parse_address(address)
     if host == "localhost":
         return True

@@ -1,7 +1,7 @@
-"""Channels: the arguments that make peers fail fast and come back fast, tokens, deadlines.
+"""gRPC channels: transport settings for both ends, tokens, TLS and deadlines.
 
-Decides transport settings for both ends (measured on grpcio 1.85). Refuses to know any service:
-calls are made through the generated stubs on the channels made here.
+The settings (measured on grpcio 1.85) make a failed peer noticed soon and a restarted one reachable
+soon. Calls are made through the generated stubs, on the channels that this module opens.
 """
 
 from __future__ import annotations
@@ -35,12 +35,15 @@ __all__ = [
 AUTHORIZATION = "authorization"
 JOB_SECRET = "finegrain-job-secret"
 JOB_SECRET_HASH = "finegrain-job-secret-sha256"
-"""What executors show a job master with an offer: only who knows the secret knows its hash."""
+"""Metadata key for the hash of a job's secret.
+
+An executor sends it with an offer, to prove that it belongs to the job's cluster.
+"""
 DEFAULT_DEADLINE_S = 30.0
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
-"""Largest message that a server takes in; some methods take less, see finegrain/rpc/access.py."""
+"""Largest message that a server accepts; some methods accept less, see finegrain/rpc/access.py."""
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
-"""Largest message that a caller takes in: the snapshot of a very large job."""
+"""Largest message that a client accepts: the snapshot of a very large job."""
 
 KEEPALIVE_TIME_MS = 5_000
 KEEPALIVE_TIMEOUT_MS = 2_000
@@ -48,24 +51,27 @@ KEEPALIVE_TIMEOUT_MS = 2_000
 _KEEPALIVE = (
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-    # Without this one a frozen peer is noticed at the call's deadline only.
+    # Without this option, a frozen peer is noticed only at the call's deadline.
     ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
 
 PING_INTERVAL_MS_MIN = 500
-"""Callers that ask for signs of life more often are told GOAWAY too_many_pings."""
+"""Shortest interval between a client's pings.
+
+If it pings more often, the server closes the connection (GOAWAY too_many_pings).
+"""
 
 SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
     *_KEEPALIVE,
-    ("grpc.so_reuseport", 0),  # else a second server starts happily on the same port
+    ("grpc.so_reuseport", 0),  # else a second server can bind the same port
     ("grpc.http2.min_ping_interval_without_data_ms", PING_INTERVAL_MS_MIN),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", ANSWER_BYTES_MAX),
     ("grpc.max_concurrent_streams", 10_000),  # per connection; one caller may watch many tasks
-    # By default calls are CANCELLED once 1,000 have arrived in a burst that the handlers have not
-    # begun with yet: thousands of executors come back at once when a resource manager restarts.
+    # By default, gRPC cancels calls while 1,000 wait for their handlers to start. When a resource
+    # manager restarts, thousands of executors call at once.
     ("grpc.server.max_pending_requests", 20_000),
     ("grpc.server.max_pending_requests_hard_limit", 40_000),
 )
@@ -86,7 +92,7 @@ SERVICE_CONFIG = json.dumps(
     {
         "methodConfig": [
             {
-                # All our unary calls may be repeated: the ids in them make it the same call.
+                # All unary calls may be repeated: the ids in them make them idempotent.
                 "name": [{"service": service} for service in _SERVICES],
                 "retryPolicy": {
                     "maxAttempts": 4,
@@ -96,7 +102,7 @@ SERVICE_CONFIG = json.dumps(
                     "retryableStatusCodes": ["UNAVAILABLE"],
                 },
             },
-            # Streams are resumed by their callers, who know where they stand.
+            # Streams are resumed by their callers, which know the position.
             {"name": [{"service": service, "method": method} for service, method in _STREAMING]},
         ]
     }
@@ -106,12 +112,12 @@ CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     *_KEEPALIVE,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 500),
-    # This one is also how long an attempt to connect may take: a busy host needs more than 100 ms.
+    # This is also the time limit of one attempt to connect: a busy host needs more than 100 ms.
     ("grpc.min_reconnect_backoff_ms", 1_000),
     ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
-    ("grpc.max_send_message_length", ANSWER_BYTES_MAX),  # the server says what is too large
+    ("grpc.max_send_message_length", ANSWER_BYTES_MAX),  # the server rejects what is too large
     ("grpc.enable_http_proxy", 0),
-    ("grpc.use_local_subchannel_pool", 1),  # back-off of one channel does not slow another
+    ("grpc.use_local_subchannel_pool", 1),  # backoff of one channel does not slow another
     ("grpc.enable_retries", 1),
     ("grpc.service_config", SERVICE_CONFIG),
 )
@@ -125,22 +131,23 @@ def open_channel(
     insecure: bool = False,
     leave_frozen_after_s: float | None = None,
 ) -> grpc.aio.Channel:
-    """An asyncio channel; connects lazily, reconnects by itself.
+    """Opens an asyncio channel, which connects on first use and reconnects by itself.
 
-    Unary calls get a deadline of `DEFAULT_DEADLINE_S` unless they bring their own, and every call
+    Unary calls get a deadline of `DEFAULT_DEADLINE_S` unless they have their own. Every call
     carries the token.
 
     Args:
-        address: of the server.
-        tls: None: in clear.
+        address: "host:port" of the server.
+        tls: certificate and key files; None: no TLS.
         token: sent with every call.
-        insecure: send it in clear beyond loopback, too.
-        leave_frozen_after_s: the caller turns to another address when this one fails: a frozen
-            peer is given up after that long, at least 2 s, and calls are not tried again here.
+        insecure: if true, allows sending the token beyond loopback without TLS.
+        leave_frozen_after_s: for callers that switch to another address on failure. A frozen peer
+            is given up after this time, at least 2 s, and the channel does not retry calls.
 
     Raises:
-        InvalidArgument: a malformed address.
-        ConfigurationError: a token would go in clear beyond loopback; unreadable TLS files.
+        InvalidArgument: the address is malformed.
+        ConfigurationError: a token would be sent beyond loopback without TLS, or a TLS file cannot
+            be read.
     """
     check_token_is_safe(address, tls=tls, token=token, insecure=insecure)
     options = _options(tls, leave_frozen_after_s)
@@ -158,7 +165,7 @@ def open_blocking_channel(
     token: str | None = None,
     insecure: bool = False,
 ) -> grpc.Channel:
-    """The same for blocking callers."""
+    """Opens a channel for blocking callers; see `open_channel`."""
     check_token_is_safe(address, tls=tls, token=token, insecure=insecure)
     options = _options(tls)
     if tls is None:
@@ -171,11 +178,18 @@ def open_blocking_channel(
 def check_token_is_safe(
     address: str, *, tls: TlsOptions | None, token: str | None, insecure: bool
 ) -> None:
-    """Refuses to send a token in clear over a network.
+    """Checks that a token would not be sent over a network without TLS.
+
+    Args:
+        address: "host:port" of the server.
+        tls: TLS settings; None: no TLS.
+        token: the token, or None.
+        insecure: if true, allows sending the token without TLS.
 
     Raises:
-        InvalidArgument: a malformed address.
-        ConfigurationError: token, no TLS, not loopback, and nobody said `insecure`.
+        InvalidArgument: the address is malformed.
+        ConfigurationError: there is a token and no TLS, and the address is not loopback; `insecure`
+            allows this.
     """
     parse_address(address)
     if token is not None and tls is None and not insecure and not is_loopback(address):
@@ -187,7 +201,7 @@ def check_token_is_safe(
 
 
 def channel_credentials(tls: TlsOptions) -> grpc.ChannelCredentials:
-    """Credentials of a caller.
+    """Returns the TLS credentials of a client.
 
     Raises:
         ConfigurationError: a file cannot be read, or only one of certificate and key is given.
@@ -202,7 +216,9 @@ def channel_credentials(tls: TlsOptions) -> grpc.ChannelCredentials:
 
 
 def server_credentials(tls: TlsOptions) -> grpc.ServerCredentials:
-    """Credentials of a server; demands client certificates where `tls.ca` is set.
+    """Returns the TLS credentials of a server.
+
+    The server requires client certificates if `tls.ca` is set.
 
     Raises:
         ConfigurationError: a file is missing or cannot be read.
@@ -233,6 +249,7 @@ def _options(
 ) -> list[tuple[str, int | str]]:
     options = list(CHANNEL_OPTIONS)
     if leave_frozen_after_s is not None:
+        # Half of the time passes before the ping, half is the wait for its answer.
         half_ms = max(2 * PING_INTERVAL_MS_MIN, round(leave_frozen_after_s * 500))
         sooner = (
             "grpc.keepalive_time_ms",
@@ -251,9 +268,9 @@ def _token_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
 
 
 class _Call:
-    """A multi-callable that adds the token and, where asked, a deadline.
+    """A gRPC multi-callable that adds the token, and a deadline if one is configured.
 
-    Not an interceptor: those of grpc.aio wrap every call in a task of its own.
+    An interceptor would do, too, but those of grpc.aio wrap every call in its own task.
     """
 
     def __init__(self, inner: Any, extra: Sequence[tuple[str, str]], deadline_s: float | None):
@@ -279,7 +296,7 @@ class _Call:
 
 
 class _Wrapping:
-    """What both channels share: the four kinds of calls, wrapped."""
+    """The common part of both channels: wraps the four kinds of calls."""
 
     def __init__(self, inner: Any, extra: Sequence[tuple[str, str]]) -> None:
         self._inner = inner

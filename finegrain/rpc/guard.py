@@ -1,7 +1,7 @@
-"""What is done around every method: admission, sizes, time, statuses, and streams that end.
+"""The wrapper of every served method: access, size and time limits, error statuses, and stopping.
 
-Decides the order: who calls, is the request well-formed and small enough, then the handler, then
-the status of whatever it raised. Refuses to know what the methods do.
+Each call is checked in this order: the caller's access, then the form and size of the request. Then
+the handler runs, and its error becomes the call's status.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from finegrain.rpc.access import Access, TokenHashes, enter_call, identify, requ
 from finegrain.rpc.status import Metadata, status_code_of, status_of
 
 UNARY_TIME_MAX_S = 60.0
-"""Longest that a unary handler runs, whatever deadline its caller set or forgot."""
+"""Time limit of a unary handler, whatever deadline its caller has set."""
 
 Gate = Callable[[], FinegrainError | None]
-"""What every call is refused with at present; None: calls are served."""
+"""Returns the error with which to refuse every call at the moment; None: calls are served."""
 
 Observer = Callable[[str, str, float], None]
-"""Called after every call with method, status name and seconds."""
+"""Called after every call with method, status name and duration in seconds."""
 
 _log = logging.getLogger("finegrain.rpc")
 
 
 @dataclass(slots=True)
 class ServerLifecycle:
-    """What all methods of one server share."""
+    """State that all methods of one server share."""
 
     tokens: TokenHashes
     observe: Observer
@@ -49,18 +49,20 @@ class ServerLifecycle:
     stopping: bool = False
 
     def end_streams(self) -> None:
-        """Ends every open stream with UNAVAILABLE; `stopping` is set already."""
+        """Ends every open stream with UNAVAILABLE. The caller has set `stopping` before."""
         for stream in list(self.streams):
             stream.end()
 
 
 class OpenStream:
-    """A stream whose handler runs; keeps itself in a set of such as a context manager.
+    """A stream whose handler runs.
 
-    Between two messages of ours the task runs gRPC's code, which sends the last one. A cancellation
-    that arrives there never reaches our code: gRPC ends the task, sends no status, and the call
-    stays open until its client or the end of the grace period cancels it. So `sending` says when
-    not to cancel; the handler then looks at `ServerLifecycle.stopping` when it goes on.
+    As a context manager, it keeps itself in the set of open streams.
+
+    Between two messages of a handler, the task runs gRPC's code, which sends the last one. A
+    cancellation at that point never reaches the handler. gRPC ends the task without a status, and
+    the call stays open until its client or the end of the grace period cancels it. So `sending`
+    marks when not to cancel; the wrapper then checks `ServerLifecycle.stopping` when it continues.
     """
 
     def __init__(self, streams: set[OpenStream]) -> None:
@@ -77,20 +79,20 @@ class OpenStream:
         self._streams.discard(self)
 
     def end(self) -> None:
-        """Interrupts the handler, unless gRPC is sending a message for it."""
+        """Cancels the handler, unless gRPC is sending a message for it."""
         if self._task is not None and not self.sending:
             self._task.cancel()
 
 
 class _Malformed:
-    """Stands for a request whose bytes are no such message."""
+    """Stands for a request whose bytes are not a valid message."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
 
 class GuardedMethod:
-    """One method with everything that is done around it."""
+    """One method with the wrapper around its handler."""
 
     def __init__(
         self,
@@ -209,7 +211,7 @@ class GuardedMethod:
             yield request
 
     async def _fail(self, error: BaseException, context: Any, started: float) -> None:
-        """Ends the call with the status of the error; returns only if there is nobody to tell."""
+        """Ends the call with the status of the error; returns only if no status can be sent."""
         if isinstance(error, grpc.aio.AbortError):
             self._done("ABORTED", started)
             return
@@ -256,10 +258,15 @@ async def _abort(context: Any, code: grpc.StatusCode, message: str, trailing: Me
 
 
 def tolerant(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Returns a decoder that does not raise: bytes that are no message become `_Malformed`.
+
+    So the call is rejected by the wrapper, with a proper status.
+    """
+
     def attempt(data: bytes) -> Any:
         try:
             return decode(data)
-        except Exception:  # whatever the message library raises for bytes that it cannot read
+        except Exception:  # whatever the message library raises
             return _Malformed(len(data))
 
     return attempt

@@ -1,7 +1,6 @@
-"""Parts of messages that come again and again, converted and checked once.
+"""A cache of message parts that occur often, by their bytes, so that each is converted once.
 
-Decides how long they are kept. Refuses to know what they are: whoever keeps something here promises
-that nobody changes it.
+The cached values are shared, so callers must not change them.
 """
 
 from __future__ import annotations
@@ -10,13 +9,13 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-DATA_BYTES_MAX = 1_024  # what is larger is not kept: the bytes are the callers'
+DATA_BYTES_MAX = 1_024  # larger ones are not cached: callers choose these bytes
 
 
 class Known(Generic[T]):
-    """Up to `most` values by the bytes that they came as; beyond that it begins anew.
+    """Up to `most` values by the bytes that they were decoded from; when it is full, it is emptied.
 
-    Used by several threads at once: every operation is one of a dict.
+    Several threads may use it at once, because every operation is a single dict operation.
     """
 
     def __init__(self, most: int) -> None:
@@ -25,7 +24,7 @@ class Known(Generic[T]):
         self.get = self._values.get
 
     def keep(self, data: bytes, value: T) -> None:
-        """Remembers a value that was found sound."""
+        """Adds a value that was checked."""
         if len(data) > DATA_BYTES_MAX:
             return
         if len(self._values) >= self._most:

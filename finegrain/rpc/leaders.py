@@ -1,8 +1,8 @@
-"""Which of several resource managers to call: found by trying, followed by their own hints.
+"""Chooses which of several resource managers to call, by trying and by their hints.
 
-Decides where to turn after a failure, and whether at once. A standby names the leader, as far as it
-knows; that hint is followed without delay, but only once until something works, so that two that
-point at each other, or at one that is gone, are asked with the ordinary pauses. Makes no calls.
+A standby names the leader that it knows. The first such hint is followed at once, but each hint
+only once until a call succeeds. So two standbys that name each other, or a leader that no longer
+exists, are tried with the ordinary delays. This module makes no calls.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from finegrain.rpc.status import LEADER_ADDRESS
 
 
 class Leaders:
-    """The addresses of one cluster's resource managers, and the one to call at present.
+    """The addresses of one cluster's resource managers, and the one to call.
 
     Args:
-        addresses: at least one, tried in turn.
-        tls: how they are dialled. Other addresses than these are followed only where TLS proves
-            who answers there, or where it is this host's own.
+        addresses: at least one; tried in order.
+        tls: TLS settings of the connection. Hints to other addresses are followed only with TLS,
+            which proves the server's identity, or if they are on this host.
     """
 
     def __init__(self, addresses: Sequence[str], tls: TlsOptions | None = None) -> None:
@@ -29,38 +29,42 @@ class Leaders:
         self._tls = tls
         self._current = self._addresses[0]
         self._last_listed = self._current
-        self._followed: set[str] = set()  # hints, since something worked
-        self._current_confirmed = True  # the present one was named, or has answered
+        self._followed: set[str] = set()  # hints that were followed since the last success
+        self._current_confirmed = True  # the current one was named as leader, or has answered
 
     @property
     def current(self) -> str:
-        """The one to call."""
+        """The address to call."""
         return self._current
 
     @property
     def several(self) -> bool:
-        """Whether there is another one to turn to."""
+        """Whether there is another address to switch to."""
         return len(self._addresses) > 1
 
     def worked(self, address: str) -> None:
-        """An answer came from `address`: hints are worth following again."""
+        """Records an answer from `address`; hints may be followed again."""
         if address == self._current:
             self._followed.clear()
             self._current_confirmed = True
 
     def failed(self, address: str, error: FinegrainError | None = None) -> bool:
-        """Turns elsewhere after a failure at `address`.
+        """Switches to another address after a failure at `address`.
 
-        Concurrent calls that failed at one address turn once.
+        If concurrent calls fail at the same address, it switches only once.
+
+        Args:
+            address: the resource manager that failed.
+            error: its error, which may name the leader.
 
         Returns:
-            True if the one to call now is worth calling at once: it was named as the leader, or
-            has answered another call.
+            True if the current address is worth calling at once: it was named as the leader, or has
+                answered another call.
         """
         if address != self._current:
             return self._current_confirmed
         hint = self._hint(error)
-        if hint == address:  # it is taking over right now
+        if hint == address:  # it is just becoming the leader
             self._current_confirmed = False
             return False
         if hint and hint not in self._followed:

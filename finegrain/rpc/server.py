@@ -1,9 +1,7 @@
-"""The one server: every call of every service passes the same wrapper (`guard.py`).
+"""The gRPC server of all processes: every call passes the same wrapper (`guard.py`).
 
-Decides where it listens, which methods are served (those in the access table, no others), and how
-it starts and stops. Refuses to know what the services do.
-
-Servicer methods are `async`; they raise `FinegrainError` and never set codes.
+It serves the methods in its access table and no others. Servicer methods are `async`; they raise
+`FinegrainError` and never set status codes.
 """
 
 from __future__ import annotations
@@ -44,13 +42,13 @@ _OPEN_METHODS: AccessTable = {
 
 
 class _Recorder:
-    """Takes the handlers that generated `add_...Servicer_to_server` functions hand out."""
+    """Records the handlers that generated `add_...Servicer_to_server` functions register."""
 
     def __init__(self) -> None:
         self.services: dict[str, dict[str, Any]] = {}
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """Everything comes by `add_registered_method_handlers`, too, if the generator is new."""
+        """Records handlers; newer generated code passes them to the other method, too."""
         for handler in handlers:
             name, methods = handler.service_name(), getattr(handler, "_method_handlers", {})
             plain = {full.rpartition("/")[2]: each for full, each in methods.items()}
@@ -64,12 +62,12 @@ class GuardedServer:
     """A gRPC server on one address.
 
     Args:
-        listen: where; port 0 lets the kernel choose.
+        listen: where to listen; port 0 lets the kernel choose.
         access: what each method needs; a method that is not listed makes `add` fail.
-        tokens: whose tokens are accepted; may be changed while the server runs.
-        observe: told of every call that ended.
-        gate: what calls are refused with at present, once it is known who calls; health and
-            reflection answer all the same.
+        tokens: hashes of the accepted tokens; may change while the server runs.
+        observe: called after every call.
+        gate: returns the error with which to refuse calls at the moment. It is called after the
+            caller was identified; health and reflection do not use it.
     """
 
     def __init__(
@@ -93,14 +91,14 @@ class GuardedServer:
 
     @property
     def live_streams(self) -> int:
-        """Handlers of streams that run now."""
+        """Number of streams whose handlers run."""
         return len(self._lifecycle.streams)
 
     def add(self, add_to_server: Callable[[Any, Any], None], servicer: Any) -> None:
         """Adds a service: `server.add(add_XServicer_to_server, servicer)`.
 
         Raises:
-            ConfigurationError: a method of it is not in the access table.
+            ConfigurationError: a method of the service is not in the access table.
         """
         recorder = _Recorder()
         add_to_server(servicer, recorder)
@@ -114,19 +112,19 @@ class GuardedServer:
             self._server.add_generic_rpc_handlers((generic,))
 
     async def start(self, *, serving: bool = True) -> str:
-        """Binds and serves; answers with the address, its port filled in.
+        """Binds the address and starts to serve. Returns the address with the actual port.
 
         Args:
             serving: what the health service answers at first.
 
         Raises:
-            ConfigurationError: the address cannot be bound, with the way out.
+            ConfigurationError: the address cannot be bound; the message says what to do.
         """
         self._add_health()
         if self._listen.reflection:
             self._add_reflection()
         host, port = parse_address(self._listen.address, "listen.address")
-        # Asked beforehand: gRPC tells no reason, and writes to standard error on its own.
+        # Try to bind first: gRPC gives no reason for a failure, and writes to standard error.
         if (number := _why_not_bound(host, port)) is not None:
             raise bind_error(self._listen.address, number)
         try:
@@ -145,7 +143,7 @@ class GuardedServer:
         return format_address(host, bound)
 
     async def set_serving(self, serving: bool) -> None:
-        """What the health service answers from now on."""
+        """Sets what the health service answers from now on."""
         if self._health is not None:
             from grpc_health.v1 import health_pb2
 
@@ -153,9 +151,10 @@ class GuardedServer:
             await self._health.set("", status.SERVING if serving else status.NOT_SERVING)
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """Ends streams at once, gives unary calls `grace_s` to finish, then ends them, too.
+        """Stops the server: ends streams at once, and unary calls after `grace_s` seconds.
 
-        A stream whose client does not take the message that is being sent to it has `grace_s`, too.
+        A stream whose client does not read the message that is being sent also ends after
+        `grace_s`.
         """
         self._lifecycle.stopping = True
         await self.set_serving(False)
@@ -169,7 +168,7 @@ class GuardedServer:
     def _add_health(self) -> None:
         try:
             from grpc_health.v1 import health, health_pb2_grpc
-        except ImportError:  # a job master's server stands on the base dependencies alone
+        except ImportError:  # a job master's server has only the base dependencies
             return
         self._health = health.aio.HealthServicer()
         self.add(health_pb2_grpc.add_HealthServicer_to_server, self._health)
@@ -206,11 +205,11 @@ class GuardedServer:
 
 
 def check_listen_is_safe(listen: ListenOptions) -> None:
-    """Refuses to serve beyond loopback in clear.
+    """Checks that the server would not listen beyond loopback without TLS.
 
     Raises:
-        InvalidArgument: a malformed address.
-        ConfigurationError: not loopback, no TLS, and nobody said `insecure`.
+        InvalidArgument: the address is malformed.
+        ConfigurationError: the address is not loopback and there is no TLS; `insecure` allows this.
     """
     parse_address(listen.address, "listen.address")
     if listen.tls is None and not listen.insecure and not is_loopback(listen.address):
@@ -222,7 +221,7 @@ def check_listen_is_safe(listen: ListenOptions) -> None:
 
 
 def bind_error(address: str, number: int) -> ConfigurationError:
-    """The error for an address that cannot be bound; `number` is the errno."""
+    """Returns the error for an address that cannot be bound; `number` is the errno."""
     why = errno.errorcode.get(number, str(number))
     message = {
         errno.EADDRINUSE: f"{address} is in use by another process; stop it (ss -ltnp shows it) or "
@@ -236,7 +235,7 @@ def bind_error(address: str, number: int) -> ConfigurationError:
 
 
 def _why_not_bound(host: str, port: int) -> int | None:
-    """The errno of a plain bind; None if it works."""
+    """Tries a plain bind. Returns its errno, or None if it works."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:

@@ -1,7 +1,7 @@
-"""Errors on the wire: the one table from classes to gRPC statuses, and the way back.
+"""Converts errors to gRPC statuses and back: the only table from error classes to status codes.
 
-Decides the status, the details (google.rpc.Status with ErrorInfo, BadRequest, RetryInfo) and which
-class a status becomes again at the caller. Refuses to know any service.
+A status carries google.rpc.Status details: ErrorInfo with the reason, BadRequest and RetryInfo. At
+the caller, it becomes an error of the same class again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from finegrain.v1 import slots_pb2
 DOMAIN = "finegrain"
 DETAILS_KEY = "grpc-status-details-bin"
 UNAVAILABLE_RETRY_S = 0.2
-"""Told to callers that get UNAVAILABLE; the client adds back-off and jitter of its own."""
+"""Retry delay that is sent with UNAVAILABLE; the client adds its own backoff and jitter."""
 
 LEADER_ADDRESS = "leader_address"
-"""Detail of a NOT_LEADER error: where the leader was last known to be; a hint, it may be stale."""
-_PUSHBACK = ("grpc-retry-pushback-ms", "-1")
-"""Tells the caller's channel not to try again by itself: whoever leads listens elsewhere."""
+"""Detail of a NOT_LEADER error: the last known address of the leader.
 
-_TEXT_MAX = 800  # of a message: it travels twice in metadata, whose hard limit is 16 KiB
+It is a hint and may be outdated.
+"""
+_PUSHBACK = ("grpc-retry-pushback-ms", "-1")
+"""Tells the caller's channel not to retry by itself: the leader has another address."""
+
+_TEXT_MAX = 800  # of a message: it is sent twice in metadata, whose hard limit is 16 KiB
 _DETAIL_MAX = 200
 _DETAILS_MAX = 16
 
@@ -52,7 +55,7 @@ STATUS_BY_CLASS: dict[type[FinegrainError], grpc.StatusCode] = {
     errors.InvariantBroken: grpc.StatusCode.INTERNAL,
     errors.FinegrainError: grpc.StatusCode.INTERNAL,
 }
-"""Every class of the tree and its status; `finegrain.errors` says what each class means."""
+"""The status of every error class; `finegrain.errors` says what each class means."""
 
 _CLASS_BY_STATUS: dict[grpc.StatusCode, type[FinegrainError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: errors.Unavailable,
@@ -97,12 +100,12 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 def status_code_of(error: FinegrainError) -> grpc.StatusCode:
-    """The status of an error by its nearest class in the table."""
+    """Returns the status code of an error, by its nearest class in the table."""
     return next(STATUS_BY_CLASS[base] for base in type(error).__mro__ if base in STATUS_BY_CLASS)
 
 
 def status_of(error: FinegrainError) -> tuple[grpc.StatusCode, str, Metadata]:
-    """What a server sends for an error: code, message, trailing metadata with the details."""
+    """Returns what a server sends for an error: code, message, and details as trailing metadata."""
     code = status_code_of(error)
     message = _cut(error.message, _TEXT_MAX)
     status = status_pb2.Status(code=code.value[0], message=message)
@@ -126,11 +129,11 @@ def status_of(error: FinegrainError) -> tuple[grpc.StatusCode, str, Metadata]:
 
 
 def error_from_rpc(error: grpc.RpcError, address: str = "") -> FinegrainError:
-    """The error that a failed call stands for, of the same class as at the server.
+    """Converts a failed call to an error of the same class as at the server.
 
     Args:
         error: from a blocking or an asyncio call.
-        address: whom the call was made to, named where nobody answered.
+        address: address of the server, for the message if it did not answer.
     """
     call = cast("grpc.Call", error)
     code = call.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
@@ -147,14 +150,14 @@ def error_from_rpc(error: grpc.RpcError, address: str = "") -> FinegrainError:
 
 
 def item_error(error: FinegrainError) -> slots_pb2.ItemError:
-    """The same error as the result of one item of a batch."""
+    """Converts an error to the result of one item of a batch."""
     return slots_pb2.ItemError(
         reason=error.reason.value, message=error.message, details=error.details
     )
 
 
 def error_from_item(item: slots_pb2.ItemError) -> FinegrainError:
-    """The error that an item's result stands for; the inverse of `item_error`."""
+    """Converts an item's result to an error; the inverse of `item_error`."""
     return _build(errors.FailedPrecondition, item.message, item.reason, item.details, None)
 
 
@@ -165,12 +168,12 @@ def _build(
     details: Mapping[str, str],
     retry_s: float | None,
 ) -> FinegrainError:
-    """`fallback` is the class where the reason alone does not tell."""
+    """Creates an error; `fallback` is its class if the reason alone does not determine it."""
     reason = Reason(reason_text) if reason_text in Reason.__members__ else None
     cls = _CLASS_BY_REASON.get(reason, fallback) if reason else fallback
     kept = dict(details)
     if reason is None and reason_text:
-        kept.setdefault("reason", reason_text)  # of a newer version
+        kept.setdefault("reason", reason_text)  # from a newer version
     error: FinegrainError
     if issubclass(cls, InvalidArgument):
         error = InvalidArgument(kept.get("field", ""), "", kept.get("expected", ""))
@@ -185,7 +188,7 @@ def _build(
 
 
 def _bare(code: grpc.StatusCode, text: str, address: str) -> FinegrainError:
-    """An error that gRPC itself made: nobody of ours answered."""
+    """Converts a status that gRPC itself created, without an answer from a finegrain server."""
     where = address or "the server"
     details = {"address": address} if address else {}
     if code is grpc.StatusCode.UNAVAILABLE:
@@ -218,7 +221,7 @@ def _details_of(metadata: Iterable[Any] | None) -> status_pb2.Status:
         if key == DETAILS_KEY and isinstance(value, bytes):
             try:
                 status.ParseFromString(value)
-            except DecodeError:  # somebody else's
+            except DecodeError:  # not in our format
                 return status_pb2.Status()
     return status
 

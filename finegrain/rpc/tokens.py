@@ -1,7 +1,7 @@
-"""The two tokens: made once at the RM's first start, read by everybody else.
+"""The two tokens of a cluster, which the resource manager creates at its first start.
 
-`cluster.token` (mode 0600) is for the RM and executors, `user.token` (0640) for job masters and the
-command line. Refuses to know what either allows: that stands in each service's access table.
+`cluster.token` (mode 0600) is for the resource manager and executors. `user.token` (mode 0640) is
+for job masters and the command line. The access table of each service lists what each token allows.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ TOKEN_PATTERN = re.compile(r"[A-Za-z0-9_.~+/=-]{16,512}")
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Both tokens; never shown in a repr."""
+    """Both tokens; their repr is hidden."""
 
     cluster: str = field(repr=False)
     user: str = field(repr=False)
 
 
 def ensure_token_files(state_dir: Path, user_group: str = "") -> Tokens:
-    """Reads both token files of a state directory, making those that do not exist yet.
+    """Reads both token files of a state directory, and creates the missing ones.
 
-    Each appears atomically and complete; two processes that start at once agree on one content.
+    A file appears atomically and complete. Two processes that start at once end up with the same
+    content.
 
     Args:
-        state_dir: exists already.
-        user_group: group that may read `user.token`; empty: our own.
+        state_dir: an existing directory.
+        user_group: group that may read `user.token`; empty: the group of this process.
 
     Raises:
-        ConfigurationError: no such group, or the directory or a file cannot be used.
+        ConfigurationError: the group does not exist, or the directory or a file cannot be used.
     """
     gid = _gid(user_group) if user_group else -1
     cluster = _ensure(state_dir / CLUSTER_TOKEN_FILE, mode=0o600, gid=-1)
@@ -50,10 +51,10 @@ def ensure_token_files(state_dir: Path, user_group: str = "") -> Tokens:
 
 
 def read_token(path: Path) -> str:
-    """The token in a file.
+    """Returns the token in a file.
 
     Raises:
-        ConfigurationError: missing, unreadable, malformed, or readable by everybody.
+        ConfigurationError: the file is missing, unreadable, malformed, or open to all users.
     """
     details = {"path": path}
     try:
@@ -85,12 +86,12 @@ def read_token(path: Path) -> str:
 
 
 def sha256_hex(text: str) -> str:
-    """SHA-256 of a token or secret, in hex: what may be stored and passed on."""
+    """Returns the SHA-256 of a token or secret in hex; only this may be stored and passed on."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def same_secret(left: str, right: str) -> bool:
-    """Compares in a time that does not depend on where they differ."""
+    """Compares two texts in a time that does not depend on where they differ."""
     return hmac.compare_digest(left.encode(), right.encode())
 
 
@@ -111,7 +112,8 @@ def _create(path: Path, *, mode: int, gid: int) -> None:
             os.fchmod(file.fileno(), mode)
             file.flush()
             os.fsync(file.fileno())
-        with suppress(FileExistsError):  # somebody else was first: theirs holds
+        # `link` fails if the file exists, while `rename` would replace another process's token.
+        with suppress(FileExistsError):  # another process was first, and its token counts
             os.link(temporary, path)
         _sync_directory(path.parent)
     except OSError as error:

@@ -1,8 +1,7 @@
-"""Between messages and the shared vocabulary, checked at the boundary.
+"""Converts shared values from and to messages, and checks them: amounts, labels, times, durations.
 
-Decides what amounts, labels, times and durations on the wire mean and which are refused; `field` is
-always the path of the message in the request ("requests[3].profile"), so that the error names what
-to change. Hosts stand in `wire_topology.py` and are offered here, too.
+The argument `field` is always the path of the message in the request ("requests[3].profile"), so
+that an error names what to change. The functions of `wire_topology.py` are available here, too.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ __all__ = [
 ]
 
 EXTENDED_NAME_PATTERN = re.compile(r"[a-z][A-Za-z0-9_.-]{0,62}")
-EXTENDED_MAX = 64  # kinds of countable resources in one message
+EXTENDED_MAX = 64  # names of countable resources in one message
 LABELS_MAX = 64
 LABEL_VALUE_LENGTH_MAX = 128
 DURATION_MS_MAX = 10 * 366 * 24 * 3600 * 1000
 
 KNOWN_MAX = 16_384
-"""Different profiles that are kept converted; clusters use few, but callers choose them."""
+"""Largest number of cached profiles. Clusters use few different ones, but callers choose them."""
 
 _PROFILE_FIELDS = (
     "cpu_milli",
@@ -82,10 +81,10 @@ _profiles: Known[ResourceProfile] = Known(KNOWN_MAX)
 
 
 def check_amount(field: str, value: int) -> int:
-    """The value itself if it can be an amount.
+    """Returns the value itself, if it is a valid amount.
 
     Raises:
-        InvalidArgument: negative, or above `AMOUNT_MAX`.
+        InvalidArgument: it is negative or above `AMOUNT_MAX`.
     """
     if not 0 <= value <= AMOUNT_MAX:
         raise InvalidArgument(field, value, f"an amount from 0 to {AMOUNT_MAX}")
@@ -93,10 +92,10 @@ def check_amount(field: str, value: int) -> int:
 
 
 def profile_from_proto(message: resources_pb2.ResourceProfile, field: str) -> ResourceProfile:
-    """A profile with every amount checked; minima are the RM's business.
+    """Reads a profile and checks every amount. Minimum sizes are checked by the resource manager.
 
     Raises:
-        InvalidArgument: an amount is negative or too large, or a name malformed.
+        InvalidArgument: an amount is negative or too large, or a name is malformed.
     """
     data = message.SerializeToString()
     profile = _profiles.get(data)
@@ -121,7 +120,7 @@ def _checked_profile(message: resources_pb2.ResourceProfile, field: str) -> Reso
 
 @lru_cache(KNOWN_MAX)
 def profile_to_proto(profile: ResourceProfile) -> resources_pb2.ResourceProfile:
-    """The inverse of `profile_from_proto`. The message is shared: copy it before changing it."""
+    """Writes a profile. The returned message is shared: copy it before changing it."""
     return resources_pb2.ResourceProfile(
         cpu_milli=profile.cpu_milli,
         task_heap_memory_bytes=profile.task_heap_memory_bytes,
@@ -133,10 +132,10 @@ def profile_to_proto(profile: ResourceProfile) -> resources_pb2.ResourceProfile:
 
 
 def amounts_from_proto(message: resources_pb2.ResourceAmounts, field: str) -> dict[str, int]:
-    """Amounts by dimension, without zeros.
+    """Returns amounts by dimension, without zeros.
 
     Raises:
-        InvalidArgument: an amount is negative or too large, or a name malformed.
+        InvalidArgument: an amount is negative or too large, or a name is malformed.
     """
     amounts = {
         name: check_amount(f"{field}.{name}", getattr(message, name)) for name in _AMOUNT_FIELDS
@@ -147,7 +146,7 @@ def amounts_from_proto(message: resources_pb2.ResourceAmounts, field: str) -> di
 
 
 def amounts_to_proto(amounts: Amounts) -> resources_pb2.ResourceAmounts:
-    """The inverse of `amounts_from_proto`."""
+    """Writes amounts; the inverse of `amounts_from_proto`."""
     message = resources_pb2.ResourceAmounts()
     for name, amount in amounts.items():
         if name.startswith(EXTENDED_PREFIX):
@@ -158,10 +157,11 @@ def amounts_to_proto(amounts: Amounts) -> resources_pb2.ResourceAmounts:
 
 
 def labels_from_proto(labels: Mapping[str, str], field: str) -> tuple[tuple[str, str], ...]:
-    """Labels sorted by key.
+    """Returns labels sorted by key.
 
     Raises:
-        InvalidArgument: too many, a malformed key, or a value that is too long or not printable.
+        InvalidArgument: there are too many, a key is malformed, or a value is too long or not
+            printable.
     """
     if not labels:
         return ()
@@ -177,28 +177,35 @@ def labels_from_proto(labels: Mapping[str, str], field: str) -> tuple[tuple[str,
 
 
 def timestamp_ms_to_proto(time_ms: int) -> Timestamp:
-    """A moment given in milliseconds since 1970."""
+    """Writes a time that is given in milliseconds since 1970."""
     return Timestamp(seconds=time_ms // 1000, nanos=time_ms % 1000 * 1_000_000)
 
 
 def timestamp_ms_from_proto(message: Timestamp) -> int:
-    """Milliseconds since 1970."""
+    """Returns milliseconds since 1970, rounded down."""
     return message.seconds * 1000 + message.nanos // 1_000_000
 
 
 def duration_ms_to_proto(duration_ms: int) -> Duration:
-    """A duration of 0 or more milliseconds."""
+    """Writes a duration of 0 or more milliseconds."""
     return Duration(seconds=duration_ms // 1000, nanos=duration_ms % 1000 * 1_000_000)
 
 
 def duration_ms_from_proto(
     message: Duration, field: str, *, smallest_ms: int = 0, largest_ms: int = DURATION_MS_MAX
 ) -> int:
-    """Milliseconds, rounded up.
+    """Returns the duration in milliseconds, rounded up.
+
+    Args:
+        message: the duration.
+        field: path of the message, for errors.
+        smallest_ms: smallest allowed value.
+        largest_ms: largest allowed value.
 
     Raises:
-        InvalidArgument: outside of `smallest_ms` to `largest_ms`, or malformed.
+        InvalidArgument: it is malformed, or outside of `smallest_ms` to `largest_ms`.
     """
+    # The inner parentheses round nanoseconds up to milliseconds.
     duration_ms = message.seconds * 1000 - (-message.nanos // 1_000_000)
     well_formed = abs(message.nanos) < 1_000_000_000
     if not well_formed or not smallest_ms <= duration_ms <= largest_ms:

@@ -1,4 +1,4 @@
-"""The vocabularies of CPU orchestration as numbers of cpus.proto, checked when read."""
+"""Converts the words of CPU policies from and to the enum numbers of cpus.proto."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WordT = TypeVar("WordT", bound=StrEnum)
 
 
 class Words(Generic[WordT]):
-    """One vocabulary on the wire. `unspecified` stands for the number 0."""
+    """One vocabulary: words and their numbers. `unspecified` is the word for number 0."""
 
     def __init__(self, kind: type[WordT], wrapper: Any, unspecified: WordT | None = None) -> None:
         self._name = wrapper.DESCRIPTOR.name
@@ -30,14 +30,14 @@ class Words(Generic[WordT]):
         self._words = members_of(kind, wrapper.DESCRIPTOR)
 
     def number(self, word: WordT) -> Any:
-        """Returns the protocol's number."""
+        """Returns the protocol's number of a word."""
         return self._numbers[word]
 
     def optional_word(self, number: int, field: str) -> WordT | None:
-        """Returns the word; None: it is not said.
+        """Returns the word of a number; None: the number is 0, unspecified.
 
         Raises:
-            InvalidArgument: a number that this version does not know.
+            InvalidArgument: this version does not know the number.
         """
         if number == 0:
             return None
@@ -47,10 +47,10 @@ class Words(Generic[WordT]):
         return word
 
     def word(self, number: int, field: str) -> WordT:
-        """Returns the word, where not saying it means one, too.
+        """Returns the word of a number, with `unspecified` for 0.
 
         Raises:
-            InvalidArgument: likewise.
+            InvalidArgument: this version does not know the number, or it is 0 and that has no word.
         """
         word = self.optional_word(number, field) or self._unspecified
         if word is None:

@@ -1,8 +1,7 @@
-"""Which cpus and NUMA nodes: between messages and the shared vocabulary, checked at the boundary.
+"""Converts CPU policies and assignments from and to messages (cpus.proto), and checks them.
 
-Decides how every word of `finegrain/cpu_policy.py` and `finegrain/cpu_assignment.py` is written in
-cpus.proto, and what a message that does not say means. Refuses words of a newer version. Refuses to
-know which policies go together: of requests the RM knows.
+It also supplies the defaults of what a message leaves out. Words of a newer version are rejected.
+It does not check which policies may be combined: the resource manager does that for requests.
 """
 
 from __future__ import annotations
@@ -41,22 +40,22 @@ from finegrain.rpc.wire_cpu_words import BIND, EXCLUSIVE, HOST_BIND, NUMA, QOS, 
 from finegrain.rpc.wire_topology import check_cpu_list
 from finegrain.v1 import cpus_pb2 as pb
 
-NODES_MAX = 1_024  # of one assignment or host; the kernel's own limit
+NODES_MAX = 1_024  # of one assignment or host; the kernel has the same limit
 DIMENSIONS_MAX = 64
 NODE_DIMENSIONS = (CPU_MILLI, BEST_EFFORT_CPU_MILLI, MEMORY_BYTES, *MEMORY_PARTS)
 NOTES_MAX = 32
 NOTE_LENGTH_MAX = 1_000
 
 DEFAULT_BINDS = (BindPolicy.NONE, BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
-"""Bind policies that requests which name none can have."""
+"""Bind policies that a host may set as default for requests without one."""
 
 STRICT_BY_DEFAULT = frozenset({NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUMA_NODE})
-"""NUMA policies that are required where no strength is said."""
+"""NUMA policies that are required unless the message says otherwise."""
 
 _STRENGTHS: dict[int, bool] = {pb.STRENGTH_PREFERRED: False, pb.STRENGTH_REQUIRED: True}
 
 POOL_NAME = Writing(PoolName, pb.PoolName, {"package_index": "package", "numa_node_id": "node"})
-"""How the name of a pool is written; a part of other messages, too."""
+"""How the name of a pool is written; other messages contain it, too."""
 
 _write = Writer(
     (
@@ -71,10 +70,10 @@ _assignments: Known[CpuAssignment] = Known(KNOWN_MAX)
 
 
 def cpu_policy_from_proto(message: pb.CpuPolicy, field: str) -> CpuPolicy:
-    """What a request says about its cpus, with the strengths that hold where none are said.
+    """Reads the CPU policy of a request, and adds the default strengths.
 
     Raises:
-        InvalidArgument: a word or strength that nobody knows.
+        InvalidArgument: a word or strength is unknown.
     """
     data = message.SerializeToString()
     policy = _policies.get(data)
@@ -102,9 +101,9 @@ def _checked_policy(message: pb.CpuPolicy, field: str) -> CpuPolicy:
 
 @lru_cache(KNOWN_MAX)
 def cpu_policy_to_proto(policy: CpuPolicy) -> pb.CpuPolicy | None:
-    """The inverse, with every strength said; None for a policy that says nothing.
+    """Writes a policy with all strengths; returns None for the default policy.
 
-    The message is shared: copy it before changing it.
+    The returned message is shared: copy it before changing it.
     """
     if policy == PLAIN:
         return None
@@ -120,10 +119,10 @@ def cpu_policy_to_proto(policy: CpuPolicy) -> pb.CpuPolicy | None:
 
 
 def assignment_from_proto(message: pb.CpuAssignment, field: str) -> CpuAssignment:
-    """The cpus, NUMA nodes and pools of a slot. The result is shared.
+    """Reads the cpus, NUMA nodes and pools of a slot. The returned value is shared.
 
     Raises:
-        InvalidArgument: a malformed list, an unknown word, a node or pool twice.
+        InvalidArgument: a list is malformed, a word is unknown, or a node or pool occurs twice.
     """
     data = message.SerializeToString()
     assignment = _assignments.get(data)
@@ -159,15 +158,15 @@ def _checked_assignment(message: pb.CpuAssignment, field: str) -> CpuAssignment:
 
 @lru_cache(KNOWN_MAX)
 def assignment_to_proto(assignment: CpuAssignment) -> pb.CpuAssignment:
-    """The inverse. The message is shared: copy it before changing it."""
+    """Writes an assignment. The returned message is shared: copy it before changing it."""
     return _write(pb.CpuAssignment, assignment)
 
 
 def host_policy_from_proto(message: pb.HostPolicy, field: str) -> HostPolicy:
-    """One layer of a host's settings; what is not said is None.
+    """Reads one layer of a host's settings; settings that are not set are None.
 
     Raises:
-        InvalidArgument: a malformed list, or a word that nobody knows or that is not for hosts.
+        InvalidArgument: a list is malformed, or a word is unknown or not allowed for hosts.
     """
     default_bind = BIND.optional_word(message.default_bind, f"{field}.default_bind")
     if default_bind is not None and default_bind not in DEFAULT_BINDS:
@@ -190,12 +189,12 @@ def host_policy_from_proto(message: pb.HostPolicy, field: str) -> HostPolicy:
 
 
 def host_policy_to_proto(policy: HostPolicy) -> pb.HostPolicy:
-    """The inverse."""
+    """Writes a host's settings; the inverse of `host_policy_from_proto`."""
     return _write(pb.HostPolicy, policy)
 
 
 def effective_policy_to_proto(policy: EffectivePolicy) -> pb.EffectiveHostPolicy:
-    """What holds on a host, and by whom."""
+    """Writes the settings in effect on a host, with the source of each."""
     strict = policy.strictly_reserved_cpus
     reserved = policy.reserved_cpus
     return pb.EffectiveHostPolicy(
@@ -216,12 +215,12 @@ def effective_policy_to_proto(policy: EffectivePolicy) -> pb.EffectiveHostPolicy
 
 
 def host_cpus_from_proto(message: pb.HostCpus, field: str) -> str:
-    """What an executor announces of its cpus, checked, as compact JSON text.
+    """Reads and checks the cpus that an executor registers; returns them as compact JSON text.
 
-    The names are those of the protocol; `policy` is stored as `finegrain/mapping/stored.py` says.
+    Keys are the protocol's field names. `policy` has the form of `finegrain/mapping/stored.py`.
 
     Raises:
-        InvalidArgument: a malformed list or name, a node twice, a negative amount.
+        InvalidArgument: a list or name is malformed, a node occurs twice, or an amount is negative.
     """
     data: dict[str, object] = {}
     for name in ("slot_cpus", "reserved_cpus", "isolated_cpus"):
@@ -237,7 +236,7 @@ def host_cpus_from_proto(message: pb.HostCpus, field: str) -> str:
 
 
 def host_cpus_to_proto(text: str) -> pb.HostCpus:
-    """The inverse; what a newer version has written besides is ignored."""
+    """Reads the text of `host_cpus_from_proto`; ignores keys of newer versions."""
     data: dict[str, Any] = json.loads(text or "{}")
     message = pb.HostCpus(
         slot_cpus=data.get("slot_cpus", ""),
@@ -259,19 +258,19 @@ def host_cpus_to_proto(text: str) -> pb.HostCpus:
 
 
 def cpus_from_text(text: str, field: str) -> CpuSet:
-    """A cpu list, or a list of nodes, of acceptable length.
+    """Reads a list of cpus or nodes, and checks its length.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: it is not such a list, or too long.
     """
     return CpuSet.parse(check_cpu_list(text, field), field)
 
 
 def notes_from_proto(notes: Any, field: str) -> tuple[str, ...]:
-    """Sentences for people.
+    """Reads sentences for people.
 
     Raises:
-        InvalidArgument: too many, too long, or with control characters.
+        InvalidArgument: there are too many, or one is too long or has control characters.
     """
     if len(notes) > NOTES_MAX:
         raise InvalidArgument(field, f"{len(notes)} notes", f"at most {NOTES_MAX}")
@@ -332,6 +331,6 @@ def _required(strength: int, unspecified: bool, field: str) -> bool:
 
 
 def _strength(policy: StrEnum, required: bool) -> Any:
-    if policy == BindPolicy.DEFAULT:  # in each vocabulary
+    if policy == BindPolicy.DEFAULT:  # the same word in every vocabulary
         return pb.STRENGTH_UNSPECIFIED
     return pb.STRENGTH_REQUIRED if required else pb.STRENGTH_PREFERRED

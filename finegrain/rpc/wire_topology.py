@@ -1,7 +1,7 @@
-"""Hosts and what is enforced on them, between messages, the detector's model and stored data.
+"""Converts a host's topology and isolation reports from and to messages.
 
-Decides the wire form of `finegrain.topology.HostTopology`: what planning and people need, not all
-that detection found. The RM stores the message as JSON-able data (`topology_from_proto`).
+The message has what planning and people need, not everything that detection found. The resource
+manager stores it as JSON data (`topology_from_proto`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from finegrain.values.isolation import Isolation
 _TEXT_LENGTH_MAX = 1_000
 _NOTES_MAX = 100
 _CPU_LIST_LENGTH_MAX = 65_536
-_ISOLATIONS_KNOWN_MAX = 1_024  # most slots of a cluster are enforced in the same few ways
+_ISOLATIONS_KNOWN_MAX = 1_024  # most slots of a cluster have one of few isolations
 
 _ISOLATION_WORDS = tuple(each.name for each in fields(Isolation) if each.name != "notes")
 
@@ -35,7 +35,7 @@ _isolations: Known[Isolation] = Known(_ISOLATIONS_KNOWN_MAX)
 
 
 def topology_to_proto(topology: HostTopology) -> resources_pb2.HostTopology:
-    """The wire form of what detection found."""
+    """Writes the topology that detection found."""
     return resources_pb2.HostTopology(
         online_cpus=str(topology.online),
         allowed_cpus=str(topology.allowed),
@@ -66,10 +66,11 @@ def topology_to_proto(topology: HostTopology) -> resources_pb2.HostTopology:
 
 
 def topology_from_proto(message: resources_pb2.HostTopology, field: str) -> dict[str, object]:
-    """The checked message as JSON-able data; `topology_dict_to_proto` turns it back.
+    """Checks the message and returns it as JSON data.
 
     Raises:
-        InvalidArgument: a malformed cpu list, text with control characters, a negative amount.
+        InvalidArgument: a cpu list is malformed, a text has control characters, or an amount is
+            negative.
     """
     for name in ("online_cpus", "allowed_cpus", "isolated_cpus"):
         check_cpu_list(getattr(message, name), f"{field}.{name}")
@@ -91,21 +92,21 @@ def topology_from_proto(message: resources_pb2.HostTopology, field: str) -> dict
 
 
 def topology_dict_to_proto(data: Mapping[str, object]) -> resources_pb2.HostTopology:
-    """Reads what `topology_from_proto` returned; fields of newer versions are ignored."""
+    """Reads the data of `topology_from_proto`; ignores fields of newer versions."""
     return ParseDict(dict(data), resources_pb2.HostTopology(), ignore_unknown_fields=True)
 
 
 @lru_cache(_ISOLATIONS_KNOWN_MAX)
 def isolation_to_proto(isolation: Isolation) -> resources_pb2.IsolationReport:
-    """Returns the message of an isolation report; it is shared: copy it before changing it."""
+    """Writes an isolation report. The returned message is shared: copy it before changing it."""
     return _write(resources_pb2.IsolationReport, isolation)
 
 
 def isolation_from_proto(message: resources_pb2.IsolationReport, field: str) -> Isolation:
-    """Returns the isolation that a message reports.
+    """Reads an isolation report.
 
     Raises:
-        InvalidArgument: a text is too long or holds control characters.
+        InvalidArgument: a text is too long or has control characters.
     """
     data = message.SerializeToString()
     isolation = _isolations.get(data)
@@ -123,10 +124,10 @@ def _checked_isolation(message: resources_pb2.IsolationReport, field: str) -> Is
 
 
 def check_cpu_list(text: str, field: str) -> str:
-    """The text itself if it is a cpu list of acceptable length (empty: no cpus).
+    """Returns the text itself, if it is a cpu list that is not too long (empty: no cpus).
 
     Raises:
-        InvalidArgument: it is not.
+        InvalidArgument: it is not a cpu list, or too long.
     """
     if len(text) > _CPU_LIST_LENGTH_MAX:
         raise InvalidArgument(

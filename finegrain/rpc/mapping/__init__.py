@@ -1,5 +1,5 @@
-"""Converts dataclasses to protocol messages and back, by their fields and types.
+"""Converts dataclasses to protocol messages and back, by the names and types of their fields.
 
-Services and the client import it; everything else maps with `finegrain/mapping`. What differs
-between a class and its message stands in the tables that a `Reader` or a `Writer` is made of.
+Services and the client use it; all other conversions use `finegrain/mapping`. The tables of a
+`Reader` or a `Writer` list where a class and its message differ.
 """

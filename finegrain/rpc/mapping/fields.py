@@ -1,4 +1,4 @@
-"""What the mappers need to know about the fields of a message."""
+"""Facts about the fields of a message that the mappings need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMESTAMP = "google.protobuf.Timestamp"
 DURATION = "google.protobuf.Duration"
 UNSPECIFIED = "UNSPECIFIED"
 UNIT_SUFFIXES = {TIMESTAMP: ("_ms", ""), DURATION: ("_ms", "_s")}
-"""What the name of an attribute has beyond that of the field."""
+"""Suffixes that an attribute's name may add to the field's name, by type of the field."""
 
 
 def by_type(
@@ -32,7 +32,7 @@ def by_type(
 
 
 def fields_of(message: Any) -> Mapping[str, FieldDescriptor]:
-    """Returns the fields of a message, or of the descriptor of one, by name."""
+    """Returns the fields of a message, or of its descriptor, by name."""
     descriptor = getattr(message, "DESCRIPTOR", message)
     return {each.name: each for each in descriptor.fields}
 
@@ -74,8 +74,10 @@ def message_class(field: FieldDescriptor) -> type[Message]:
 
 
 def numbers_of(kind: type[EnumT], descriptor: EnumDescriptor) -> dict[EnumT, int]:
-    """Returns the protocol's number of each member that has one: PENDING is REQUEST_STATE_PENDING.
-    A member named DEFAULT is what is not said: number 0.
+    """Returns the protocol's number of each enum member that has one.
+
+    PENDING, for example, is REQUEST_STATE_PENDING. A member named DEFAULT has number 0,
+    unspecified.
     """
     prefix = descriptor.values[0].name.removesuffix(UNSPECIFIED)
     known = descriptor.values_by_name
@@ -88,5 +90,5 @@ def numbers_of(kind: type[EnumT], descriptor: EnumDescriptor) -> dict[EnumT, int
 
 
 def members_of(kind: type[EnumT], descriptor: EnumDescriptor) -> dict[int, EnumT]:
-    """Returns the inverse of `numbers_of`."""
+    """Returns the enum members by number; the inverse of `numbers_of`."""
     return {number: member for member, number in numbers_of(kind, descriptor).items()}

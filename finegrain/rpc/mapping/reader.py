@@ -1,4 +1,4 @@
-"""Makes dataclasses of protocol messages."""
+"""Converts protocol messages to dataclasses, with generated and compiled functions."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from finegrain.rpc.mapping.fields import (
 
 T = TypeVar("T")
 UnknownNumber = Callable[[type[Enum], EnumDescriptor, int], Exception]
-"""Returns the error for a number that no member of an enum stands for."""
+"""Returns the error for a number that no member of an enum has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Via:
-    """An attribute that is converted from the field at `path` by a function of its own."""
+    """An attribute that a function converts from the field at `path`."""
 
     path: str
     convert: Callable[[Any], Any]
@@ -49,7 +49,7 @@ class Via:
 
 @dataclass(frozen=True, slots=True)
 class FromMessage:
-    """An attribute that a function makes of the whole message, of which it reads `fields`."""
+    """An attribute that a function computes from the whole message, of which it reads `fields`."""
 
     convert: Callable[[Any], Any]
     fields: tuple[str, ...]
@@ -57,16 +57,17 @@ class FromMessage:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One class and the message that it is read from, with all that differs between them. Names
-    stand in one text, separated by spaces.
+    """One class, the message that it is read from, and the differences between them.
+
+    Lists of names are single texts, separated by spaces.
 
     Attributes:
         kind: the dataclass.
         message: the message.
-        exceptions: for an attribute, the path of its field where that has another name
-            ("request.pids_max"), or how it is made.
+        exceptions: for an attribute, the path of its field if that has another name
+            ("request.pids_max"), or how to compute it.
         given: attributes that the caller passes by name.
-        kept: attributes that no field has; they take their default.
+        kept: attributes that no field has; they keep their default.
         unread: fields that no attribute has.
     """
 
@@ -79,13 +80,13 @@ class Reading:
 
 
 class Reader:
-    """Reads dataclasses from messages; the function of each pair is compiled at its first use.
+    """Reads dataclasses from messages. The function of each pair is compiled on first use.
 
     Args:
-        readings: pairs that differ by more than the rules. Others need not be listed.
-        converters: functions that return the value of a nested message, by its class; or of a
-            text, by the type of the attribute.
-        unknown: makes the error for an unknown number of an enum.
+        readings: pairs with differences. Other pairs need not be listed.
+        converters: functions that convert a nested message, by its class, or a text, by the type of
+            the attribute.
+        unknown: creates the error for an unknown number of an enum.
     """
 
     def __init__(
@@ -101,15 +102,15 @@ class Reader:
         self._compiled: dict[tuple[type, type], Callable[..., Any]] = {}
 
     def __call__(self, kind: type[T], message: Message, /, **given: Any) -> T:
-        """Returns the value that a message stands for.
+        """Converts a message to a value.
 
         Args:
             kind: the dataclass.
-            message: of a type that has its fields.
+            message: a message with its fields.
             given: attributes that the message does not have.
 
         Raises:
-            Exception: what `unknown` made, or a converter raised.
+            Exception: the error that `unknown` created, or that a converter raised.
         """
         function = self._compiled.get((kind, message.__class__))
         if function is None:
@@ -117,7 +118,7 @@ class Reader:
         return cast("T", function(message, **given) if given else function(message))
 
     def each(self, kind: type[T], messages: Sequence[Message]) -> list[T]:
-        """Returns the values of many messages of one type."""
+        """Converts many messages of one type."""
         if not messages:
             return []
         function = self.function(kind, messages[0].__class__)
@@ -136,7 +137,7 @@ class Reader:
 
     @property
     def pairs(self) -> Sequence[tuple[type, type]]:
-        """All pairs compiled so far, nested ones included."""
+        """All pairs compiled so far, including nested ones."""
         return tuple(self._compiled)
 
     def _compile(self, kind: type, message: type[Message]) -> Callable[..., Any]:
@@ -180,7 +181,7 @@ class Reader:
         access: tuple[str, str],
         convert: Callable[[Any], Any] | None,
     ) -> str:
-        """Returns the expression of an attribute; `access`: its parent and how it is read."""
+        """Returns the expression of an attribute; `access` is its parent and how to read it."""
         parent, read = access
         if convert is not None:
             value = f"{source.bind(convert, 'convert')}({read})"
@@ -204,7 +205,7 @@ class Reader:
         return f"tuple({read})" if inner == "item" else f"tuple([{inner} for item in {read}])"
 
     def _one(self, source: Source, hint: Any, described: FieldDescriptor, read: str) -> str:
-        """Returns the expression of one value that is there."""
+        """Returns the expression of one value that is present."""
         name = message_name(described)
         convert = self._converters.get(name or hint)
         if name and (message := message_class(described)) is not None:
@@ -229,7 +230,7 @@ class Reader:
 
 
 class _Members(dict[int, Any]):
-    """Members of an enum by number; a number that is missing raises the error of its maker."""
+    """Members of an enum by number; a missing number raises the error that `unknown` creates."""
 
     def __init__(self, members: Mapping[int, Any], unknown: Callable[[int], Exception]) -> None:
         super().__init__(members)
@@ -243,12 +244,16 @@ _MOMENTS: dict[tuple[str, Any], str] = {
     (TIMESTAMP, datetime): "{0}.ToDatetime({utc})",
     (TIMESTAMP, int): "({0}.seconds * 1000 + {0}.nanos // 1_000_000)",
     (DURATION, float): "{0}.ToMicroseconds() / 1e6",
+    # Rounded up to whole milliseconds, as in `duration_ms_from_proto`.
     (DURATION, int): "({0}.seconds * 1000 - (-{0}.nanos // 1_000_000))",
 }
 
 
 def _field_name(message: type[Message], name: str) -> str:
-    """Returns the field of an attribute; moments and durations have a unit in ours alone."""
+    """Returns the field of an attribute.
+
+    For times and durations, the attribute's name has a unit suffix that the field lacks.
+    """
     fields = fields_of(message)
     if name in fields:
         return name

@@ -1,4 +1,4 @@
-"""Makes protocol messages of dataclasses."""
+"""Converts dataclasses to protocol messages, with generated and compiled functions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class As:
-    """A field that a function of its own makes of the attribute at `path`."""
+    """A field that a function converts from the attribute at `path`."""
 
     path: str
     convert: Callable[[Any], Any]
@@ -46,8 +46,9 @@ class As:
 
 @dataclass(frozen=True, slots=True)
 class FromValue:
-    """A field that a function makes of the whole value, of which it reads `attributes`. None: the
-    field is not set.
+    """A field that a function computes from the whole value, of which it reads `attributes`.
+
+    If the function returns None, the field is not set.
     """
 
     convert: Callable[[Any], Any]
@@ -56,18 +57,19 @@ class FromValue:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """One class and the message that it is written to, with all that differs between them. Names
-    stand in one text, separated by spaces.
+    """One class, the message that it is written to, and the differences between them.
+
+    Lists of names are single texts, separated by spaces.
 
     Attributes:
         kind: the dataclass.
         message: the message.
-        exceptions: for a field, the path of its attribute where that has another name
-            ("registration.default_profile"), or how it is made.
-        parts: paths of nested values whose attributes are those of the message, too; an attribute
-            of the value itself goes before one of a part.
+        exceptions: for a field, the path of its attribute if that has another name
+            ("registration.default_profile"), or how to compute it.
+        parts: paths of nested values whose attributes are fields of the message, too. An attribute
+            of the value itself takes precedence over one of a part.
         given: fields that the caller passes by name; absent ones are not set.
-        kept: paths of attributes that do not travel.
+        kept: paths of attributes that are not written.
         unset: fields that no attribute has.
     """
 
@@ -81,12 +83,12 @@ class Writing:
 
 
 class Writer:
-    """Writes messages of dataclasses; the function of each pair is compiled at its first use.
+    """Writes messages from dataclasses. The function of each pair is compiled on first use.
 
     Args:
-        writings: pairs that differ by more than the rules. Others need not be listed.
-        converters: functions that return a nested message, or a text, of a value: by the type of
-            the attribute, or by the class of the message.
+        writings: pairs with differences. Other pairs need not be listed.
+        converters: functions that convert a value to a nested message or a text, by the type of the
+            attribute or by the class of the message.
     """
 
     def __init__(
@@ -97,11 +99,11 @@ class Writer:
         self._compiled: dict[tuple[type, type], Callable[..., Any]] = {}
 
     def __call__(self, message: type[MessageT], value: object, /, **given: Any) -> MessageT:
-        """Returns the message of a value.
+        """Converts a value to a message.
 
         Args:
-            message: the message.
-            value: a dataclass that has its fields.
+            message: the message class.
+            value: a dataclass with its fields.
             given: fields that the value does not have.
         """
         function = self._compiled.get((value.__class__, message))
@@ -110,7 +112,7 @@ class Writer:
         return cast("MessageT", function(value, **given) if given else function(value))
 
     def each(self, message: type[MessageT], values: Sequence[object]) -> list[MessageT]:
-        """Returns the messages of many values of one class."""
+        """Converts many values of one class."""
         if not values:
             return []
         function = self.function(values[0].__class__, message)
@@ -129,7 +131,7 @@ class Writer:
 
     @property
     def pairs(self) -> Sequence[tuple[type, type]]:
-        """All pairs compiled so far, nested ones included."""
+        """All pairs compiled so far, including nested ones."""
         return tuple(self._compiled)
 
     def _compile(self, kind: type, message: type[Message]) -> Callable[..., Any]:
@@ -171,7 +173,7 @@ class Writer:
         access: str,
         convert: Callable[[Any], Any] | None,
     ) -> str:
-        """Returns the expression of a field; None leaves it unset."""
+        """Returns the expression of a field; an expression that yields None leaves it unset."""
         item = "item" if attribute.optional and not access.isidentifier() else access
         if convert is not None:
             value = f"{source.bind(convert, 'convert')}({item})"
@@ -194,7 +196,7 @@ class Writer:
         return access if inner == "each" else f"[{inner} for each in {access}]"
 
     def _one(self, source: Source, hint: Any, described: FieldDescriptor, access: str) -> str:
-        """Returns the expression of one value that is there."""
+        """Returns the expression of one value that is present."""
         name = message_name(described)
         convert = self._converters.get(hint) or self._converters.get(name)
         if name:
@@ -221,7 +223,7 @@ _MOMENTS: dict[tuple[str, Any], str] = {
 
 
 def _attribute_path(writing: Writing, described: FieldDescriptor) -> str:
-    """Returns the path of the attribute of a field: of the value itself, or of the first part."""
+    """Returns the path of a field's attribute: in the value, or in the first part that has it."""
     suffixes = UNIT_SUFFIXES.get(message_name(described), ("",))
     owners = {"": writing.kind} | {
         part: attribute_at(writing.kind, part).hint for part in writing.parts.split()
