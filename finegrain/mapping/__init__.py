@@ -1,6 +1,6 @@
-"""Converts dataclasses to JSON and rows and back, by their fields and types.
+"""Converts dataclasses to JSON data and table rows and back, by their fields and types.
 
-Standard library only, because the privileged helper and the client load it. The functions are
-compiled once per class, at first use, so they cost what hand-written ones would. Messages of the
-protocol have their own mapper: `finegrain/rpc/mapping`.
+It uses only the standard library, because the privileged helper and the client load it. Functions
+are compiled once per class, on first use, so they are as fast as hand-written ones. Protocol
+messages have their own mapper: `finegrain/rpc/mapping`.
 """

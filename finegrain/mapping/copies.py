@@ -1,4 +1,4 @@
-"""New instances made of the fields of others, by name."""
+"""Creates instances of one class from the fields of another, by name."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ T = TypeVar("T")
 
 
 def copier(target: type[T], source: type, given: str = "") -> Callable[..., T]:
-    """Compiles a function that makes a `target` of a `source`, as quick as a hand-written call.
+    """Compiles a function that creates a `target` from a `source`, as fast as a hand-written call.
 
-    A field that both have is copied, one that only `target` has takes its default.
+    Fields that both classes have are copied; fields that only `target` has get their default.
 
     Args:
         target: a dataclass; may be `source` itself.
-        source: where values are taken from.
+        source: the class to take values from.
         given: names of fields that the caller passes instead, separated by spaces.
 
     Returns:
         `make(source, *, ...)`, with the given fields as keyword arguments.
 
     Raises:
-        MappingError: a field without a default is in neither; `given` names no field.
+        MappingError: a field without a default is in neither, or `given` names an unknown field.
     """
     passed, known, has = given.split(), attributes_of(target), attributes_of(source)
     if unknown := sorted(set(passed) - known.keys()):

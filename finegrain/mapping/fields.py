@@ -1,4 +1,4 @@
-"""The fields of dataclasses and named tuples, with their types resolved."""
+"""The fields of dataclasses and named tuples, with resolved types."""
 
 from __future__ import annotations
 
@@ -11,39 +11,40 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 class MappingError(TypeError):
-    """A class cannot be mapped as it is declared: its fields, or the exceptions, are wrong."""
+    """A class cannot be mapped as it is declared: its fields or the exceptions are wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One field of a class, or a property of it."""
+    """One field or property of a class."""
 
     name: str
     hint: Any  # its type, without `| None`
     optional: bool  # None is allowed
     default: Any  # MISSING: it has none
-    default_factory: Any  # likewise
+    default_factory: Any  # MISSING: it has none
     keyword_only: bool = False
 
     @property
     def required(self) -> bool:
-        """True if an instance cannot be made without it."""
+        """True if an instance cannot be created without it."""
         return self.default is MISSING and self.default_factory is MISSING
 
     def argument(self, expression: str, *, named: bool = False) -> str:
-        """Returns how source code passes it to the constructor: by position, which is faster,
-        unless it is `named` or takes keywords only.
+        """Returns source code that passes it to the constructor.
+
+        It is passed by position, which is faster, unless it is `named` or keyword-only.
         """
         return f"{self.name}={expression}" if named or self.keyword_only else expression
 
 
 def is_mapped(kind: Any) -> bool:
-    """True for classes whose fields can be walked: dataclasses and named tuples."""
+    """True for classes with fields: dataclasses and named tuples."""
     return isinstance(kind, type) and (is_dataclass(kind) or hasattr(kind, "_fields"))
 
 
 _NONE = (MISSING, MISSING)  # a property has no default
-_known: dict[type, Mapping[str, Attribute]] = {}  # resolving annotations is slow
+_known: dict[type, Mapping[str, Attribute]] = {}  # cached, because resolving annotations is slow
 
 
 def attributes_of(kind: type) -> Mapping[str, Attribute]:
@@ -78,8 +79,10 @@ def _resolved(kind: type) -> Mapping[str, Attribute]:
 
 
 def _hints_of(kind: type) -> Mapping[str, Any]:
-    """Returns the types of the fields; Any for an annotation that only type checkers understand
-    (`array[int]`), which no mapper reads.
+    """Returns the types of the fields.
+
+    The type is Any for an annotation that only type checkers understand (`array[int]`), which no
+    mapper reads.
     """
     known: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
@@ -107,7 +110,7 @@ def attribute_at(kind: type, path: str) -> Attribute:
 
 
 def find_attribute(kind: type, name: str) -> Attribute | None:
-    """Returns a field or property by name, None if the class has neither."""
+    """Returns a field or property by name; None if the class has neither."""
     if name in attributes_of(kind):
         return attributes_of(kind)[name]
     found = getattr(kind, name, None)
@@ -127,8 +130,9 @@ def split_optional(hint: Any) -> tuple[Any, bool]:
 
 
 def item_of(hint: Any) -> Any:
-    """Returns the type of the items of a sequence type, None if it is none: `tuple[X, ...]`,
-    `list[X]`, `Sequence[X]`.
+    """Returns the type of the items of a sequence type; None for other types.
+
+    Sequence types are `tuple[X, ...]`, `list[X]` and `Sequence[X]`.
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
@@ -139,8 +143,9 @@ def item_of(hint: Any) -> Any:
 
 
 def pair_of(hint: Any) -> tuple[Any, Any] | None:
-    """Returns the key and value types of a mapping, or of its frozen form
-    `tuple[tuple[K, V], ...]`; None for other types.
+    """Returns the key and value types of a mapping type; None for other types.
+
+    The frozen form `tuple[tuple[K, V], ...]` counts as a mapping type, too.
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if isinstance(origin, type) and issubclass(origin, Mapping):

@@ -1,4 +1,8 @@
-"""Checks JSON data against the types of fields. Errors name the path of what is wrong."""
+"""Checks JSON data against the types of fields.
+
+The functions raise InvalidArgument, which names the path of the wrong part. Their argument `where`
+is the path of the data.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ Reader = Callable[[Any, str], Any]
 """Reads data; the second argument is the path of the data, for errors."""
 
 Items = type[list[Any]] | type[tuple[Any, ...]]
-"""What a list of JSON is read as."""
+"""The type that a JSON list becomes."""
 
 
 def join_path(where: str, key: str) -> str:
@@ -25,30 +29,30 @@ def join_path(where: str, key: str) -> str:
 
 
 def required(where: str, key: str) -> None:
-    """Raises the error for a key without which there is no value."""
+    """Raises InvalidArgument for a missing key that is required."""
     raise InvalidArgument(join_path(where, key), None, "a value: the field is required")
 
 
 def check_list(longest: int, data: Any, where: str) -> None:
-    """Raises InvalidArgument unless the data is a list that is not too long."""
+    """Raises InvalidArgument unless the data is a list of at most `longest` items."""
     if not isinstance(data, list | tuple) or len(data) > longest:
         raise InvalidArgument(where, data, f"a list of at most {longest} items")
 
 
 def check_object(name: str, data: Any, where: str) -> None:
-    """Raises InvalidArgument unless the data is an object; `name` stands in for an empty path."""
+    """Raises InvalidArgument unless the data is an object; `name` is used if the path is empty."""
     if not isinstance(data, Mapping):
         raise InvalidArgument(where or name, data, "an object")
 
 
 def refuse_unknown(keys: frozenset[str], data: Mapping[str, Any], where: str) -> None:
-    """Raises the error for the first of the keys that are not among those known."""
+    """Raises InvalidArgument for the first unknown key, in sorted order."""
     path = join_path(where, str(min(data.keys() - keys)))
     raise InvalidArgument(path, "present", f"one of {', '.join(sorted(keys))}")
 
 
 def read_member(kind: type[Enum], members: Mapping[Any, Enum], data: Any, where: str) -> Any:
-    """Returns the member of an enum with that value."""
+    """Returns the member of an enum with this value."""
     try:
         return members[data]
     except (KeyError, TypeError):
@@ -58,7 +62,8 @@ def read_member(kind: type[Enum], members: Mapping[Any, Enum], data: Any, where:
 
 def read_plain(kind: type, data: Any, where: str) -> Any:
     """Returns data of a plain type: text, number or boolean."""
-    # bool is an int in Python, but not in a model; JSON has no floats without a fraction.
+    # In Python a bool is an int, so compare exact types. JSON writers may drop an empty fraction,
+    # so an int is accepted as a float.
     if type(data) is kind:
         return data
     if kind is float and type(data) is int:
@@ -72,24 +77,24 @@ def read_any(data: Any, _where: str) -> Any:
 
 
 def read_items(read: Reader, kind: Items, data: Any, where: str) -> Any:
-    """Returns a list or a tuple of items, each of them read."""
+    """Reads a list item by item into a list or tuple."""
     if type(data) is not list and not isinstance(data, tuple):
         raise InvalidArgument(where, data, "a list")
     try:
         return kind(map(read, data, repeat(where)))
-    except InvalidArgument:  # now it is worth making the path of each item
+    except InvalidArgument:  # read again, with the path of each item for the error
         return kind([read(each, f"{where}[{at}]") for at, each in enumerate(data)])
 
 
 def read_plain_items(item: type, kind: Items, data: Any, where: str) -> Any:
-    """Does the same for items of a plain type, without a path for each of them."""
+    """Reads a list of plain items; faster than `read_items`."""
     if type(data) is list and set(map(type, data)) <= {item}:
         return kind(data)
     return read_items(partial(read_plain, item), kind, data, where)
 
 
 def read_pairs(key: type, read: Reader, frozen: bool, data: Any, where: str) -> Any:
-    """Returns an object as a mapping, or as sorted pairs if `frozen`, each value read."""
+    """Reads an object into a mapping, or into sorted pairs if `frozen`."""
     if type(data) is not dict:
         check_object("", data, where)
     pairs = {key(name): read(item, f"{where}[{name}]") for name, item in data.items()}
@@ -97,21 +102,21 @@ def read_pairs(key: type, read: Reader, frozen: bool, data: Any, where: str) -> 
 
 
 def read_plain_pairs(value: type, frozen: bool, data: Any, where: str) -> Any:
-    """Does the same where keys are text and values plain; without a path for each of them."""
+    """Reads an object with text keys and plain values; faster than `read_pairs`."""
     if type(data) is dict and set(map(type, data.values())) <= {value}:
         return tuple(sorted(data.items())) if frozen else dict(data)
     return read_pairs(str, partial(read_plain, value), frozen, data, where)
 
 
 def read_cpu_list(data: Any, where: str) -> CpuSet:
-    """Returns CPUs in the kernel's list notation."""
+    """Reads a cpu list in the kernel's notation."""
     if not isinstance(data, str):
         raise InvalidArgument(where, data, "a CPU list, such as 0-3,8")
     return CpuSet.parse(data, where)
 
 
 def read_moment(data: Any, where: str) -> datetime:
-    """Returns a moment in RFC 3339."""
+    """Reads a time in RFC 3339."""
     try:
         return datetime.fromisoformat(data)
     except (ValueError, TypeError):

@@ -1,8 +1,8 @@
-"""Dataclasses as JSON-able data, and back.
+"""Converts dataclasses to JSON data and back.
 
-Fields stand under their names. Enums are written by value, tuples as lists, tuples of (text, value)
-pairs and mappings as objects, moments as RFC 3339 in UTC ("Z"), bytes as text (undecodable ones
-replaced). Anything else about a class stands in the table of forms of a `JsonCodec`.
+Keys are the names of the fields. Enums are written by value, tuples as lists, mappings and tuples
+of (text, value) pairs as objects, times as RFC 3339 in UTC ("Z"), bytes as text (undecodable ones
+are replaced). Differences from these rules are listed by class in the forms of a `JsonCodec`.
 """
 
 from __future__ import annotations
@@ -49,18 +49,19 @@ _AS_THEY_ARE = frozenset((*PLAIN, NoneType))
 
 @dataclass(frozen=True, slots=True)
 class JsonForm:
-    """How JSON differs from the fields of one class. Several names are separated by blanks.
+    """How the JSON of one class differs from its fields. Several names are separated by spaces.
 
     Attributes:
         omit: which fields are left out: none, those that are None, or those with their default.
-        always: fields that are written all the same.
-        names: keys that differ from the name of the attribute, by attribute.
-        hidden: attributes that are never written, and take their default when read.
-        inline: attributes that are objects whose members stand beside the others.
-        as_list: a list of the fields in order instead of an object.
-        ignore_unknown: keys that no field has are ignored even by a codec that refuses them.
-        write: replaces all of the above: returns the data of a value.
-        read: likewise: returns the value of data at a path, or raises InvalidArgument.
+        always: fields that are written even then.
+        names: key by attribute, where they differ.
+        hidden: attributes that are never written, and get their default when read.
+        inline: attributes that are objects whose members are written beside the others.
+        as_list: if true, a list of the fields in order is written instead of an object.
+        ignore_unknown: if true, unknown keys are ignored even by a codec that rejects them.
+        write: replaces all of the above when writing: returns the data of a value.
+        read: replaces all of the above when reading: returns the value of the data at a path, or
+            raises InvalidArgument.
     """
 
     omit: Literal["nothing", "none", "default"] = "nothing"
@@ -75,12 +76,12 @@ class JsonForm:
 
 
 class JsonCodec:
-    """Writes and reads JSON-able data of dataclasses and of what they hold.
+    """Writes and reads JSON data of dataclasses and their fields.
 
     Args:
-        forms: what differs from the rule, by class.
-        refuse_unknown: keys that no field has are an error; by default they are ignored, so that an
-            older program reads what a newer one wrote.
+        forms: differences from the rules, by class.
+        refuse_unknown: if true, unknown keys are an error. By default they are ignored, so that an
+            older program can read what a newer one wrote.
     """
 
     def __init__(
@@ -92,21 +93,21 @@ class JsonCodec:
         self._readers: dict[Any, Reader] = {}
 
     def to_json(self, value: object) -> Any:
-        """Returns JSON-able data: dicts, lists, texts, numbers, booleans and None."""
+        """Returns JSON data: dicts, lists, texts, numbers, booleans and None."""
         kind = type(value)
         writer = self._writers.get(kind) or self._writer(kind)
         return writer(value)
 
     def from_json(self, kind: type[T], data: object, where: str = "") -> T:
-        """Returns the value that `to_json` wrote. Absent keys take the defaults of the fields.
+        """Reads what `to_json` wrote. Absent keys get the defaults of the fields.
 
         Args:
             kind: a dataclass, or any type that a field may have.
-            data: what the JSON text held.
-            where: path of the data, for errors; empty: of the whole.
+            data: the parsed JSON.
+            where: path of the data, for errors; empty: the data is the whole.
 
         Raises:
-            InvalidArgument: with the path of what is missing, unknown or of another type.
+            InvalidArgument: something is missing, unknown or of another type; it names the path.
         """
         reader = self._readers.get(kind) or self._reader(kind)
         return cast("T", reader(data, where))
@@ -114,7 +115,7 @@ class JsonCodec:
     # -- writing -----------------------------------------------------------------------------
 
     def _writer(self, hint: Any) -> Callable[[Any], Any]:
-        """Returns the function that writes values of a type; compiled at its first use."""
+        """Returns the function that writes values of a type; compiled on first use."""
         found = self._writers.get(hint)
         if found is None:
             found = self._writers[hint] = self._make_writer(hint)
@@ -135,7 +136,7 @@ class JsonCodec:
 
     def _runtime_writer(self, hint: Any) -> Callable[[Any], Any]:
         if hint is Any or hint is object or not isinstance(hint, type):
-            return self.to_json  # of any type: decided by the value
+            return self.to_json  # decided by the type of the value
         if issubclass(hint, Enum):
             return lambda value: value.value
         if issubclass(hint, bytes):
@@ -188,7 +189,7 @@ class JsonCodec:
         return source.compile("write(value)", [*body, "return data"])
 
     def _written(self, source: Source, each: Attribute, name: str = "") -> str:
-        """Returns the expression of one field; `name`: where its value stands already."""
+        """Returns the expression of one field; `name`: the variable with its value, if any."""
         access = name or f"value.{each.name}"
         if each.hint in PLAIN:
             return access
@@ -203,7 +204,7 @@ class JsonCodec:
     # -- reading -----------------------------------------------------------------------------
 
     def _reader(self, hint: Any) -> Reader:
-        """Returns the function that reads data of a type; compiled at its first use."""
+        """Returns the function that reads data of a type; compiled on first use."""
         found = self._readers.get(hint)
         if found is None:
             found = self._readers[hint] = self._make_reader(hint)
@@ -290,10 +291,12 @@ class JsonCodec:
     def _checked(
         self, source: Source, each: Attribute, item: str, key: str, *, first: bool = False
     ) -> list[str]:
-        """Returns the lines that convert one item that is there; `first`: without one `if` of the
-        same item before them.
+        """Returns the lines that convert one item that is present.
+
+        With `first`, no `if` about the same item is before them.
         """
-        # The path as `join_path` returns it, without a call: it is rarely needed.
+        # The same path as `join_path` returns, without a call in the generated code: it is rarely
+        # needed.
         path = f"w + {f'.{key}'!r} if w else {key!r}"
         lines = []
         if isinstance(each.hint, type) and issubclass(each.hint, StrEnum):
@@ -314,7 +317,7 @@ class JsonCodec:
 
 
 def moment_text(moment: datetime) -> str:
-    """Returns a moment as RFC 3339 in UTC, with "Z"."""
+    """Returns a time as RFC 3339 in UTC, with "Z"."""
     return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -327,7 +330,7 @@ def _differs(source: Source, each: Attribute, item: str) -> str:
     default = each.default if each.default is not MISSING else each.default_factory()
     if default is None or isinstance(default, Enum):
         return f"({item}) is not {source.bind(default, 'default')}"
-    if not default and not each.optional:  # no comparison: those of some types are slow
+    if not default and not each.optional:  # no comparison: it is slow for some types
         return item
     return f"({item}) != {source.bind(default, 'default')}"
 

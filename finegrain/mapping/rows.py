@@ -1,4 +1,4 @@
-"""Dataclasses as rows of a table, and back: one value per column, in the order of the columns."""
+"""Converts dataclasses to table rows and back: one value per column, in column order."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """How values of a type stand in a column: `write` returns what is stored, `read` the value."""
+    """How values of a type are stored: `write` returns the stored form, `read` the value."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
 
 
 FLOAT = Text(repr, float)
-"""A float as text, exact on every database."""
+"""A float as text, which is exact in every database."""
 
 WORD = Text(str, str)
-"""A text that may be a member of an enum, which drivers have ideas of their own about."""
+"""A text that may be an enum member, which some drivers would store in another way."""
 
 
 @dataclass(frozen=True)
 class RowCodec(Generic[T]):
-    """Writes and reads the rows of one class. Enums are stored as text and booleans as what the
-    driver makes of them; None stays None.
+    """Writes and reads the rows of one class.
+
+    Enums are stored as text, and booleans as the driver stores them; None stays None.
 
     Attributes:
         kind: the dataclass.
         columns: names of the columns, in order; each is the name of an attribute.
         texts: how values of other types are stored, by type (without `| None`).
-        exceptions: for a column, the path of its attribute where that has another name
+        exceptions: for a column, the path of its attribute if that has another name
             ("spec.request.allocation_id"), or that path and how it is stored.
-        parts: paths of nested dataclasses whose fields have columns of their own ("spec").
+        parts: paths of nested dataclasses whose fields have their own columns ("spec").
         unstored: paths of attributes that have no column ("booked spec.gang_id").
     """
 
@@ -54,7 +55,7 @@ class RowCodec(Generic[T]):
 
     @cached_property
     def encode(self) -> Callable[[T], Row]:
-        """Returns the row of a value; compiled at its first use.
+        """Returns the row of a value; compiled on first use.
 
         Raises:
             MappingError: a column has no attribute.
@@ -63,8 +64,9 @@ class RowCodec(Generic[T]):
 
     @cached_property
     def decode(self) -> Callable[[Sequence[Any]], T]:
-        """Returns the value of a row; compiled at its first use. Attributes without a column take
-        their default.
+        """Returns the value of a row; compiled on first use.
+
+        Attributes without a column get their default.
 
         Raises:
             MappingError: a column has no attribute, or an attribute that is not in `unstored` has
@@ -116,7 +118,7 @@ def _compile_decode(codec: RowCodec[Any]) -> Callable[..., Any]:
 
 
 def _located(codec: RowCodec[Any]) -> dict[str, tuple[Attribute, str]]:
-    """Returns, by column, its attribute and the expression that reads that."""
+    """Returns, for each column, its attribute and the expression that reads it."""
     if unknown := codec.exceptions.keys() - set(codec.columns):
         raise MappingError(f"{codec.kind.__name__} has no columns {', '.join(sorted(unknown))}")
     parts = codec.parts.split()
@@ -154,7 +156,7 @@ def _stored(
     elif isinstance(attribute.hint, type) and issubclass(attribute.hint, str):
         if attribute.hint is str:
             return access
-        write = source.bind(str, "str")  # drivers have ideas of their own about members of StrEnum
+        write = source.bind(str, "str")  # drivers may treat StrEnum members differently
     else:
         return access
     if attribute.optional:
@@ -171,7 +173,7 @@ def _loaded(
     elif hint is bool:
         value = f"{source.bind(bool, 'bool')}({access})"
     elif isinstance(hint, type) and issubclass(hint, Enum):
-        # Looked up here, because making a member of its value costs as much as the rest of a row.
+        # A dict is faster: calling the enum would cost as much as the rest of the row.
         value = f"{source.bind({each.value: each for each in hint}, 'members')}[{access}]"
     else:
         return access

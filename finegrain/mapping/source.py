@@ -1,7 +1,7 @@
 """Compiles the functions that the mappers generate.
 
-Straight-line code runs several times faster than a loop over fields; `dataclasses` and attrs
-generate their methods for the same reason.
+Straight-line code is several times faster than a loop over fields; `dataclasses` and attrs generate
+their methods for the same reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Source:
         self._names: dict[str, Any] = {}
 
     def bind(self, value: object, hint: str = "bound") -> str:
-        """Returns the name under which the function finds a value of ours."""
+        """Returns the name by which the generated function refers to a value."""
         for name, known in self._names.items():
             if known is value:
                 return name
@@ -39,7 +39,7 @@ class Source:
         file = f"<mapping {next(_numbers)}: {name}>"
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         namespace = dict(self._names)
-        # Only names of our own classes and fields are in the text, never data.
+        # Safe: the text has only names of classes and fields, never data.
         exec(compile(text, file, "exec"), namespace)  # noqa: S102
         function: Callable[..., Any] = namespace[name]
         return function

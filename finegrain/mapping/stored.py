@@ -1,8 +1,7 @@
-"""How values of ours are stored as JSON: in rows, job events and checkpoints.
+"""The JSON form of stored values: in table rows, job events and checkpoints.
 
-Programs of several versions read it, so a class may gain fields with a default, and nothing else
-changes without a migration. Data with keys that no field has was written by something else, and is
-refused.
+Several versions of the programs read it. So a class may gain fields with a default; any other
+change needs a migration. Data with unknown keys was written by something else, and is rejected.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from finegrain.values.isolation import Isolation
 FORMS = {
     ResourceProfile: PROFILE_FORM,
     CpuPolicy: JsonForm(omit="default"),
-    HostPolicy: JsonForm(omit="none"),  # a layer says nothing of what is absent
+    HostPolicy: JsonForm(omit="none"),  # absent settings are unset in that layer
     CpuAssignment: JsonForm(omit="default", always="qos"),
     PoolName: JsonForm(as_list=True),
     Isolation: JsonForm(omit="default", ignore_unknown=True),  # versions may add dimensions
 }
-"""What differs from the rule, by class; packages add classes of their own."""
+"""Differences from the rules, by class; packages add their own classes."""
 
 STORED = JsonCodec(FORMS, refuse_unknown=True)

@@ -1,7 +1,7 @@
-"""The base of values that programs read as JSON (`-o json`, `to_dict()`).
+"""The base class of values that programs read as JSON (`-o json`, `to_dict()`).
 
-Bytes are integers, moments are RFC 3339 in UTC ("Z"), durations are float seconds, names are in
-snake_case, an absent value is null, what a task wrote is text (undecodable bytes replaced).
+Bytes are integers, times are RFC 3339 in UTC ("Z"), durations are float seconds, names are in
+snake_case, absent values are null. The output of a task is text (undecodable bytes are replaced).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from finegrain.mapping.json_form import JsonCodec
 from finegrain.resources import PROFILE_FORM, ResourceProfile
 
 SHOWN = JsonCodec({ResourceProfile: PROFILE_FORM})
-"""Every field, whatever it holds; of profiles those that are not zero."""
+"""Writes every field, whatever its value; of profiles only the amounts that are not zero."""
 
 
 class Value:
@@ -21,6 +21,6 @@ class Value:
     __slots__ = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the JSON-able form; see the head of this module."""
+        """Returns the JSON form, as described at the top of this module."""
         data: dict[str, Any] = SHOWN.to_json(self)
         return data

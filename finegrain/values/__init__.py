@@ -1,1 +1,1 @@
-"""Values that travel between programs: one class each, for all of them."""
+"""Values that several programs exchange; each has one class for all of them."""

@@ -14,15 +14,16 @@ class Dimension(Value):
     dimension: str
     asked: int
     free: int
-    largest_hole: int  # on one executor
+    largest_hole: int  # most that is free on one executor
     total: int
 
 
 @dataclass(frozen=True, slots=True)
 class Counterfactual(Value):
-    """One change of a request with which it would fit now: amounts that are lower (`free` of each
-    entry is the amount at which it fits), or policies ("bind", "exclusive", "numa", "qos") that are
-    not required.
+    """One change of a request with which it would fit now.
+
+    Either amounts are lower (`free` of each entry is the amount that fits), or policies ("bind",
+    "exclusive", "numa", "qos") are not required.
     """
 
     executor_id: str
@@ -36,4 +37,4 @@ class GangSpot(Value):
     """One place where a gang could go: an executor, or a value of its label."""
 
     name: str  # empty: the whole cluster
-    placeable: int  # members that fit there now
+    placeable: int  # number of members that fit there now

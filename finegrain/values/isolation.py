@@ -1,4 +1,4 @@
-"""What the kernel really enforces of a slot, or of all slots of a host."""
+"""What the kernel really enforces for a slot, or for all slots of a host."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from finegrain.mapping.value import Value
 
 @dataclass(frozen=True, slots=True)
 class Isolation(Value):
-    """What is really enforced, per dimension: "none" means that it is only booked, an empty text
-    that the executor did not report it. The words are those of IsolationReport (resources.proto).
+    """What is really enforced, per dimension.
+
+    "none" means that it is only booked; an empty text means that the executor did not report it.
+    The words are those of IsolationReport (resources.proto).
     """
 
     cpu: str = ""  # "quota", "cpus"

@@ -1,4 +1,4 @@
-"""What became of the items of a batch."""
+"""The outcome of the items of a batched call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from finegrain.mapping.value import Value
 
 @dataclass(frozen=True, slots=True)
 class ItemOutcome(Value):
-    """What became of one item of a batch; `reason` is empty where it was done."""
+    """The outcome of one item of a batched call; `reason` is empty if it succeeded."""
 
     id: str
     reason: str = ""
@@ -18,5 +18,5 @@ class ItemOutcome(Value):
 
     @property
     def ok(self) -> bool:
-        """True where the item was done, or begun."""
+        """True if the item was done, or was started."""
         return not self.reason

@@ -1,5 +1,7 @@
-"""States of what the resource manager and executors report, as words. Each is the number of the
-same name in the protocol; the comments there say what may follow what.
+"""States in reports of the resource manager and executors, as words.
+
+Each word is an enum value of the same name in the protocol; the comments there list the
+transitions.
 """
 
 from __future__ import annotations
@@ -11,31 +13,31 @@ class RequestState(StrEnum):
     """State of a slot request."""
 
     PENDING = "PENDING"  # durable and queued
-    ALLOCATING = "ALLOCATING"  # placed; the executor is carving
+    ALLOCATING = "ALLOCATING"  # placed; the executor is carving its slot
     GRANTED = "GRANTED"  # its slot exists
-    CANCELLED = "CANCELLED"  # ended: taken back before it was granted
+    CANCELLED = "CANCELLED"  # ended: cancelled before it was granted
     REJECTED = "REJECTED"  # ended: could not be served
-    RELEASED = "RELEASED"  # ended: had a slot and gave it back
+    RELEASED = "RELEASED"  # ended: its slot was released
     LOST = "LOST"  # ended: its slot was lost
 
     @property
     def has_ended(self) -> bool:
-        """True where nothing more will happen to the request."""
+        """True if the request will not change state any more."""
         return self not in (RequestState.PENDING, RequestState.ALLOCATING, RequestState.GRANTED)
 
 
 class SlotState(StrEnum):
-    """State of a slot at the resource manager; capacity is booked in every one of them."""
+    """State of a slot at the resource manager; its capacity is booked in each of them."""
 
-    PENDING = "PENDING"  # ordered; the executor has not confirmed
+    PENDING = "PENDING"  # ordered; the executor has not confirmed it
     ALLOCATED = "ALLOCATED"  # carved and enforced on its host
-    FREEING = "FREEING"  # being taken down, or of an executor whose true state is unknown
+    FREEING = "FREEING"  # being removed, or its executor's true state is unknown
 
 
 class ExecutorState(StrEnum):
     """State of an executor at the resource manager."""
 
-    UNCONFIRMED = "UNCONFIRMED"  # stored, and not registered since the resource manager started
+    UNCONFIRMED = "UNCONFIRMED"  # stored; not registered since the resource manager started
     ACTIVE = "ACTIVE"  # registered and reporting
     LOST = "LOST"  # silent for longer than the lost timeout
 
@@ -43,14 +45,14 @@ class ExecutorState(StrEnum):
 class TaskState(StrEnum):
     """State of a task."""
 
-    STARTING = "STARTING"  # its process is being made
+    STARTING = "STARTING"  # its process is being created
     RUNNING = "RUNNING"  # its process runs
-    EXITED = "EXITED"  # it and all its children are gone
+    EXITED = "EXITED"  # it and all its child processes have ended
     FAILED = "FAILED"  # it never ran
 
     @property
     def has_ended(self) -> bool:
-        """True where nothing more will happen to the task."""
+        """True if the task will not change state any more."""
         return self in (TaskState.EXITED, TaskState.FAILED)
 
 
@@ -59,21 +61,21 @@ class GangPlacement(StrEnum):
 
     ANYWHERE = "ANYWHERE"  # wherever they fit
     SAME_EXECUTOR = "SAME_EXECUTOR"  # all on one executor
-    SAME_LABEL = "SAME_LABEL"  # on executors with one and the same value of a label
-    SPREAD = "SPREAD"  # each on an executor of its own
+    SAME_LABEL = "SAME_LABEL"  # on executors with the same value of a label
+    SPREAD = "SPREAD"  # each on a different executor
 
 
 class ResizeState(StrEnum):
-    """State of a change of a slot's size."""
+    """State of a resize of a slot."""
 
-    WAITING = "WAITING"  # queued: no room yet, or the slot uses more than it will have
-    ORDERED = "ORDERED"  # the executor was told; the larger of both sizes is booked
+    WAITING = "WAITING"  # queued: no room yet, or the slot uses more than its new size
+    ORDERED = "ORDERED"  # sent to the executor; the larger of both sizes is booked
 
 
 class ProvidedExecutorState(StrEnum):
-    """State of an executor that was asked for."""
+    """State of an executor that was requested from a provider."""
 
-    ASKED = "ASKED"  # durable; whether its provider started it is not known
-    STARTED = "STARTED"  # its provider has started it; it has not registered yet
-    REGISTERED = "REGISTERED"  # it came
-    STOPPING = "STOPPING"  # being given back, until its provider says that nothing is left
+    ASKED = "ASKED"  # durable; it is unknown whether its provider started it
+    STARTED = "STARTED"  # started by its provider; not registered yet
+    REGISTERED = "REGISTERED"  # registered with the resource manager
+    STOPPING = "STOPPING"  # being stopped, until its provider reports that nothing is left

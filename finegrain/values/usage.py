@@ -10,7 +10,7 @@ from finegrain.mapping.value import Value
 
 @dataclass(frozen=True, slots=True)
 class Usage(Value):
-    """What slots really use, measured; never what is booked."""
+    """Measured use of slots, as opposed to what is booked."""
 
     cpu_milli: int = 0
     memory_bytes: int = 0
@@ -22,11 +22,13 @@ NO_USAGE = Usage()
 
 @dataclass(frozen=True, slots=True)
 class Zone(Value):
-    """What slots can have of one NUMA node, have, and could have. Slots that are bound to no node
-    are not counted, beside dedicated cpus: they weigh on the host's total alone.
+    """Capacity of one NUMA node for slots: in total, allocated and available.
+
+    Slots that are bound to no node are not counted, except for their dedicated cpus. They count
+    only against the host's total.
     """
 
-    node: int  # its id
+    node: int  # id of the node
     total: Mapping[str, int]
     allocated: Mapping[str, int]
     available: Mapping[str, int]
