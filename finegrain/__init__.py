@@ -1,1 +1,4 @@
-"""Shared vocabulary: value types, cpusets, topology, errors; imports nothing of ours."""
+"""Shared vocabulary: value types, cpu sets, topology, errors.
+
+It imports no other package of ours.
+"""

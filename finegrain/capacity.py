@@ -1,6 +1,6 @@
-"""What one executor may promise to slots: the value that planning makes and people look at.
+"""The capacity of one executor for slots, as a value for planning and for people.
 
-Refuses to know how it was planned (`task_executor/host/capacity.py`) and what is taken of it.
+`task_executor/host/capacity.py` computes it. What slots have taken of it is not part of it.
 """
 
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from finegrain.topology import HugePages
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
-    """One NUMA node's part.
+    """The part of one NUMA node.
 
-    The nodes' memory may add up to more than the executor's total (a memory limit holds for all
-    nodes together), so both are limits of their own.
+    The nodes' memory may add up to more than the executor's total, because a memory limit applies
+    to all nodes together. So both are separate limits.
     """
 
     id: int
-    cpus: CpuSet  # those of Capacity.cpus that are on this node
-    memory_bytes: int  # a multiple of 64 KiB; 0 if unknown or not ours
-    default_memory: bool  # False: apart from the total; HBM, CXL, persistent or GPU memory
+    cpus: CpuSet  # the cpus of Capacity.cpus on this node
+    memory_bytes: int  # a multiple of 64 KiB; 0 if unknown or not usable
+    default_memory: bool  # False: not part of the total; HBM, CXL, persistent or GPU memory
     hugepages: tuple[HugePages, ...] = ()
 
 
@@ -30,10 +30,10 @@ class NodeCapacity:
 class Capacity:
     """Totals of one executor, after all reserves and limits."""
 
-    cpus: CpuSet  # every CPU that slots may run on
-    isolated_cpus: CpuSet  # those of cpus that only exclusive slots may use
-    core_count: int  # physical cores that cpus touches
-    cpu_milli_total: int  # 1000 per CPU (hardware thread), or less under a CPU time quota
+    cpus: CpuSet  # every cpu that slots may run on
+    isolated_cpus: CpuSet  # the part of cpus that only exclusive slots may use
+    core_count: int  # number of physical cores with at least one of cpus
+    cpu_milli_total: int  # 1000 per cpu (hardware thread), or less under a CPU time quota
     memory_bytes_total: int  # a multiple of 64 KiB
     nodes: tuple[NodeCapacity, ...]
     reserved_cpus: CpuSet = EMPTY
@@ -41,11 +41,15 @@ class Capacity:
     warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-able data, CPU sets in the kernel's list notation."""
+        """Returns JSON data, with cpu sets in the kernel's list notation."""
         encoded: dict[str, Any] = to_json(self)
         return encoded
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Capacity":
-        """The inverse of to_dict.  Raises InvalidArgument that names the wrong field."""
+        """Reads the data of `to_dict`.
+
+        Raises:
+            InvalidArgument: names the wrong field.
+        """
         return from_json(cls, data)

@@ -1,7 +1,4 @@
-"""Which cpus and NUMA nodes a slot has: decided by the RM, enforced by the executor, shown to all.
-
-Decides nothing; the value alone.
-"""
+"""The cpus and NUMA nodes of a slot: chosen by the resource manager, enforced by the executor."""
 
 from __future__ import annotations
 
@@ -14,14 +11,17 @@ from finegrain.mapping.value import Value
 
 
 class PoolName(NamedTuple):
-    """A shared pool: the cpus of one NUMA node in one package. Every QoS class has its own."""
+    """A shared pool: the cpus of one NUMA node in one package.
+
+    Every QoS class has its own pools.
+    """
 
     package: int  # index in the host's topology
-    node: int  # the NUMA node's id; -1 where the host does not tell
+    node: int  # id of the NUMA node; -1 if unknown
 
 
 class NodeShare(NamedTuple):
-    """What a slot takes of one NUMA node: (dimension, amount), sorted, without zeros."""
+    """What a slot takes of one NUMA node: (dimension, amount) pairs, sorted, without zeros."""
 
     node: int
     amounts: tuple[tuple[str, int], ...]
@@ -32,13 +32,13 @@ class CpuAssignment(Value):
     """The cpus, NUMA nodes and pools of one slot."""
 
     qos: QosClass = QosClass.LS
-    cpus: CpuSet = EMPTY  # its own; empty: it runs in a shared pool
-    bind: BindPolicy = BindPolicy.NONE  # what its cpus were chosen by
-    exclusive: ExclusivePolicy = ExclusivePolicy.NONE  # what was reached
-    numa: tuple[NodeShare, ...] = ()  # by node; empty: it is bound to none
-    memory_nodes: NodeSet = EMPTY  # whose memory it may use; empty: all
-    pools: tuple[PoolName, ...] = ()  # those that it runs in; empty: all of its class
-    notes: tuple[str, ...] = ()  # what was preferred and could not be had, a sentence each
+    cpus: CpuSet = EMPTY  # dedicated cpus; empty: it runs in shared pools
+    bind: BindPolicy = BindPolicy.NONE  # the policy by which its cpus were chosen
+    exclusive: ExclusivePolicy = ExclusivePolicy.NONE  # the exclusiveness that was reached
+    numa: tuple[NodeShare, ...] = ()  # by node; empty: it is bound to no node
+    memory_nodes: NodeSet = EMPTY  # nodes whose memory it may use; empty: all
+    pools: tuple[PoolName, ...] = ()  # the pools that it runs in; empty: all of its class
+    notes: tuple[str, ...] = ()  # preferences that could not be satisfied, a sentence each
 
     @property
     def nodes(self) -> tuple[int, ...]:

@@ -1,10 +1,8 @@
-"""How a slot wants its cpus, and how a host gives them: the words, and which of them holds.
-
-Decides the vocabulary of CPU orchestration and the order of the layers that settings come from.
-Refuses to know topologies, and what of it can be had on one host (the engine's `cpus` package).
+"""CPU policies of requests and hosts: their words, and how layers of host settings are combined.
 
 The words are those of the field: QoS classes, bind policies, exclusive policies and NUMA alignment
-policies of Koordinator, NUMA strategies of its scheduler, alignment policies of the kubelet.
+policies of Koordinator, NUMA strategies of its scheduler, and alignment policies of the kubelet.
+Whether a host can satisfy a policy is decided in the engine's `cpus` package.
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ from finegrain.mapping.value import Value
 class QosClass(StrEnum):
     """How exclusive the cpus of a slot are."""
 
-    LSE = "LSE"  # cpus of its own, shared with nobody
-    LSR = "LSR"  # cpus of its own, shared with best-effort slots only
+    LSE = "LSE"  # dedicated cpus, shared with no other slot
+    LSR = "LSR"  # dedicated cpus, shared with best-effort slots only
     LS = "LS"  # the shared pool: every cpu that no LSE or LSR slot has
     BE = "BE"  # the best-effort pool: every cpu that no LSE slot has
 
     @property
     def is_pinned(self) -> bool:
-        """True if slots of this class have cpus of their own."""
+        """True if slots of this class have dedicated cpus."""
         return self in (QosClass.LSE, QosClass.LSR)
 
 
@@ -37,13 +35,13 @@ class BindPolicy(StrEnum):
 
     DEFAULT = "Default"  # as configured
     NONE = "None"  # any
-    FULL_PCPUS = "FullPCPUs"  # as few physical cores as can be, whole ones
-    SPREAD_BY_PCPUS = "SpreadByPCPUs"  # one hardware thread of each core, as far as there are cores
-    CONSTRAINED_BURST = "ConstrainedBurst"  # LS: the pool of one NUMA node that suits its cpu limit
+    FULL_PCPUS = "FullPCPUs"  # whole physical cores, as few as possible
+    SPREAD_BY_PCPUS = "SpreadByPCPUs"  # one hardware thread per core, as long as cores are left
+    CONSTRAINED_BURST = "ConstrainedBurst"  # LS: the pool of one NUMA node that fits its cpu limit
 
 
 class ExclusivePolicy(StrEnum):
-    """What a slot does not want to share with others that want the same."""
+    """What a slot does not share with other slots of the same policy."""
 
     DEFAULT = "Default"  # as configured
     NONE = "None"
@@ -52,30 +50,30 @@ class ExclusivePolicy(StrEnum):
 
 
 class NumaPolicy(StrEnum):
-    """How a slot's resources are to lie on NUMA nodes."""
+    """How a slot's resources are placed on NUMA nodes."""
 
     DEFAULT = "Default"  # as configured
     NONE = "None"  # anywhere
     BEST_EFFORT = "BestEffort"  # aligned if possible, else anywhere
-    RESTRICTED = "Restricted"  # on as few nodes as the empty host would need, else not here
-    SINGLE_NUMA_NODE = "SingleNUMANode"  # on one node, else not here
+    RESTRICTED = "Restricted"  # on as few nodes as an empty host would need, else not on this host
+    SINGLE_NUMA_NODE = "SingleNUMANode"  # on one node, else not on this host
 
     @property
     def aligns(self) -> bool:
-        """True if NUMA nodes are chosen at all."""
+        """True if the policy selects NUMA nodes."""
         return self not in (NumaPolicy.DEFAULT, NumaPolicy.NONE)
 
 
 class NumaStrategy(StrEnum):
-    """Which NUMA node is taken first."""
+    """Which NUMA node is used first."""
 
     MOST_ALLOCATED = "MostAllocated"  # the one with the least available: fill up
     LEAST_ALLOCATED = "LeastAllocated"  # the one with the most available
-    DISTRIBUTE_EVENLY = "DistributeEvenly"  # the same on each, as few nodes as can hold it
+    DISTRIBUTE_EVENLY = "DistributeEvenly"  # the same on each node, with as few nodes as possible
 
 
 class HostBindPolicy(StrEnum):
-    """What a host demands of slots that have cpus of their own."""
+    """What a host requires of slots with dedicated cpus."""
 
     NONE = "None"
     FULL_PCPUS_ONLY = "FullPCPUsOnly"  # whole physical cores only
@@ -84,8 +82,9 @@ class HostBindPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CpuPolicy(Value):
-    """What a request says about its cpus. What is required is never relaxed; what is only preferred
-    never keeps a slot from a host.
+    """The CPU policies of a request.
+
+    A required policy is never relaxed. A preferred one never keeps a slot from a host.
     """
 
     qos: QosClass = QosClass.LS
@@ -98,39 +97,39 @@ class CpuPolicy(Value):
 
     @property
     def best_effort(self) -> bool:
-        """True if it books against the best-effort capacity."""
+        """True if its CPU is booked against the best-effort capacity."""
         return self.qos is QosClass.BE
 
     @property
     def topology_constrained(self) -> bool:
-        """True if amounts alone never say whether a host can serve it."""
+        """True if amounts alone are not enough to tell whether a host can serve it."""
         constrained = self.bind is BindPolicy.CONSTRAINED_BURST
         return self.qos.is_pinned or self.numa.aligns or constrained
 
 
 PLAIN = CpuPolicy()
-"""What a request says that says nothing."""
+"""The policy of a request that sets nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostPolicy(Value):
-    """One layer of a host's settings. None: this layer does not say."""
+    """One layer of a host's settings. None: this layer does not set it."""
 
     bind: HostBindPolicy | None = None
     numa_strategy: NumaStrategy | None = None
     alignment: NumaPolicy | None = None  # never DEFAULT
-    reserved_cpus: CpuSet | None = None  # given to no slot of its own
-    reserved_strict: bool | None = None  # True: nor are they in the shared pools
-    default_bind: BindPolicy | None = None  # of requests that do not say
-    default_exclusive: ExclusivePolicy | None = None  # likewise
+    reserved_cpus: CpuSet | None = None  # never dedicated to a slot
+    reserved_strict: bool | None = None  # True: not in the shared pools either
+    default_bind: BindPolicy | None = None  # for requests without one
+    default_exclusive: ExclusivePolicy | None = None  # for requests without one
 
 
 class PolicyOrigin(StrEnum):
-    """Where a setting of a host comes from; an earlier one goes before a later one."""
+    """Where a setting of a host comes from; an earlier origin takes precedence over a later one."""
 
     OPERATOR = "operator"  # set at runtime, for this host
     CONFIGURATION = "configuration"  # the executor's own
-    KUBELET = "kubelet"  # of the same host
+    KUBELET = "kubelet"  # of a kubelet on the same host
     CLUSTER = "cluster"  # set at runtime, for all hosts
     BUILT_IN = "built-in"
 
@@ -144,17 +143,17 @@ BUILT_IN = HostPolicy(
     default_bind=BindPolicy.FULL_PCPUS,
     default_exclusive=ExclusivePolicy.NONE,
 )
-"""What holds where no layer says anything."""
+"""The settings in effect if no layer sets anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class EffectivePolicy:
-    """What holds on a host, and by whom."""
+    """The settings in effect on a host, and the origin of each."""
 
     bind: HostBindPolicy = HostBindPolicy.NONE
     numa_strategy: NumaStrategy = NumaStrategy.LEAST_ALLOCATED
     alignment: NumaPolicy = NumaPolicy.NONE
-    shared_reserved_cpus: CpuSet = EMPTY  # in the shared pools, given to no slot of its own
+    shared_reserved_cpus: CpuSet = EMPTY  # in the shared pools, but never dedicated
     strictly_reserved_cpus: CpuSet = EMPTY  # in no pool
     default_bind: BindPolicy = BindPolicy.FULL_PCPUS
     default_exclusive: ExclusivePolicy = ExclusivePolicy.NONE
@@ -162,18 +161,20 @@ class EffectivePolicy:
 
     @property
     def reserved_cpus(self) -> CpuSet:
-        """All that no slot may have to itself."""
+        """All cpus that are never dedicated to a slot."""
         return self.shared_reserved_cpus | self.strictly_reserved_cpus
 
     def origin(self, name: str) -> PolicyOrigin:
-        """Which layer said it; the name is that of the field of `HostPolicy`."""
+        """Returns which layer a setting comes from; `name` is that of the field in `HostPolicy`."""
         return dict(self.origins).get(name, PolicyOrigin.BUILT_IN)
 
 
 def settle(layers: Iterable[tuple[PolicyOrigin, HostPolicy]]) -> EffectivePolicy:
-    """What holds, of layers that are given in their order: of each setting what the first layer
-    says that says anything. Reserved cpus are those of all layers together; a layer reserves them
-    strictly if it says so, or if it does not say and the next one that does, does.
+    """Combines layers of settings, which must be in order of precedence.
+
+    For each setting, the first layer that sets it counts. Reserved cpus are the union of all
+    layers. For the reserved cpus of one layer, `reserved_strict` is that of the layer itself, or
+    else of the next layer after it that sets `reserved_strict`.
     """
     given = [*layers, (PolicyOrigin.BUILT_IN, BUILT_IN)]
     values: dict[str, Any] = {}

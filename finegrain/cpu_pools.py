@@ -1,12 +1,9 @@
-"""The shared pools of a host: which cpus the slots without cpus of their own run on.
+"""The shared pools of a host: the cpus on which slots without dedicated cpus run.
 
-Decides, of what is known about a host's cpus and of who has cpus of his own, what is left to the
-shared pool (LS) and what to the best-effort pool (BE), for every NUMA node of every package, and
-which cpus one slot is confined to. Refuses to know where the facts come from and what is written
-where: the RM shows by it what executors enforce by it.
-
-The arithmetic is that of Koordinator's node agent: the shared pool is every cpu that nobody has to
-himself; the best-effort pool is that and the cpus of LSR slots. A pool that has been emptied stays.
+For each NUMA node of each package, there is a shared pool (LS) and a best-effort pool (BE). The
+rule is that of Koordinator's node agent: the shared pool has every cpu that is not dedicated to a
+slot, and the best-effort pool also has the cpus of LSR slots. An empty pool still exists. The
+resource manager uses this module to show pools, and the executor to enforce them.
 """
 
 from __future__ import annotations
@@ -21,19 +18,19 @@ from finegrain.cpuset import EMPTY, CpuSet, union
 from finegrain.topology import HostTopology
 
 NODE_UNKNOWN = -1
-"""Number of the NUMA node of cpus of which the host does not tell it."""
+"""Id of the NUMA node of cpus whose node is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """What of a host the pools are made of; later fields are taken out of `places`.
+    """The cpus of a host from which pools are made; the later fields are removed from `places`.
 
-    Cpus that are reserved without being reserved strictly are no part of this: they are in the
-    pools like all others, only that no slot ever gets them for itself.
+    Cpus that are reserved, but not strictly, are not listed here. They are in the pools like all
+    others, but are never dedicated to a slot.
     """
 
-    places: tuple[tuple[PoolName, CpuSet], ...]  # the executor's own cpus; see `places_of`
-    kubelet_pinned: CpuSet = EMPTY  # given to pods of their own by a kubelet of the same host
+    places: tuple[tuple[PoolName, CpuSet], ...]  # the executor's cpus; see `places_of`
+    kubelet_pinned: CpuSet = EMPTY  # dedicated to pods by a kubelet of the same host
     strictly_reserved: CpuSet = EMPTY
     isolated: CpuSet = EMPTY  # from the kernel's load balancing: nothing is spread over them
     offline: CpuSet = EMPTY
@@ -50,14 +47,17 @@ class Pooled:
         kubelet_pinned: CpuSet = EMPTY,
         offline: CpuSet = EMPTY,
     ) -> Pooled:
-        """What an executor announces and sees, under the settings that hold.
+        """Combines what an executor registers and reports with the settings in effect.
 
         Args:
             cores: place and cpus of every core of the host.
-            slot_cpus: the executor's cpus as it announced them.
-            policy: reserves cpus, strictly or not.
-            kept_back: reserved by the executor's own configuration and no part of `slot_cpus`; they
-                are in the pools if the settings reserve them, and not strictly.
+            slot_cpus: the executor's cpus for slots, as it registered them.
+            policy: the settings in effect, which may reserve cpus.
+            kept_back: cpus that the executor's own configuration reserves; not in `slot_cpus`. They
+                are in the pools if the settings reserve them, but not strictly.
+            isolated: cpus isolated from the kernel's load balancing.
+            kubelet_pinned: cpus that a kubelet has dedicated to pods.
+            offline: cpus that are offline.
         """
         return cls(
             places=places_of(cores, slot_cpus | (kept_back & policy.shared_reserved_cpus)),
@@ -69,12 +69,12 @@ class Pooled:
 
     @property
     def excluded(self) -> CpuSet:
-        """In no pool, whoever has what."""
+        """Cpus that are in no pool, whatever slots there are."""
         return union((self.kubelet_pinned, self.strictly_reserved, self.isolated, self.offline))
 
 
 class Pool(NamedTuple):
-    """The cpus that are shared on one NUMA node within one package."""
+    """The shared cpus of one NUMA node within one package."""
 
     name: PoolName
     shared: CpuSet  # for LS
@@ -83,25 +83,25 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """All pools of a host, in order of package and node."""
+    """All pools of a host, ordered by package and node."""
 
     members: tuple[Pool, ...]
     offline: CpuSet = EMPTY
 
     @property
     def shared(self) -> CpuSet:
-        """All that LS slots share."""
+        """All cpus that LS slots share."""
         return union(pool.shared for pool in self.members)
 
     @property
     def best_effort(self) -> CpuSet:
-        """All that BE slots share."""
+        """All cpus that BE slots share."""
         return union(pool.best_effort for pool in self.members)
 
     def of_class(self, qos: QosClass, names: Iterable[PoolName] = ()) -> CpuSet:
-        """The cpus of the pools of a class: of these, or without names of all.
+        """Returns the cpus of the named pools of a class; without names, of all pools.
 
-        Names that this host does not have are passed over.
+        Names that this host does not have are ignored.
         """
         wanted = frozenset(names)
         return union(
@@ -111,12 +111,13 @@ class Pools:
         )
 
     def cpus_of(self, assignment: CpuAssignment | None) -> CpuSet:
-        """The cpus that a slot is confined to; without an assignment it is a plain LS slot.
+        """Returns the cpus that a slot is confined to; None as assignment means a plain LS slot.
 
-        Its own cpus as far as they run; else the pools that it is bound to; and where nothing is
-        left of those (cpus went offline, a kubelet took them), all pools of its class: LS for one
-        that had cpus of its own. Empty only if those are empty, too; what the slot has then is to
-        be left as it is.
+        These are the slot's dedicated cpus that are online. If there are none, they are the pools
+        that it is bound to. If these are empty (cpus went offline, or a kubelet took them), they
+        are all pools of its class, where the class is LS for a slot that had dedicated cpus. The
+        result is empty only if these are empty, too; the caller must then leave the slot's cpus
+        unchanged.
         """
         if assignment is None:
             return self.shared
@@ -127,11 +128,12 @@ class Pools:
 
 
 def pools_of(host: Pooled, assignments: Iterable[tuple[QosClass, CpuSet]]) -> Pools:
-    """The pools that remain, beside those who have cpus of their own.
+    """Returns the pools that remain beside the dedicated cpus.
 
     Args:
-        assignments: class and dedicated cpus of each slot; without cpus they change nothing. Cpus
-            that the host does not have are left out.
+        host: the cpus of the host.
+        assignments: class and dedicated cpus of each slot. Slots without dedicated cpus have no
+            effect, and cpus that the host does not have are ignored.
     """
     taken, exclusive = EMPTY, EMPTY
     for qos, cpus in assignments:
@@ -152,11 +154,11 @@ def pools_of(host: Pooled, assignments: Iterable[tuple[QosClass, CpuSet]]) -> Po
 def places_of(
     cores: Iterable[tuple[PoolName, CpuSet]], own: CpuSet
 ) -> tuple[tuple[PoolName, CpuSet], ...]:
-    """Where the executor's own cpus lie: those of each NUMA node in each package.
+    """Groups the executor's cpus by NUMA node and package.
 
     Args:
         cores: place and cpus of every core, or of any other parts that do not overlap.
-        own: the executor's own cpus; what no core has belongs nowhere.
+        own: the executor's cpus; those that are in no core are left out.
     """
     found: dict[PoolName, CpuSet] = {}
     for name, cpus in cores:
@@ -166,7 +168,7 @@ def places_of(
 
 
 def cores_of(topology: HostTopology) -> Iterator[tuple[PoolName, CpuSet]]:
-    """Place and cpus of every core of a host as it was detected."""
+    """Yields place and cpus of every core of a detected host."""
     for core in topology.cores:
         yield PoolName(core.package, _known(core.numa_node)), core.cpus
 

@@ -1,7 +1,7 @@
-"""The words of CPU orchestration as people write them: "lsr", "FullPCPUs:required".
+"""CPU policies as people write them: "lsr", "FullPCPUs:required".
 
-Decides the spelling: upper and lower case are the same, a strength stands behind a colon, and a
-word that nobody knows is refused with the nearest one. Refuses to know which words go together.
+Upper and lower case are the same, and a strength follows a colon. An unknown word is rejected with
+the nearest known one. Which words may be combined is checked elsewhere.
 """
 
 from __future__ import annotations
@@ -16,14 +16,20 @@ WordT = TypeVar("WordT", bound=StrEnum)
 
 REQUIRED = "required"
 PREFERRED = "preferred"
-DEFAULT = "Default"  # as configured: in every vocabulary that has it
+DEFAULT = "Default"  # as configured; the same word in every vocabulary that has it
 
 
 def read_word(field: str, text: str, kind: type[WordT], *, without: tuple[str, ...] = ()) -> WordT:
-    """The word that a text is, of a vocabulary without those that are not meant here.
+    """Returns the word of a vocabulary that a text names.
+
+    Args:
+        field: name of the field, for errors.
+        text: the text.
+        kind: the vocabulary.
+        without: words of it that are not allowed here.
 
     Raises:
-        InvalidArgument: it is none of them; names the nearest.
+        InvalidArgument: it is none of the words; names the nearest.
     """
     known = {str(each).casefold(): each for each in kind if each not in without}
     found = known.get(text.strip().casefold())
@@ -34,11 +40,15 @@ def read_word(field: str, text: str, kind: type[WordT], *, without: tuple[str, .
 
 
 def read_policy(field: str, text: str, kind: type[WordT]) -> tuple[WordT, bool | None]:
-    """A policy and whether it is required ("FullPCPUs:required"), or only preferred; None: the
-    text does not say.
+    """Returns a policy, and whether it is required (None: the text has no strength).
+
+    Args:
+        field: name of the field, for errors.
+        text: the text, for example "FullPCPUs:required".
+        kind: the vocabulary.
 
     Raises:
-        InvalidArgument: no such policy, no such strength, or a strength of what demands nothing.
+        InvalidArgument: the policy or the strength is unknown, or "Default" has a strength.
     """
     word, colon, strength = text.partition(":")
     policy = read_word(field, word, kind)
@@ -53,7 +63,7 @@ def read_policy(field: str, text: str, kind: type[WordT]) -> tuple[WordT, bool |
 
 
 def policy_text(policy: StrEnum, required: bool | None) -> str:
-    """A policy as `read_policy` reads it."""
+    """Returns a policy as `read_policy` reads it."""
     if required is None:
         return str(policy)
     return f"{policy}:{REQUIRED if required else PREFERRED}"

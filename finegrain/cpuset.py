@@ -1,11 +1,10 @@
-"""Sets of CPU numbers, and of NUMA node numbers, as the kernel writes them.
+"""Sets of cpu numbers and NUMA node ids, and the kernel's notations of them.
 
-Decides how the kernel's two notations are read and written: lists (``0-3,8``) and hexadecimal
-masks in groups of 32 bits (``00000001,0000000f``).  Refuses to know which CPUs exist: a set may
-name offline or missing ones, and only detection may cut it down.
+The kernel writes lists (``0-3,8``) and hexadecimal masks in groups of 32 bits
+(``00000001,0000000f``). A set may name offline or missing cpus; only detection knows which exist.
 
-The value is one integer bit mask, so that set operations and counting cost no allocation per
-member and hosts with thousands of CPUs, or with node numbers full of holes, need no special case.
+A set is one integer bit mask. So set operations and counting need no memory per member, and hosts
+with thousands of cpus or sparse node ids need no special case.
 """
 
 import re
@@ -15,8 +14,11 @@ from typing import Final, TypeAlias
 from finegrain.errors import InvalidArgument
 
 MAX_ID: Final = 65_535
-"""Highest number that is accepted.  Kernels stop at 8191 CPUs and 1023 nodes; a corrupt file that
-claims ``0-99999999999`` must not fill the memory of the reader."""
+"""Highest accepted number.
+
+Kernels stop at 8191 cpus and 1023 nodes. A corrupt file with ``0-99999999999`` must not fill the
+reader's memory.
+"""
 
 _LIST_ITEM: Final = re.compile(r"(\d+)(?:-(\d+)(?::(\d+)(?:/(\d+))?)?)?", re.ASCII)
 _MASK_GROUP: Final = re.compile(r"[0-9a-fA-F]{1,8}", re.ASCII)
@@ -24,7 +26,7 @@ _NULL: Final = "(null)"
 
 
 class CpuSet:
-    """An immutable set of CPU numbers, iterated in ascending order.
+    """An immutable set of cpu numbers, iterated in ascending order.
 
     >>> spare = CpuSet.parse("0-3,8") - CpuSet.of(2)
     >>> str(spare), len(spare), spare.to_mask()
@@ -42,12 +44,16 @@ class CpuSet:
 
     @classmethod
     def of(cls, *members: int) -> "CpuSet":
-        """The set of the given numbers."""
+        """Returns the set of the given numbers."""
         return cls(members)
 
     @classmethod
     def from_bits(cls, bits: int) -> "CpuSet":
-        """The set whose members are the positions of the one-bits of ``bits`` (0 or more)."""
+        """Returns the set whose members are the positions of the one-bits of ``bits``.
+
+        Raises:
+            InvalidArgument: ``bits`` is negative or has a bit above `MAX_ID`.
+        """
         if bits < 0 or bits.bit_length() > MAX_ID + 1:
             raise InvalidArgument("cpu mask", hex(bits), f"bits 0 to {MAX_ID}")
         made = cls.__new__(cls)
@@ -56,13 +62,15 @@ class CpuSet:
 
     @classmethod
     def parse(cls, text: str, field: str = "cpus") -> "CpuSet":
-        """Read the kernel's list notation; ``field`` names the source in the error.
+        """Reads the kernel's list notation; ``field`` names the source in the error.
 
-        Accepts what kernels and tools print: unsorted and overlapping items, blanks around items,
-        a stride (``0-62:2``: every second; ``0-15:2/8``: the first two of every eight), an empty
-        text, and ``(null)`` padded with blanks, which kernels print in ``nohz_full`` for none.
+        It accepts what kernels and tools print: unsorted and overlapping items, blanks around
+        items, a stride (``0-62:2``: every second; ``0-15:2/8``: the first two of every eight), and
+        an empty text. It also accepts ``(null)`` padded with blanks, which kernels print in
+        ``nohz_full`` for no cpus.
 
-        Raises InvalidArgument for anything else.
+        Raises:
+            InvalidArgument: the text is anything else.
         """
         text = text.strip().rstrip("\0")
         if not text or text == _NULL:
@@ -77,10 +85,13 @@ class CpuSet:
 
     @classmethod
     def parse_mask(cls, text: str, field: str = "cpus") -> "CpuSet":
-        """Read a hexadecimal mask: groups of 32 bits, most significant first, joined by commas.
+        """Reads a hexadecimal mask: groups of 32 bits, most significant first, joined by commas.
 
-        The first group may have fewer digits and zero groups are legal.  An empty text is the
-        empty set.  Raises InvalidArgument for anything else.
+        The first group may have fewer digits, and groups may be zero. An empty text is the empty
+        set.
+
+        Raises:
+            InvalidArgument: the text is anything else.
         """
         text = text.strip().rstrip("\0")
         if not text or text == _NULL:
@@ -88,7 +99,7 @@ class CpuSet:
         groups = text.removeprefix("0x").split(",")
         bits = 0
         for group in groups:
-            # A lone group may be longer: some tools print masks without commas.
+            # A single group may be longer: some tools print masks without commas.
             if not _MASK_GROUP.fullmatch(group) and (len(groups) > 1 or not _is_hex(group)):
                 raise InvalidArgument(field, text, "a hexadecimal mask, such as 00000001,000000ff")
             bits = bits << 32 | int(group, 16)
@@ -98,17 +109,17 @@ class CpuSet:
 
     @property
     def bits(self) -> int:
-        """The set as an integer: bit n is set when n is a member."""
+        """The set as an integer: bit n is set if n is a member."""
         return self._bits
 
     def to_mask(self) -> str:
-        """The kernel's hexadecimal notation, in groups of 32 bits."""
+        """Returns the kernel's hexadecimal notation, in groups of 32 bits."""
         digits = f"{self._bits:x}"
         groups = [digits[max(end - 8, 0) : end] for end in range(len(digits), 0, -8)]
         return ",".join(reversed(groups))
 
     def first(self, count: int) -> "CpuSet":
-        """The ``count`` lowest members, or all if there are fewer."""
+        """Returns the ``count`` lowest members, or all if there are fewer."""
         bits, taken = self._bits, 0
         for _ in range(count):
             lowest = bits & -bits
@@ -117,13 +128,13 @@ class CpuSet:
         return CpuSet.from_bits(taken)
 
     def min(self) -> int:
-        """The lowest member.  Raises ValueError when empty."""
+        """Returns the lowest member. Raises ValueError if the set is empty."""
         if not self._bits:
             raise ValueError("an empty set has no lowest member")
         return (self._bits & -self._bits).bit_length() - 1
 
     def max(self) -> int:
-        """The highest member.  Raises ValueError when empty."""
+        """Returns the highest member. Raises ValueError if the set is empty."""
         if not self._bits:
             raise ValueError("an empty set has no highest member")
         return self._bits.bit_length() - 1
@@ -181,7 +192,7 @@ class CpuSet:
         return CpuSet.from_bits, (self._bits,)
 
     def __str__(self) -> str:
-        """The kernel's list notation: sorted, merged, empty text for the empty set."""
+        """Returns the kernel's list notation, sorted and merged; empty for the empty set."""
         parts, bits, base = [], self._bits, 0
         while bits:
             skip = (bits & -bits).bit_length() - 1
@@ -204,7 +215,7 @@ EMPTY: Final = CpuSet()
 
 
 def union(sets: Iterable[CpuSet]) -> CpuSet:
-    """All members of all sets."""
+    """Returns the union of all sets."""
     bits = 0
     for each in sets:
         bits |= each.bits
@@ -222,8 +233,8 @@ def _is_hex(text: str) -> bool:
 
 
 def _item_bits(match: re.Match[str], text: str, field: str) -> int:
-    """Bits of one list item: ``start[-end[:used[/group]]]``."""
-    # Twelve digits are over the limit already, and int() refuses very long texts.
+    """Returns the bits of one list item: ``start[-end[:used[/group]]]``."""
+    # Twelve digits already exceed the limit, and int() rejects very long texts.
     numbers = [
         None if part is None else int(part.lstrip("0")[:12] or "0") for part in match.groups()
     ]
@@ -235,7 +246,7 @@ def _item_bits(match: re.Match[str], text: str, field: str) -> int:
         raise InvalidArgument(field, text, f"ranges that rise, with numbers up to {MAX_ID}")
     if used is None:
         return ((1 << (end - start + 1)) - 1) << start
-    # "0-62:2" in tools means a step of 2; the kernel's "0-62:1/2" says the same at length.
+    # Tools write "0-62:2" for a step of 2; the kernel's form of the same is "0-62:1/2".
     step, run = (used, 1) if group is None else (group, used)
     if not 1 <= run <= step:
         raise InvalidArgument(field, text, "a stride of at least 1")

@@ -1,8 +1,8 @@
-"""The one tree of exceptions, and the one list of reasons.
+"""All error classes, and all reasons.
 
-Every error that can cross a process boundary is a `FinegrainError`. Its class decides the gRPC
-status (the table stands in `finegrain/rpc/status.py`); its `reason` is a stable code for programs;
-its message tells a person what to do next. Never change or reuse the string of a reason.
+Every error that can cross a process boundary is a `FinegrainError`. Its class determines the gRPC
+status (see `finegrain/rpc/status.py`). Its `reason` is a stable code for programs, and its message
+tells a person what to do next. The string of a reason must never be changed or reused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Reason(StrEnum):
     INVALID_ARGUMENT = "INVALID_ARGUMENT"
     MIXED_KNOWN_AND_UNKNOWN = "MIXED_KNOWN_AND_UNKNOWN"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
-    # Unknown things.
+    # Unknown ids.
     JOB_UNKNOWN = "JOB_UNKNOWN"
     ALLOCATION_UNKNOWN = "ALLOCATION_UNKNOWN"
     EXECUTOR_UNKNOWN = "EXECUTOR_UNKNOWN"
@@ -27,7 +27,7 @@ class Reason(StrEnum):
     # Conflicts.
     ALREADY_EXISTS = "ALREADY_EXISTS"
     INSTANCE_CONFLICT = "INSTANCE_CONFLICT"
-    # Wrong state, stale counters.
+    # Wrong state, outdated counters.
     JOB_ENDED = "JOB_ENDED"
     STALE_EPOCH = "STALE_EPOCH"
     STALE_REGISTRATION = "STALE_REGISTRATION"
@@ -39,7 +39,7 @@ class Reason(StrEnum):
     EXECUTOR_NOT_LOST = "EXECUTOR_NOT_LOST"
     GROUP_IN_USE = "GROUP_IN_USE"
     VERSION_MISMATCH = "VERSION_MISMATCH"
-    # Placement; per item, or why a request waits. Never the status of a whole call.
+    # Placement: errors of single items, or why a request waits. Never the status of a whole call.
     NOT_YET_CONSIDERED = "NOT_YET_CONSIDERED"
     WAITING_CAPACITY = "WAITING_CAPACITY"
     WAITING_FRAGMENTED = "WAITING_FRAGMENTED"
@@ -106,10 +106,10 @@ class Reason(StrEnum):
 
 
 class FinegrainError(Exception):
-    """Root of the tree.
+    """The base class of all errors.
 
-    `message` is one sentence for people with the field, the value and the way out; `details` holds
-    whatever varies in it, for programs (keys in lower_snake_case, values as text).
+    `message` is one sentence for people, with the field, the value and what to do. `details` has
+    the variable parts of it for programs (keys in lower_snake_case, values as text).
     """
 
     default_reason: Reason = Reason.INTERNAL
@@ -128,7 +128,7 @@ class FinegrainError(Exception):
 
 
 class InvalidArgument(FinegrainError):
-    """Bad input: names the field, the value, and what was expected."""
+    """Invalid input: names the field, the value, and what was expected."""
 
     default_reason = Reason.INVALID_ARGUMENT
 
@@ -146,19 +146,22 @@ class InvalidArgument(FinegrainError):
 
 
 class NotFound(FinegrainError):
-    """Nothing of that id exists (any more)."""
+    """There is nothing with that id, or no longer."""
 
     default_reason = Reason.ALLOCATION_UNKNOWN
 
 
 class AlreadyExists(FinegrainError):
-    """The id exists with other content or another owner. Says no more than that."""
+    """The id exists with other content or another owner.
+
+    The error must not reveal more than that.
+    """
 
     default_reason = Reason.ALREADY_EXISTS
 
 
 class FailedPrecondition(FinegrainError):
-    """The thing exists, but not in a state, or not in the incarnation, that allows this."""
+    """The object exists, but its state or its incarnation does not allow this."""
 
     default_reason = Reason.SLOT_NOT_READY
 
@@ -170,19 +173,19 @@ class OutOfRange(FinegrainError):
 
 
 class Unauthenticated(FinegrainError):
-    """The caller has not shown who they are."""
+    """The caller has not proved its identity."""
 
     default_reason = Reason.TOKEN_MISSING
 
 
 class PermissionDenied(FinegrainError):
-    """The caller is known and may not do this."""
+    """The caller is known, but not allowed to do this."""
 
     default_reason = Reason.CLUSTER_TOKEN_NEEDED
 
 
 class ResourceExhausted(FinegrainError):
-    """Over a limit, or overloaded; retry after `retry_after_s` seconds where that is set."""
+    """A limit or overload; if `retry_after_s` is set, retry after that many seconds."""
 
     default_reason = Reason.OVER_LIMIT
 
@@ -205,25 +208,28 @@ class Unavailable(FinegrainError):
 
 
 class StoreError(Unavailable):
-    """The database cannot be used: gone, locked, behind, ahead or corrupt."""
+    """The database cannot be used: missing, locked, of an older or newer version, or corrupt."""
 
     default_reason = Reason.STORE_UNAVAILABLE
 
 
 class ConfigurationError(FinegrainError):
-    """A daemon or command cannot start as configured."""
+    """A daemon or command cannot start with its configuration."""
 
     default_reason = Reason.CONFIGURATION
 
 
 class IllegalTransition(FinegrainError):
-    """A move that the state tables do not list: a bug, never a caller's mistake."""
+    """A transition that the state tables do not list: a bug, never a caller's mistake."""
 
     default_reason = Reason.ILLEGAL_TRANSITION
 
 
 class InvariantBroken(FinegrainError):
-    """The books contradict themselves: a bug. The RM stops granting."""
+    """The resource manager's state contradicts itself: a bug.
+
+    The resource manager stops granting.
+    """
 
     default_reason = Reason.INVARIANT_BROKEN
 

@@ -1,9 +1,7 @@
-"""Huge pages as a countable resource: their names, here and in the kernel.
+"""Huge pages as countable resources: their names in requests and in the kernel.
 
-Decides the notation. Refuses to know which sizes a host has and how many pages of each.
-
-A slot asks for a number of pages, by the resource names that Kubernetes uses for bytes of them:
-`hugepages-2Mi` and `hugepages-1Gi`, and likewise for other sizes.
+A slot requests a number of pages. The resource names are those that Kubernetes uses for bytes of
+huge pages: `hugepages-2Mi`, `hugepages-1Gi`, and likewise for other sizes.
 """
 
 from __future__ import annotations
@@ -18,13 +16,13 @@ _NAME: Final = re.compile(r"hugepages-([1-9]\d{0,3})([KMG]i)", re.ASCII)
 
 
 def resource_name(page_bytes: int) -> str:
-    """`hugepages-2Mi` for 2097152. The size is one that kernels have: a power of two, 1 KiB on."""
+    """Returns `hugepages-2Mi` for 2097152. The size must be a power of two, at least 1 KiB."""
     unit, _, size = _unit(page_bytes)
     return f"{PREFIX}{page_bytes // size}{unit}"
 
 
 def page_bytes(name: str) -> int | None:
-    """The inverse; None for the name of any other resource."""
+    """Returns the page size in bytes of a resource name; None for any other resource."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -33,7 +31,10 @@ def page_bytes(name: str) -> int | None:
 
 
 def kernel_limits(extended: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Bytes by page size as the kernel names it (`2MB`), of countable resources by name."""
+    """Returns byte limits by the kernel's name of the page size (`2MB`).
+
+    Countable resources other than huge pages are ignored.
+    """
     limits = {}
     for name, count in extended:
         if size := page_bytes(name):

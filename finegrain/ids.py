@@ -1,8 +1,8 @@
-"""Ids: how they are made. What they may look like stands in `texts.py`.
+"""Generation of ids; `texts.py` has their allowed form.
 
-Callers choose ids, so that a repeated call is the same call. The library makes UUIDv7 (RFC 9562,
-section 5.7), which sort roughly by time and stay close together in an index; nothing relies on that
-order.
+Callers choose ids, so that a repeated call is idempotent. This project generates UUIDv7 (RFC 9562,
+section 5.7), which sort roughly by time and so stay close together in an index. Nothing relies on
+that order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["ID_PATTERN", "LABEL_KEY_PATTERN", "check_id", "check_text", "new_id"
 
 
 def new_id() -> str:
-    """A new UUIDv7 as text."""
+    """Returns a new UUIDv7 as text."""
     millis = time.time_ns() // 1_000_000
     random_bits = int.from_bytes(os.urandom(10), "big")
     value = (millis & (2**48 - 1)) << 80

@@ -1,11 +1,12 @@
-"""A set of whole numbers as the runs it consists of: what a range of requests, or a line of them,
-is made of. Decides how such a set is kept and changed. Refuses to know what the numbers count.
+"""A set of whole numbers, kept as intervals, for ranges of requests and queues of them.
 
-A million numbers that follow one another cost as much as one. The set is one flat array of
-boundaries, `start, end, start, end, ...`, strictly rising: a number is in the set exactly if an odd
-number of boundaries are at or below it, so one binary search answers everything. What was taken at
-the front is only skipped, and cut off when it is more than half, since a line is taken from its
-front.
+A million consecutive numbers cost as much as one. The set is a flat array of boundaries, `start,
+end, start, end, ...`, strictly ascending. A number is in the set if and only if an odd number of
+boundaries are at or below it, so one binary search answers every query. For example, {3, 4, 5, 9}
+is the array 3, 6, 9, 10, and below or at 5 there is one boundary.
+
+Queues are consumed from the front. So removed boundaries at the front are only skipped, and deleted
+when they are more than half of the array.
 """
 
 from array import array
@@ -14,18 +15,18 @@ from collections.abc import Iterable, Iterator
 from typing import Self
 
 Run = tuple[int, int]
-"""Numbers from the first up to, and without, the second."""
+"""An interval of numbers: from the first up to, but not including, the second."""
 
 CUT_OFF_FROM = 64
-"""Boundaries skipped at the front before it is worth moving the others."""
+"""Number of skipped boundaries from which it is worth deleting them, which moves the others."""
 
 
 class IntervalSet:
-    """A set of whole numbers (64 bits, signed), as sorted runs that neither overlap nor touch.
+    """A set of whole numbers (64 bits, signed), as sorted intervals that neither overlap nor touch.
 
-    Search is O(log runs); a change moves the boundaries behind it (a memory move of 16 bytes a
-    run), except at either end, where it costs nothing. Iteration is in rising order; the set must
-    not be changed meanwhile.
+    Search is O(log intervals). A change moves the boundaries behind it (a memory move of 16 bytes
+    per interval), but at either end it costs nothing. Iteration is in ascending order; the set must
+    not be changed during it.
     """
 
     __slots__ = ("_bounds", "_count", "_head")
@@ -39,7 +40,7 @@ class IntervalSet:
 
     @classmethod
     def of(cls, numbers: Iterable[int]) -> Self:
-        """The set of these numbers, in any order."""
+        """Returns the set of these numbers, which may be in any order."""
         made = cls()
         for number in numbers:
             made.add(number)
@@ -72,7 +73,7 @@ class IntervalSet:
 
     @property
     def first(self) -> int:
-        """The least number. Raises KeyError if the set is empty."""
+        """The smallest number. Raises KeyError if the set is empty."""
         if not self._count:
             raise KeyError("an empty set has no first number")
         return self._bounds[self._head]
@@ -86,19 +87,20 @@ class IntervalSet:
 
     @property
     def run_count(self) -> int:
-        """How many runs the set consists of."""
+        """Number of intervals."""
         return (len(self._bounds) - self._head) // 2
 
     def runs(self) -> Iterator[Run]:
-        """The runs, in rising order."""
+        """Yields the intervals in ascending order."""
         bounds = self._bounds
         for at in range(self._head, len(bounds), 2):
             yield bounds[at], bounds[at + 1]
 
     def runs_within(self, start: int, end: int) -> Iterator[Run]:
-        """The runs of what the set has from `start` up to `end`, cut to that."""
+        """Yields the intersections of the set's intervals with `start` to `end` (exclusive)."""
         bounds = self._bounds
         at = self._after(start)
+        # An odd position is the end of an interval that contains `start`: begin with its start.
         at -= (at - self._head) & 1
         for here in range(at, len(bounds), 2):
             low, high = max(start, bounds[here]), min(end, bounds[here + 1])
@@ -107,25 +109,29 @@ class IntervalSet:
             yield low, high
 
     def next_from(self, number: int) -> int | None:
-        """The least number of the set that is at or above `number`, or None."""
+        """Returns the smallest number of the set that is at least `number`, or None."""
         at = self._after(number)
         if (at - self._head) & 1:
             return number
         return self._bounds[at] if at < len(self._bounds) else None
 
     def count_within(self, start: int, end: int) -> int:
-        """How many numbers of the set lie from `start` up to `end`. O(runs in between)."""
+        """Returns how many numbers of the set are in `start` to `end` (exclusive).
+
+        O(intervals there).
+        """
         return sum(high - low for low, high in self.runs_within(start, end))
 
     def add(self, number: int) -> bool:
-        """Put one number in; False if it is there already."""
+        """Adds a number; returns False if the set has it already."""
         return self.add_run(number, number + 1) == 1
 
     def add_run(self, start: int, end: int) -> int:
-        """Put in the numbers from `start` up to `end`; returns how many of them are new."""
+        """Adds the numbers from `start` to `end` (exclusive); returns how many of them are new."""
         if start >= end:
             return 0
         bounds = self._bounds
+        # Behind all others: append without a search.
         if not bounds or start > bounds[-1]:
             bounds.append(start)
             bounds.append(end)
@@ -135,7 +141,7 @@ class IntervalSet:
             bounds[-1] = end
             self._count += end - start
             return end - start
-        # Runs that touch become one: a boundary equal to start or end goes.
+        # Intervals that touch become one: a boundary equal to start or end is removed.
         low = bisect_left(bounds, start, self._head)
         high = bisect_right(bounds, end, self._head)
         put = []
@@ -146,16 +152,16 @@ class IntervalSet:
         return self._replace(low, high, put)
 
     def remove(self, number: int) -> None:
-        """Take one number out. Raises KeyError if it is not there."""
+        """Removes a number. Raises KeyError if the set does not have it."""
         if not self.remove_run(number, number + 1):
             raise KeyError(number)
 
     def discard(self, number: int) -> bool:
-        """Take one number out; False if it is not there."""
+        """Removes a number; returns False if the set does not have it."""
         return self.remove_run(number, number + 1) == 1
 
     def remove_run(self, start: int, end: int) -> int:
-        """Take out the numbers from `start` up to `end`; returns how many of them were there."""
+        """Removes the numbers from `start` to `end` (exclusive); returns how many there were."""
         if start >= end or not self._count:
             return 0
         bounds = self._bounds
@@ -171,7 +177,10 @@ class IntervalSet:
         return -self._replace(low, high, put)
 
     def take(self, count: int) -> list[Run]:
-        """Take out the least `count` numbers, or all if there are fewer; returns them as runs."""
+        """Removes the smallest `count` numbers, or all if there are fewer.
+
+        Returns them as intervals.
+        """
         taken: list[Run] = []
         bounds, at = self._bounds, self._head
         left = count
@@ -188,7 +197,7 @@ class IntervalSet:
         return taken
 
     def peek(self, count: int) -> list[Run]:
-        """The least `count` numbers, or all if there are fewer, as runs; the set stays as it is."""
+        """Returns what `take` would return, but removes nothing."""
         found: list[Run] = []
         left = count
         for start, end in self.runs():
@@ -199,20 +208,20 @@ class IntervalSet:
         return found
 
     def copy(self) -> "IntervalSet":
-        """A set of the same numbers."""
+        """Returns a set of the same numbers."""
         other = IntervalSet()
         other._bounds = self._bounds[self._head :]
         other._count = self._count
         return other
 
     def clear(self) -> None:
-        """Take everything out."""
+        """Removes everything."""
         self._bounds = array("q")
         self._head = 0
         self._count = 0
 
     def gaps_within(self, start: int, end: int) -> Iterator[Run]:
-        """The runs of what the set has not, from `start` up to `end`."""
+        """Yields the intervals missing in the set between `start` and `end` (exclusive)."""
         at = start
         for low, high in self.runs_within(start, end):
             if at < low:
@@ -225,7 +234,7 @@ class IntervalSet:
         return bisect_right(self._bounds, number, self._head)
 
     def _replace(self, low: int, high: int, put: list[int]) -> int:
-        """Put boundaries where others are; returns how many numbers the set has grown by."""
+        """Replaces boundaries; returns by how many numbers the set has grown."""
         bounds = self._bounds
         before = self._length(low - ((low - self._head) & 1), high + ((high - self._head) & 1))
         bounds[low:high] = array("q", put)
@@ -235,8 +244,8 @@ class IntervalSet:
         return after - before
 
     def _length(self, low: int, high: int) -> int:
-        """How many numbers the runs have whose boundaries are there."""
-        if high - low == 2:  # most changes are about one run
+        """Returns how many numbers are in the intervals with these boundaries."""
+        if high - low == 2:  # most changes concern one interval
             return self._bounds[low + 1] - self._bounds[low]
         return sum(self._bounds[low + 1 : high : 2]) - sum(self._bounds[low:high:2])
 

@@ -1,8 +1,7 @@
-"""Logs of the daemons: one event per line, JSON unless a person watches.
+"""Logging of the daemons to standard error: one event per line, as JSON unless it is a terminal.
 
-Decides form and destination (standard error), and that values under names of secrets never appear.
-Libraries that log by the standard library come out the same way. Not for the client library: it
-needs structlog.
+Values under names of secrets are hidden. Messages of libraries that use the standard library's
+logging have the same form. The client library does not use this module, because it needs structlog.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ _HASHED_SUFFIX = "_sha256"
 
 
 def configure_logging(options: LogOptions) -> None:
-    """Sets up all logging of this process; may be called again.
+    """Configures all logging of this process; may be called again.
 
     Raises:
-        InvalidArgument: an unknown level or format.
+        InvalidArgument: the level or format is unknown.
     """
     if options.level not in LEVELS:
         raise InvalidArgument("log.level", options.level, "one of " + ", ".join(LEVELS))
@@ -72,7 +71,7 @@ def configure_logging(options: LogOptions) -> None:
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
-    """A logger: `log.info("slot_granted", allocation_id=..., executor_id=...)`."""
+    """Returns a logger: `log.info("slot_granted", allocation_id=..., executor_id=...)`."""
     logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
     return logger
 
@@ -80,7 +79,7 @@ def get_logger(name: str) -> structlog.stdlib.BoundLogger:
 def hide_secrets(
     _logger: object, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Replaces values whose name says that they are secret; hashes may be shown."""
+    """Hides values whose name says that they are secret; hashes of secrets are shown."""
     for key in event:
         lowered = key.lower()
         if any(word in lowered for word in _SECRET_WORDS) and not lowered.endswith(_HASHED_SUFFIX):
@@ -89,7 +88,7 @@ def hide_secrets(
 
 
 def _renderers(form: str) -> list[Any]:
-    # Local variables of a traceback may hold secrets: they are never shown.
+    # Local variables in a traceback may contain secrets, so they are never shown.
     if form == "text" or (form == "auto" and sys.stderr.isatty()):
         plain = structlog.dev.plain_traceback
         return [

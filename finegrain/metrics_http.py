@@ -1,8 +1,8 @@
-"""The second, read-only port: metrics and health over plain HTTP.
+"""A second, read-only port for metrics and health, over plain HTTP.
 
-Serves GET and HEAD of /metrics (Prometheus text), /healthz (the process lives) and /readyz (it does
-its work). Takes no input beyond the path, so it needs no token; refuses to listen beyond loopback
-unless told so. One small server of our own: no thread, no framework.
+It serves GET and HEAD of /metrics (Prometheus text), /healthz (the process lives) and /readyz (it
+does its work). It uses no input except the path, so it needs no token. It listens beyond loopback
+only with `insecure`. It is a small server on the event loop, without a framework.
 """
 
 from __future__ import annotations
@@ -28,11 +28,15 @@ class MetricsServer:
 
     Args:
         address: "host:port"; port 0 lets the kernel choose.
-        registry: what /metrics shows.
-        health: what /readyz answers.
-        unready: the words of /readyz where it is not healthy.
+        registry: the metrics to serve.
+        health: whether /readyz reports success.
+        unready: text of /readyz if it does not.
         refresh: awaited before every /metrics.
-        insecure: may listen beyond loopback.
+        insecure: if true, allows an address beyond loopback.
+
+    Raises:
+        InvalidArgument: the address is malformed.
+        ConfigurationError: the address is beyond loopback without `insecure`.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class MetricsServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
-        """Binds and serves; answers with the address, its port filled in.
+        """Binds the address and starts to serve. Returns the address with the actual port.
 
         Raises:
             ConfigurationError: the address cannot be bound.
@@ -77,7 +81,7 @@ class MetricsServer:
         return format_address(self._host, bound)
 
     async def stop(self) -> None:
-        """Stops listening and drops open connections."""
+        """Stops listening and closes open connections."""
         if self._server is not None:
             self._server.close()
         for task in list(self._connections):
@@ -119,10 +123,11 @@ class MetricsServer:
             return _answer(405, "text/plain", b"read only\n")
         if path == "/metrics":
             encode, content_type = choose_encoder(accept)
-            async with self._scraping:  # nobody reads while gauges are being filled
+            async with self._scraping:  # no scrape reads while another fills the gauges
                 if self._refresh is not None:
                     await self._refresh()
-                # Beside the event loop: thousands of executors are megabytes of text.
+                # In a thread, so as not to block the event loop: thousands of executors give
+                # megabytes of text.
                 text = await asyncio.to_thread(encode, self._registry)
             return _answer(200, content_type, text)
         if path == "/healthz":

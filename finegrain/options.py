@@ -1,4 +1,4 @@
-"""Options that both daemons share: where they listen, whom they trust, how they log."""
+"""Options of both daemons: listening, TLS and logging."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """TLS by files in PEM form.
+    """TLS files in PEM form.
 
-    A server needs `certificate` and `key`, and demands client certificates where `ca` is set. A
-    client checks the server against `ca` and shows `certificate` and `key` where they are set.
+    A server needs `certificate` and `key`, and requires client certificates if `ca` is set. A
+    client checks the server against `ca`, and shows `certificate` and `key` if they are set.
     """
 
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None
-    server_name: str = ""  # expected name of the server where it differs from the address
+    server_name: str = ""  # expected name of the server, if it differs from the address
 
 
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
     """Where a daemon serves calls, and where it serves metrics and health.
 
-    Addresses are "host:port"; port 0 lets the kernel choose. Beyond loopback TLS or an explicit
-    `insecure` is needed.
+    Addresses are "host:port"; port 0 lets the kernel choose. An address beyond loopback needs TLS
+    or an explicit `insecure`.
     """
 
     address: str

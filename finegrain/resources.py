@@ -1,9 +1,9 @@
 """Resource amounts: what a slot consists of, and what a host has.
 
-All amounts are non-negative integers. A dimension that is absent is zero. `Amounts` maps the name
-of a dimension to its amount; the names are the field names of the protocol ("cpu_milli",
-"memory_bytes", ...) and, for countable resources that operators declare, "extended." followed by
-the name.
+All amounts are non-negative integers, and an absent dimension is zero. `Amounts` maps the name of a
+dimension to its amount. The names are the field names of the protocol ("cpu_milli", "memory_bytes",
+...). For countable resources that operators declare, the name is "extended." followed by the
+resource's name.
 """
 
 from __future__ import annotations
@@ -34,20 +34,21 @@ MIB = 1024 * KIB
 GIB = 1024 * MIB
 
 MEMORY_GRAIN_BYTES = 64 * KIB
-"""Booked memory is rounded up to this, so that the kernel's own rounding never differs from the
-books.
+"""Booked memory is rounded up to a multiple of this.
+
+So the kernel's own rounding of limits never makes a difference to what is booked.
 """
 
 AMOUNT_MAX = 2**53
-"""Largest amount accepted anywhere: far beyond any host, and exact in every language's JSON."""
+"""Largest accepted amount: far beyond any host, and exact in every language's JSON."""
 
 Amounts = Mapping[str, int]
-"""Dimension name to non-negative amount; an absent dimension is zero."""
+"""Non-negative amount by dimension; an absent dimension is zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceProfile:
-    """What one slot consists of. `extended` is sorted by name and holds no zeros."""
+    """The resources of one slot. `extended` is sorted by name and has no zeros."""
 
     cpu_milli: int = 0
     task_heap_memory_bytes: int = 0
@@ -58,7 +59,7 @@ class ResourceProfile:
 
     @property
     def memory_bytes(self) -> int:
-        """Sum of the memory parts as asked, not rounded."""
+        """Sum of the memory parts as requested, not rounded."""
         return (
             self.task_heap_memory_bytes
             + self.task_off_heap_memory_bytes
@@ -72,38 +73,41 @@ class ResourceProfile:
         return round_up(self.memory_bytes, MEMORY_GRAIN_BYTES)
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the JSON-able form, without zeros."""
+        """Returns the JSON form, without zeros."""
         data: dict[str, object] = _JSON.to_json(self)
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> ResourceProfile:
-        """Reads what `to_dict` wrote; keys of others are ignored.
+        """Reads what `to_dict` wrote; ignores unknown keys.
 
         Raises:
-            InvalidArgument: an amount is no integer.
+            InvalidArgument: an amount is not an integer.
         """
         return _JSON.from_json(cls, data)
 
 
 PROFILE_FORM = JsonForm(omit="default")
-"""JSON of profiles wherever it stands: an absent amount is zero."""
+"""The JSON form of profiles everywhere: an absent amount is zero."""
 
 _JSON = JsonCodec({ResourceProfile: PROFILE_FORM})
 
 
 def extended_items(extended: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
-    """Canonical form of a map of countable resources: sorted, without zeros."""
+    """Returns countable resources in their canonical form: sorted, without zeros."""
     return tuple(sorted((name, amount) for name, amount in extended.items() if amount))
 
 
 def booking(
     profile: ResourceProfile, *, separate_pools: bool, best_effort: bool = False
 ) -> dict[str, int]:
-    """What a slot of this profile takes from its executor's books.
+    """Returns the amounts that a slot of this profile books on its executor.
 
-    With one memory pool (the rule) that is `memory_bytes`; an executor that declares a pool per
-    part books each part, rounded up on its own. Cpu of best-effort slots has a capacity of its own.
+    Args:
+        profile: the slot's resources.
+        separate_pools: if false (the usual case), memory is booked as `memory_bytes`. If true, the
+            executor has one memory pool per part; each part is booked and rounded up separately.
+        best_effort: if true, CPU is booked against the separate best-effort capacity.
     """
     cpu = BEST_EFFORT_CPU_MILLI if best_effort else CPU_MILLI
     amounts: dict[str, int] = {cpu: profile.cpu_milli}
@@ -118,25 +122,25 @@ def booking(
 
 
 def has_separate_pools(total: Amounts) -> bool:
-    """True where an executor's total declares a memory pool per part."""
+    """True if an executor's total has one memory pool per part."""
     return not total.get(MEMORY_BYTES, 0) and any(total.get(part, 0) for part in MEMORY_PARTS)
 
 
 def add(left: Amounts, right: Amounts) -> dict[str, int]:
-    """Sum per dimension, without zeros."""
+    """Returns the sum per dimension, without zeros."""
     return _combine(left, right, 1)
 
 
 def subtract(left: Amounts, right: Amounts) -> dict[str, int]:
-    """Difference per dimension, without zeros.
+    """Returns the difference per dimension, without zeros.
 
-    May be negative: that is the caller's finding to judge.
+    Differences may be negative; the caller decides what that means.
     """
     return _combine(left, right, -1)
 
 
 def larger_of(left: Amounts, right: Amounts) -> dict[str, int]:
-    """The larger amount per dimension, without zeros."""
+    """Returns the larger amount per dimension, without zeros."""
     result = {name: amount for name, amount in left.items() if amount}
     for name, amount in right.items():
         if amount > result.get(name, 0):
@@ -145,7 +149,7 @@ def larger_of(left: Amounts, right: Amounts) -> dict[str, int]:
 
 
 def total_of(many: Iterable[Amounts]) -> dict[str, int]:
-    """Sum over many, without zeros."""
+    """Returns the sum of many, without zeros."""
     result: dict[str, int] = {}
     for amounts in many:
         for name, amount in amounts.items():
@@ -154,12 +158,12 @@ def total_of(many: Iterable[Amounts]) -> dict[str, int]:
 
 
 def fits(need: Amounts, free: Amounts) -> bool:
-    """True if every dimension needed is there."""
+    """True if `free` has enough of every dimension in `need`."""
     return all(amount <= free.get(name, 0) for name, amount in need.items())
 
 
 def shortfall(need: Amounts, free: Amounts) -> dict[str, int]:
-    """What is missing per dimension; empty if `need` fits."""
+    """Returns the missing amount per dimension; empty if `need` fits."""
     return {
         name: missing
         for name, amount in need.items()
@@ -168,12 +172,12 @@ def shortfall(need: Amounts, free: Amounts) -> dict[str, int]:
 
 
 def round_up(amount: int, grain: int) -> int:
-    """Smallest multiple of `grain` that is not below `amount`."""
+    """Returns the smallest multiple of `grain` that is not below `amount`."""
     return -(-amount // grain) * grain
 
 
 def round_down(amount: int, grain: int) -> int:
-    """Largest multiple of `grain` that is not above `amount`."""
+    """Returns the largest multiple of `grain` that is not above `amount`."""
     return amount // grain * grain
 
 

@@ -1,6 +1,6 @@
-"""Telling systemd how we are: the sd_notify protocol, one datagram per message.
+"""Reports the state of the process to systemd by the sd_notify protocol: one datagram per message.
 
-Without systemd (no NOTIFY_SOCKET) nothing happens.
+Without systemd (no NOTIFY_SOCKET), it does nothing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import socket
 
 
 def notify(*lines: str) -> bool:
-    """Sends lines such as "READY=1" or "WATCHDOG=1"; True if somebody was there to be told."""
+    """Sends lines such as "READY=1" or "WATCHDOG=1"; returns whether they were sent."""
     path = os.environ.get("NOTIFY_SOCKET", "")
     if not path:
         return False
@@ -24,7 +24,7 @@ def notify(*lines: str) -> bool:
 
 
 def watchdog_interval_s() -> float | None:
-    """How often to send "WATCHDOG=1": half of what systemd allows; None: it does not watch us."""
+    """Returns how often to send "WATCHDOG=1": half of what systemd allows; None: never."""
     usec = os.environ.get("WATCHDOG_USEC", "")
     if not usec.isdigit() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None

@@ -1,7 +1,4 @@
-"""What ids, names and texts of callers may look like. Pure.
-
-Decides which of them are refused, and how that is said.
-"""
+"""The allowed form of ids, names and texts that callers choose."""
 
 from __future__ import annotations
 
@@ -14,10 +11,10 @@ LABEL_KEY_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_./-]{0,61}[A-Za-z0-9])?"
 
 
 def check_id(field: str, value: str) -> str:
-    """The value itself if it is a well-formed id.
+    """Returns the value itself, if it is a well-formed id.
 
     Raises:
-        InvalidArgument: it is empty, too long or holds other characters.
+        InvalidArgument: it is empty, too long or has other characters.
     """
     if not ID_PATTERN.fullmatch(value):
         raise InvalidArgument(
@@ -29,10 +26,16 @@ def check_id(field: str, value: str) -> str:
 
 
 def check_text(field: str, value: str, *, longest: int, empty_ok: bool = False) -> str:
-    """The value itself if it is printable text of acceptable length.
+    """Returns the value itself, if it is printable text that is not too long.
+
+    Args:
+        field: name of the field, for errors.
+        value: the text.
+        longest: largest number of characters.
+        empty_ok: whether it may be empty.
 
     Raises:
-        InvalidArgument: it is empty (unless allowed), too long or holds control characters.
+        InvalidArgument: it is empty (unless allowed), too long or has control characters.
     """
     if not value and empty_ok:
         return value

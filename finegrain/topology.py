@@ -1,12 +1,10 @@
-"""What a host is made of: the model that detection fills, the RM plans with and people look at.
+"""The model of a host: what detection found, for planning and for people.
 
-Decides the names and meaning of every part.  Refuses to know where the facts come from (that is
-detection) and what may be promised to slots (that is capacity planning).
-
-Everything is immutable.  Ids printed by kernels (core_id, physical_package_id, node ids) are
-labels: they repeat, have holes and may be -1.  Sets of CPUs are the truth; where one part refers
-to another, it uses the position in the tuple of that kind (``Core.package`` is an index into
-``HostTopology.packages``), except NUMA nodes, whose ids are unique and are what cpusets want.
+Everything is immutable. Ids printed by kernels (core_id, physical_package_id, node ids) are only
+labels: they repeat, have gaps and may be -1. The sets of cpus are what counts. A reference from one
+part to another is its position in the tuple of that kind (``Core.package`` is an index into
+``HostTopology.packages``). NUMA nodes are referred to by id instead, because their ids are unique
+and cpusets use them.
 """
 
 from dataclasses import dataclass
@@ -18,26 +16,26 @@ from finegrain.mapping.json_form import from_json, to_json
 
 
 class NodeKind(StrEnum):
-    """What a NUMA node offers, by its online CPUs and its memory."""
+    """What a NUMA node has, by its online cpus and its memory."""
 
     CPU_AND_MEMORY = "cpu+memory"
-    CPU_ONLY = "cpu-only"  # its CPUs use the memory of another node
-    MEMORY_ONLY = "memory-only"  # HBM, CXL, persistent or GPU memory, or all its CPUs are offline
+    CPU_ONLY = "cpu-only"  # its cpus use the memory of another node
+    MEMORY_ONLY = "memory-only"  # HBM, CXL, persistent or GPU memory, or all its cpus are offline
     EMPTY = "empty"
     CPU_MEMORY_UNKNOWN = "cpu, memory unknown"  # the kernel prints no meminfo for the node
     MEMORY_UNKNOWN = "memory unknown"
 
 
 class GpuHealth(StrEnum):
-    """Whether a GPU can be handed out."""
+    """Whether slots can use a GPU."""
 
     OK = "ok"
-    LOST = "lost"  # fallen off the bus: every query fails until the host is reset
-    UNKNOWN = "unknown"  # it answers, but not with its memory size, so nothing can be carved
+    LOST = "lost"  # not on the bus any more: every query fails until the host is reset
+    UNKNOWN = "unknown"  # it answers, but without its memory size, so nothing can be carved
 
 
 class PciKind(StrEnum):
-    """What a PCI function is, by its class and vendor."""
+    """The kind of a PCI function, by its class and vendor."""
 
     GPU = "gpu"
     DISPLAY = "display"
@@ -51,19 +49,19 @@ class PciKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """One physical core: its online hardware threads.  How many they are differs per core."""
+    """One physical core with its online hardware threads, whose number differs between cores."""
 
     cpus: CpuSet
     core_id: int | None = None  # label; repeats within a package on dies, clusters and s390
     package: int = 0  # index into HostTopology.packages
-    numa_node: int | None = None  # node id; None when no node lists these CPUs
+    numa_node: int | None = None  # node id; None if no node lists these cpus
     l3_group: int | None = None  # index into HostTopology.l3_groups
-    kind: int | None = None  # index into HostTopology.cpu_kinds; None when all cores are alike
+    kind: int | None = None  # index into HostTopology.cpu_kinds; None if all cores are alike
 
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """One socket, by the sibling maps of its CPUs."""
+    """One socket, by the sibling maps of its cpus."""
 
     cpus: CpuSet
     physical_package_id: int | None  # label; may be -1, shared or huge
@@ -77,7 +75,7 @@ class Die:
 
 @dataclass(frozen=True, slots=True)
 class L3Group:
-    """CPUs that share one level 3 cache; independent of packages and NUMA nodes."""
+    """Cpus that share one level 3 cache; independent of packages and NUMA nodes."""
 
     cpus: CpuSet
     size_bytes: int | None
@@ -85,17 +83,17 @@ class L3Group:
 
 @dataclass(frozen=True, slots=True)
 class CpuKind:
-    """One kind of core on a hybrid host.  Core counts of different kinds are not comparable."""
+    """One kind of core on a hybrid host. Core counts of different kinds are not comparable."""
 
-    name: str  # "core" or "atom" where the kernel names them, else source and value
+    name: str  # "core" or "atom" if the kernel names them, else source and value
     cpus: CpuSet
     value: int | None  # higher is faster; comparable within one host only
-    source: str  # the file that tells the kinds apart, with N for the number
+    source: str  # the file that distinguishes the kinds, with N for the number
 
 
 @dataclass(frozen=True, slots=True)
 class HugePages:
-    """Huge pages of one size, set aside and so gone from normal memory."""
+    """Huge pages of one size; they are reserved and no longer part of normal memory."""
 
     page_bytes: int
     count: int
@@ -108,12 +106,12 @@ class HugePages:
 @dataclass(frozen=True, slots=True)
 class NumaNode:
     id: int
-    cpus: CpuSet  # online ones
-    memory_bytes: int | None  # MemTotal of the node, huge pages included; None: not told
+    cpus: CpuSet  # online cpus
+    memory_bytes: int | None  # MemTotal of the node, with huge pages; None: unknown
     hugepages: tuple[HugePages, ...] = ()
     distances: tuple[int, ...] = ()  # as printed, one per online node in order of ids; () if absent
-    memory_allowed: bool = True  # whether the cpuset lets us use its memory, wherever our CPUs are
-    nearest_cpus: CpuSet = EMPTY  # of a node without CPUs: those that reach it best; or none
+    memory_allowed: bool = True  # whether the cpuset allows its memory, wherever our cpus are
+    nearest_cpus: CpuSet = EMPTY  # of a node without cpus: the nearest ones, or none
 
     @property
     def kind(self) -> NodeKind:
@@ -144,10 +142,10 @@ class PciDevice:
     pci_class: str
     vendor: str
     device: str
-    numa_node: int | None  # best knowledge: own file, else local CPUs, else a bridge above
+    numa_node: int | None  # best estimate: its own file, else local cpus, else a bridge above
     reported_numa_node: int | None  # the device's own file, -1 included
-    local_cpus: CpuSet | None  # the device's own file, online ones
-    is_virtual_function: bool  # SR-IOV: not a card of its own
+    local_cpus: CpuSet | None  # the device's own file, only online cpus
+    is_virtual_function: bool  # SR-IOV: not a separate card
     net: tuple[str, ...] = ()
     infiniband: tuple[str, ...] = ()
     drm: tuple[str, ...] = ()
@@ -156,7 +154,7 @@ class PciDevice:
 
 @dataclass(frozen=True, slots=True)
 class MigInstance:
-    """A part of a GPU in MIG mode, schedulable by its own UUID."""
+    """A part of a GPU in MIG mode, used by its own UUID."""
 
     uuid: str
     profile: str | None  # such as 1g.10gb
@@ -166,25 +164,28 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as its driver tells.  Key it by UUID: index, minor and bus order all differ."""
+    """One GPU as its driver reports it.
+
+    Identify it by UUID: index, minor and bus order all differ.
+    """
 
     uuid: str
     index: int
     minor: int | None = None  # the N of /dev/nvidiaN
     pci_bus_id: str | None = None
     name: str = "unknown"
-    memory_bytes: int | None = None  # usable: without what driver and firmware keep
+    memory_bytes: int | None = None  # usable: without what driver and firmware reserve
     health: GpuHealth = GpuHealth.OK
     mig_enabled: bool = False
-    mig_mode_pending: bool = False  # a change of the mode waits for a reset
+    mig_mode_pending: bool = False  # a change of the mode takes effect at the next reset
     mig_instances: tuple[MigInstance, ...] = ()
-    cpus: CpuSet | None = None  # online CPUs near the GPU; the driver cuts them to our own cpuset
-    numa_node: int | None = None  # node of those CPUs, by PCI; bind here
-    memory_numa_node: int | None = None  # node made of the GPU's own memory; never bind CPUs here
+    cpus: CpuSet | None = None  # online cpus near the GPU; the driver limits them to our cpuset
+    numa_node: int | None = None  # node of those cpus, by PCI; bind here
+    memory_numa_node: int | None = None  # node made of the GPU's own memory; never bind cpus here
 
     @property
     def schedulable_as(self) -> str:
-        """``gpu`` (whole or in fractions), ``mig`` (by instance only), or ``nothing``."""
+        """Returns ``gpu`` (whole or in fractions), ``mig`` (by instance only), or ``nothing``."""
         if self.health is not GpuHealth.OK:
             return "nothing"
         return "mig" if self.mig_enabled else "gpu"
@@ -192,7 +193,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuLink:
-    """How two GPUs are joined, by UUID (the lower index first)."""
+    """How two GPUs are connected; UUIDs are ordered by index."""
 
     first_uuid: str
     second_uuid: str
@@ -203,37 +204,37 @@ class GpuLink:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the control groups above our process allow.  None: no limit, or none visible."""
+    """What the cgroups above this process allow. None: no limit, or none visible."""
 
     cgroup_version: str | None = None  # v1, v2, hybrid, cpuset-fs
-    cpuset_path: str | None = None  # the group whose cpuset files were read
-    cpuset_cpus: CpuSet | None = None  # as written there; may name offline CPUs
+    cpuset_path: str | None = None  # the cgroup whose cpuset files were read
+    cpuset_cpus: CpuSet | None = None  # as written there; may name offline cpus
     cpuset_nodes: NodeSet | None = None
-    cpuset_directory: str | None = None  # where those files lie, relative to the root
-    memory_limit_bytes: int | None = None  # the smallest on the way to the root
+    cpuset_directory: str | None = None  # directory of those files, relative to the root
+    memory_limit_bytes: int | None = None  # the smallest on the path to the root
     memory_limit_file: str | None = None
-    cpu_quota_milli: int | None = None  # CPU *time* in thousandths of one CPU; smallest, as above
+    cpu_quota_milli: int | None = None  # CPU *time* in thousandths of one cpu; smallest, as above
     cpu_quota_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HostTopology:
-    """Everything detection found on one host."""
+    """Everything that detection found on one host."""
 
     online: CpuSet
-    allowed: CpuSet  # online CPUs that our process may use
-    cores: tuple[Core, ...]  # they partition the online CPUs
+    allowed: CpuSet  # online cpus that this process may use
+    cores: tuple[Core, ...]  # they partition the online cpus
     numa_nodes: tuple[NumaNode, ...]
     packages: tuple[Package, ...] = ()
-    offline: CpuSet = EMPTY  # CPUs that exist and do not run
-    isolated: CpuSet = EMPTY  # online, but the kernel does not balance load onto them
+    offline: CpuSet = EMPTY  # cpus that exist but are not online
+    isolated: CpuSet = EMPTY  # online, but excluded from the kernel's load balancing
     nohz_full: CpuSet = EMPTY
     possible: CpuSet | None = None
     present: CpuSet | None = None
-    online_source: str = ""  # file, or kind of files, that told
-    cores_known: bool = True  # False: the kernel does not tell, every CPU stands alone
-    packages_known: bool = True  # False: one package of all CPUs is assumed
-    numa_known: bool = True  # False: one node of all CPUs and all memory is assumed
+    online_source: str = ""  # file, or kind of files, that it was read from
+    cores_known: bool = True  # False: the kernel does not tell, every cpu counts as a core
+    packages_known: bool = True  # False: one package of all cpus is assumed
+    numa_known: bool = True  # False: one node of all cpus and all memory is assumed
     dies: tuple[Die, ...] = ()
     clusters: tuple[CpuSet, ...] = ()
     books: tuple[CpuSet, ...] = ()  # s390: align to books and drawers, a package can be one CPU
@@ -241,44 +242,45 @@ class HostTopology:
     l3_groups: tuple[L3Group, ...] = ()
     cpu_kinds: tuple[CpuKind, ...] = ()  # empty unless hybrid; fastest first
     memory_total_bytes: int | None = None  # MemTotal of the machine
-    node_memory_grows: bool = False  # the nodes together show less than the machine really has
+    node_memory_grows: bool = False  # the nodes together show less than the machine has
     hugepages: tuple[HugePages, ...] = ()  # of the whole machine
     limits: Limits = Limits()
     pci_devices: tuple[PciDevice, ...] = ()
     pci_known: bool = False  # False: no PCI bus
     gpus: tuple[Gpu, ...] = ()
     gpu_links: tuple[GpuLink, ...] = ()
-    gpu_absence_reason: str | None = None  # why GPUs are unknown; None when the driver answered
+    gpu_absence_reason: str | None = None  # why GPUs are unknown; None: the driver answered
     warnings: tuple[str, ...] = ()
 
     @property
     def allowed_nodes(self) -> NodeSet:
-        """Nodes whose memory may be used; independent of where the allowed CPUs are."""
+        """Nodes whose memory may be used, wherever the allowed cpus are."""
         return CpuSet(node.id for node in self.numa_nodes if node.memory_allowed)
 
     @property
     def whole_cores(self) -> tuple[Core, ...]:
-        """Cores all of whose online threads are allowed."""
+        """Cores of which all online threads are allowed."""
         return tuple(core for core in self.cores if core.cpus <= self.allowed)
 
     def node(self, node_id: int) -> NumaNode | None:
-        """The NUMA node with that id."""
+        """Returns the NUMA node with this id, or None."""
         return next((node for node in self.numa_nodes if node.id == node_id), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-able data: the field names above, CPU sets in the kernel's list notation."""
+        """Returns JSON data: the field names above, and cpu sets in the kernel's list notation."""
         encoded: dict[str, Any] = to_json(self)
         return encoded
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "HostTopology":
-        """The inverse of to_dict.  Unknown keys are ignored and missing ones take their default.
+        """Reads the data of `to_dict`; ignores unknown keys, and uses defaults for missing ones.
 
-        Raises InvalidArgument that names the field when the data does not have this shape.
+        Raises:
+            InvalidArgument: the data has another form; names the field.
         """
         return from_json(cls, data)
 
 
 def printable(text: str) -> str:
-    """Text from firmware, drivers and files without control characters, on one line."""
+    """Returns text from firmware, drivers and files on one line, without control characters."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())

@@ -1,6 +1,6 @@
-"""Draws a host as plain text: packages, NUMA nodes, cores, caches, GPUs, limits and warnings.
+"""Draws a host as text: packages, NUMA nodes, cores, caches, GPUs, limits and warnings.
 
-Decides the layout for people.  Refuses to be read by programs: they take `to_dict` instead.
+The text is for people; programs use `to_dict` instead.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ _WIDTH: Final = 100
 
 
 def render_topology(topology: HostTopology, capacity: Capacity | None = None) -> str:
-    """The host as lines of text, without a newline at the end.
+    """Returns the host as lines of text, without a newline at the end.
 
-    With a capacity, CPUs that slots cannot use are marked: reserved, isolated, not ours (outside
+    With a capacity, cpus that slots cannot use are marked: reserved, isolated, or not ours (outside
     the cpuset or the share).
     """
     lines = [_headline(topology)]
@@ -46,7 +46,7 @@ def render_topology(topology: HostTopology, capacity: Capacity | None = None) ->
 
 
 def bytes_text(amount: int) -> str:
-    """An amount of memory for people, with one decimal where it is not whole: 1.5 GiB."""
+    """Returns an amount of memory for people, with at most one decimal: 1.5 GiB."""
     size, unit = float(amount), 0
     while size >= 1024 and unit < len(_UNITS) - 1:
         size /= 1024
@@ -89,7 +89,7 @@ def _nodes_of(topology: HostTopology, cpus: CpuSet) -> Iterator[NumaNode]:
 def _node(
     topology: HostTopology, node: NumaNode, capacity: Capacity | None, within: CpuSet
 ) -> list[str]:
-    """One node; a node that spans packages is drawn in each with that package's CPUs."""
+    """Returns the lines of one node; if it spans packages, with its cpus in one of them."""
     memory = "memory unknown"
     if node.memory_bytes is not None:
         memory = bytes_text(node.memory_bytes) if node.memory_bytes else "no memory"
@@ -107,7 +107,7 @@ def _node(
 
 
 def _caches(topology: HostTopology, cores: list[Core], capacity: Capacity | None) -> list[str]:
-    """Cores below the level 3 caches that they share; those without one last."""
+    """Returns the cores, grouped by their level 3 caches; cores without one are last."""
     lines = []
     caches = sorted({core.l3_group for core in cores if core.l3_group is not None})
     loose = [core for core in cores if core.l3_group is None]
@@ -126,7 +126,7 @@ def _hugepages(all_pages: tuple[HugePages, ...]) -> str:
 
 
 def _cores(topology: HostTopology, cores: list[Core], capacity: Capacity | None) -> list[str]:
-    """Cores with their marks: few are drawn one by one, many as sets of equally marked CPUs."""
+    """Returns the cores with their marks: one by one if few, else as sets with equal marks."""
     if len(cores) <= _CORES_SHOWN_MAX:
         words = [
             f"core {core.cpus}" + _bracket(_core_marks(topology, core, capacity)) for core in cores
@@ -163,7 +163,7 @@ def _bracket(marks: list[str]) -> str:
 
 
 def _wrapped(words: list[str]) -> list[str]:
-    """Words joined by three blanks, in lines of limited width."""
+    """Joins words by three blanks, in lines of limited width."""
     lines: list[str] = []
     for word in words:
         if lines and len(lines[-1]) + len(word) + 3 <= _WIDTH:
@@ -181,7 +181,7 @@ def _kinds(topology: HostTopology) -> list[str]:
 
 
 def device_lines(topology: HostTopology) -> list[str]:
-    """GPUs with their links, other PCI functions, and why GPUs are unknown."""
+    """Returns lines for GPUs and their links, other PCI functions, and why GPUs are unknown."""
     lines = []
     for gpu in topology.gpus:
         lines += _gpu(gpu)

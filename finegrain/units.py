@@ -1,9 +1,9 @@
-"""Human amounts in, integers out; and back for tables.
+"""Converts amounts that people write to integers, and back for tables.
 
-Sizes: a plain number is bytes; K, M, G, T (also Ki, KiB, KB) are powers of 1024, as container tools
-read them. Cpus: "2", "0.5", or "500m" for thousandths. Durations: a plain number is seconds; ms, s,
-m, h, d. No floating point: a text is read as a decimal, and what is not a whole number of the base
-unit is refused.
+Sizes: a plain number is bytes; K, M, G, T, P (also Ki, KiB, KB) are powers of 1024, as container
+tools read them. Cpus: "2", "0.5", or "500m" for thousandths. Durations: a plain number is seconds;
+ms, s, m, h, d. There is no floating point: a text is read as a decimal, and an amount that is not a
+whole number of the base unit is rejected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DURATION_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_00
 
 
 def parse_bytes(field: str, text: str) -> int:
-    """Bytes of a size such as "512M" or "1.5GiB".
+    """Returns the bytes of a size such as "512M" or "1.5GiB".
 
     Raises:
         InvalidArgument: it is not a size, or not a whole number of bytes.
@@ -34,7 +34,7 @@ def parse_bytes(field: str, text: str) -> int:
 
 
 def parse_cpu_milli(field: str, text: str) -> int:
-    """Thousandths of a core of an amount such as "2", "0.5" or "500m".
+    """Returns the thousandths of a core of an amount such as "2", "0.5" or "500m".
 
     Raises:
         InvalidArgument: it is not an amount of cpu, or finer than a thousandth.
@@ -47,10 +47,10 @@ def parse_cpu_milli(field: str, text: str) -> int:
 
 
 def parse_duration_ms(field: str, text: str) -> int:
-    """Milliseconds of a duration such as "30", "1.5s", "250ms" or "10m".
+    """Returns the milliseconds of a duration such as "30", "1.5s", "250ms" or "10m".
 
     Raises:
-        InvalidArgument: it is not a duration.
+        InvalidArgument: it is not a duration, or not a whole number of milliseconds.
     """
     match = _DURATION.fullmatch(text.strip())
     if not match:
@@ -59,7 +59,7 @@ def parse_duration_ms(field: str, text: str) -> int:
 
 
 def parse_pair(field: str, text: str) -> tuple[str, str]:
-    """Key and value of "KEY=VALUE".
+    """Splits "KEY=VALUE" into key and value.
 
     Raises:
         InvalidArgument: there is no key or no "=".
@@ -71,7 +71,7 @@ def parse_pair(field: str, text: str) -> tuple[str, str]:
 
 
 def format_bytes(amount: int) -> str:
-    """A size for people, exact to three digits: "256Mi"."""
+    """Returns a size for people, with three digits: "256Mi"."""
     for unit, factor in (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
         if amount >= factor:
             return (
@@ -83,13 +83,13 @@ def format_bytes(amount: int) -> str:
 
 
 def format_cpu(cpu_milli: int) -> str:
-    """Cores for people: "0.5", "12"."""
+    """Returns cores for people: "0.5", "12"."""
     whole, rest = divmod(cpu_milli, 1000)
     return f"{whole}.{rest:03d}".rstrip("0").rstrip(".")
 
 
 def format_duration(seconds: float) -> str:
-    """A duration for people: "4.2s", "3m07s", "2h05m", "3d04h"."""
+    """Returns a duration for people: "4.2s", "3m07s", "2h05m", "3d04h"."""
     if seconds < 60:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(int(seconds), 60)
