@@ -222,6 +222,14 @@ async def test_events_are_kept_alive_and_acknowledged(
         )
 
 
+async def test_an_attached_job_is_kept_alive_within_its_own_lease(
+    servant: Scripted, cluster: fg.Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_module, "KEEP_ALIVE_LONGEST_S", 3_600)
+    async with cluster.attach_job("job-1", "secret", lease_s=0.15):
+        await eventually(lambda: bool(servant.calls["KeepAlive"]))
+
+
 async def test_a_detached_job_outlives_its_context_and_can_be_opened_again(
     servant: Scripted, cluster: fg.Cluster
 ) -> None:

@@ -872,8 +872,8 @@ class Cluster(LoopOwner[AsyncCluster]):
         Args:
             job_id: id of the job (`Job.job_id`).
             secret: secret of the job (`Job.secret`).
-            lease_s: lease of the job in seconds, for `Job.lease_s`. The client renews the lease
-                every 10 s, whatever its length.
+            lease_s: lease of the job in seconds; the client renews it three times within a lease,
+                and at least every 10 s.
 
         Raises:
             InvalidArgument: the id is malformed, or the secret is empty.

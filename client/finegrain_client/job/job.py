@@ -113,9 +113,8 @@ class Job:
             await self._register()
         background = self._context.background
         background.start(self._watch.run(), f"watching job {self.job_id}")
-        interval_s = KEEP_ALIVE_LONGEST_S if self.detached else self.lease_s / 3
         background.start(
-            self._watch.keep_alive(min(KEEP_ALIVE_LONGEST_S, interval_s)),
+            self._watch.keep_alive(min(KEEP_ALIVE_LONGEST_S, self.lease_s / 3)),
             f"keeping job {self.job_id} alive",
         )
         if self._attached:
