@@ -23,6 +23,7 @@ from resource_manager.engine.cpus.take import (
     offers,
     reached,
     take,
+    unclaimed_of,
 )
 
 
@@ -56,7 +57,10 @@ def grow(
         free &= layout.nodes_touched(current)
     if more > free.bit_count():
         return Short(ShortOf.CPUS, more, free.bit_count())
-    added = 0
+    unclaimed = unclaimed_of(layout, free, claims, request, more)
+    if isinstance(unclaimed, Short):
+        return unclaimed
+    free, added = unclaimed, 0
     if request.whole_cores:
         # First complete the cores that the slot has in part.
         added = _rest_of_current_cores(layout, current, free, more)

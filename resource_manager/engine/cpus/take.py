@@ -127,16 +127,10 @@ def suitable(
     free = available & layout.pinnable
     if need > free.bit_count():
         return Short(ShortOf.CPUS, need, free.bit_count())
-    if request.exclusive_required:
-        short_of = ShortOf.CPUS
-        if request.exclusive is ExclusivePolicy.PCPU_LEVEL:
-            free &= ~layout.cores_touched(claims.core_level)
-            short_of = ShortOf.UNSHARED_CORES
-        elif request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
-            free &= ~layout.nodes_touched(claims.node_level)
-            short_of = ShortOf.UNSHARED_NODES
-        if need > free.bit_count():
-            return Short(short_of, need, free.bit_count())
+    unclaimed = unclaimed_of(layout, free, claims, request, need)
+    if isinstance(unclaimed, Short):
+        return unclaimed
+    free = unclaimed
     if request.bind_required:
         short_of = ShortOf.CPUS
         if request.bind is BindPolicy.FULL_PCPUS:
@@ -153,6 +147,30 @@ def suitable(
         if need > free.bit_count():
             return Short(short_of, need, free.bit_count())
     return free
+
+
+def unclaimed_of(
+    layout: CpuLayout, free: int, claims: ExclusiveClaims, request: CpuDemand, need: int
+) -> int | Short:
+    """Returns the free cpus that a required exclusive policy allows, or that there are too few.
+
+    Args:
+        layout: the host.
+        free: the cpus to choose from, as bits.
+        claims: cpus that exclusive policies avoid.
+        request: its exclusive policy, and whether that is required.
+        need: how many cpus there must be.
+    """
+    if not request.exclusive_required:
+        return free
+    short_of = ShortOf.CPUS
+    if request.exclusive is ExclusivePolicy.PCPU_LEVEL:
+        free &= ~layout.cores_touched(claims.core_level)
+        short_of = ShortOf.UNSHARED_CORES
+    elif request.exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:
+        free &= ~layout.nodes_touched(claims.node_level)
+        short_of = ShortOf.UNSHARED_NODES
+    return free if need <= free.bit_count() else Short(short_of, need, free.bit_count())
 
 
 def aligned(layout: CpuLayout, need: int) -> bool:

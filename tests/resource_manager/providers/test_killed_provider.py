@@ -29,13 +29,13 @@ SHARES = 3
 LIFE = """
 import asyncio, json, sys
 from pathlib import Path
-from tests.support.providers import configuration, halves, make_provider, surroundings
+from tests.support.providers import configuration, halves, make_provider, provider_context
 
 folder, wishes = Path(sys.argv[1]), json.loads(sys.argv[2])
 
 async def life():
     read = configuration(folder, halves({shares}))
-    provider = make_provider("process", read, surroundings(folder / "rm"))
+    provider = make_provider("process", read, provider_context(folder / "rm"))
     async def one(executor_id, what):
         try:
             if what == "start":

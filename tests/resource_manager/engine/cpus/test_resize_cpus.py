@@ -65,6 +65,12 @@ class TestGrowing:
     def test_cores_that_the_slot_is_not_on_go_before_any_that_it_is_on(self) -> None:
         assert grown("0-1", "7-9", CpuDemand(4, SPREAD)) == "0-1,7-8"
 
+    def test_spread_leaves_out_cores_that_a_required_exclusive_policy_rules_out(self) -> None:
+        apart = CpuDemand(4, SPREAD, False, ExclusivePolicy.PCPU_LEVEL, exclusive_required=True)
+        claims = ExclusiveClaims(core_level=cpus("9"))  # so cpu 1 shares its core with another slot
+        assert grown("0", "1,2,8", apart, claims=claims) == ShortOf.UNSHARED_CORES
+        assert grown("0", "1-3,8", apart, claims=claims) == "0,2-3,8"
+
     def test_required_spread_never_doubles_up(self) -> None:
         assert grown("0-1", "8-9", CpuDemand(3, SPREAD, True)) == ShortOf.CORES
         assert grown("0-1", "8-9,11", CpuDemand(3, SPREAD, True)) == "0-1,11"
