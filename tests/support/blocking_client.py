@@ -1,8 +1,8 @@
-"""Writes the blocking client from the classes of the asyncio one. A test says when it has to be
-written again (`python -m tests.support.blocking_client`).
+"""Generates the blocking client from the classes of the asyncio client.
 
-Every public method, property and attribute gets a blocking twin, except what is marked `internal`.
-How values go in and come out stands in `blocking_types.py`.
+Every public method, property and attribute gets a blocking twin, except members marked `internal`.
+`blocking_types.py` converts arguments and results. A test fails when the generated files are out of
+date; `python -m tests.support.blocking_client` writes them again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.support.components import REPOSITORY
 
 HANDLES = "finegrain_client.blocking.generated"
 BATCH = "finegrain_client.blocking.generated_batch"
-"""A module of its own: it takes long to import, and most programs do not need it."""
+"""A separate module: its import is slow, and most programs do not need it."""
 
 TWINS: dict[type, str] = {
     **dict.fromkeys((Task, Slot, Request, RequestRange, Job, Cluster), HANDLES),
@@ -40,7 +40,7 @@ TWINS: dict[type, str] = {
 PROTOCOLS = {Finished: Slot, Reusable: Request}
 
 OPERATORS = {"__len__": "len(self.inner)", "__contains__": "index in self.inner"}
-"""Special methods that get a twin, too."""
+"""Special methods that also get a twin, with the expression that the twin evaluates."""
 
 WORDS = {
     "async with": "with",
@@ -53,7 +53,7 @@ WORDS = {
     "is cancelled or fails": "is interrupted or fails",
     ", on one event loop": "",
 }
-"""What docstrings say of asyncio, and what is said of blocking calls instead."""
+"""Phrases about asyncio in docstrings, and their replacements in the blocking client."""
 
 
 def written() -> dict[str, str]:
@@ -113,12 +113,13 @@ class ModuleWriter:
         for name, member in _members(inner):
             if isinstance(member, property):
                 members.append(self._property(inner, name, member))
-            elif (base, name) != ("LoopOwner", "close"):  # which ends the loop as well
+            # a loop owner closes its loop as well, in a hand-written `close`
+            elif (base, name) != ("LoopOwner", "close"):
                 members.append(self._method(member))
         return _block(head, _docstring(inner.__doc__), "\n\n".join(members))
 
     def _constructor(self, inner: type) -> Iterator[str]:
-        """Yields `__init__` if users call it, which is so if it takes a handle first."""
+        """Yields `__init__` if users call it: that is, if its first parameter is a handle."""
         function = vars(inner).get("__init__")
         if function is None:
             return
@@ -166,7 +167,7 @@ class ModuleWriter:
         result = self._types.written(self._hints(function)["return"])
         loop = self._types.imported("finegrain_client.blocking.loop", "PrivateLoop")
         call = self._call(self._types.asynchronous(function), function)
-        # The loop's thread is started last: it would outlive an error.
+        # Start the loop's thread last: if the call fails, the thread must not keep running.
         return self._function(function, f"inner = {call}\nreturn {result}({loop}(), inner)")
 
     def _function(self, function: Callable[..., Any], body: str) -> str:
@@ -212,8 +213,10 @@ def formatted(text: str, path: str) -> str:
 
 
 def _base_of(inner: type) -> str:
-    """Returns the name of a twin's base class. Only the name: the generator imports nothing of the
-    blocking client, so that it also works while that is missing or broken.
+    """Returns the name of a twin's base class.
+
+    It returns a name, not a class: the generator must not import the blocking client, so that it
+    also works while that client is missing or broken.
     """
     if not hasattr(inner, "__aenter__"):
         return "Handle"
@@ -235,7 +238,7 @@ def _members(inner: type) -> Iterator[tuple[str, Any]]:
 
 
 def _attribute_names(inner: type) -> list[str]:
-    """Returns public attributes: those that a class body names, or `__init__` sets."""
+    """Returns public attributes: those annotated in a class body or set in `__init__`."""
     names: list[str] = []
     for owner in reversed(inner.__mro__[:-1]):
         names += [each for each in inspect.get_annotations(owner) if not each.startswith("_")]

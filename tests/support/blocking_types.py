@@ -1,7 +1,7 @@
-"""Types and values of the asyncio client in the blocking one, as source text.
+"""Translates types and values of the asyncio client into source text of the blocking client.
 
-A handle of the asyncio client goes into a call as the `inner` of its twin and comes out wrapped in
-one; async iterators become plain ones, and functions that may be async must not be.
+An argument that is a handle is passed on as `inner` of its twin; a returned handle is wrapped in a
+twin. Async iterators become plain iterators, and callbacks must be plain functions.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _BLOCKING = {AsyncIterable: Iterable, AsyncIterator: Iterator}
 
 
 class Types:
-    """Writes types and conversions for one generated module, and keeps what it has to import.
+    """Writes types and conversions for one generated module, and collects the imports they need.
 
     Args:
         module: the module that is generated.
-        twins: the classes that have a blocking twin of the same name, and the module it is in.
-        protocols: what the asyncio client takes instead of one of these classes, to avoid an import
-            cycle.
+        twins: classes that have a blocking twin of the same name, and the twin's module.
+        protocols: protocols that the asyncio client accepts instead of a class to avoid an import
+            cycle, and that class.
     """
 
     def __init__(
@@ -49,21 +49,21 @@ class Types:
         self.imports: dict[str, set[str]] = defaultdict(set)
 
     def name(self, named: Any) -> str:
-        """Returns the name of a class, which is imported if it has to be.
+        """Returns the name of a class, and adds an import if it needs one.
 
         Raises:
-            TypeError: it is a class of asyncio programs that has no blocking twin.
+            TypeError: the class has coroutine methods and no blocking twin.
         """
         if (twin := self.twin(named)) is not None:
             return self.imported(self.twins[twin], twin.__name__)
         if any(map(inspect.iscoroutinefunction, vars(named).values())):
             raise TypeError(f"{named.__qualname__} has to be awaited and has no blocking twin")
-        # Some classes stand in private modules of the standard library, in some of its versions.
+        # Some versions of the standard library define public classes in private modules.
         module = named.__module__.partition("._")[0]
         return self.imported(module, named.__qualname__)
 
     def imported(self, module: str, name: str) -> str:
-        """Returns `name`, which is in `module`, and imports it if it has to be."""
+        """Returns `name`, and adds its import from `module` if it needs one."""
         if module not in (self.module, "builtins"):
             self.imports[module].add(name)
         return name
@@ -75,12 +75,12 @@ class Types:
         return name
 
     def twin(self, hint: Any) -> type | None:
-        """Returns the class whose blocking twin stands for values of this type, or None."""
+        """Returns the class whose blocking twin represents values of this type, or None."""
         found = self.protocols.get(hint, hint) if isinstance(hint, type) else None
         return found if found in self.twins else None
 
     def written(self, hint: Any) -> str:
-        """Returns the type that stands for `hint` in the blocking client."""
+        """Returns the type that replaces `hint` in the blocking client, as source text."""
         if hint in (None, NoneType):
             return "None"
         if hint is asyncio.Event:
@@ -103,7 +103,7 @@ class Types:
         return f"{self.name(_BLOCKING.get(origin, origin))}[{parts}]"
 
     def default(self, value: object) -> str:
-        """Returns the default of a parameter."""
+        """Returns the default value of a parameter, as source text."""
         if isinstance(value, enum.Enum):
             return f"{self.name(type(value))}.{value.name}"
         if value is None or isinstance(value, bool | int | float | str | tuple):
@@ -111,7 +111,7 @@ class Types:
         raise TypeError(f"a default like {value!r} cannot be written")
 
     def wrapped(self, value: str, hint: Any) -> str:
-        """Returns an expression for what the blocking client returns instead of `value`."""
+        """Returns an expression that converts `value`, a result of the asyncio client, for callers."""
         if self.twin(hint) is not None or hint is asyncio.Event:
             return f"{self.written(hint)}(self.loop, {value})"
         if (item := item_of(hint)) is not None:
@@ -131,7 +131,7 @@ class Types:
         raise TypeError(f"a result like {hint} cannot be wrapped")
 
     def unwrapped(self, value: str, hint: Any) -> str:
-        """Returns an expression for what the asyncio client gets instead of `value`."""
+        """Returns an expression that converts `value`, a caller's argument, for the asyncio client."""
         if self.twin(hint) is not None:
             return f"{value}.inner"
         origin, args = get_origin(hint), get_args(hint)
@@ -170,7 +170,7 @@ def item_of(hint: Any) -> Any:
 
 
 def is_collection(hint: Any) -> bool:
-    """Returns whether values of this type have items that come and go."""
+    """Returns whether values of this type are containers whose items can change."""
     found = get_origin(hint) or hint
     return (
         isinstance(found, type)
@@ -180,5 +180,5 @@ def is_collection(hint: Any) -> bool:
 
 
 def is_lazy(hint: Any) -> bool:
-    """Returns whether values of this type do nothing before a caller's own thread iterates."""
+    """Returns whether values of this type do nothing until the caller's own thread iterates."""
     return item_of(hint) is None and hasattr(hint, "__next__")

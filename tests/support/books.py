@@ -1,4 +1,7 @@
-"""Builders of rows for tests of the books: all has a sensible value, tests name what matters."""
+"""Builds rows and snapshots for tests of the stored state.
+
+Every field has a sensible default, so that a test names only the fields that matter to it.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +79,7 @@ ASSIGNMENT = CpuAssignment(
 
 
 def job(job_id: str = "job-1", **changes: Any) -> Job:
-    """A job; `changes` name fields."""
+    """Returns a job; `changes` overrides fields by name."""
     values: dict[str, Any] = {
         "name": "nightly",
         "group": "default",
@@ -90,7 +93,7 @@ def job(job_id: str = "job-1", **changes: Any) -> Job:
 
 
 def request(allocation_id: str = "slot-1", job_id: str = "job-1", **changes: Any) -> Request:
-    """A pending request of one core."""
+    """Returns a pending request of one core; `changes` overrides fields by name."""
     values: dict[str, Any] = {
         "spec": RequestSpec(allocation_id, ResourceProfile(cpu_milli=1000)),
         "arrival_number": 2,
@@ -100,7 +103,7 @@ def request(allocation_id: str = "slot-1", job_id: str = "job-1", **changes: Any
 
 
 def slot(allocation_id: str = "slot-1", generation: int = 1, **changes: Any) -> Slot:
-    """An allocated slot."""
+    """Returns an allocated slot; `changes` overrides fields by name."""
     values: dict[str, Any] = {
         "job_id": "job-1",
         "executor_id": "host-a",
@@ -113,7 +116,7 @@ def slot(allocation_id: str = "slot-1", generation: int = 1, **changes: Any) -> 
 
 
 def executor(executor_id: str = "host-a", **changes: Any) -> Executor:
-    """An executor with one NUMA node and a label."""
+    """Returns an executor with one NUMA node and two labels; `changes` overrides fields by name."""
     registration = Registration(
         executor_id=executor_id,
         instance_id="instance-1",
@@ -137,7 +140,7 @@ def executor(executor_id: str = "host-a", **changes: Any) -> Executor:
 
 
 def gang(**changes: Any) -> Gang:
-    """A gang that waits."""
+    """Returns a gang that waits; `changes` overrides fields by name."""
     values: dict[str, Any] = {
         "job_id": "job-1",
         "arrival_number": 2,
@@ -147,7 +150,7 @@ def gang(**changes: Any) -> Gang:
 
 
 def provision(executor_id: str = "small-3-1", **changes: Any) -> Provision:
-    """An executor that was asked for."""
+    """Returns the record of an executor that was asked for; `changes` overrides fields by name."""
     values: dict[str, Any] = {
         "shape": "small",
         "number": 1,
@@ -160,7 +163,8 @@ def provision(executor_id: str = "small-3-1", **changes: Any) -> Provision:
 def request_range(
     range_id: str = "many", first_index: int = 0, count: int = 1_000, **changes: Any
 ) -> RequestRange:
-    """A part of a range, none of which has ended."""
+    """Returns one part of a range in which no request has ended; `changes` overrides fields by
+    name."""
     values: dict[str, Any] = {
         "spec": RangeSpec(RequestSpec(range_id, PROFILE), first_index, count),
         "job_id": "job-1",
@@ -171,18 +175,18 @@ def request_range(
 
 
 def job_event(sequence: int, job_id: str = "job-1", **changes: Any) -> JobEvent:
-    """An entry of a job's log."""
+    """Returns an entry of a job's log."""
     event = JobEvent(job_id, sequence, 1_700_000_000_003, "slot-1", RequestState.PENDING)
     return replace(event, **changes)
 
 
 def cluster_event(sequence: int, **changes: Any) -> ClusterEvent:
-    """An entry of the cluster's history."""
+    """Returns an entry of the cluster's history."""
     return replace(ClusterEvent(sequence, 1_700_000_000_004, "JOB_REGISTERED"), **changes)
 
 
 def everything() -> Changes:
-    """One of each, with every durable field away from its default."""
+    """Returns rows of every kind in which each durable field differs from its default."""
     spec = RequestSpec(
         allocation_id="slot-1",
         profile=PROFILE,
@@ -297,7 +301,7 @@ def everything() -> Changes:
 
 
 def same_books(left: Snapshot, right: Snapshot) -> bool:
-    """Whether two snapshots hold the same rows, in whatever order; epochs may differ."""
+    """Returns whether two snapshots contain the same rows, in any order; epochs may differ."""
     return _rows(left) == _rows(right)
 
 
@@ -318,7 +322,7 @@ def _rows(books: Snapshot) -> tuple[Any, ...]:
 
 
 def books_of(changes: Changes) -> Snapshot:
-    """The books that these changes alone make."""
+    """Returns the snapshot that a store holds after these changes alone."""
     return Snapshot(
         0,
         changes.jobs,

@@ -1,4 +1,4 @@
-"""A scripted cluster behind the command line, and the command line in this process."""
+"""Runs the command line in this process against a scripted cluster."""
 
 from __future__ import annotations
 
@@ -383,7 +383,7 @@ PROVIDERS = Providers(
 
 @dataclass
 class FakeCluster:
-    """Answers as scripted, and keeps what it was told to do."""
+    """Returns scripted answers, and records the calls that change something in `done`."""
 
     executor_list: list[types.ExecutorStatus] = field(default_factory=lambda: [EXECUTOR])
     slot_list: list[types.SlotStatus] = field(default_factory=lambda: [SLOT])
@@ -391,7 +391,8 @@ class FakeCluster:
         default_factory=lambda: [GRANTED, WAITING, RELEASED]
     )
     provided: Providers = NO_PROVIDERS
-    reported: TopologyReport | None = None  # of any executor; None: of a small host
+    # the answer for any executor; None: the report of a small host
+    reported: TopologyReport | None = None
     outcomes: dict[str, ItemOutcome] = field(default_factory=dict)
     done: list[tuple[Any, ...]] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""What a scripted cluster says of cpus: a pinned slot, its request, settings of a host."""
+"""Cpu answers of the scripted cluster: a pinned slot, a cpu policy and the settings of a host."""
 
 from __future__ import annotations
 

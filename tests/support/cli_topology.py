@@ -1,4 +1,4 @@
-"""A host with two NUMA nodes and slots of every class, as the command line gets it told."""
+"""Builds topology reports for tests of the command line: small, regular and busy hosts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SETTINGS = HostSettings(
 
 
 def small_report(topology: dict[str, Any], slots: tuple[SlotStatus, ...]) -> TopologyReport:
-    """Of a host with two cpus on one node, without anything out of the ordinary."""
+    """Returns the report of a host with two cpus on one NUMA node and these slots."""
     return TopologyReport(
         executor_id="host-a",
         topology=topology,
@@ -61,7 +61,10 @@ def small_report(topology: dict[str, Any], slots: tuple[SlotStatus, ...]) -> Top
 
 
 def slot(number: int, qos: QosClass, cpus: str = "", **changes: Any) -> SlotStatus:
-    """A slot of a class; `changes` name fields of its assignment."""
+    """Returns a slot of a QoS class; `changes` overrides fields of its assignment.
+
+    Its cpu amount is that of `cpus`, or half a cpu if there are none.
+    """
     own = len(CpuSet.parse(cpus)) * 1000 or 500
     profile = ResourceProfile(cpu_milli=own, task_heap_memory_bytes=256 * MIB)
     values: dict[str, Any] = {
@@ -93,8 +96,16 @@ def slot(number: int, qos: QosClass, cpus: str = "", **changes: Any) -> SlotStat
 def host(
     packages: int = 2, nodes: int = 1, cores: int = 8, threads: int = 2, caches: int = 4
 ) -> TopologyReport:
-    """A regular host on which nobody is: `nodes` of each package, `cores` of each node; the
-    siblings of a cpu have numbers far apart. So many cores share a cache.
+    """Returns the report of a regular host without slots.
+
+    As on most x86 servers, sibling threads of a core have cpu numbers that are far apart.
+
+    Args:
+        packages: number of packages.
+        nodes: NUMA nodes of each package.
+        cores: cores of each node.
+        threads: threads of each core.
+        caches: number of cores that share one L3 cache.
     """
     count = packages * nodes * cores
     made = [
@@ -134,7 +145,7 @@ def host(
 
 
 def with_slots(report: TopologyReport, *slots: SlotStatus) -> TopologyReport:
-    """The same host, with pools beside the cpus that slots have."""
+    """Returns the report with these slots; shared pools lose the dedicated cpus of the slots."""
     taken = CpuSet(cpu for each in slots for cpu in CpuSet.parse(each.cpus))
     return replace(report, slots=slots, pools=_pools(report.cpus, taken))
 
@@ -184,4 +195,4 @@ BUSY = replace(
     settings=replace(SETTINGS, reserved_cpus="0,16", strictly_reserved_cpus="16"),
     lost_cpus=(LostCpus("01aaaaaa-0000-7000-8000-000000000001", 1, "30"),),
 )
-"""Somebody on every kind of cpu."""
+"""A host with two NUMA nodes on which cpus are in use in every possible way."""

@@ -1,7 +1,7 @@
-"""What some tests need of the machine, how to tell whether it is there, and how to get it.
+"""Components of the machine that some tests need, how to detect them, and how to install them.
 
-A test says `@pytest.mark.needs("postgresql", "root")`.  This module only looks; what follows from a
-missing component (left out, or failed where CI=true) is decided in `tests/support/plugin.py`.
+A test says `@pytest.mark.needs("postgresql", "root")`. This module only detects; the consequences
+(the test is left out, or fails where CI=true) are in `tests/support/plugin.py`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ INSTALL_TOOLS = "./dev install-tools"
 
 @dataclass(frozen=True)
 class Component:
-    """One thing a test may need; `missing` returns the reason, or None when it is there."""
+    """One thing that a test may need; `missing` returns why it is unavailable, or None."""
 
     missing: Callable[[], str | None]
     remedy: str
 
 
 def use_project_tools() -> None:
-    """Put what `./dev install-tools` keeps in `.tools` into PATH, for a bare `pytest`, too."""
+    """Adds the programs that `./dev install-tools` puts into `.tools` to PATH, also for plain
+    `pytest`."""
     folders = [str(REPOSITORY / ".tools/bin"), str(REPOSITORY / ".tools/node_modules/.bin")]
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
     os.environ["PATH"] = os.pathsep.join([f for f in folders if f not in path] + path)
@@ -145,5 +146,9 @@ COMPONENTS: dict[str, Component] = {
 
 @functools.cache
 def reason_missing(name: str) -> str | None:
-    """Why component `name` cannot be used here, or None.  KeyError for a name nobody declared."""
+    """Returns why component `name` cannot be used here, or None.
+
+    Raises:
+        KeyError: no component has this name.
+    """
     return COMPONENTS[name].missing()

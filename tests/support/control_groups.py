@@ -1,4 +1,4 @@
-"""The control groups of the machine that the tests run on."""
+"""Finds control groups of the machine that runs the tests."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import glob
 from pathlib import Path
 
 ROOT = "/sys/fs/cgroup"
-DEPTH_MAX = 4  # of a hierarchy's mount and our groups' parents
+DEPTH_MAX = 4  # of a hierarchy's mount and the parents of our groups
 
 
 def groups_called(pattern: str) -> list[Path]:
-    """Groups of this name, or path below some parent, in all hierarchies; may have wildcards.
+    """Returns the groups in all hierarchies whose name, or path below some parent, matches
+    `pattern`.
 
-    Others' groups come and go meanwhile, which `Path.glob` does not forgive.
+    `Path.glob` is not used: it fails when another process removes a group during the search.
     """
     above = ["*/" * depth for depth in range(DEPTH_MAX + 1)]
     found = [each for parents in above for each in glob.glob(f"{ROOT}/{parents}{pattern}/")]  # noqa: PTH207

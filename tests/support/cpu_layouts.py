@@ -1,4 +1,4 @@
-"""Layouts of cpus for tests: recorded machines, and made ones."""
+"""Cpu layouts for tests: of recorded machines and of regular ones."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,10 @@ RECORDED = [entry["name"] for entry in json.loads((DATA / "index.json").read_tex
 
 
 def recorded(name: str) -> HostTopology:
-    """A recorded machine, as detection describes it (and is tested to do)."""
+    """Returns the topology of a recorded machine, as host detection describes it.
+
+    Tests of the detection check that the two agree.
+    """
     record = json.loads((DATA / f"{name}.json").read_text())
     kinds = [
         CpuKind(f"kind {at}", CpuSet.parse(kind["cpus"]), None, "")
@@ -53,16 +56,23 @@ def recorded(name: str) -> HostTopology:
 
 
 def as_reported(topology: HostTopology) -> str:
-    """What the RM keeps of it."""
+    """Returns the topology as the resource manager stores it."""
     return json.dumps(topology_from_proto(topology_to_proto(topology), "topology"))
 
 
 def machine(
     packages: int, nodes: int, cores: int, threads: int, memory_bytes: int = 0
 ) -> CpuLayout:
-    """A regular host: so many packages, nodes per package, cores per node, threads per core.
+    """Returns the layout of a regular host.
 
     Siblings are numbered as on most x86 servers: first one thread of every core, then the next.
+
+    Args:
+        packages: number of packages.
+        nodes: NUMA nodes of each package.
+        cores: cores of each node.
+        threads: threads of each core.
+        memory_bytes: passed to `layout_of_rows`.
     """
     all_cores = packages * nodes * cores
     return layout_of_rows(
@@ -76,10 +86,10 @@ def machine(
 
 
 def cpus(text: str) -> int:
-    """A list of cpus as the layout's integers."""
+    """Returns a list of cpus as a bit set, as the layout uses them."""
     return CpuSet.parse(text).bits
 
 
 def listed(bits: int) -> str:
-    """The inverse of `cpus`."""
+    """Returns a bit set as a list of cpus: the inverse of `cpus`."""
     return str(CpuSet.from_bits(bits))

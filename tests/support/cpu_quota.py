@@ -1,4 +1,4 @@
-"""What the kernel counts of a cpu quota (cgroup v1), so that no test compares it with a clock."""
+"""Checks a cpu quota (cgroup v1) by the kernel's own counters, so that no test needs a clock."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.support.patience import PATIENCE_S
 
 TOLERANCE = 0.15
 PERIODS = 30
-"""Over this many, the slices that the kernel hands out ahead are small beside the sum."""
+"""Enough periods that the slices which the kernel hands out in advance do not distort the sum."""
 SMALL_QUOTAS_MILLI = (20, 40)
-"""A spinner exhausts these even beside some forty others on two cpus."""
+"""Quotas that a spinning process uses up even beside forty others on two cpus."""
 
 
 @dataclass(frozen=True)
 class CpuCounters:
-    """Of one group: enforcement periods, those that used up the quota, cpu time."""
+    """Counters of one group: enforcement periods, throttled periods, cpu time."""
 
     periods: int
     throttled: int
@@ -26,7 +26,7 @@ class CpuCounters:
 
     @classmethod
     def read(cls, group: Path) -> CpuCounters:
-        """`group` is in the hierarchy of `cpu`; that of `cpuacct` lies beside it."""
+        """Reads the counters; `group` is in the `cpu` hierarchy, beside that of `cpuacct`."""
         told = dict(line.split() for line in (group / "cpu.stat").read_text().splitlines())
         usage = Path(str(group).replace("/cpu/", "/cpuacct/", 1)) / "cpuacct.usage"
         used_us = int(usage.read_text()) / 1000
@@ -34,7 +34,7 @@ class CpuCounters:
 
 
 async def await_throttling(group: Path, since: CpuCounters, periods: int = PERIODS) -> CpuCounters:
-    """The counters once the group's quota has been used up in `periods` periods."""
+    """Waits until the group's quota was used up in `periods` periods; returns the counters."""
     end = time.monotonic() + PATIENCE_S
     while (now := CpuCounters.read(group)).throttled - since.throttled < periods:
         assert time.monotonic() < end, f"its quota does not hold it: {since}, then {now}"
@@ -43,17 +43,17 @@ async def await_throttling(group: Path, since: CpuCounters, periods: int = PERIO
 
 
 async def assert_quota_holds(group: Path, cpu_milli: int) -> None:
-    """Fails unless spinners in `group` are held to `cpu_milli`, by the kernel's own counters.
+    """Fails unless the kernel limits the spinning processes in `group` to `cpu_milli`.
 
-    A busy machine may leave a period's quota unused: such a period is not throttled, so it only
-    loosens the upper bound, and never violates either.
+    A busy machine may leave part of a period's quota unused. Such a period is not throttled, so it
+    widens the upper bound only and cannot violate either bound.
     """
     quota_us = int((group / "cpu.cfs_quota_us").read_text())
     period_us = int((group / "cpu.cfs_period_us").read_text())
     assert quota_us == cpu_milli * period_us // 1000
     before = CpuCounters.read(group)
     after = await await_throttling(group, before)
-    # Read between two periods: one may be half over at either end.
+    # The counters may be read in the middle of a period, so allow one period at either end.
     least_us = (after.throttled - before.throttled - 1) * quota_us
     most_us = (after.periods - before.periods + 1) * quota_us
     used_us = after.used_us - before.used_us

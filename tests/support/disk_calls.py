@@ -1,4 +1,4 @@
-"""Which files and names a piece of code puts on disk, in which order, as far as Python does it."""
+"""Records which files and names Python code writes to disk, and in which order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """fsync of a file or directory. `content` is what the file held then; None: a directory."""
+    """An fsync of a file or directory; `content` is what the file contained, None for a directory."""
 
     path: Path
     content: bytes | None
@@ -21,7 +21,8 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A file or directory got the name `path`. `content` is what it held; None: a directory."""
+    """A file or directory got the name `path`; `content` is what it contained, None for a
+    directory."""
 
     source: Path
     path: Path
@@ -29,7 +30,7 @@ class Named:
 
 
 class DiskCalls:
-    """Notes calls from now on; they are carried out as well."""
+    """Records sync and rename calls from now on; the calls still have their effect."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[Synced | Named] = []
@@ -55,8 +56,10 @@ class DiskCalls:
         return name
 
     def check_durable(self, path: Path) -> None:
-        """Asserts that the file at `path` was whole on disk before it got this name, and that the
-        name was on disk afterwards: neither survives a power cut by itself.
+        """Asserts that the file was synced before it was named `path`, and its directory
+        afterwards.
+
+        Without either sync a power cut can lose the data or the name.
         """
         at, named = next(
             (at, call)
@@ -68,7 +71,7 @@ class DiskCalls:
         assert Synced(path.parent, None) in after, f"the name {path} is not on disk"
 
     def at_naming(self, path: Path) -> int:
-        """Where among the calls a file got its name for the first time."""
+        """Returns the index of the first call that gave a file this name."""
         return next(
             at
             for at, call in enumerate(self.calls)

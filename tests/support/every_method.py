@@ -1,4 +1,4 @@
-"""Calling every method that a service declares, so that no test has to list them."""
+"""Calls every method that a gRPC service declares, so that no test has to list them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from finegrain.rpc.access import Access, AccessTable
 
 @dataclass(frozen=True)
 class Method:
-    """One method of a descriptor, and what a table says of it."""
+    """One method of a service, with the access that a table requires for it."""
 
     path: str
     need: Access
@@ -24,7 +24,11 @@ class Method:
 
 
 def methods_of(module: Any, table: AccessTable) -> Iterator[Method]:
-    """All methods of all services of a generated module. KeyError for one without a line."""
+    """Yields all methods of all services of a generated module.
+
+    Raises:
+        KeyError: a method has no entry in `table`.
+    """
     for service in module.DESCRIPTOR.services_by_name.values():
         for each in service.methods:
             path = f"/{service.full_name}/{each.name}"
@@ -34,7 +38,10 @@ def methods_of(module: Any, table: AccessTable) -> Iterator[Method]:
 async def status_of_call(
     channel: grpc.aio.Channel, method: Method, metadata: Sequence[tuple[str, str]], data: bytes
 ) -> tuple[grpc.StatusCode, str]:
-    """Code and details with which a call with one raw message ends; OK for a stream that lasts."""
+    """Calls a method with one raw message; returns the status code and details.
+
+    A stream that stays open counts as OK.
+    """
     kinds: dict[tuple[bool, bool], Any] = {
         (False, False): channel.unary_unary,
         (False, True): channel.unary_stream,

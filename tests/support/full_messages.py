@@ -1,4 +1,4 @@
-"""Messages and values of which nothing is at its default."""
+"""Builds messages and values in which no field has its default."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from finegrain.rpc.mapping.fields import (
 
 MessageT = TypeVar("MessageT", bound=Message)
 
-TEXT = "7"  # a cpu list, an id and a text
-NAME = "cpu_milli"  # a dimension, a label and a name
+TEXT = "7"  # valid as a cpu list, an id and a text
+NAME = "cpu_milli"  # valid as a dimension, a label and a name
 
 
 def full_message(kind: type[MessageT]) -> MessageT:
-    """A message with every field set, nested ones and one item of each list included."""
+    """Returns a message with every field set, including nested messages and one item per list."""
     message = kind()
     for name, described in fields_of(kind).items():
         if is_map(described):
@@ -60,7 +60,7 @@ def _scalar(described: Any) -> Any:
 
 
 def left_at_default(value: Any, path: str = "") -> Iterator[str]:
-    """The paths of what is empty, or at its default, in a value and in what it holds."""
+    """Yields the paths of fields that are empty or at their default, in a value and its parts."""
     if is_dataclass(value) and not isinstance(value, type):
         defaults = attributes_of(type(value))
         for each in fields(value):
@@ -76,11 +76,11 @@ def left_at_default(value: Any, path: str = "") -> Iterator[str]:
 
 
 def full_value(hint: Any, special: Mapping[Any, Any]) -> Any:
-    """A value of a type with nothing empty in it, and one item in each list.
+    """Returns a value of a type in which nothing is empty, with one item in each list.
 
     Args:
         hint: the type.
-        special: values of types, and of attributes by "Class.name", that are not made by rule.
+        special: ready values by type, or by "Class.name" for attributes.
     """
     hint, _ = split_optional(hint)
     if hint in special:

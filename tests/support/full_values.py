@@ -1,4 +1,4 @@
-"""Values of dataclasses in which nothing is empty and nothing has its default."""
+"""Builds dataclass instances in which no field is empty or has its default."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 def full_value(kind: type[T], leave: Collection[str] = (), path: str = "") -> T:
-    """Returns an instance all of whose fields differ from their defaults, and from each other.
+    """Returns an instance whose fields all differ from their defaults and from each other.
 
     Args:
         kind: a dataclass or named tuple.
         leave: paths of fields that keep their default, such as "spec.gang_id".
-        path: where the instance is in the whole.
+        path: path of this instance in the outermost one.
     """
     given: dict[str, Any] = {}
     for number, each in enumerate(attributes_of(kind).values()):

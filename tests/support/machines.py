@@ -1,7 +1,7 @@
-"""Machines in a word, as executors report them: `2s2n4c2t`, or one that was recorded.
+"""Describes machines in short form, as executors report them: `2s2n4c2t`, or a recorded one.
 
-2 sockets, 2 NUMA nodes in each, 4 cores on each node, 2 threads per core. Siblings are numbered as
-on most x86 servers: first one thread of every core, then the next.
+`2s2n4c2t` has 2 sockets, 2 NUMA nodes per socket, 4 cores per node and 2 threads per core. Siblings
+are numbered as on most x86 servers: first one thread of every core, then the next.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _WORD = re.compile(r"(\d+)s(\d+)n(\d+)c(\d+)t")
 
 @dataclass(frozen=True)
 class Machine:
-    """What an executor's machine is made of."""
+    """The hardware of an executor's host."""
 
     topology: dict[str, Any]
-    cpus: CpuSet  # that run and may be used
+    cpus: CpuSet  # online and allowed
     node_memory: dict[int, int]  # bytes by NUMA node
 
     def announced(
@@ -43,12 +43,13 @@ class Machine:
         policy: dict[str, Any] | None = None,
         huge_pages: int = 0,
     ) -> dict[str, Any]:
-        """What an executor says of these cpus with such a configuration.
+        """Returns what an executor announces about these cpus.
 
         Args:
-            kept_back: reserved; no part of what slots can have.
-            isolated: from the kernel's load balancing.
-            huge_pages: of 2 MiB, on each node.
+            kept_back: reserved cpus, which are not part of the slots' capacity.
+            isolated: cpus isolated from the kernel's load balancing.
+            policy: the host policy of its configuration.
+            huge_pages: number of 2 MiB pages on each node.
         """
         told: dict[str, Any] = {
             "slot_cpus": str(self.cpus - kept_back),
@@ -73,8 +74,9 @@ class Machine:
     def total(
         self, *, kept_back: CpuSet = EMPTY, strict: bool = False, huge_pages: int = 0
     ) -> dict[str, int]:
-        """What can be booked there; best-effort slots also run on what is kept back, if it is not
-        strictly.
+        """Returns the total amounts of an executor with this configuration.
+
+        Best-effort slots may also run on reserved cpus, unless these are reserved strictly.
         """
         slot_cpus = self.cpus - kept_back
         total = {
@@ -88,10 +90,10 @@ class Machine:
 
 
 def machine(word: str, node_memory: int = NODE_MEMORY) -> Machine:
-    """The machine of that shape, or of that name.
+    """Returns the machine that `word` describes, or the recorded one of that name.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: `word` is neither.
     """
     if word in RECORDED:
         found = recorded(word)

@@ -1,4 +1,4 @@
-"""Software that knows one migration more than this one: what is at head becomes behind."""
+"""Lets tests run as if this software knew one more migration, so that databases are outdated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def upgrade():
 
 
 def know_next_version(patched: pytest.MonkeyPatch, folder: Path, step: str = STEP) -> None:
-    """Makes this software one that knows one more migration, which lies in `folder`."""
+    """Makes this software know one more migration, in a copy of the migrations in `folder`."""
     from resource_manager.storage import postgresql_server, postgresql_store
 
     shutil.copytree(migrate.migrations_folder(), folder)

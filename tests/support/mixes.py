@@ -1,4 +1,4 @@
-"""Random mixes of groups and jobs for the simulator, and how fair a run of one was."""
+"""Random mixes of groups and jobs for the simulator, and a comparison with the ideal shares."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ class MixedGroup:
 
 @dataclass(frozen=True, slots=True)
 class MixedJob:
-    """A job that has work until the end. Its threads take a core and this much memory each, and
-    last half to one and a half times the mean, or all the same.
+    """A job that has work until the end.
+
+    Each thread takes one core and `memory_mib` of memory. Threads run for 0.5 to 1.5 times the mean
+    duration, or for exactly the mean if `alike`.
     """
 
     name: str
@@ -45,7 +47,7 @@ class MixedJob:
     seed: int
 
     def durations_ms(self, count: int) -> list[int]:
-        """How long each thread takes."""
+        """Returns the duration of each thread."""
         mean_ms = self.mean_s * 1_000
         if self.alike:
             return [mean_ms] * count
@@ -55,7 +57,7 @@ class MixedJob:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What a cluster is given to do, and how service is counted."""
+    """The groups, jobs and nodes of a run, and how usage is measured."""
 
     groups: tuple[MixedGroup, ...]
     jobs: tuple[MixedJob, ...]
@@ -65,7 +67,7 @@ class Mix:
 
 @st.composite
 def mixes(draw: st.DrawFn) -> Mix:
-    """Up to three groups within each other or side by side, up to five jobs, 6 to 10 cores."""
+    """Draws up to three groups, nested or siblings, two to five jobs, and 6 to 10 cores."""
     groups: list[MixedGroup] = []
     for number in range(draw(st.integers(1, 3))):
         parent = draw(st.sampled_from(["", *(each.name for each in groups)]))
@@ -89,7 +91,7 @@ def mixes(draw: st.DrawFn) -> Mix:
 def run_mix(
     mix: Mix, horizon_s: int = HORIZON_S, order: Order = "fair"
 ) -> tuple[Cluster, IdleCheck]:
-    """Lets a mix run for so long; all jobs still have work then."""
+    """Runs a mix until `horizon_s`; all jobs still have work at that time."""
     nodes = [
         Node(f"node-{number}", {CPU_MILLI: cores * 1_000, MEMORY_BYTES: cores * 4 * GIB})
         for number, cores in enumerate(mix.cores)
@@ -113,7 +115,10 @@ def run_mix(
 
 
 def beside_the_ideal(mix: Mix, cluster: Cluster) -> Comparison:
-    """Cores received and due: a thread costs a core's worth in every measure of a mix."""
+    """Compares the cores that flows received with their ideal shares.
+
+    In every measure of a mix, a thread costs as much as one core.
+    """
     tree = IdealTree(
         [
             *(IdealFlow(each.name, each.parent or ROOT, each.weight) for each in mix.groups),

@@ -1,7 +1,7 @@
-"""`finegrain`, except that a call may take as long as tests wait.
+"""Runs `finegrain` with longer timeouts, for tests.
 
-The command line gives up after 5 s without an answer; a resource manager on a busy machine may need
-longer to start again.
+The command line gives up after 5 s without an answer. On a busy machine a resource manager may need
+longer to restart.
 """
 
 from finegrain_cli import connection

@@ -1,11 +1,11 @@
-"""Order of the tests, tests that want the machine for themselves, and tests that are left out.
+"""Pytest plugin: order of the tests, exclusive tests, and tests that are left out.
 
-- `needs(*components)`: without a component the test is left out and listed with the remedy; with
-  CI=true everything that is left out, for whatever reason, is a failure.
-- `alone`: measures time or limits of real processes; no other test runs meanwhile; runs last.
-- `slow`: takes seconds; begins before the others, so that no worker is left with it at the end.
-- `full`: starts real processes or is a long property; only `./dev test --all` runs it.  Everything
-  in tests/e2e is, except what is marked `quick`.
+- `needs(*components)`: without a component the test is left out and listed with the remedy. With
+  CI=true every test that is left out, for any reason, is a failure.
+- `alone`: measures time or limits of real processes; runs last, while no other test runs.
+- `slow`: takes seconds; starts before the others, so that no worker is left with it at the end.
+- `full`: starts real processes or is a long property; only `./dev test --all` runs it. All of
+  tests/e2e is `full`, except tests marked `quick`.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ LOCK = pytest.StashKey[Path]()
 
 
 def in_ci() -> bool:
-    """Whether a test that is left out has to fail."""
+    """Returns whether tests that are left out must fail."""
     return os.environ.get("CI") == "true"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--all`: also the tests marked `full`, and every property with all of its examples."""
+    """Adds `--all`: run also `full` tests, and every property with all of its examples."""
     parser.addoption("--all", action="store_true", dest="all_tests", help="also run `full` tests")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the markers, and let Ctrl-C be tested even where a shell ignores it for us."""
+    """Declares the markers, and makes Ctrl-C testable even if the shell ignores SIGINT for us."""
     if not hasattr(config, "workerinput"):  # a parallel worker is guarded with its controller
         _guard(config)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background of a script
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background by a script
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in (
         "needs(*components): names of tests/support/components.py the test cannot do without",
@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _guard(config: pytest.Config) -> None:
-    """Guard the run, with standard output and errors of the guard as the user has them."""
+    """Guards the run; the guard keeps the user's standard output and error, uncaptured."""
     capture = config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled() if capture else nullcontext():
         guard_run()
@@ -80,7 +80,7 @@ def _rank(item: pytest.Item) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the `full` tests to `--all`; long tests first, those that run alone last."""
+    """Deselects `full` tests without `--all`; sorts long tests first and `alone` tests last."""
     if not config.getoption("all_tests"):
         config.hook.pytest_deselected(items=[item for item in items if _is_full(item)])
         items[:] = [item for item in items if not _is_full(item)]
@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave the test out when a component is missing."""
+    """Skips the test if a component is missing."""
     for name in _needed(item):
         if name not in COMPONENTS:
             pytest.fail(f"nobody declared the component {name!r}; known: {', '.join(COMPONENTS)}")
@@ -107,7 +107,7 @@ def _fail_what_was_skipped(report: pytest.TestReport | pytest.CollectReport) -> 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """With CI=true a test that was left out failed."""
+    """Turns a skipped test into a failure with CI=true."""
     report = yield
     _fail_what_was_skipped(report)
     return report
@@ -115,7 +115,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """The same for whole modules that skip themselves."""
+    """Turns a skipped module into a failure with CI=true."""
     report = yield
     _fail_what_was_skipped(report)
     return report
@@ -123,7 +123,7 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Give all parallel workers of this run the same lock."""
+    """Gives all parallel workers of this run the same lock file."""
     config: pytest.Config = node.config
     if LOCK not in config.stash:
         handle, path = tempfile.mkstemp(prefix="finegrain-tests-", suffix=".lock")
@@ -135,7 +135,7 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Among parallel workers an `alone` test takes the lock that all others share."""
+    """Among parallel workers, locks exclusively for an `alone` test and shared for all others."""
     workerinput = getattr(item.config, "workerinput", None)
     if workerinput is None:
         return (yield)
@@ -146,7 +146,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List what this machine could not run, and how it could."""
+    """Lists which components were missing, how many tests needed them, and how to get them."""
     counts = Counter(
         name
         for outcome in ("skipped", "failed", "error")

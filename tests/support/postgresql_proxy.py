@@ -1,7 +1,7 @@
-"""A way to a PostgreSQL server that can lose what passes over it.
+"""A proxy in front of a PostgreSQL server that can break connections at a COMMIT.
 
-Decides which answer the client never gets: that to a COMMIT, so that the client cannot know whether
-it is done. Knows of the protocol only how a COMMIT begins.
+The client then does not know whether the transaction was committed. Of the protocol, the proxy
+knows only how a COMMIT begins.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COMMIT = b"COMMIT\0"
 
 
 class Loss(Enum):
-    """What becomes of a COMMIT when the connection breaks off over it."""
+    """What happens to a COMMIT when the proxy breaks the connection."""
 
     NOTHING = "nothing is lost"
     BEFORE = "it never reaches the server"
@@ -27,7 +27,7 @@ class Loss(Enum):
 
 
 class PostgresqlProxy:
-    """Passes everything on, and breaks the next connections off over a COMMIT where told so."""
+    """Forwards everything, and breaks connections at the next COMMITs as listed in `losses`."""
 
     def __init__(self, server_folder: Path, folder: Path) -> None:
         self._server = server_folder / SOCKET
@@ -37,7 +37,7 @@ class PostgresqlProxy:
         self._passing: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> asyncio.Server:
-        """Listens as a server would in `folder`."""
+        """Listens in `folder`, on a socket with the name that a server uses."""
         return await asyncio.start_unix_server(self._pass, self.folder / SOCKET)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -73,7 +73,7 @@ class PostgresqlProxy:
                     back.cancel()
                     await asyncio.gather(back, return_exceptions=True)
                     to_server.write(data)
-                    await from_server.read(1)  # done
+                    await from_server.read(1)  # committed
                     return
             to_server.write(data)
             await to_server.drain()
@@ -86,7 +86,7 @@ class PostgresqlProxy:
         writer.close()
 
     async def break_off(self) -> None:
-        """Ends every connection."""
+        """Closes every connection."""
         for task in self._passing:
             task.cancel()
         await asyncio.gather(*self._passing, return_exceptions=True)
@@ -94,7 +94,7 @@ class PostgresqlProxy:
 
 @asynccontextmanager
 async def postgresql_proxy(server_folder: Path) -> AsyncIterator[PostgresqlProxy]:
-    """In front of the server whose socket lies in that folder."""
+    """Runs a proxy for the server whose socket is in `server_folder`."""
     folder = Path(tempfile.mkdtemp(prefix="fg-proxy-"))
     proxy = PostgresqlProxy(server_folder, folder)
     server = await proxy.serve()

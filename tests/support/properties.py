@@ -1,6 +1,6 @@
-"""How many examples a property test gets.
+"""Sets how many examples a property test runs.
 
-`pytest --all` runs each property with all of its examples, the quick run with a part of them
+`pytest --all` runs all examples of each property; the quick run runs a part of them
 (tests/conftest.py chooses the Hypothesis profile).
 """
 
@@ -15,7 +15,7 @@ EXAMPLES_MIN = 5
 
 
 def register_profiles() -> None:
-    """Registers the profiles `quick` and `full`.  Neither has a deadline per example.
+    """Registers the profiles `quick` and `full`. Neither has a deadline per example.
 
     A deadline would measure the machine, not the code.
     """
@@ -24,7 +24,7 @@ def register_profiles() -> None:
 
 
 def examples(full: int) -> int:
-    """Returns `full`, or in the quick run the same part of it that the quick profile has.
+    """Returns `full`, or the quick profile's fraction of it in the quick run.
 
     For `@settings(max_examples=examples(150))`: a plain number there would override the profile.
     """

@@ -1,4 +1,4 @@
-"""Providers with real processes: what a test needs to make, remake and look behind them."""
+"""Helpers for tests of providers that start real processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CPU = min(os.sched_getaffinity(0))
 
 
 def provider_context(state_dir: Path, manager: str = NOBODY_LISTENS) -> ProviderContext:
-    """Those of a resource manager whose state directory this is; it has a cluster token."""
+    """Returns the context of a resource manager with this state directory and a cluster token."""
     state_dir.mkdir(mode=0o700, exist_ok=True)
     token_file = state_dir / "cluster.token"
     if not token_file.exists():
@@ -27,19 +27,20 @@ def provider_context(state_dir: Path, manager: str = NOBODY_LISTENS) -> Provider
 
 
 def configuration(folder: Path, text: str) -> ProvidersConfiguration:
-    """A providers' file with this text, read."""
+    """Writes a providers' file with this text, and reads it."""
     file = folder / "providers.toml"
     file.write_text(text)
     return read_providers(file)
 
 
 def make_provider(name: str, read: ProvidersConfiguration, around: ProviderContext) -> Any:
-    """A provider as a resource manager that starts makes it; so also the next life of one."""
+    """Makes a provider as a starting resource manager does; call it again to test a restart."""
     return find_kind(name).make(read.common[name], read.shapes.get(name, ()), around)
 
 
 def halves(count: int, *, isolation: str = "none", memory: str = "64MiB") -> str:
-    """A shape "half" of executors that share one cpu."""
+    """Returns configuration of a shape "half": `count` executors, each with an equal part of one
+    cpu."""
     share = f"""
     [[shape.process.share]]
     cpus = "{CPU}"
@@ -58,7 +59,7 @@ def halves(count: int, *, isolation: str = "none", memory: str = "64MiB") -> str
 
 
 def processes_naming(path: Path) -> list[tuple[Process, list[str]]]:
-    """Live processes whose command lines name a path or what lies below it."""
+    """Returns running processes whose command lines contain this path or one below it."""
     return [
         (process, words)
         for process, words in command_lines()

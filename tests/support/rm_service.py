@@ -1,6 +1,6 @@
-"""A real resource manager in this process, a scripted executor, and a job master in few words.
+"""A real resource manager in this process, a scripted executor and a short-hand job master.
 
-Everything speaks real gRPC on loopback ports that the kernel chooses; the database is a real one.
+All of them use real gRPC on loopback ports that the kernel chooses, and a real database.
 """
 
 from __future__ import annotations
@@ -40,19 +40,20 @@ from resource_manager.main import serve
 from resource_manager.options import ResourceManagerOptions
 from tests.support.patience import PATIENCE_S
 
-if TYPE_CHECKING:  # the typed base is abstract; what a script does not serve is "unimplemented"
+# the typed base is abstract; a call that the script lacks must return "unimplemented"
+if TYPE_CHECKING:
     _Servicer = object
 else:
     _Servicer = TaskExecutorServiceServicer
 
 
 _LIVES = count(0, 1_000_000)
-"""Where the reports of each executor begin: numbers only ever rise, over restarts, too."""
+"""First report numbers of executors: report numbers must increase even across restarts."""
 
 
 @dataclass
 class RunningRm:
-    """Addresses, tokens and stubs of a resource manager that serves."""
+    """Addresses, tokens and stubs of a running resource manager."""
 
     state_dir: Path
     address: str
@@ -76,7 +77,7 @@ class RunningRm:
 async def running_rm(
     state_dir: Path, *, address: str = "127.0.0.1:0", **options: Any
 ) -> AsyncIterator[RunningRm]:
-    """Serves until the block is left; the same directory again is the same cluster."""
+    """Runs a resource manager for the block; the same directory again is the same cluster."""
     listen = ListenOptions(address=address, metrics_address="127.0.0.1:0")
     loop = asyncio.get_running_loop()
     bound: asyncio.Future[tuple[str, str]] = loop.create_future()
@@ -129,10 +130,10 @@ def slot_request(
 
 @dataclass
 class ScriptedExecutor(_Servicer):
-    """Keeps a slot table in memory and does what it is told; `refuse` and `refuse_resize` name the
-    exceptions.
+    """Keeps a slot table in memory and executes commands.
 
-    `on_command` may raise, or wait, before a command is carried out.
+    `refuse` and `refuse_resize` return an error reason for commands that it refuses. `on_command`
+    may raise or wait before a command is executed.
     """
 
     rm: RunningRm
@@ -146,7 +147,8 @@ class ScriptedExecutor(_Servicer):
     labels: dict[str, str] = field(default_factory=dict)
     slots: dict[str, slots_pb2.SlotStatus] = field(default_factory=dict)
     commands: list[Any] = field(default_factory=list)
-    report_number: int = field(default_factory=lambda: next(_LIVES))  # above all earlier lives
+    # higher than in any earlier run
+    report_number: int = field(default_factory=lambda: next(_LIVES))
     command_number: int = 0
     rm_epoch: int = 0
     registration_number: int = 0
@@ -162,7 +164,7 @@ class ScriptedExecutor(_Servicer):
         await self.close_port()
 
     async def open_port(self) -> None:
-        """Serves, where it did before if it was closed meanwhile."""
+        """Starts serving; reuses the previous address, if any."""
         self._server = GuardedServer(
             ListenOptions(address=self.address or "127.0.0.1:0"),
             TASK_EXECUTOR_ACCESS,
@@ -229,7 +231,7 @@ class ScriptedExecutor(_Servicer):
         return answer
 
     async def register_if_asked(self) -> bool:
-        """Reports once, registering again where the RM wants that; True then."""
+        """Sends one report, and registers again if the RM asks for it; returns whether it did."""
         if (await self.send_report()).register_again:
             await self.register()
             return True
@@ -274,7 +276,8 @@ class ScriptedExecutor(_Servicer):
         return te_pb2.ListTasksResponse()
 
     async def _taken(self, request: Any) -> None:
-        if request.registration_number < self.registration_number:  # it was late, as in real life
+        # as a real executor does with a late command
+        if request.registration_number < self.registration_number:
             raise FailedPrecondition(
                 "an older registration", reason=Reason.STALE_REGISTRATION, details={}
             )
@@ -288,7 +291,7 @@ class ScriptedExecutor(_Servicer):
 
 @dataclass
 class ScriptedJob:
-    """A job master in few words."""
+    """A job master with short-hand methods."""
 
     rm: RunningRm
     job_id: str = field(default_factory=new_id)
@@ -357,7 +360,7 @@ class ScriptedJob:
 
 
 async def next_events(stream: Any, count: int) -> list[rm_pb2.JobEvent]:
-    """The next events of a watch stream; whatever else it says is passed over."""
+    """Returns the next events of a watch stream, and ignores its other messages."""
     events: list[rm_pb2.JobEvent] = []
     async with asyncio.timeout(PATIENCE_S):
         while len(events) < count:
@@ -366,14 +369,14 @@ async def next_events(stream: Any, count: int) -> list[rm_pb2.JobEvent]:
 
 
 async def refusal(call: Any) -> FinegrainError:
-    """The error that a call ends with."""
+    """Returns the error that a call ends with; fails if it succeeds."""
     with pytest.raises(grpc.RpcError) as caught:
         await call
     return error_from_rpc(caught.value)
 
 
 async def eventually(check: Callable[[], Any], *, what: str = "the condition") -> Any:
-    """The first true (or awaited true) result of a check."""
+    """Waits for the first true result of a check, which may be a coroutine, and returns it."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             found = check()
@@ -386,7 +389,7 @@ async def eventually(check: Callable[[], Any], *, what: str = "the condition") -
 
 
 async def fetch(address: str, path: str) -> tuple[int, str]:
-    """Status and body of a plain HTTP GET."""
+    """Returns the status and body of a plain HTTP GET."""
     host, _, port = address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
@@ -396,7 +399,8 @@ async def fetch(address: str, path: str) -> tuple[int, str]:
 
 
 def endpoint_of(state_dir: Path) -> dict[str, Any]:
-    """What the note for the command line says."""
+    """Returns the content of `endpoint.json`, which the resource manager writes for the command
+    line."""
     note: dict[str, Any] = json.loads((state_dir / "endpoint.json").read_text())
     return note
 

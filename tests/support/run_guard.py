@@ -1,13 +1,13 @@
-"""Ends with a test run whatever the run started, however the run ends.
+"""Ends all processes that a test run started, however the run ends.
 
-Daemons under test detach on purpose, so killing a process group misses them.  Three processes run:
+Daemons under test detach on purpose, so killing a process group misses them. Three processes run:
 
-    front      the process the user started: passes signals on, ends as pytest ends
-    guard      in a process group of its own: waits for pytest, then kills what is left
+    front      the process that the user started: forwards signals, ends as pytest ends
+    guard      in a separate process group: waits for pytest, then kills what is left
     pytest     in the front's process group, so that the terminal treats it as before
 
-Front and guard are child subreapers: every orphan becomes a child of the guard, or of the front
-when the guard was killed.  Killing any one of the three, or their process group, ends all of it.
+Front and guard are child subreapers: every orphan becomes a child of the guard, or of the front if
+the guard was killed. Killing any one of the three, or their process group, ends all of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FRONT_GONE = signal.SIGUSR1
 PASSED_ON = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
 WATCHED = PASSED_ON | {signal.SIGCHLD, FRONT_GONE}
 ENDING_S = 10.0
-"""How long after a green run processes may take to end by themselves."""
+"""How long processes may take to end by themselves after a successful run."""
 KILLING_S = 60.0
 WORDS_MAX = 200
 
@@ -39,7 +39,7 @@ _guarded = False
 
 @dataclass(frozen=True)
 class Process:
-    """A process of the run, with what its control groups and arguments say."""
+    """A process of the run, with the executors that its control groups and arguments name."""
 
     pid: int
     words: str
@@ -47,9 +47,10 @@ class Process:
 
 
 def guard_run() -> None:
-    """Returns in a new process that is guarded; this one waits for it and ends in the same way.
+    """Continues in a new, guarded process; the calling process waits for it and ends in the same
+    way.
 
-    Call it before anything is started.  A second call in one process does nothing.
+    Call it before anything is started. A second call in one process does nothing.
     """
     global _guarded  # noqa: PLW0603  # one per process, like what it guards
     if _guarded:
@@ -61,7 +62,7 @@ def guard_run() -> None:
         _watch(child)
     os.setpgid(0, 0)
     _prctl(PR_SET_PDEATHSIG, FRONT_GONE)
-    if os.getppid() != front:  # it was killed before the line above
+    if os.getppid() != front:  # the front was killed before the line above
         os._exit(1)
     if child := os.fork():
         _watch(child)
@@ -77,10 +78,11 @@ def _watch(child: int) -> None:
         info = signal.sigwaitinfo(WATCHED)
         if info.si_signo == FRONT_GONE:
             os.kill(child, signal.SIGKILL)
-        elif info.si_signo != signal.SIGCHLD and info.si_pid:  # the terminal has told all by itself
+        # the terminal sends its signals to all processes itself
+        elif info.si_signo != signal.SIGCHLD and info.si_pid:
             os.kill(child, info.si_signo)
     left = _end_descendants(ENDING_S if status == 0 else 0)
-    with suppress(OSError):  # the reader may be gone
+    with suppress(OSError):  # the reader of standard error may have ended
         for process in left:
             line = f"left by the test run, killed now: {process.pid} {process.words}\n"
             os.write(2, line.encode())
@@ -94,7 +96,7 @@ def _watch(child: int) -> None:
 
 
 def _reap(child: int, status: int | None) -> int | None:
-    """Waits for children that have ended; returns the status of `child` once it is among them."""
+    """Reaps ended children; returns the exit status of `child` if it is one of them, else `status`."""
     with suppress(ChildProcessError):
         while (dead := os.waitpid(-1, os.WNOHANG))[0]:
             status = dead[1] if dead[0] == child else status
@@ -102,9 +104,9 @@ def _reap(child: int, status: int | None) -> int | None:
 
 
 def _end_descendants(patience_s: float) -> list[Process]:
-    """Kills all descendants and removes their executors' control groups; returns who was killed.
+    """Kills all descendants and removes their executors' control groups; returns the killed ones.
 
-    Those who end by themselves within `patience_s` are not killed.
+    Processes that end by themselves within `patience_s` are not killed.
     """
     kill_at = time.monotonic() + patience_s
     killed: dict[int, Process] = {}
@@ -131,7 +133,7 @@ def _end_descendants(patience_s: float) -> list[Process]:
 
 
 def descendants(root: int) -> list[Process]:
-    """All living processes below `root`."""
+    """Returns all living processes below `root`."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -162,7 +164,7 @@ def _executors(text: str) -> frozenset[str]:
 
 
 def _thaw(executor: str) -> None:
-    """A frozen process of cgroup v1 does not die."""
+    """Thaws the executor's groups: with cgroup v1 a frozen process does not die when killed."""
     for group in groups_called(f"finegrain/{executor}"):
         for state in group.rglob("freezer.state"):
             with suppress(OSError):

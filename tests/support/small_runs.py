@@ -1,4 +1,4 @@
-"""Test runs of a few lines, each in a process of its own, with the plugin of this repository."""
+"""Runs pytest on a few lines of code, in a separate process with this repository's plugin."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SETTINGS = "[pytest]\naddopts = --import-mode=importlib --strict-markers -p no:
 def small_run(
     folder: Path, code: str, *args: str, ci: bool = False, **popen: Any
 ) -> Iterator[subprocess.Popen[str]]:
-    """Starts pytest on one file with this code; its output and errors are one pipe."""
+    """Starts pytest on one file with this code; its output and errors share one pipe."""
     (folder / "conftest.py").write_text(_CONFTEST)
     (folder / "pytest.ini").write_text(_SETTINGS)
     (folder / "test_small.py").write_text(code)
@@ -29,18 +29,18 @@ def small_run(
     environment = os.environ | {"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'client'}"}
     environment |= {"CI": "true" if ci else "", "PYTEST_ADDOPTS": ""}
     for name in [each for each in environment if each.startswith("PYTEST_XDIST")]:
-        del environment[name]  # this run is no worker of another one
+        del environment[name]  # this run must not act as a worker of the outer one
     command = [sys.executable, "-m", "pytest", "-q", *args, "test_small.py"]
     options = {"cwd": folder, "env": environment, "text": True, **pipes, **popen}
     with subprocess.Popen(command, **options) as run:
         try:
             yield run
         finally:
-            run.kill()  # nothing happens to one that has ended
+            run.kill()  # has no effect if the run has ended
 
 
 def run_to_its_end(folder: Path, code: str, *args: str, ci: bool = False) -> tuple[int, str]:
-    """Exit code of the run, and what it said."""
+    """Returns the exit code of the run and its output."""
     with small_run(folder, code, *args, ci=ci) as run:
         said, _ = run.communicate(timeout=PATIENCE_S)
         return run.returncode, said

@@ -1,5 +1,6 @@
-"""`docs/states.md`: the diagrams of all state tables. A test says when it has to be written again
-(`python -m tests.support.state_diagrams`).
+"""Generates `docs/states.md`: the diagrams of all state tables.
+
+A test fails when the page is out of date; `python -m tests.support.state_diagrams` writes it again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ engine changes a state past them. Written by `python -m tests.support.state_diag
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the text of the whole page."""
     return "\n".join([_HEAD, *(_section(table) for table in TABLES)])
 
 
@@ -30,7 +31,7 @@ def _section(table: StateTable[Any, Any]) -> str:
 
 
 def mermaid(table: StateTable[Any, Any]) -> str:
-    """One table as a state diagram; moves between the same two states share an arrow."""
+    """Returns one table as a state diagram; transitions between the same two states share an arrow."""
     arrows: dict[tuple[str, str], list[str]] = {}
     for (before, what), after in table.moves.items():
         arrows.setdefault((before, "[*]" if after is None else str(after)), []).append(str(what))

@@ -1,4 +1,4 @@
-"""What tests of the store share besides fixtures."""
+"""Helpers that tests of the store share, besides fixtures."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from resource_manager.storage.sql_store import SqlStore
 from resource_manager.storage.store import Store
 
 OpenStore = Callable[..., Store]
-"""Opens a store on the test's database; options as of `open_store`."""
+"""Opens a store on the test's database; takes the options of `open_store`."""
 
 
 def inside(store: Store) -> SqlStore:
-    """The same store, for tests that look below the promise."""
+    """Returns the same store as a `SqlStore`, for tests of its internals."""
     assert isinstance(store, SqlStore)
     return store

@@ -1,4 +1,4 @@
-"""A cluster for tests of the engine: real engine and rows, executors in memory, time by hand.
+"""A cluster for tests of the engine: real engine and rows, executors in memory, a manual clock.
 
 cluster = EngineCluster.settled(host("host-a", cpu_milli=4_000), numa_host("host-b"))
 cluster.submit("r1", "r2", cpu_milli=2_000)

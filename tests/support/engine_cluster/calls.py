@@ -1,4 +1,4 @@
-"""What job masters and operators ask of the engine, one method per call."""
+"""The calls of job masters and operators to the engine, one method per call."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from resource_manager.engine.model.events import (
 from tests.support.engine_cluster.conversation import Conversation
 
 JOB = "job"
-"""The job of calls that name none."""
+"""The job of calls that do not name one."""
 
 SLOT_MEMORY_BYTES = 64 * MIB
 
@@ -54,7 +54,7 @@ class Calls(Conversation):
     # Job masters.
 
     def job(self, *names: str, group: str = "default", lease_ms: int | None = None) -> None:
-        """Registers jobs; without a lease they need no sign of life."""
+        """Registers jobs; without a lease they need no keep-alive calls."""
         for name in names or (JOB,):
             self.apply(JobRegistered(self.at, name, name, group, lease_ms, "s", "r"))
 
@@ -77,11 +77,11 @@ class Calls(Conversation):
         """Submits requests in one call.
 
         Args:
-            wanted: specifications as they are, or names of requests that the rest describes.
-            job: whose requests they are.
+            wanted: complete specifications, or names of requests described by the other arguments.
+            job: the job that submits.
             cpu_milli: cpu of each named request.
             memory_bytes: memory of each named request.
-            policy: how each named request wants its cpus.
+            policy: cpu policy of each named request.
             fields: further fields of `RequestSpec`; `profile` replaces the amounts.
 
         Returns:
@@ -118,13 +118,13 @@ class Calls(Conversation):
         """Submits a gang with members `<gang_id>-0`, `<gang_id>-1` and so on.
 
         Args:
-            gang_id: its name.
+            gang_id: id of the gang.
             sizes: cpu of each member, in thousandths.
-            placement: how its members lie to each other.
-            label: which label they have in common, with SAME_LABEL.
-            job: whose gang it is.
+            placement: where the members must run relative to each other.
+            label: with SAME_LABEL: the label that their hosts must have in common.
+            job: the job that submits.
             memory_bytes: memory of each member.
-            policy: how each member wants its cpus.
+            policy: cpu policy of each member.
             fields: further fields of `RequestSpec` for each member.
 
         Returns:
@@ -156,10 +156,10 @@ class Calls(Conversation):
         """Submits many equal requests as a range.
 
         Args:
-            range_id: its name.
-            count: how many members.
-            first_index: index of the first one.
-            job: whose range it is.
+            range_id: id of the range.
+            count: number of members.
+            first_index: index of the first member.
+            job: the job that submits.
             cpu_milli: cpu of each member.
             memory_bytes: memory of each member.
             fields: further fields of `RequestSpec` for each member.
@@ -171,7 +171,7 @@ class Calls(Conversation):
     def cancel(
         self, *names: str, ranges: Sequence[Members] = (), job: str | None = JOB
     ) -> list[ItemOutcome]:
-        """Cancels requests and members of ranges; without a job, as an operator."""
+        """Cancels requests and members of ranges; with `job=None` as an operator."""
         event = RequestsCancelled(self.at, job, names, ranges=tuple(ranges))
         answer: list[ItemOutcome] = self.apply(event)
         return answer
@@ -183,13 +183,13 @@ class Calls(Conversation):
         ranges: Sequence[Members] = (),
         job: str | None = JOB,
     ) -> list[ItemOutcome]:
-        """Gives slots back.
+        """Releases slots.
 
         Args:
-            names: slots by name.
-            generation: that of all of them; 0: the current one of each.
+            names: allocation ids.
+            generation: generation of all these slots; 0: the current one of each.
             ranges: members of ranges.
-            job: whose they are; None: an operator takes them.
+            job: the job that releases; None: an operator does.
         """
         slots = tuple((name, generation) for name in names)
         event = SlotsReleased(self.at, job, slots, ranges=tuple(ranges))
@@ -199,11 +199,13 @@ class Calls(Conversation):
     def reuse(
         self, *slots: tuple[str, str] | tuple[str, int, str], job: str = JOB
     ) -> list[ItemOutcome]:
-        """Asks that slots go on with other requests.
+        """Asks to reuse slots for other requests of the job.
 
         Args:
-            slots: name of the slot, its generation (else the current one), name of the request.
-            job: whose they are.
+            slots: allocation id of the slot, its generation (default: the current one), and
+                allocation id
+                of the request.
+            job: the job that owns the slots.
         """
         named = tuple(
             each if len(each) == 3 else (each[0], self.state.requests[each[0]].generation, each[1])
@@ -222,14 +224,14 @@ class Calls(Conversation):
         number: int = 0,
         **more: Any,
     ) -> Slot:
-        """Changes a slot's size.
+        """Requests a resize of a slot.
 
         Args:
-            name: its request's.
+            name: allocation id.
             profile: the new size.
-            job: whose slot it is; None: an operator asks.
-            generation: that of the slot; 0: the current one.
-            number: that of the change; 0: the next one.
+            job: the job that owns the slot; None: an operator asks.
+            generation: generation of the slot; 0: the current one.
+            number: resize number; 0: the next one.
             more: further fields of `ResizeRequested`.
         """
         event = ResizeRequested(self.at, job, name, generation, number, profile, **more)
@@ -264,9 +266,9 @@ class Calls(Conversation):
 
         Args:
             executor_id: the host; empty: the whole cluster.
-            clear: fields that are no longer set here.
-            policy: the settings; or
-            fields: the same by name.
+            clear: fields to unset at this level.
+            policy: the complete policy, or None to use `fields`.
+            fields: fields of `HostPolicy` by name.
         """
         event = HostPolicySet(self.at, executor_id, policy or HostPolicy(**fields), clear)
         setting: HostSetting = self.apply(event)

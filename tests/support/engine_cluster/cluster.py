@@ -1,4 +1,4 @@
-"""The cluster that tests of the engine build, drive and look at."""
+"""The cluster that tests of the engine create, drive and inspect."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAIRNESS = frozenset(each.name for each in fields(Fairness))
 
 
 def changed(settings: EngineSettings, **values: Any) -> EngineSettings:
-    """Returns the settings with other values; those of `fairness` go by their own names too."""
+    """Returns the settings with some values replaced; fields of `fairness` are given by name too."""
     fair = {name: values.pop(name) for name in FAIRNESS & values.keys()}
     if fair:
         values["fairness"] = replace(settings.fairness, **fair)
@@ -33,8 +33,8 @@ def changed(settings: EngineSettings, **values: Any) -> EngineSettings:
 class EngineCluster(Calls):
     """An engine with its store, executors and jobs.
 
-    `EngineCluster(...)` leaves every message to the test. With `EngineCluster.settled(...)`
-    executors answer at once, and stay silent without being lost.
+    With `EngineCluster(...)` the test delivers every message. With `EngineCluster.settled(...)`
+    executors answer at once, and are not lost when they stay silent.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class EngineCluster(Calls):
         Args:
             executors: the first executors, in this order.
             jobs: the first jobs, without a lease, in the default group.
-            settings: where other settings start from; the defaults if there are none.
-            auto_settle: whether calls and passing time are followed by `settle`.
-            values: settings by name, those of `Fairness` among them.
+            settings: the settings that `values` modify; by default those of `EngineSettings()`.
+            auto_settle: whether `settle` runs after each call and each time step.
+            values: settings by name, including those of `Fairness`.
         """
         settings = changed(settings or EngineSettings(), **values)
         super().__init__(settings, auto_settle=auto_settle)
@@ -62,27 +62,27 @@ class EngineCluster(Calls):
 
     @classmethod
     def settled(cls, *executors: FakeExecutor, **values: Any) -> Self:
-        """Starts a cluster whose executors answer at once; the invariants hold after each call.
+        """Starts a cluster whose executors answer at once; checks the invariants after each call.
 
-        Neither an executor nor a job is lost by being silent, unless the settings say so.
+        Neither an executor nor a job is lost because it is silent, unless `values` says so.
         """
         values = {"lost_timeout_ms": FOREVER_MS, "lease_default_ms": FOREVER_MS} | values
         return cls(*executors, auto_settle=True, **values)
 
     def host(self, name: str = "host-a", cpu_milli: int = 4_000, **more: Any) -> FakeExecutor:
-        """Registers a host of plain amounts (`hosts.host`)."""
+        """Registers a host that reports amounts only (`hosts.host`)."""
         executor = host(name, cpu_milli, **more)
         self.register(executor)
         return executor
 
     def restart(self) -> None:
-        """Replaces the resource manager; all executors register again."""
+        """Restarts the resource manager; all executors register again."""
         self.restart_rm()
         self.register_all()
         self.settle()
 
     def report_cpus(self, executor_id: str, **state: Any) -> None:
-        """Reports what an executor sees of its cpus: fields of `CpuState`, cpu sets as text."""
+        """Reports the cpu state of an executor: fields of `CpuState`, with cpu sets as text."""
         executor = self.executors[executor_id]
         values: dict[str, Any] = {
             name: CpuSet.parse(value) if isinstance(value, str) and name.endswith("cpus") else value
@@ -93,7 +93,7 @@ class EngineCluster(Calls):
         self.report(executor)
         self.check()
 
-    # What has become of requests.
+    # States of requests.
 
     def state_of(self, name: str) -> RequestState:
         request = self.state.requests.named(name)
@@ -108,17 +108,17 @@ class EngineCluster(Calls):
         return self.state.slots[name, request.generation]
 
     def where(self, name: str) -> str:
-        """Returns the host of a request's slot; empty: it has none."""
+        """Returns the host of a request's slot; empty if it has none."""
         request = self.state.requests.get(name)
         slot = self.state.slots.of(request) if request is not None else None
         return slot.executor_id if slot is not None else ""
 
     def hosts_of(self, *names: str) -> list[str]:
-        """Returns the host of each of these requests; all must have a slot."""
+        """Returns the host of each request; each must have a slot."""
         return [self.slot(name).executor_id for name in names]
 
     def running(self, executor_id: str = "") -> list[str]:
-        """Returns the names of slots in order of placement, on one host or all."""
+        """Returns the allocation ids of slots in order of placement, on one host or on all."""
         return [
             slot.allocation_id
             for slot in self.state.slots.values()
@@ -126,18 +126,18 @@ class EngineCluster(Calls):
         ]
 
     def waiting(self) -> set[str]:
-        """Returns the names of requests that wait."""
+        """Returns the allocation ids of pending requests."""
         requests = self.state.requests.items()
         return {name for name, each in requests if each.state is RequestState.PENDING}
 
     def waiting_reason(self, name: str) -> str:
-        """Returns why a request waits, which it must."""
+        """Returns why a request waits; it must be pending."""
         request = self.state.requests[name]
         assert request.state is RequestState.PENDING
         return pending_reason(self.state, request)
 
     def assignment(self, name: str) -> CpuAssignment:
-        """Returns the cpus and nodes of a slot, for which its executor must have carved it."""
+        """Returns the cpu assignment of a slot that its executor has carved."""
         slot = self.slot(name)
         carved = self.executors[slot.executor_id].slots[name, slot.generation]
         assert carved.assignment == slot.assignment
@@ -145,7 +145,7 @@ class EngineCluster(Calls):
         return slot.assignment
 
     def cpus(self, name: str) -> str:
-        """Returns the dedicated cpus of a slot, as a list."""
+        """Returns the dedicated cpus of a slot, as a cpu list."""
         return str(self.assignment(name).cpus)
 
     def free_cpu(self, executor_id: str = "host-a") -> int:
@@ -153,19 +153,19 @@ class EngineCluster(Calls):
         return self.state.hosts[executor_id].free().get("cpu_milli", 0)
 
     def cpu_ledger(self, executor_id: str = "host-a") -> CpuLedger:
-        """Returns the ledger of a host's cpus; the host must have reported them."""
+        """Returns the cpu ledger of a host that has reported its cpus."""
         ledger = self.state.hosts[executor_id].cpus
         assert ledger is not None
         return ledger
 
-    # Executors that were asked for.
+    # Pending executors.
 
     def asked_for(self) -> list[str]:
-        """Returns the names of executors that were asked for and have not registered."""
+        """Returns the ids of executors that were asked for and have not registered."""
         provisions = self.state.provisions.values()
         return [each.executor_id for each in provisions if each.state in PENDING]
 
-    # What was recorded.
+    # Recorded events.
 
     def history(self, kind: str) -> list[str]:
         """Returns the messages of the cluster's events of one kind."""

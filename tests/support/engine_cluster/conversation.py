@@ -1,6 +1,6 @@
-"""The engine and its executors, with a hand on every message between them.
+"""Connects the engine with executors in memory; the test controls every message between them.
 
-Nothing arrives by itself: a test delivers each command, loses it, or has all of them answered.
+No message arrives by itself: a test delivers each command, loses it, or lets all be answered.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ DELIVERIES_MAX = 50
 
 @dataclass(frozen=True, eq=False)
 class OnTheWire:
-    """A command that has not arrived yet, and the epoch of the resource manager that sent it."""
+    """A command that has not arrived yet, with the epoch of the resource manager that sent it."""
 
     rm_epoch: int
     command: Command
 
 
 class Conversation:
-    """The engine, its store, executors, and the messages under way.
+    """The engine, its store, its executors, and the messages in transit.
 
     Attributes:
-        auto_settle: whether a call and passing time are followed by `settle`.
+        auto_settle: whether `settle` runs after each call and each time step.
         wire: commands that have not arrived.
-        effects: those of the last batch.
-        providers: what providers were asked to do.
+        effects: effects of the last batch.
+        providers: what the engine asked providers to do.
     """
 
     def __init__(self, settings: EngineSettings, *, auto_settle: bool = False) -> None:
@@ -68,9 +68,9 @@ class Conversation:
     # Events and time.
 
     def batch(self, *events: Event) -> Any:
-        """Steps events and a decision, and commits; returns the answer to the last event.
+        """Steps the events and a decision, and commits; returns the answer to the last event.
 
-        No command is delivered, whatever `auto_settle` is.
+        It delivers no command, even with `auto_settle`.
         """
         answer: Any = None
         self.effects = []
@@ -90,7 +90,7 @@ class Conversation:
         return answer
 
     def apply(self, event: Event) -> Any:
-        """Steps one event as a batch, and settles if `auto_settle`; returns its answer."""
+        """Steps one event as a batch, and settles if `auto_settle` is set; returns the answer."""
         answer = self.batch(event)
         if self.auto_settle:
             self.settle()
@@ -101,7 +101,7 @@ class Conversation:
         self.apply(Ticked(self.at))
 
     def settle(self) -> None:
-        """Delivers and decides until nothing is left to do; then checks the invariants."""
+        """Delivers commands and decides until nothing is left to do; then checks the invariants."""
         self.deliver_all()
         while self.state.unfinished:
             self.batch()
@@ -109,16 +109,17 @@ class Conversation:
         self.check()
 
     def check(self) -> None:
-        """Fails if a ledger does not agree with another."""
+        """Fails if an invariant is violated."""
         assert check_invariants(self.state) == []
 
     def restart_rm(self, epoch: int | None = None) -> None:
-        """Replaces the resource manager by one that reads the store.
+        """Replaces the resource manager by a new one that reads the store.
 
-        Its epoch is the next one unless given. Commands on the wire stay there.
+        Its epoch is the next one by default. Commands on the wire stay there.
         """
         epoch = epoch or self.state.rm_epoch + 1
-        self.providers.clear()  # either lost with the process, or done and not reported to it
+        # their results are lost, or done and never reported to the new resource manager
+        self.providers.clear()
         self.state = restore(self.store.snapshot(epoch), self.settings, self.at)
 
     # Executors.
@@ -129,12 +130,12 @@ class Conversation:
         return self.deliver_registration(self.registration_of(executor))
 
     def register_all(self, executors: Iterable[FakeExecutor] | None = None) -> None:
-        """Registers these executors, or all that there are again."""
+        """Registers these executors, or all known ones again."""
         for executor in list(self.executors.values() if executors is None else executors):
             self.register(executor)
 
     def registration_of(self, executor: FakeExecutor) -> ExecutorRegistered:
-        """Returns a registration, to be delivered now or later."""
+        """Creates a registration, for delivery now or later."""
         return ExecutorRegistered(self.at, executor.registration(), executor.report())
 
     def deliver_registration(self, sent: ExecutorRegistered) -> RegistrationAnswer:
@@ -144,7 +145,7 @@ class Conversation:
         return answer
 
     def report_of(self, executor: FakeExecutor) -> SlotsReported:
-        """Returns a new report, to be delivered now or later."""
+        """Creates a new report, for delivery now or later."""
         return SlotsReported(
             self.at,
             executor.executor_id,
@@ -154,7 +155,7 @@ class Conversation:
         )
 
     def report(self, executor: FakeExecutor, held: SlotsReported | None = None) -> ReportAnswer:
-        """Delivers a new report, or one that was held back; the executor follows the answer."""
+        """Delivers a new report, or the one given as `held`; the executor obeys the answer."""
         event = replace(held, at=self.at) if held is not None else self.report_of(executor)
         answer: ReportAnswer = self.batch(event)
         if answer.acknowledged_report_number == executor.report_number:
@@ -170,25 +171,25 @@ class Conversation:
             self.report(executor)
 
     def short_report_of(self, executor: FakeExecutor) -> SlotsReported:
-        """Returns a new report that repeats nothing of the last one."""
+        """Creates a report that says "unchanged" instead of repeating the state."""
         return replace(self.report_of(executor), report=executor.short_report())
 
     def short_report(self, executor: FakeExecutor) -> ReportAnswer:
-        """Delivers a report that repeats nothing, and a full one if the answer asks for it."""
+        """Delivers a report that says "unchanged", then a full one if the answer asks for it."""
         answer = self.report(executor, self.short_report_of(executor))
         return self.report(executor) if answer.send_full_report else answer
 
     # Commands.
 
     def next_command(self, executor_id: str) -> OnTheWire:
-        """Returns the first command under way to an executor."""
+        """Returns the first command in transit to an executor."""
         return next(sent for sent in self.wire if sent.command.executor_id == executor_id)
 
     def deliver(self, sent: OnTheWire, *, lose_answer: bool = False) -> None:
-        """Delivers a command; its answer is lost if asked for, or if its sender was replaced."""
+        """Delivers a command; the answer is lost if `lose_answer`, or if the sender was replaced."""
         self.wire.remove(sent)
         executor = self.executors.get(sent.command.executor_id)
-        if executor is None:  # it is gone, which the resource manager has yet to find out
+        if executor is None:  # the executor has vanished, and the resource manager learns it now
             if sent.rm_epoch == self.state.rm_epoch:
                 self._undelivered(sent.command)
             return
@@ -202,7 +203,7 @@ class Conversation:
             self.batch(answer)
 
     def deliver_all(self, most: int = DELIVERIES_MAX) -> None:
-        """Delivers commands until none is under way; fails after `most` of them."""
+        """Delivers commands until none is in transit; fails after `most` of them."""
         for _ in range(most):
             if not self.wire:
                 return

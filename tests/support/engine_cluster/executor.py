@@ -1,6 +1,6 @@
 """An executor in memory, the engine's counterpart in tests.
 
-It follows the rules of slots.proto and task_executor.proto (numbering, fencing, reports) and
+It implements the rules of slots.proto and task_executor.proto (numbering, fencing, reports) and
 nothing else.
 """
 
@@ -54,10 +54,10 @@ class FakeExecutor:
         frees_slowly: slots stay FREEING until `finish_frees`.
         broken: allocation ids that it can neither carve nor resize.
         used: memory that slots use, in bytes.
-        base: number and content of the last state that was acknowledged.
-        sent: number and content of the last report, and how many ended slots it named.
-        hidden: amounts that something takes of which the resource manager cannot know.
-        host_policy: what operators have set, as the resource manager sent it.
+        base: number and content of the last acknowledged report.
+        sent: number and content of the last report, and the number of ended slots in it.
+        hidden: amounts in use that the resource manager does not know of.
+        host_policy: the operators' settings, as the resource manager sent them.
     """
 
     executor_id: str
@@ -114,7 +114,7 @@ class FakeExecutor:
         return booking(profile, separate_pools=separate, best_effort=best_effort)
 
     def report(self) -> Report:
-        """The next numbered state."""
+        """Returns the next numbered report."""
         self.report_number += 1
         self.sent = (self.report_number, self.content(), len(self.ended))
         return Report(
@@ -128,11 +128,11 @@ class FakeExecutor:
         )
 
     def content(self) -> Any:
-        """What makes one state equal to another."""
+        """Returns the state that a report describes; two equal states may be reported as unchanged."""
         return tuple(self.slots.items()), tuple(sorted(self.available().items())), self.cpu_state
 
     def short_report(self) -> Report:
-        """The next numbered state, reported as equal to the last one that was acknowledged."""
+        """Returns the next numbered report, which says "unchanged since the last acknowledged one"."""
         self.report_number += 1
         self.sent = (self.report_number, self.content(), len(self.ended))
         return Report(
@@ -145,9 +145,9 @@ class FakeExecutor:
         )
 
     def acknowledged(self, number: int) -> None:
-        """Takes note that the resource manager has the state of this number.
+        """Records that the resource manager has received the report of this number.
 
-        It may not be the present one: slots that ended since then are still to be reported.
+        Slots that ended after that report stay in `ended` until a later one is acknowledged.
         """
         sent, content, ended = self.sent
         if number == sent:
@@ -165,7 +165,7 @@ class FakeExecutor:
         self.follow(answer.host_policy, answer.host_policy_number)
 
     def follow(self, policy: HostPolicy | None, number: int) -> None:
-        """Takes over what operators have set; the next full report confirms it."""
+        """Adopts the operators' settings; the next full report confirms their number."""
         self.host_policy = policy
         self.cpu_state = replace(self.cpu_state, host_policy_number=number)
 
@@ -179,12 +179,12 @@ class FakeExecutor:
             self.ended.append(EndedSlot(key[0], key[1], reason))
 
     def finish_frees(self) -> None:
-        """Ends the processes of all slots that are being freed."""
+        """Removes all slots that are FREEING, as if their processes had ended."""
         for key in [key for key, slot in self.slots.items() if slot.state is SlotState.FREEING]:
             del self.slots[key]
 
     def execute(self, command: Command, at: Instant, rm_epoch: int) -> Event:
-        """Carries out a command, or refuses it as a whole."""
+        """Executes a command, or refuses it as a whole."""
         last = self.answer
         if (
             rm_epoch < self.rm_epoch
@@ -245,7 +245,7 @@ class FakeExecutor:
         return ItemOutcome(slot.allocation_id)
 
     def _cpu_problem(self, key: Key, assignment: CpuAssignment | None) -> str:
-        """Returns why a slot cannot have these cpus to itself; empty: it can."""
+        """Returns why a slot cannot have these dedicated cpus; empty if it can."""
         if assignment is None:
             return ""
         if vanished := assignment.cpus & self.cpu_state.offline_cpus:
@@ -262,7 +262,7 @@ class FakeExecutor:
         return ""
 
     def _resize(self, key: Key, resize: Resize) -> ItemOutcome:
-        """Applies a change as a whole; one that repeats a number must have the same content."""
+        """Applies a resize as a whole; a repeated number must come with the same content."""
         slot = self.slots.get(key)
         if slot is None or slot.state is SlotState.FREEING:
             return ItemOutcome(key[0], "SLOT_UNKNOWN", "no such slot")
@@ -291,7 +291,7 @@ class FakeExecutor:
         return ItemOutcome(key[0])
 
     def free(self, key: Key) -> ItemOutcome:
-        """Takes a slot down; until `finish_frees` it stays FREEING if `frees_slowly`."""
+        """Removes a slot; with `frees_slowly` it becomes FREEING until `finish_frees`."""
         slot = self.slots.get(key)
         if slot is not None and self.frees_slowly:
             self.slots[key] = replace(slot, state=SlotState.FREEING)

@@ -1,4 +1,4 @@
-"""Executors as tests want them: a host of plain amounts, or one with cores and NUMA nodes."""
+"""Builds executors for tests: hosts with plain amounts, and hosts with cores and NUMA nodes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def host(
     default_profile: ResourceProfile = DEFAULT_SLOT,
     **more: Any,
 ) -> FakeExecutor:
-    """Makes an executor that reports amounts alone, nothing of its cpus.
+    """Makes an executor that reports amounts only and nothing about its cpus.
 
     Args:
-        name: its id.
-        cpu_milli: its cpu in total.
-        memory_bytes: its memory in total.
-        default_profile: what a request without a profile gets there.
+        name: its executor id.
+        cpu_milli: its total cpu, in thousandths.
+        memory_bytes: its total memory.
+        default_profile: the profile of slots for requests without one.
         more: further fields of `FakeExecutor`.
     """
     total = {"cpu_milli": cpu_milli, "memory_bytes": memory_bytes}
@@ -35,12 +35,12 @@ def host(
 
 
 def provided(name: str, shape: ExecutorShape, **more: Any) -> FakeExecutor:
-    """Makes an executor as a provider starts it.
+    """Makes an executor that a provider has started.
 
     Args:
-        name: its id, which the resource manager chose when it asked for it.
-        shape: what was asked for.
-        more: fields of `FakeExecutor` that differ.
+        name: its executor id, chosen by the resource manager.
+        shape: the executor shape that was asked for.
+        more: fields of `FakeExecutor` that differ from the shape.
     """
     described: dict[str, Any] = {
         "total": shape.total,
@@ -61,14 +61,14 @@ def numa_host(
     policy: dict[str, Any] | None = None,
     **more: Any,
 ) -> FakeExecutor:
-    """Makes an executor that has all cpus of a regular machine, described by `topology`.
+    """Makes an executor with all cpus of a regular machine, as described by `topology`.
 
     Args:
-        name: its id.
-        nodes: NUMA nodes, each a package.
+        name: its executor id.
+        nodes: number of NUMA nodes, each in its own package.
         cores: cores of each node.
         threads: threads of each core.
-        policy: its host policy, as its configuration has it.
+        policy: host policy of its configuration.
         more: further fields of `FakeExecutor`.
     """
     count = nodes * cores * threads
@@ -96,7 +96,7 @@ def numa_host(
 
 
 def topology(nodes: int = 2, cores: int = 4, threads: int = 2) -> dict[str, Any]:
-    """Describes a machine with one package per node.
+    """Returns the topology of a machine with one package per NUMA node.
 
     Thread `t` of core `c` is cpu `c + t * nodes * cores`, as on most x86 servers.
     """

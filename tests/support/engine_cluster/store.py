@@ -1,4 +1,4 @@
-"""The store in memory with its rows at hand for tests."""
+"""A store in memory whose rows tests can read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVERYTHING = 1 << 62
 
 
 class RowStore(MemoryStore):
-    """A store that leads from the start, and whose rows can be read one table at a time."""
+    """A store that is the leader from the start, and can be read one table at a time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class RowStore(MemoryStore):
         self.commit(changes)
 
     def snapshot(self, rm_epoch: int) -> Snapshot:
-        """Returns what a resource manager of this epoch reads when it starts."""
+        """Returns the snapshot that a resource manager of this epoch reads when it starts."""
         found = self.load()
         found.rm_epoch = rm_epoch
         return found
@@ -48,7 +48,7 @@ class RowStore(MemoryStore):
 
     @property
     def job_events(self) -> dict[str, list[JobEvent]]:
-        """Events by job."""
+        """Returns the events of each job, by job id."""
         return {
             each.job_id: self.read_job_events(each.job_id, 0, EVERYTHING)
             for each in self.load().jobs
