@@ -1,7 +1,7 @@
-"""`./dev simulate --seeds N`: many lives of a cluster; a seed that fails tells its shortest story.
+"""`./dev simulate --seeds N`: simulates a cluster once per seed, and shrinks each failing run.
 
-`--hosts 10000` makes one life of a large cluster. With enough seeds, a kind of fault that never
-struck is a failure, too.
+`--hosts 10000` simulates one large cluster. With enough seeds, a kind of fault that never struck is
+a failure, too.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.simulation.world import ALL_WISHES, WITH_CPUS, Failed, Plan, Result, 
 SEEDS_FOR_ALL_KINDS = 50
 
 EARLY_SHARE = 0.2
-"""Of the seeds: job masters ask before the first executor, for what none could host."""
+"""Share of the seeds in which job masters first request what no executor could host."""
 
 
 def main() -> int:
-    """0 if all seeds passed."""
+    """Returns 0 if all seeds passed."""
     parser = argparse.ArgumentParser(prog="./dev simulate", description=__doc__)
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds (default: 100)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
@@ -62,7 +62,7 @@ def _wishes(seed: int) -> frozenset[str]:
 
 
 def _shortest(error: Failed) -> str:
-    """The story of the smallest life that fails likewise."""
+    """Returns the log of the smallest run that fails in the same way."""
     short = shrink(error)
     return f"{short}\nwhole seed: {str(error).splitlines()[0]}\nrepeat: World({short.plan}).run()"
 

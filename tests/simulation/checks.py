@@ -1,7 +1,8 @@
-"""What must always hold, whatever fails. Sees all, changes nothing.
+"""Checks what must always hold, whatever fails; it sees all state and changes none.
 
-After every batch that brought news: all invariants of the books (those of requests that ended
-earlier now and then); with very many hosts those of what the batch touched, and all now and then.
+After every batch with news it checks all invariants of the engine's state. Those of requests that
+ended earlier are checked only now and then. With many hosts it checks what the batch touched, and
+everything only now and then.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ _GRANTS: dict[str, str] = {Reason.RESIZED: "resizes", Reason.RESIZE_REFUSED: "re
 
 
 class Violation(AssertionError):
-    """Something that must hold does not."""
+    """A property that must hold is violated."""
 
 
 class Checks:
-    """Looks at everybody's books."""
+    """Checks the state of all resource managers, executors and job masters."""
 
     def __init__(self) -> None:
         self.executors: dict[str, Executor] = {}
@@ -72,7 +73,8 @@ class Checks:
         self.database: Database
         self.did: Counter[str] = Counter()
         self._placed: dict[SlotKey, str] = {}  # where each generation was carved
-        self._outlived: dict[str, set[SlotKey]] = {}  # slots that a restore has forgotten
+        # slots that the state has lost in a restore from a backup
+        self._outlived: dict[str, set[SlotKey]] = {}
         self._promised_to_pools: dict[str, str] = {}  # acknowledged request to job
         self._in_use: dict[str, dict[str, int]] = {}
         self._events: dict[tuple[str, int], JobEvent] = {}
@@ -80,20 +82,22 @@ class Checks:
         self._led_at_ms = 0
         self._restored_at_ms: int | None = None
         self._admitted: dict[tuple[str, str], int] = {}
-        self.identities: Counter[str] = Counter()  # that hosts of a name have had
-        self._contact_ms: dict[str, int] = {}  # when an answer came last
-        self._here_since_ms: dict[str, dict[SlotKey, int]] = {}  # slots, as seen by `alone`
-        self._reported_ms: dict[str, int] = {}  # when a report was sent that was taken in
-        self._kept_alive: dict[str, tuple[int, int]] = {}  # when sent, lease
+        # number of identities that hosts of a name have had
+        self.identities: Counter[str] = Counter()
+        self._contact_ms: dict[str, int] = {}  # when the last answer of a manager came, by executor
+        # slots by executor, as seen by `alone`
+        self._here_since_ms: dict[str, dict[SlotKey, int]] = {}
+        self._reported_ms: dict[str, int] = {}  # when the last accepted report was sent
+        # by job: when the last answered keep-alive was sent, and its lease
+        self._kept_alive: dict[str, tuple[int, int]] = {}
         self._lapsed_ms: dict[str, int] = {}
 
     @property
     def now_ms(self) -> int:
-        """This moment."""
         return self.database.loop.now_ms
 
     def require(self, problems: Iterable[str]) -> None:
-        """Raises `Violation` with the first problems, if there are any."""
+        """Raises `Violation` with the first few problems, if there are any."""
         found = list(problems)
         if found:
             raise Violation("\n".join(found[:5]))
@@ -101,13 +105,13 @@ class Checks:
     # -- resource managers -------------------------------------------------------------------
 
     def led(self, epoch: int) -> None:
-        """Somebody has taken leadership."""
+        """A resource manager has become the leader."""
         if epoch <= self._epoch:
             raise Violation(f"epoch {epoch} is led after epoch {self._epoch}")
         self._epoch, self._led_at_ms = epoch, self.now_ms
 
     def speaks(self, manager: Manager) -> None:
-        """Effects and answers are about to go out."""
+        """A resource manager is about to send effects and answers."""
         if not self.database.leads(manager.holder, manager.epoch):
             raise Violation(
                 f"{manager.name} speaks at epoch {manager.epoch}, but {self.database.holder}"
@@ -115,17 +119,17 @@ class Checks:
             )
 
     def writes(self, holder: str, epoch: int) -> None:
-        """A transaction is about to be durable."""
+        """A transaction is about to become durable."""
         if epoch != self.database.rm_epoch:
             raise Violation(f"{holder} writes at epoch {epoch} in {self.database.rm_epoch}")
 
     def saw_epoch(self, manager: Manager, seen: int) -> None:
-        """A manager steps down, because an executor knows a newer one."""
+        """A manager steps down because an executor knows a newer epoch."""
         if self.database.leads(manager.holder, manager.epoch):
             raise Violation(f"{manager.name} leads, and steps down over epoch {seen}")
 
     def books(self, state: State) -> None:
-        """After every start of a resource manager."""
+        """A resource manager has started and read its state."""
         self.require(check_invariants(state))
         self.require(
             f"acknowledged request {name} is forgotten"
@@ -139,7 +143,7 @@ class Checks:
     def decided(
         self, manager: Manager, effects: list[Effect], changes: Changes, *, idle: bool
     ) -> None:
-        """After every batch, before it is durable; `idle`: nothing but signs of life came."""
+        """A batch was decided and is not durable yet; `idle`: it contained only keep-alive calls."""
         self.did["batches"] += 1
         state = manager.state
         many = len(state.hosts) > MANY_HOSTS
@@ -167,7 +171,7 @@ class Checks:
                 self.nobody_owns(state, [(name, number) for name, number, _ in effect.slots])
 
     def _look_at_all(self, state: State, changes: Changes) -> None:
-        """What has ended is looked at when it ends, and now and then."""
+        """A batch was decided and is not durable yet; `idle`: it had only keep-alive calls."""
         now_and_then = self.did["batches"] % ENDED_CHECK_EVERY == 0
         self.require(check_invariants(state, ended=now_and_then))
         self.require(check_touched(state, (*changes.requests, *changes.moved_requests), ()))
@@ -185,7 +189,7 @@ class Checks:
         self.require(check_touched(state, touched, hosts))
 
     def _orders_without_slots(self, hosts: Iterable[Host]) -> Iterator[str]:
-        """What was ordered stays booked until its outcome is known."""
+        """Yields slots that were ordered and carved but are no longer booked."""
         for host in hosts:
             if host.in_flight is not None and host.in_flight.allocates:
                 table = self.at(host.executor.registration.address).table
@@ -194,7 +198,7 @@ class Checks:
                         yield f"slot {key} exists at {host.host_id}, but is booked no longer"
 
     def nobody_owns(self, state: State, keys: Iterable[tuple[str, int]]) -> None:
-        """Slots that are to be freed serve no living request."""
+        """Requires that slots which are about to be freed serve no living request."""
         self.require(
             f"slot {name}/{generation} is freed, but its request is {request.state}"
             for name, generation in keys
@@ -204,7 +208,7 @@ class Checks:
         )
 
     def answered(self, state: State, answer: object) -> None:
-        """What an executor is told to free."""
+        """Checks the slots that an answer tells an executor to free."""
         if isinstance(answer, ReportAnswer | RegistrationAnswer):
             self.nobody_owns(state, answer.unowned)
 
@@ -218,7 +222,7 @@ class Checks:
             raise Violation(f"slot {key} is called missing, but {executor.name} has it")
 
     def _lost(self, state: State, effect: PublishClusterEvent) -> None:
-        """Nobody is given up before a full time of silence, in which the RM was there to hear."""
+        """Checks that an executor is lost only after a full timeout of silence under this manager."""
         event = effect.event
         if event.kind == "executor_lost" and not self.provisions.is_over(event.executor_id):
             timeout_ms = state.settings.lost_timeout_ms
@@ -230,7 +234,10 @@ class Checks:
                 )
 
     def stored(self, changes: Changes) -> None:
-        """A transaction is durable. Jobs that are forgotten may come back under their names."""
+        """Checks that an executor is lost only after a full timeout of silence.
+
+        Only the time in which this manager led counts.
+        """
         self.require(self.resizes.stored(changes))
         self.require(self.provisions.stored(changes))
         self.usage.stored(changes)
@@ -246,7 +253,8 @@ class Checks:
             self._lapsed_ms.pop(job_id, None)
 
     def _forgotten(self, changes: Changes) -> set[str]:
-        """Requests that are known no longer; a member of a range may have lost its row only."""
+        """Returns requests that are no longer known; a member of a range may have lost its row
+        only."""
         rows = self.database.rows
         names = {name for name in changes.deleted_requests if not rows.has(name)}
         ranges = {range_id for range_id, _ in changes.deleted_ranges}
@@ -259,7 +267,10 @@ class Checks:
         return names
 
     def durable(self, effects: list[Effect], decided_ms: int) -> None:
-        """A batch that was decided then is committed, and its manager knows."""
+        """Returns requests that are no longer known.
+
+        A member of a range may have lost its row and still be known.
+        """
         for effect in effects:
             if isinstance(effect, PublishJobEvent):
                 if effect.event.state is RequestState.GRANTED:
@@ -272,7 +283,7 @@ class Checks:
                     self._lapse(event.job_id)
 
     def restored(self) -> None:
-        """The books were replaced by older ones: what came after them is forgotten, rightly."""
+        """A backup replaced the database: what came after the backup is rightly forgotten."""
         rows = self.database.rows
         self._promised_to_pools = {k: v for k, v in self._promised_to_pools.items() if rows.has(k)}
         self._restored_at_ms = self.now_ms
@@ -290,17 +301,17 @@ class Checks:
     # -- executors ---------------------------------------------------------------------------
 
     def at(self, address: str) -> Executor:
-        """Whoever serves, or served, at an address."""
+        """Returns the executor that serves, or served, at an address."""
         name = address.partition(":")[0]
         return self.executors.get(name) or self.destroyed_executors[name]
 
     def destroyed(self, executor: Executor) -> None:
-        """Its machine is no more."""
+        """The executor's machine was destroyed."""
         self.executors.pop(executor.name, None)
         self.destroyed_executors[executor.name] = executor
 
     def host(self, executor: SlotHost) -> None:
-        """After every change of a host."""
+        """The slots of a host have changed."""
         try:
             executor.table.check_invariants()
         except InvariantBroken as error:
@@ -309,7 +320,7 @@ class Checks:
         real = total_of(in_use(executor, key) for key in executor.on_host)
         before = self._in_use.get(executor.name, {})
         self._in_use[executor.name] = real
-        # A share that was made smaller over a restart may be exceeded by what is there already.
+        # A share that was reduced in a restart may be exceeded by slots that already exist.
         if any(amount > max(total.get(n, 0), before.get(n, 0)) for n, amount in real.items()):
             raise Violation(f"{executor.name} really has {real} of {dict(total)} in use")
         self.require(enforced_beyond_books(executor))
@@ -321,10 +332,11 @@ class Checks:
                 raise Violation(f"{key} is on {executor.name} and was on {self._placed[key]}")
 
     def recovered(self, executor: Executor) -> None:
-        """It has read its checkpoint, and must know what this identity of it has told others.
+        """An executor has read its checkpoint, and must know what its identity has reported.
 
-        Slots in the books are those of whoever registered last. A new identity has told nothing
-        before it registers, and may find what the former one has left for more than one start.
+        Slots in the database belong to the identity that registered last. A new identity has
+        reported nothing before it registers, and may find slots of the former one at more than one
+        start.
         """
         epoch = self._admitted.get((executor.name, executor.instance_id), 0)
         if executor.fence.rm_epoch < epoch:
@@ -339,7 +351,7 @@ class Checks:
             )
 
     def admitted(self, executor: SlotHost, rm_epoch: int) -> None:
-        """A command of that epoch is carried out."""
+        """An executor is about to execute a command of that epoch."""
         who = (executor.name, executor.instance_id)
         if rm_epoch < self._admitted.get(who, 0):
             raise Violation(
@@ -348,13 +360,18 @@ class Checks:
         self._admitted[who] = rm_epoch
 
     def contact(self, executor: Executor, *, reported_ms: int | None = None) -> None:
-        """An answer of a manager has come; to a report that was sent then and taken in."""
+        """An executor got an answer of a manager.
+
+        Args:
+            executor: the executor.
+            reported_ms: when it sent the report that was accepted; None: none was.
+        """
         self._contact_ms[executor.name] = self.now_ms
         if reported_ms is not None:
             self._reported_ms[executor.executor_id] = reported_ms
 
     def alone(self) -> None:
-        """Now and then: whoever is alone for long gives up its slots, late ones a little later."""
+        """Checks now and then that executors without contact give up their slots in time."""
         for executor in self.executors.values():
             went_on_ms = self.now_ms - executor.stopped_until_ms  # below zero: it is stopped
             if executor.orphan_ms is None or not executor.up or went_on_ms < ALONE_SLACK_MS:
@@ -372,9 +389,9 @@ class Checks:
     # -- job masters -------------------------------------------------------------------------
 
     def acknowledged(self, job_id: str, names: set[str]) -> set[str]:
-        """Requests that a job master may rely on from now on.
+        """Returns the acknowledged requests that a job master may rely on from now on.
 
-        Answers of books that a restore has replaced may still be under way.
+        Answers from before a restore may still be in transit.
         """
         restored_ms = self._restored_at_ms
         if restored_ms is not None and self.now_ms - restored_ms < RESTORE_SETTLES_MS:
@@ -383,13 +400,13 @@ class Checks:
         return names
 
     def told(self, event: JobEvent) -> None:
-        """A number of a job's log names one event for ever."""
+        """Checks that a number of a job's log always denotes the same event."""
         known = self._events.setdefault((event.job_id, event.sequence), event)
         if known != event:
             raise Violation(f"event {event.sequence} of {event.job_id} was {known}, is {event}")
 
     def kept_alive(self, job_id: str, sent_ms: int, lease_ms: int) -> None:
-        """A sign of life that was sent then has been answered."""
+        """The manager has answered a keep-alive call that was sent at `sent_ms`."""
         self._kept_alive[job_id] = (max(sent_ms, self._kept_alive.get(job_id, (0, 0))[0]), lease_ms)
         self._lapse(job_id)
 

@@ -1,8 +1,8 @@
-"""Where executors come from when they are asked for: machines that outlive resource managers.
+"""A simulated provider: its machines run executors and outlive resource managers.
 
-Keeps the promises of `resource_manager/providers/provider.py` and nothing more: a start may fail,
-hang, be late or bring less than its shape says; a machine may never be heard of, or end by itself;
-a stop may fail, or take its time. What is asked about one executor is done in the order asked.
+It keeps the promises of `resource_manager/providers/provider.py` and nothing more. A start may
+fail, hang, be late or bring less than its shape. A machine may never register, or end by itself. A
+stop may fail or be slow. Calls about one executor are executed in order.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ STOPPED_MS = (10, 100, 700, 2_500)
 
 
 class ProviderTrouble(Exception):
-    """A start or a stop did not work, or may not have."""
+    """A start or a stop failed, or its outcome is unknown."""
 
 
 @dataclass
 class CloudTroubles:
-    """What goes wrong, in chances per start or stop."""
+    """Probabilities of trouble per start or stop."""
 
-    start_fails: float = 0.0  # and half of the time something comes of it anyhow
+    start_fails: float = 0.0  # half of the time the machine runs all the same
     start_hangs: float = 0.0
-    late: float = 0.0  # around the time at which it is given up
-    mute: float = 0.0  # runs, and is not heard of as long as anything is wrong
+    late: float = 0.0  # it starts around its start timeout
+    mute: float = 0.0  # it runs, and contacts nobody until the cluster heals
     smaller: float = 0.0
     ends: float = 0.0  # by itself, some time later
     stop_fails: float = 0.0
-    disobeys: float = 0.0  # a start that was stopped goes on
+    disobeys: float = 0.0  # a start that was stopped continues
 
 
 STORMY = CloudTroubles(0.08, 0.05, 0.08, 0.05, 0.1, 0.08, 0.35, 0.5)
@@ -51,7 +51,7 @@ STORMY = CloudTroubles(0.08, 0.05, 0.08, 0.05, 0.1, 0.08, 0.35, 0.5)
 
 @dataclass(eq=False)
 class Machine:
-    """One that was started; `executor` once it runs there."""
+    """A machine that was started; `executor` is set once it runs there."""
 
     executor_id: str
     shape: ExecutorShape
@@ -60,16 +60,15 @@ class Machine:
 
     @property
     def runs(self) -> bool:
-        """It is there."""
         return self.executor is not None and not self.stopped
 
 
 @dataclass(eq=False)
 class Cloud:
-    """All machines by the ids of their executors.
+    """All machines, by the ids of their executors.
 
     Args:
-        make: makes the executor of a machine, by id, plan and shape; it begins when it is told.
+        make: creates the executor of a machine from id, plan and shape, without starting it.
     """
 
     loop: Loop
@@ -83,10 +82,10 @@ class Cloud:
     starts: int = 0
     _mute: list[Machine] = field(default_factory=list)
 
-    # -- what a provider does --------------------------------------------------------------
+    # -- calls of the provider ------------------------------------------------------------
 
     def start(self, executor_id: str, shape: str, reply: Reply) -> None:
-        """Answers with Started or ProviderTrouble, or never."""
+        """Starts a machine; answers with Started or ProviderTrouble, or never."""
         self.checks.provisions.started(executor_id)
         known = self.machines.get(executor_id)
         if known is not None and not known.stopped:
@@ -112,7 +111,7 @@ class Cloud:
             self.loop.after(self._of(STARTED_MS), lambda: reply(answer))
 
     def stop(self, executor_id: str, reply: Reply) -> None:
-        """Answers with None when nothing is left, or with ProviderTrouble."""
+        """Stops a machine; answers with None when it is destroyed, or with ProviderTrouble."""
 
         def done() -> None:
             if self.rng.random() < self.troubles.stop_fails:
@@ -127,13 +126,13 @@ class Cloud:
         self.loop.after(self._of(STOPPED_MS), done)
 
     def status(self, executor_id: str) -> Observation:
-        """What is seen of one."""
+        """Returns what the provider observes of a machine."""
         machine = self.machines.get(executor_id)
         if machine is None:
             return Observation(Presence.UNKNOWN)
         return Observation(Presence.ENDED if machine.stopped else Presence.RUNS)
 
-    # -- what becomes of machines ----------------------------------------------------------
+    # -- events of machines ---------------------------------------------------------------
 
     def _boot(self, machine: Machine) -> None:
         troubles, rng = self.troubles, self.rng
@@ -178,7 +177,7 @@ class Cloud:
             self._destroy(machine)
 
     def end_one(self, rng: Random) -> bool:
-        """One that runs ends by itself. False if there is none."""
+        """Lets a running machine end by itself; returns False if there is none."""
         running = [machine for machine in self.machines.values() if machine.runs]
         if running:
             self._end(rng.choice(running))
@@ -191,14 +190,14 @@ class Cloud:
             self.checks.destroyed(machine.executor)
 
     def heal(self) -> None:
-        """Nothing goes wrong any more; whoever was not heard of begins to speak."""
+        """Ends all trouble; machines that contacted nobody now start their executors."""
         self.troubles = CloudTroubles()
         for machine in self._mute:
             self._run(machine)
         self._mute.clear()
 
     def running(self) -> set[str]:
-        """Ids of the executors that run, or are about to."""
+        """Returns the ids of executors that run or are starting."""
         return {name for name, machine in self.machines.items() if not machine.stopped}
 
     def _of(self, times_ms: tuple[int, ...]) -> int:
@@ -206,7 +205,7 @@ class Cloud:
 
 
 def some_shapes(rng: Random) -> Provisioning:
-    """A few shapes, limits and short times."""
+    """Draws shapes, limits and short timeouts."""
     drawn = (
         ("small", 2_000, 1, 0, 1.0),
         ("middle", 4_000, 4, 1, rng.choice((1.5, 2.5))),

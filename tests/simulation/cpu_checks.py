@@ -1,6 +1,6 @@
-"""Nobody has a cpu that is another's, here or there; who has to share a pool finds one.
+"""Checks that no cpu is dedicated to two slots and that every slot has a cpu to run on.
 
-Reckoned from what slots were given, apart from the books of cpus on either side.
+It computes this from the assignments of slots, independently of the cpu ledgers of either side.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Key = tuple[str, int]
 
 @dataclass
 class CpuChecks:
-    """What is known of slots with cpus of their own."""
+    """Checks of cpu assignments."""
 
-    pinned: int = 0  # slots that were given some
+    pinned: int = 0  # number of slots with dedicated cpus
     _seen: set[Key] = field(default_factory=set)
 
     def decided(self, state: State, changes: Changes) -> Iterator[str]:
-        """After a batch: new slots got nothing that cannot be had, and nobody anything twice."""
+        """Checks after a batch that new slots got available cpus, and no cpu has two owners."""
         for slot in changes.slots:
             key = slot.allocation_id, slot.generation
             host = state.hosts.get(slot.executor_id)
@@ -49,7 +49,7 @@ class CpuChecks:
                 held |= mine
 
     def healed(self, state: State, executor: Executor) -> Iterator[str]:
-        """In the end both sides say the same."""
+        """Checks that the engine and a healed executor agree."""
         host = state.hosts[executor.executor_id]
         for key, slot in host.slots.items():
             there = executor.on_host[key].assignment  # type: ignore[index]
@@ -69,7 +69,7 @@ class CpuChecks:
 
 
 def exclusive(executor: SlotHost) -> Iterator[str]:
-    """What is enforced on a host: no cpu is two slots' own, and every slot has a cpu to run on."""
+    """Checks in the kernel: each dedicated cpu has one owner, every slot has a cpu to run on."""
     held = EMPTY
     for key, spec in executor.on_host.items():
         mine = spec.assignment.cpus if spec.assignment else EMPTY
@@ -79,7 +79,7 @@ def exclusive(executor: SlotHost) -> Iterator[str]:
     books = executor.table.cpus
     seen = books.conditions
     if seen.offline or seen.kubelet_cpus or books.policy.strictly_reserved_cpus:
-        return  # whoever has lost all of them stays where he is
+        return  # a slot that has lost all of its cpus keeps running where it is
     for slot in executor.table:
         if not books.binding_of(slot.spec).cpus:
             yield f"slot {slot.key} has no cpu left to run on at {executor.name}"

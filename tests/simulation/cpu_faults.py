@@ -1,4 +1,4 @@
-"""What happens to cpus: operators set how they are given, they stop running, kubelets take some."""
+"""Faults of cpus: operators change host policies, cpus go offline, kubelets take cpus."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _with_machines(world: World) -> list[Executor]:
 
 
 def operator_sets_policies(world: World, rng: Random) -> bool:
-    """For a host, or for the cluster; or takes back whatever was set."""
+    """Sets or clears settings of a host or of the cluster."""
     leader, executors = world.leader(), _with_machines(world)
     if leader is None or not executors:
         return False
@@ -44,12 +44,12 @@ def operator_sets_policies(world: World, rng: Random) -> bool:
 
 
 def cpus_go_offline(world: World, rng: Random) -> bool:
-    """Up to half of a host's cpus do not run for a while."""
+    """Takes up to half of a host's cpus offline for a while."""
     return _away(world, rng, "offline", "stop running")
 
 
 def kubelet_takes_cpus(world: World, rng: Random) -> bool:
-    """A kubelet gives them to containers for a while, whoever has them."""
+    """Gives cpus to containers of a kubelet for a while, even if slots have them."""
     return _away(world, rng, "kubelets", "are a kubelet's")
 
 

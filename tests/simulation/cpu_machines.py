@@ -1,4 +1,4 @@
-"""Hosts whose cpus are known thread by thread, and requests that care for them."""
+"""Hosts with known cpu topology, and requests with cpu policies."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ NODE_MEMORY_MIB = (512, 1_024, 2_048)
 WITHOUT_MACHINE = 0.15
 
 CPUS_AND_MIB = ((1_000, 256), (2_000, 256), (2_000, 700), (3_000, 64), (4_000, 128))
-"""What slots ask for that have cpus of their own."""
+"""Cpu and memory of requests with dedicated cpus."""
 
 
 @dataclass(frozen=True)
 class HostMachine:
-    """What an operator set about a host's cpus."""
+    """A machine, and the host policy of its configuration."""
 
     machine: Machine
     policy: HostPolicy
 
     @property
     def kept_back(self) -> CpuSet:
-        """Reserved by its configuration."""
+        """Returns the cpus that the configuration reserves."""
         return self.policy.reserved_cpus or EMPTY
 
     @property
     def total(self) -> dict[str, int]:
-        """What can be booked there."""
+        """Returns the total amounts of the host."""
         strict = self.policy.reserved_strict is True
         return dict(self.machine.total(kept_back=self.kept_back, strict=strict))
 
     def texts(self) -> tuple[str, str]:
-        """Topology and cpus as they are announced."""
+        """Returns topology and cpus as the executor announces them, as JSON."""
         told = self.machine.announced(kept_back=self.kept_back, policy=STORED.to_json(self.policy))
         return json.dumps(self.machine.topology), json.dumps(told)
 
     def host_cpus(self) -> HostCpus:
-        """What the executor knows of them."""
+        """Returns what the executor itself knows of its cpus."""
         cores = [
             (PoolName(core["package_index"], core["numa_node_id"]), CpuSet.parse(core["cpus"]))
             for core in self.machine.topology["cores"]
@@ -73,7 +73,7 @@ class HostMachine:
 
 
 def some_machine(rng: Random) -> HostMachine | None:
-    """Of any of these shapes; some hosts do not tell."""
+    """Draws a machine, or None: some hosts report no topology."""
     if rng.random() < WITHOUT_MACHINE:
         return None
     made = machine(rng.choice(WORDS), rng.choice(NODE_MEMORY_MIB) * MIB)
@@ -84,7 +84,7 @@ def some_machine(rng: Random) -> HostMachine | None:
 
 
 def some_policy(rng: Random, reservable: CpuSet) -> HostPolicy:
-    """A setting or two."""
+    """Draws a policy with one or two settings."""
     reserved = CpuSet(rng.sample(list(reservable), 1)) if reservable else None
     one = rng.choice(
         (
@@ -101,13 +101,13 @@ def some_policy(rng: Random, reservable: CpuSet) -> HostPolicy:
 
 
 def some_kubelet(cpus: CpuSet) -> KubeletState:
-    """One that gave these to a container, if there are any."""
+    """Returns a kubelet that gave these cpus to a container, if there are any."""
     containers = (KubeletContainer("pod", "container", cpus),) if cpus else ()
     return KubeletState(cpu_manager_policy="static", containers=containers)
 
 
 def with_cpus(rng: Random, spec: RequestSpec) -> RequestSpec:
-    """The same request, but it may care for cpus."""
+    """Returns the request, with or without a random cpu policy."""
     what = rng.random()
     if spec.profile is None:
         policy = CpuPolicy(QosClass.BE) if what < 0.2 else spec.cpu_policy

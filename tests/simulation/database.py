@@ -1,9 +1,8 @@
 """A database in memory: rows exactly as the real stores keep them, and one lease row.
 
-Follows `resource_manager/storage`. With a lease it is a server with a clock of its own, where
-whoever takes the lease waits for transactions under way, and a transaction whose client is silent
-for too long is broken off. Without one it is a file, and leadership ends with its holder's process.
-Decides what is durable; refuses to know why anything changes.
+It follows `resource_manager/storage`. With a lease it behaves like a server with its own clock: a
+process that takes the lease waits for open transactions, and a transaction with a silent client is
+aborted. Without a lease it behaves like a file: leadership ends with the leader's process.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ if TYPE_CHECKING:
     from tests.simulation.checks import Checks
 
 LEASE_MS = 1_000
-IDLE_MS = 400  # of a client within a transaction, before it is broken off
-CALL_WAIT_MS = 1_200  # before a client that hears nothing gives up
+IDLE_MS = 400  # a client that is silent within a transaction for longer is disconnected
+CALL_WAIT_MS = 1_200  # a client gives up a call after this time
 LOCK_WAIT_MS = (
     CALL_WAIT_MS // 2
-)  # of a statement; shorter, so that none is done after its caller gave up
+)  # of a statement; shorter, so that no statement succeeds after its caller gave up
 
 
 STOP_MS = 2_500
@@ -40,27 +39,27 @@ class Client(Node):
     """A process that uses the database."""
 
     cut_off: bool = False  # from the database
-    epoch: int = 0  # that it leads at, as far as it knows; 0: it never did
-    next_commit: str = ""  # what befalls it: see `Database.commit`
+    epoch: int = 0  # the epoch that it leads at, as far as it knows; 0: it never led
+    next_commit: str = ""  # fault of the next commit: see `Database.commit`
 
     @property
     def holder(self) -> str:
-        """Names this life of the process."""
+        """Returns the name under which this run of the process leads."""
         return f"{self.name} (life {self.life})"
 
     def stop_for(self, stop_ms: int) -> None:
-        """SIGSTOP, and SIGCONT later."""
+        """Stops the process as SIGSTOP does; it continues after `stop_ms`."""
         self.next_commit = ""
         self.stopped_until_ms = self.loop.now_ms + stop_ms
 
     def crash(self) -> None:
-        """The process dies."""
+        """Kills the process."""
         raise NotImplementedError
 
 
 @dataclass(eq=False)
 class Transaction:
-    """A batch on its way, with the rows as they were when it was handed over."""
+    """A batch in transit, with its rows as they were when it was submitted."""
 
     client: Client
     holder: str
@@ -73,12 +72,12 @@ class Transaction:
 
 @dataclass(eq=False)
 class Database:
-    """Survives its resource managers."""
+    """The database, which outlives its resource managers."""
 
     loop: Loop
     rng: Random
     checks: Checks
-    lease_ms: int | None  # None: a file
+    lease_ms: int | None  # None: the database is a file
     rows: Rows = field(default_factory=Rows)
     rm_epoch: int = 0
     holder: str = ""
@@ -91,27 +90,27 @@ class Database:
     # -- leadership --------------------------------------------------------------------------
 
     def leads(self, holder: str, epoch: int) -> bool:
-        """The condition of every write."""
+        """Returns whether this process leads at this epoch: the condition of every write."""
         return self.holder == holder and self.rm_epoch == epoch
 
     def _is_free(self, holder: str) -> bool:
         if self.holder == holder:
-            return True  # taken before, by a call whose answer came too late for the caller
+            return True  # taken by an earlier call whose answer came too late
         if self.lease_ms is None:
             held_by = self.held_by
             return held_by is None or not held_by.up or held_by.holder != self.holder
         return self.until_ms < self.loop.now_ms
 
     def lead(self, client: Client, above_epoch: int, answer: Reply) -> None:
-        """Takes leadership if it is free, or raises the own epoch; answers with the epoch.
+        """Takes leadership if it is free, or raises the leader's epoch; answers with the epoch.
 
-        Errors: StoreError (STORE_IN_USE while another leads), NotLeader.
+        Errors: StoreError (STORE_IN_USE while another process leads), NotLeader.
         """
         holder, epoch = client.holder, client.epoch
         give_up_ms = self.loop.now_ms + LOCK_WAIT_MS
 
         def take(reply: Reply) -> None:
-            if self.open:  # they hold locks on the row
+            if self.open:  # open transactions lock the lease row
                 if self.loop.now_ms < give_up_ms:
                     self.loop.after(20, lambda: take(reply))
                 else:
@@ -133,7 +132,7 @@ class Database:
         return max(self.rm_epoch, above_epoch) + 1
 
     def renew(self, client: Client, answer: Reply) -> None:
-        """Makes the lease run anew; answers with None. Errors: StoreError, NotLeader."""
+        """Renews the lease; answers with None. Errors: StoreError, NotLeader."""
         holder, epoch = client.holder, client.epoch
         give_up_ms = self.loop.now_ms + LOCK_WAIT_MS
 
@@ -152,7 +151,7 @@ class Database:
         self._call(client, answer, take)
 
     def give_back(self, client: Client) -> None:
-        """At a planned stop."""
+        """Releases leadership at a planned stop."""
         if self.leads(client.holder, client.epoch):
             self.until_ms, self.holder, self.held_by = -1, "", None
 
@@ -164,9 +163,10 @@ class Database:
     def commit(self, client: Client, changes: Changes, answer: Reply) -> None:
         """Stores a batch in one transaction; answers with None.
 
-        `client.next_commit` says what befalls it, once: "die before" and "die after" the commit,
-        "fail before" and "fail after" it; "stop before", "stop inside" and "stop after" the
+        `client.next_commit` names a fault, which strikes once: "die before" or "die after" the
+        commit, "fail before" or "fail after" it; "stop before", "stop inside" or "stop after" the
         transaction, for seconds.
+
         Errors: NotLeader; StoreError, after which the outcome is unknown.
         """
         write = Rows.write_of(changes)
@@ -199,7 +199,7 @@ class Database:
             self.open.pop(transaction, None)
 
     def _end(self, transaction: Transaction, reply: Reply) -> None:
-        """The client has said COMMIT."""
+        """Handles the client's COMMIT."""
         if transaction.broken:
             reply(StoreError("the transaction was broken off"))
         elif self._is_reached_by(transaction.client):
@@ -234,12 +234,12 @@ class Database:
         self.checks.stored(transaction.changes)
 
     def disconnected(self, client: Client) -> None:
-        """A client has died; what it had not committed is rolled back."""
+        """Rolls back the open transactions of a client that died."""
         for transaction in [each for each in self.open if each.client is client]:
             self._break_off(transaction)
 
     def go_down(self, for_ms: int) -> None:
-        """Nobody is answered for so long. What was being committed may or may not be durable."""
+        """Answers no client for `for_ms`; transactions in a COMMIT may become durable."""
         self.down_until_ms = self.loop.now_ms + for_ms
         for transaction in list(self.open):
             if transaction.committing and self.rng.random() < 0.5:
@@ -253,7 +253,7 @@ class Database:
         return not client.cut_off and self.loop.now_ms >= self.down_until_ms
 
     def _call(self, client: Client, answer: Reply, serve: Callable[[Reply], None]) -> None:
-        """A round trip; a client that hears nothing gets a StoreError."""
+        """Makes a round trip; a client that gets no answer in time gets a StoreError."""
         life = client.life
         settled = False
 
@@ -278,14 +278,14 @@ class Database:
         slow = self.loop.now_ms < self.slow_until_ms
         return self.rng.randint(100, 700) if slow else self.rng.randint(0, 4)
 
-    # -- whole books -------------------------------------------------------------------------
+    # -- the whole database ---------------------------------------------------------------------
 
     def load(self) -> Snapshot:
-        """What the next incarnation begins with."""
+        """Returns the snapshot that a new leader starts from."""
         return snapshot_of(self.rows, self.rm_epoch)
 
     def restore(self, backup: Rows, above_epoch: int) -> None:
-        """Puts older books in place, as `finegrain db restore` does while nobody leads."""
+        """Replaces the database by a backup, as `finegrain db restore` does without a leader."""
         self.rows = backup.copy()
         self.rows.leave_lost_history()
         self.rm_epoch = self._restored_epoch(above_epoch)

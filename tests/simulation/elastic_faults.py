@@ -1,4 +1,4 @@
-"""What can happen to a cluster that grows and shrinks, and to slots that do: by hand, mostly."""
+"""Faults of clusters that grow and shrink, and resizes by operators."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ORPHAN_MS = 6_000
 
 
 def provided_executor_ends(world: World, rng: Random) -> bool:
-    """Its machine is gone, with everything on it."""
+    """Destroys a machine of the provider, with everything on it."""
     return world.cloud is not None and world.cloud.end_one(rng)
 
 
 def executor_comes_by_hand(world: World, rng: Random) -> bool:
-    """Somebody starts an executor like those that are waited for, perhaps under the id of one."""
+    """Starts an executor like those of a provider, perhaps with the id of a pending one."""
     leader, cloud = world.leader(), world.cloud
     if cloud is None or leader is None or world.by_hand >= BY_HAND_MAX:
         return False
@@ -50,7 +50,7 @@ def executor_comes_by_hand(world: World, rng: Random) -> bool:
 
 
 def operator_resizes(world: World, rng: Random) -> bool:
-    """Any slot that is granted; sometimes twice."""
+    """Resizes a random granted slot, sometimes twice."""
     leader = world.leader()
     if leader is None or RESIZES not in world.plan.wishes:
         return False

@@ -1,7 +1,7 @@
-"""An executor: the real fence and slot table under a thin model of the shell, in virtual time.
+"""An executor in virtual time: real fence and slot table, with a thin model of the rest.
 
-Follows `task_executor/service/agent.py` (register, report, hold out), and host_sync.py where it
-begins.
+It follows `task_executor/service/agent.py` (registration, reports, loss of contact), and
+host_sync.py when it starts.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ DESTROY_WAIT_MS = 5_000
 
 
 class Executor(CommandedHost):
-    """One host's executor."""
+    """The executor of one host."""
 
     report_ms = REPORT_MS
-    provided_as = ""  # shape as which a provider started it
-    is_destroyed = False  # with its machine
+    provided_as = ""  # executor shape as which a provider started it
+    is_destroyed = False  # together with its machine
 
-    # -- life and death --------------------------------------------------------------------
+    # -- starts and ends ---------------------------------------------------------------------
 
     def start(self) -> None:
-        """Recovers from the checkpoint and what runs on the host, once there is a helper."""
+        """Recovers from the checkpoint and the slots on the host, once the helper runs."""
         away_ms = self.helper_until_ms - self.loop.now_ms
         if self.up or self.is_destroyed:
             return None
@@ -66,7 +66,7 @@ class Executor(CommandedHost):
         return self._settle(self.loop.now_ms)
 
     def _recover(self) -> None:
-        """Adopts what is known, destroys what nobody knows, tells as broken what is missing."""
+        """Adopts known slots, removes unknown ones, and reports missing ones as broken."""
         saved = self._read_checkpoint()
         self._begin_saving()
         self.instance_id, self.starts = saved.instance_id, saved.starts + 1
@@ -94,7 +94,7 @@ class Executor(CommandedHost):
                 self._clean(key)
 
     def _settle(self, since_ms: int) -> None:
-        """What nobody knows goes first, if it goes soon; then it writes down what is left."""
+        """Waits for the removal of unknown slots, up to a limit; then saves the rest."""
         if self._cleaning and self.loop.now_ms < since_ms + DESTROY_WAIT_MS:
             return self.after(10, lambda: self._settle(since_ms))
         for slot in self.table:
@@ -103,7 +103,7 @@ class Executor(CommandedHost):
         return self._settle_sizes(lambda: self._save(self._serve_others))
 
     def _serve_others(self, kept: bool) -> None:
-        """Nobody hears of an identity that could not be kept; one that is known goes on."""
+        """Starts serving; a new identity that could not be saved crashes instead."""
         if not kept and self.starts == 1:
             self.log(f"{self.name} cannot keep its identity")
             return self.crash()
@@ -113,12 +113,12 @@ class Executor(CommandedHost):
         return self._turn()
 
     def crash(self, *, reboot: bool = False) -> None:
-        """The front dies; with `reboot` everything on the host does."""
+        """Kills the front; with `reboot` also everything on the host."""
         self.log(f"{self.name} {'reboots' if reboot else 'dies'}")
         self.up = False
         full = self.loop.now_ms < self.full_until_ms
         if self._writing is not None and not full and self.rng.random() < 0.5:
-            self.checkpoint = self._writing  # in place already, and nobody was told
+            self.checkpoint = self._writing  # already renamed, but no reader was told
         if reboot:
             self.on_host.clear()
             self.offline = EMPTY
@@ -127,17 +127,17 @@ class Executor(CommandedHost):
         self.loop.after(self.rng.choice((20, 300, 2_000, 7_000)), self.start)
 
     def destroy(self) -> None:
-        """Its machine is no more."""
+        """Destroys the machine."""
         self.log(f"{self.name} is no more")
         self.up, self.is_destroyed = False, True
         self.on_host.clear()
 
     def _configure(self) -> None:
-        """An operator may have given this host another share meanwhile."""
+        """Draws whether an operator has changed the share since the last start."""
         if self.life > 1 and self.rng.random() < self.troubles.resized:
             total = dict(self.share.total)
             cpu_milli = self.rng.choice((1_000, 4_000, 8_000))
-            if self.machine is None:  # else its cpus say how much there is
+            if self.machine is None:  # else its cpus determine the amount
                 total["cpu_milli"] = cpu_milli
             self.share = replace(self.share, total=total, slots_max=self.rng.choice((0, 2)))
             self.labels = (("zone", self.rng.choice("abc")),)
@@ -181,7 +181,7 @@ class Executor(CommandedHost):
         self.network.call(self, manager, lambda reply: serve(manager, reply), take, CALL_WAIT_MS)
 
     def _registration(self) -> Registration:
-        """What it says of itself in this life."""
+        """Returns the registration of this start."""
         topology, host_cpus = self.machine.texts() if self.machine is not None else ("{}", "{}")
         return Registration(
             executor_id=self.executor_id,
@@ -201,7 +201,7 @@ class Executor(CommandedHost):
     def _serve_registration(
         self, manager: Manager, registration: Registration, message: Any, reply: Reply
     ) -> None:
-        """At the manager, perhaps after the life that sent it."""
+        """Serves at the manager, perhaps after the sending process died."""
         self._serve(
             manager,
             message,
@@ -212,7 +212,7 @@ class Executor(CommandedHost):
     def _serve_report(
         self, manager: Manager, names: tuple[str, str, int], message: Any, reply: Reply
     ) -> None:
-        """At the manager, perhaps after the life that sent it."""
+        """Serves at the manager, perhaps after the sending process died."""
         self._serve(
             manager, message, lambda report: lambda at: SlotsReported(at, *names, report), reply
         )
@@ -272,7 +272,7 @@ class Executor(CommandedHost):
             return self._turn()
         if self.reports.acknowledge(answer.acknowledged_report_number):
             self._save()
-        if answer.host_policy_number:  # else it is the one that it has
+        if answer.host_policy_number:  # else the policy is unchanged
             self._follow(answer.host_policy, answer.host_policy_number)
         self._free_unowned(answer.unowned)
         if answer.send_full_report:

@@ -1,7 +1,8 @@
-"""Fair shares, whatever fails: maxima hold, minima come first, what is held is held for somebody
-who waits, and what was answered about groups and slots that are handed on stays true.
+"""Checks fair sharing whatever fails: quotas, reservations and reuse of slots.
 
-Adds up by itself what groups have. Who comes first by tallies, the engine's own invariants look at.
+Maxima hold, minima come first, capacity is reserved only for pending requests, and answers about
+groups and reuse stay true. Usage of groups is computed here; the order by virtual time is checked
+by the engine's invariants.
 """
 
 from __future__ import annotations
@@ -32,27 +33,29 @@ if TYPE_CHECKING:
 
 Key = tuple[str, int]
 Booked = dict[Key, dict[str, int]]
-"""What slots have, as limits count it."""
+"""Amounts of slots, as quotas count them."""
 
 MANY_SHAPES = 1_000
-"""With a smaller `classes_tried_max` a decision may come to who lacks a minimum later."""
+"""With a smaller `classes_tried_max`, a pass may not reach a group below its minimum."""
 
 
 @dataclass
 class FairChecks:
-    """What is known of groups, of slots that were handed on, and of what was booked last."""
+    """What is known of groups, of reused slots, and of the last bookings."""
 
     did: Counter[str] = field(default_factory=Counter)
-    # After the last batch, of everybody who believes to lead:
+    # After the last batch, of every manager that believes to lead:
     _booked: WeakKeyDictionary[State, Booked] = field(default_factory=WeakKeyDictionary)
-    _durable: dict[str, set[Row]] = field(default_factory=dict)  # all that a group ever was
-    _deleted: Counter[str] = field(default_factory=Counter)  # groups, durably
-    _taken_over: dict[str, Key] = field(default_factory=dict)  # request to the slot that does it
+    # all versions of a group that were ever durable
+    _durable: dict[str, set[Row]] = field(default_factory=dict)
+    _deleted: Counter[str] = field(default_factory=Counter)  # durable deletions, by group
+    # request to the slot that serves it instead
+    _taken_over: dict[str, Key] = field(default_factory=dict)
 
     # -- resource managers -----------------------------------------------------------------
 
     def restored(self, state: State, database: Database) -> Iterator[str]:
-        """Somebody has read the books; what is wrong with them."""
+        """Compares the groups that a manager has read with the database; yields problems."""
         self._booked[state] = _booked(state)
         for (name,), row in database.rows.keyed(tables.groups).items():
             self._durable.setdefault(name, set()).add(row)
@@ -61,7 +64,7 @@ class FairChecks:
                 yield f"group {name} is {row}, and {group} after a restart"
 
     def stored(self, changes: Changes) -> Iterator[str]:
-        """A transaction is durable; what is wrong."""
+        """Checks a durable transaction; yields problems."""
         for group in changes.groups:
             self._durable.setdefault(group.name, set()).add(GROUPS.encode(group))
         self._deleted.update(changes.deleted_groups)
@@ -71,22 +74,22 @@ class FairChecks:
                 yield f"slot {key} does the work of {event.allocation_id}, which is granted one"
 
     def forgotten(self, names: Iterable[str]) -> None:
-        """These requests are known no longer."""
+        """Drops requests that are no longer known."""
         for name in names:
             self._taken_over.pop(name, None)
 
     def older_books(self) -> None:
-        """A backup was put in the place of the books."""
+        """Drops what a restored backup does not know."""
         self._taken_over.clear()
 
     def decided(self, state: State, effects: Iterable[Effect]) -> Iterator[str]:
-        """After a batch; what is wrong."""
+        """Checks a batch; yields problems."""
         before, now = self._booked[state], _booked(state)
         self._booked[state] = now
         new = {
             key: more
             for key, booked in now.items()
-            # One that comes back with its executor, to be freed, was not placed.
+            # A slot that returns with its executor, to be freed, was not placed.
             if state.slots[key].state is not SlotState.FREEING
             and (more := _beyond(booked, before.get(key, {})))
         }
@@ -103,17 +106,17 @@ class FairChecks:
         if state.settings.fairness.order == "fair":
             yield from _minimum_passed_over(state, placed, used, added)
 
-    # -- slots that are handed on ----------------------------------------------------------
+    # -- reuse of slots ----------------------------------------------------------------------
 
     def asks(self, state: State, event: SlotsReuseAsked) -> set[str]:
-        """Requests whose work has been taken over before this is asked."""
+        """Returns the requests that a slot had taken over before this call."""
         named = {name: state.requests.named(name) for _, _, name in event.slots}
         return {name for name, each in named.items() if each and each.reason == Reason.REUSED}
 
     def answers(
         self, state: State, event: SlotsReuseAsked, before: set[str], outcomes: list[ItemOutcome]
     ) -> Iterator[str]:
-        """What was asked has been decided; what is wrong."""
+        """Checks the answers to a reuse call; yields problems."""
         used = _sums(state, _booked(state))
         for (name, generation, for_id), outcome in zip(event.slots, outcomes, strict=True):
             if outcome.reason:
@@ -134,7 +137,7 @@ class FairChecks:
                 yield from _goes_on_above_maximum(state, slot, used)
 
     def agreed(self, key: Key, for_id: str, database: Database) -> Iterator[str]:
-        """A job master has heard that a slot of its may do the work of a request."""
+        """Checks an answer that a job master has received: a slot now serves another request."""
         known = database.rows.has(for_id)
         if known and not _is_taken_over(database, for_id):
             yield f"{key} may do the work of {for_id}, and that is not durable"
@@ -144,24 +147,29 @@ class FairChecks:
     # -- groups ----------------------------------------------------------------------------
 
     def deletions(self, name: str) -> int:
-        """How often a group was struck so far."""
+        """Returns how often a group was deleted so far."""
         return self._deleted[name]
 
     def group_is_set(self, group: Group) -> Iterator[str]:
-        """An operator has heard that a group is like this now."""
+        """Checks an answer that an operator has received: a group has this content."""
         self.did["groups set"] += 1
         if GROUPS.encode(group) not in self._durable.get(group.name, ()):
             yield f"an operator hears of {group}, which was never durable"
 
     def group_is_deleted(self, name: str, before: int) -> Iterator[str]:
-        """An operator has heard that a group is struck; so often it had been when he asked."""
+        """Checks an answer that an operator has received: a group was deleted.
+
+        Args:
+            name: the group.
+            before: how often it had been deleted when the operator called.
+        """
         self.did["groups deleted"] += 1
         if self._deleted[name] == before:
             yield f"an operator hears that group {name} is struck, which is not durable"
 
 
 class Limits:
-    """What the maxima of groups admit, as the books are now."""
+    """What the maxima of groups still allow, in the present state."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -169,7 +177,7 @@ class Limits:
         self._used: dict[str, Counter[str]] | None = None
 
     def stop(self, job_id: str, needs: Iterable[Amounts]) -> bool:
-        """True if a group of a job may not have all of this as well."""
+        """Returns whether a maximum of the job's groups forbids to add all of these amounts."""
         if not self._any:
             return False
         if self._used is None:
@@ -183,7 +191,7 @@ class Limits:
         )
 
     def stop_request(self, job_id: str, spec: RequestSpec) -> bool:
-        """Likewise one more request."""
+        """Returns whether a maximum forbids one more request like this."""
         if not self._any:
             return False
         shape = self._state.queue.class_of(spec)
@@ -191,7 +199,7 @@ class Limits:
 
 
 def _path(state: State, job_id: str) -> list[Group]:
-    """The groups that a job is in, the outermost first."""
+    """Returns the groups above a job, the outermost first."""
     found: list[Group] = []
     job = state.jobs.get(job_id)
     name = job.group if job is not None else ""
@@ -206,7 +214,7 @@ def _booked(state: State) -> Booked:
 
 
 def _sums(state: State, amounts: Booked) -> dict[str, Counter[str]]:
-    """What slots have, by group; a slot counts in all groups that its job is in."""
+    """Adds up amounts of slots by group; a slot counts in all groups above its job."""
     per_job: dict[str, Counter[str]] = {}
     for key, booked in amounts.items():
         per_job.setdefault(state.slots[key].job_id, Counter()).update(booked)
@@ -228,7 +236,7 @@ def _beyond(booked: dict[str, int], before: dict[str, int]) -> dict[str, int]:
 def _above_maximum(
     state: State, used: dict[str, Counter[str]], more: dict[str, Counter[str]]
 ) -> Iterator[str]:
-    """No group has more than it may because of what was placed now."""
+    """Yields groups that exceed a maximum because of what was placed now."""
     for name, added in more.items():
         for dimension, limit in state.groups[name].maximum.items():
             if added[dimension] and used[name][dimension] > limit:
@@ -253,7 +261,7 @@ def _minimum_passed_over(
     used: dict[str, Counter[str]],
     more: dict[str, Counter[str]],
 ) -> Iterator[str]:
-    """Whoever lacks a minimum, and waits with the same, was served before those who do not."""
+    """Yields slots placed before equal requests of a group that lacks its minimum."""
     if state.settings.classes_tried_max < MANY_SHAPES:
         return
     limits = Limits(state)
@@ -286,8 +294,10 @@ def _is_passed_over(
     used: dict[str, Counter[str]],
     more: dict[str, Counter[str]],
 ) -> bool:
-    """True if a line of the same stands in a group that lacks its minimum, beside one that did not
-    even before.
+    """Returns whether `line` belongs to a group below its minimum, unlike the placed request's.
+
+    Both must be of the same scheduling class. Their groups are compared at the first level where
+    they differ, with the usage before the placement for the placed request's group.
     """
     shape = line.scheduling_class
     if shape.key != scheduling_key(request.spec):
@@ -308,12 +318,12 @@ def _is_passed_over(
 
 
 def _steps(state: State, job_id: str) -> list[str]:
-    """Where a job stands, from the outside in; the last one is no group's name."""
+    """Returns the path of a job from the outermost group; the last item is no group's name."""
     return [*(group.name for group in _path(state, job_id)), f"/{job_id}"]
 
 
 def _held_for_nobody(state: State) -> Iterator[str]:
-    """Whoever something is held for lives and waits."""
+    """Yields reservations whose owner has ended or does not wait."""
     for each in state.reservations.all():
         holder = each.holder
         job, request = state.jobs.get(holder.job_id), state.requests.named(holder.allocation_id)
@@ -330,7 +340,7 @@ def _held_for_nobody(state: State) -> Iterator[str]:
 
 
 def _is_taken_over(database: Database, name: str) -> bool:
-    """True if it is durable that another slot does the work of a request."""
+    """Returns whether it is durable that another slot serves a request."""
     row = database.rows.row(tables.requests, (name,))
     if row is not None:
         return REQUESTS.decode(row).reason == Reason.REUSED

@@ -1,7 +1,7 @@
-"""Everything that can go wrong, kind by kind; here networks, clocks, operators and job masters.
+"""Lists every kind of fault, and implements those of networks, clocks, operators and job masters.
 
-A fault is a function of the world and a source of chance; it says whether it struck. What only the
-network does to messages stands in `network.py`, what befalls processes in `process_faults.py`.
+A fault is a function of the world and a random source; it returns whether it struck. `network.py`
+has the faults of single messages, `process_faults.py` those of processes.
 """
 
 from __future__ import annotations
@@ -66,25 +66,25 @@ def _cut(world: World, rng: Random, one: Node, other: Node) -> bool:
 
 
 def cut_between_manager_and_executor(world: World, rng: Random) -> bool:
-    """One way or both."""
+    """Cuts one way or both."""
     manager = some_manager(world, rng)
     return manager is not None and _cut(world, rng, manager, some_executor(world, rng))
 
 
 def cut_between_manager_and_job_master(world: World, rng: Random) -> bool:
-    """One way or both."""
+    """Cuts one way or both."""
     manager, master = some_manager(world, rng), some_master(world, rng)
     return manager is not None and master is not None and _cut(world, rng, manager, master)
 
 
 def cut_between_executor_and_job_master(world: World, rng: Random) -> bool:
-    """One way or both: direct offers are lost."""
+    """Cuts one way or both, so that direct offers are lost."""
     master = some_master(world, rng)
     return master is not None and _cut(world, rng, some_executor(world, rng), master)
 
 
 def manager_is_cut_off(world: World, rng: Random) -> bool:
-    """It reaches the database, and none of the others reaches it."""
+    """Cuts a manager off from all but the database."""
     manager = some_manager(world, rng)
     if manager is None:
         return False
@@ -97,7 +97,7 @@ def manager_is_cut_off(world: World, rng: Random) -> bool:
 
 
 def port_is_closed(world: World, rng: Random) -> bool:
-    """An executor reaches the managers, and not the other way round."""
+    """Closes an executor's port: it can call the managers, but they cannot call it."""
     executor = some_executor(world, rng)
     ways = [(manager.name, executor.name) for manager in world.managers]
     world.log(f"{executor.name} cannot be dialled")
@@ -112,7 +112,7 @@ def port_is_closed(world: World, rng: Random) -> bool:
 
 
 def clock_jumps(world: World, rng: Random) -> bool:
-    """Somebody's wall clock is set, forward or back, by up to ten hours."""
+    """Sets a wall clock forward or back, by up to half a day."""
     nodes: list[Node] = [*world.managers, *world.checks.executors.values()]
     node, jump_ms = rng.choice(nodes), rng.randint(-DAY_MS // 2, DAY_MS // 2)
     node.wall_ahead_ms = jump_ms
@@ -120,7 +120,7 @@ def clock_jumps(world: World, rng: Random) -> bool:
 
 
 def operator_drains(world: World, rng: Random) -> bool:
-    """With a deadline, or without."""
+    """Drains an executor, with or without a deadline."""
     leader, name = world.leader(), some_executor(world, rng).executor_id
     if leader is None or name not in leader.state.hosts:
         return False
@@ -131,7 +131,7 @@ def operator_drains(world: World, rng: Random) -> bool:
 
 
 def operator_undrains(world: World, rng: Random) -> bool:
-    """Any that is drained."""
+    """Undrains a random drained executor."""
     leader = world.leader()
     names = (
         [] if leader is None else [n for n, h in leader.state.hosts.items() if h.executor.draining]
@@ -145,7 +145,7 @@ def operator_undrains(world: World, rng: Random) -> bool:
 
 
 def operator_forgets(world: World, rng: Random) -> bool:
-    """Any that is lost."""
+    """Forgets a random lost executor."""
     leader = world.leader()
     lost = ExecutorState.LOST
     names = (
@@ -162,7 +162,7 @@ def operator_forgets(world: World, rng: Random) -> bool:
 
 
 def job_ends(world: World, rng: Random) -> bool:
-    """Its master says so, or dies for good."""
+    """Ends a job: its master ends it, or stops and never returns."""
     master = some_master(world, rng)
     if master is None:
         return False
@@ -175,7 +175,7 @@ def job_ends(world: World, rng: Random) -> bool:
 
 
 def job_master_dies(world: World, rng: Random) -> bool:
-    """It comes back and knows its name and its secret only."""
+    """Kills a job master; it returns and remembers its name and secret only."""
     master = some_master(world, rng)
     if master is None:
         return False
@@ -228,10 +228,10 @@ FAULTS: dict[str, tuple[int, Fault]] = {
     "job ends": (2, job_ends),
     "job master dies": (2, job_master_dies),
 }
-"""Kind to how often it comes, and what it does."""
+"""Kind to its weight and function."""
 
 OF_PROVIDERS = frozenset({"provided executor ends", "executor comes by hand"})
-"""Kinds that happen only where executors are provided."""
+"""Kinds that need a provider."""
 
 OF_CPUS = frozenset({"operator sets policies", "cpus go offline", "kubelet takes cpus"})
-"""Kinds that happen only where hosts tell of their cpus."""
+"""Kinds that need hosts with a known cpu topology."""

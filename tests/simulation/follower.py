@@ -1,7 +1,7 @@
-"""A client of the resource manager: repeats its calls until they are answered, keeps its job alive
-and follows its event log, at one manager after another, as the client library does.
+"""A simulated client: keeps its job alive and follows its event log at changing managers.
 
-What it wants of the cluster, `job_master.py` decides.
+Like the client library, it repeats calls until they are answered. `job_master.py` decides what to
+request.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ class Told:
 
     @property
     def generation(self) -> int:
-        """Of the slot; 0: none was named."""
+        """Returns the slot's generation; 0 if no slot was named."""
         return int(str(self.slot["generation"])) if self.slot is not None else 0
 
     @property
     def resize_number(self) -> int:
-        """Of its last change of size, as far as it was told."""
+        """Returns the number of the slot's last resize, as far as the job master was told."""
         return int(str(self.slot.get("resize_number", 0))) if self.slot is not None else 0
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a stream begins with when nothing is to be resumed."""
+    """The first item of a stream that does not resume at a position."""
 
     sequence: int
     living: Mapping[str, Told]
 
 
 class Follower(Node):
-    """One job's connection to whoever leads."""
+    """A job's connection to the leading manager."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Follower(Node):
         super().__init__(name, loop)
         self.rng, self.network, self.managers = rng, network, managers
         self.checks, self.log, self.lease_ms = checks, log, lease_ms
-        self.over = False  # the RM knows no such living job
+        self.over = False  # the RM knows no active job of this name
         self.given_back: set[tuple[str, int]] = set()  # (id, generation), 0 for any
         self._forget()
 
@@ -93,7 +93,7 @@ class Follower(Node):
         done: Reply,
         expected: Callable[[FinegrainError], bool] = lambda _error: False,
     ) -> None:
-        """Calls again and again; `expected` says which refusals are an answer like any other."""
+        """Repeats a call until it is answered; `expected` accepts refusals as answers."""
 
         def take(result: Any) -> None:
             if isinstance(result, FinegrainError) and expected(result):
@@ -200,15 +200,15 @@ class Follower(Node):
                 self.checks.require([f"{event.allocation_id} was released, but not by {self.name}"])
 
     def _released(self, event: JobEvent) -> None:
-        """The log says that a request is released."""
+        """Handles a RELEASED event; for subclasses."""
 
     def waits(self, name: str) -> bool:
-        """True if a request must be taken for waiting."""
+        """Returns whether a request must be assumed to wait."""
         told = self.told_of(name)
         return told is not None and told.state is RequestState.PENDING
 
     def held(self) -> dict[tuple[str, int], Told]:
-        """The slots that it has, as far as it was told."""
+        """Returns the slots that the job has, as far as it was told."""
         return {
             (name, told.generation): told
             for name, told in self.seen.items()
@@ -216,14 +216,14 @@ class Follower(Node):
         }
 
     def told_of(self, name: str) -> Told | None:
-        """What it must believe of a request of its own; None: it may be over."""
+        """Returns what the job must believe of its own request; None: it may have ended."""
         if name in self.seen or self.snapshot is not None:
             return self.seen.get(name)
         return Told(RequestState.PENDING)
 
 
 def names_of(first: str, count: int) -> list[str]:
-    """So many members of a range, one behind the other; or the one that is named."""
+    """Returns the names of `count` consecutive members of a range, or the only name."""
     if count == 1:
         return [first]
     range_id, _, index = first.rpartition(".")
@@ -233,11 +233,11 @@ def names_of(first: str, count: int) -> list[str]:
 def _read_log(
     manager: Manager, state: State, job_id: str, after: int | None
 ) -> Snapshot | list[JobEvent]:
-    """What a stream says next; see `resource_manager/service/watch.py`.
+    """Returns the next items of a stream; see `resource_manager/service/watch.py`.
 
     Raises:
-        NotFound: no such job.
-        OutOfRange: the position is no longer kept, or was never reached.
+        NotFound: the job does not exist.
+        OutOfRange: the position is no longer stored, or was never reached.
     """
     job = state.jobs.get(job_id)
     if job is None:

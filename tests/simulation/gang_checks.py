@@ -1,6 +1,7 @@
-"""A gang has all of its slots or none: in the books, and as its job master sees it.
+"""Checks that a gang has all of its slots or none, in the state and as its job master sees it.
 
-Counts by itself whether a gang of equal members has room, so that none waits beside free capacity.
+It computes independently whether a gang of equal members fits, so that none waits beside free
+capacity.
 """
 
 from __future__ import annotations
@@ -29,21 +30,21 @@ SIZE_EVENTS = frozenset({Reason.RESIZED, Reason.RESIZE_REFUSED})
 
 @dataclass
 class GangChecks:
-    """What is known of every gang that a job master has asked for."""
+    """What is known of every gang that a job master has requested."""
 
     _gangs: dict[str, dict[str, tuple[GangSpec, list[str]]]] = field(default_factory=dict)
     _placed: dict[str, frozenset[tuple[str, int]]] = field(default_factory=dict)
     _overdue: set[WaitingGang] = field(default_factory=set)  # at the last tick
-    granted: int = 0  # gangs
+    granted: int = 0  # number of gangs
 
     def asked(self, job_id: str, gang: GangSpec, members: list[str]) -> None:
-        """A job master is about to ask for it."""
+        """A job master is about to request a gang."""
         self._gangs.setdefault(job_id, {})[gang.gang_id] = gang, members
 
     def followed(self, master: Follower) -> list[str]:
-        """Of those members that live, as far as the job master was told, all are granted or none.
+        """Checks that of a gang's living members all are granted or none, as far as a job was told.
 
-        The log may be behind the books, never between two changes of them.
+        The log may be behind the state, but never in the middle of a change.
         """
         wrong = []
         for gang_id, (_, members) in self._gangs.get(master.name, {}).items():
@@ -60,10 +61,11 @@ class GangChecks:
         return wrong
 
     def late(self, state: State, now_ms: int) -> Iterator[str]:
-        """After a tick, by the clock of the books: gangs that wait for longer than they want.
+        """Yields gangs that wait longer than their timeout; called after a tick, with the engine's
+        clock.
 
-        One that is broken up by a tick, after its time, is ended by the next one, unless it was
-        placed in between: then it waits once more.
+        A gang that a tick breaks up after its timeout is ended by the next tick, unless it was
+        placed in between: then it waits again.
         """
         overdue = {
             waiting
@@ -77,11 +79,11 @@ class GangChecks:
         self._overdue = overdue
 
     def books(self) -> None:
-        """A resource manager begins."""
+        """A resource manager has started."""
         self._overdue.clear()
 
     def decided(self, state: State, effects: Iterable[Effect], changes: Changes) -> Iterator[str]:
-        """After a batch: what is wrong with the gangs that it touched."""
+        """Checks the gangs that a batch touched; yields problems."""
         touched = [*changes.requests, *changes.moved_requests]
         touched += [
             state.requests[slot.allocation_id]
@@ -112,7 +114,7 @@ class GangChecks:
         self.granted += bool(told)
 
     def _where(self, state: State, gang_id: str, members: list[Request]) -> Iterator[str]:
-        """Looked at once for every placement: labels may change later."""
+        """Checks each placement once, because labels may change later."""
         slots = [slot for request in members if (slot := state.slots.of(request)) is not None]
         keys = frozenset((slot.allocation_id, slot.generation) for slot in slots)
         if not keys or keys <= self._placed.get(gang_id, frozenset()):
@@ -141,7 +143,7 @@ def _stands_right(spec: GangSpec, slots: list[Slot], state: State) -> bool:
 
 
 def room_for_gangs(state: State) -> Iterator[str]:
-    """Gangs of equal members that wait although there is room for all of them."""
+    """Yields gangs of equal members that wait although all members fit."""
     if state.unfinished:
         return
     limits = Limits(state)
@@ -165,8 +167,9 @@ def room_for_gangs(state: State) -> Iterator[str]:
 
 
 def _count(state: State, host: Host, members: list[Request]) -> int:
-    """How many members could go to a host now; 0 where it refused one lately or still has an older
-    slot of one.
+    """Returns how many members fit on a host now.
+
+    It is 0 if the host refused one recently, or still has an older slot of one.
     """
     spec = members[0].spec
     if not host.eligible or not all(host.labels.get(k) == v for k, v in spec.required_labels):

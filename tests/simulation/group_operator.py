@@ -1,6 +1,7 @@
-"""An operator who makes, changes, limits and strikes resource groups in the middle of everything.
+"""An operator that creates, changes, limits and deletes resource groups during the simulation.
 
-Repeats a call until it is answered, as the command line does, and takes every answer for durable.
+It repeats a call until it is answered, as the command line does, and relies on every answer being
+durable.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ MOST = (("cpu_milli", 2_000), ("cpu_milli", 6_000), ("memory_bytes", 600 * MIB),
 LEAST = (("cpu_milli", 1_000), ("cpu_milli", 3_000), ("memory_bytes", 256 * MIB))
 
 REFUSALS = frozenset({Reason.GROUP_UNKNOWN, Reason.GROUP_IN_USE, Reason.INVALID_ARGUMENT})
-"""What an operator may be told."""
+"""Errors that an operator may get."""
 
 
 class GroupOperator(Node):
-    """One who has one call under way at a time."""
+    """An operator with at most one call in flight."""
 
     def __init__(
         self,
@@ -50,10 +51,10 @@ class GroupOperator(Node):
         self.rng, self.network, self.managers = rng, network, managers
         self.checks, self.log = checks, log
         self.leaving = False
-        self._limited: set[tuple[str, str, str]] = set()  # limits that were asked for
+        self._limited: set[tuple[str, str, str]] = set()  # limits that were requested
 
     def act(self) -> None:
-        """Does something now and then, until it leaves."""
+        """Makes a random call; repeats this until the operator leaves."""
         if self.leaving:
             return
         what, name = self.rng.random(), self.rng.choice(NAMES)

@@ -1,4 +1,4 @@
-"""What must hold once everything has healed: books and tables agree, and nobody waits in vain."""
+"""Checks a healed cluster: managers and executors agree, and no request waits without reason."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tests.simulation.resize_checks import sizes_agree
 
 
 def check_healed(checks: Checks, state: State) -> None:
-    """Every request is where it should be, and everybody knows.
+    """Checks that every request is in the right state, and all parties know it.
 
     Raises:
-        Violation: something is not.
+        Violation: a check failed.
     """
     checks.books(state)
     checks.require(checks.provisions.healed(state))
@@ -39,11 +39,11 @@ def check_healed(checks: Checks, state: State) -> None:
             raise Violation(f"request {request.allocation_id} is still ALLOCATING")
         shape = scheduling_key(request.spec)
         if request.spec.gang_id:
-            continue  # of these every decision is looked at
+            continue  # every decision about gangs is checked already
         if request.state is not RequestState.PENDING or shape in looked_at:
             continue
         if not limits.stop_request(request.job_id, request.spec):
-            looked_at.add(shape)  # where one of them has no room, none has
+            looked_at.add(shape)  # if one of a class does not fit, none does
             _must_wait(checks, state, request)
     for master in checks.masters.values():
         if master.up and not master.over:
@@ -51,10 +51,10 @@ def check_healed(checks: Checks, state: State) -> None:
 
 
 def check_empty(checks: Checks, state: State) -> None:
-    """All jobs have ended: nothing is left anywhere.
+    """Checks that nothing is left after all jobs have ended.
 
     Raises:
-        Violation: something is.
+        Violation: something is left.
     """
     checks.books(state)
     checks.require(checks.provisions.empty(state))
@@ -69,7 +69,10 @@ def check_empty(checks: Checks, state: State) -> None:
 
 
 def _is_double(checks: Checks, state: State, executor: Executor) -> bool:
-    """Another one has registered under its name, and is not lost: it is refused for ever."""
+    """Returns whether another executor registered under this id and is not lost.
+
+    This one is then refused forever.
+    """
     host = state.hosts.get(executor.executor_id)
     return host is not None and checks.at(host.executor.registration.address) is not executor
 
@@ -90,7 +93,7 @@ def _agree(state: State, executor: Executor) -> None:
 
 
 def _free(executor: Executor) -> dict[str, int]:
-    """Returns what new slots can have there, without zeros.
+    """Returns the amounts that new slots can have there, without zeros.
 
     Best-effort cpu that is not booked is not free while LSE slots hold every cpu of its pool.
     """
@@ -136,7 +139,7 @@ def _must_wait(checks: Checks, state: State, request: Request) -> None:
 
 
 def _told(state: State, master: JobMaster) -> None:
-    """The log tells the same as the books."""
+    """Checks that a job master was told the present state."""
     if master.sequence != state.jobs[master.name].last_sequence:
         raise Violation(
             f"{master.name} has heard {master.sequence} of"

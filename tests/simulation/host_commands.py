@@ -1,6 +1,6 @@
-"""What an executor does for others: commands of a manager, one at a time, and direct offers.
+"""Simulated executor: runs commands of a manager, one at a time, and offers slots directly.
 
-Follows `task_executor/service/commands.py`, slot_keeper.py where it carves, and offers.py.
+It follows `task_executor/service/commands.py`, the carving of slot_keeper.py, and offers.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Command = SendAllocate | SendFree | SendResize
 
 
 class CommandedHost(ResizingHost):
-    """A host that takes orders, while it lives."""
+    """A host that executes commands while it is up."""
 
     registered = False
 
@@ -42,7 +42,7 @@ class CommandedHost(ResizingHost):
         self._begin_sizes()
 
     def command(self, effect: Command, rm_epoch: int, reply: Reply) -> None:
-        """Carries out a command of a manager, one at a time."""
+        """Executes a command of a manager, after those before it."""
         digest = hashlib.sha256(repr((rm_epoch, effect)).encode()).hexdigest()
         numbers = CommandNumbers(
             rm_epoch, effect.registration_number, effect.command_number, digest
@@ -160,7 +160,7 @@ class CommandedHost(ResizingHost):
             saved(True)
 
     def _clean(self, key: SlotKey) -> None:
-        """The remains of a slot that is in no book, or whose carving failed, are removed."""
+        """Removes the remains of an unknown slot, or of one whose carving failed."""
         self._cleaning.add(key)
         self.after(self.rng.randint(1, 400), lambda: self._by_helper(lambda: self._cleaned(key)))
 
@@ -194,7 +194,7 @@ class CommandedHost(ResizingHost):
         name = effect.allocation_id
 
         def done(error: FinegrainError | None) -> None:
-            if isinstance(error, Unavailable):  # nobody knows: the same command may come again
+            if isinstance(error, Unavailable):  # unknown outcome: the same command may come again
                 reply(error)
                 return self._next_command()
             return self._answer(numbers, (_item(name, error),), reply)
@@ -204,7 +204,7 @@ class CommandedHost(ResizingHost):
     # -- direct offers ---------------------------------------------------------------------
 
     def _offer(self, slot: Slot) -> None:
-        """Asks the job master until it answers; takes the slot back after a while."""
+        """Offers a slot to the job master until it answers; frees the slot after a while."""
         master = self.checks.masters.get(slot.spec.job_id)
         if not slot.spec.target_address or slot.accepted or master is None:
             return

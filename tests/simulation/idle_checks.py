@@ -1,4 +1,4 @@
-"""Nothing is free that somebody waits for, reckoned apart from the search for room."""
+"""Checks that no request waits beside free capacity, independently of the engine's search."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.simulation.fair_checks import Limits
 
 
 def idle_capacity(state: State) -> Iterator[str]:
-    """Nobody waits for what is free, held for nobody, and within his limits."""
+    """Yields requests that wait although a host has free, unreserved capacity within quotas."""
     if state.unfinished:
         return
     limits = Limits(state)

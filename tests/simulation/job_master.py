@@ -1,7 +1,7 @@
-"""A job master: asks for slots and gangs, changes their sizes, gives back, or falls silent.
+"""A simulated job master: requests slots and gangs, resizes and releases them, or crashes.
 
-Decides what a job wants; how it gets through to the resource manager, `follower.py` does. One that
-starts again remembers its name and its secret only.
+It decides what the job wants; `follower.py` handles the calls. After a restart it remembers its
+name and secret only.
 """
 
 from __future__ import annotations
@@ -64,25 +64,25 @@ RESIZE_REFUSALS = frozenset(
         Reason.INVALID_ARGUMENT,
     }
 )
-"""What a job master may be told that asks for another size of a slot."""
+"""Errors that a job master may get for a resize."""
 
 GANGS = "gangs"
 RESIZES = "resizes"
 RANGES = "ranges"
-CPUS = "cpus"  # slots that care for their cpus, on hosts that tell of them
-FAIR_SHARES = "fair shares"  # several groups, with limits; and slots that are handed on
-EARLY = "early requests"  # that no executor could host, from before the first executor
+CPUS = "cpus"  # slots with cpu policies, on hosts with a known topology
+FAIR_SHARES = "fair shares"  # several groups with limits, and reuse of slots
+EARLY = "early requests"  # for what no executor could host, from before the first executor
 
 RANGE_COUNTS = (1, 2, 3, 5, 8, 20)
-RANGES_WAITING_MAX = 60  # members that may still wait, before another range is asked for
+RANGES_WAITING_MAX = 60  # another range is requested only while fewer members wait
 
 
 class JobMaster(Follower):
-    """One job's master.
+    """The master of one job.
 
     Args:
-        wishes: what it asks for besides single slots, and sources of chance to draw it by.
-        batch_max: requests in one call.
+        wishes: what it requests besides single slots, and a function that makes random sources.
+        batch_max: most requests in one call.
     """
 
     def __init__(
@@ -109,14 +109,14 @@ class JobMaster(Follower):
         fair_rng = chance(f"{name}/fair shares")
         self.group = fair_rng.choice(NAMES) if FAIR_SHARES in self.wishes else "default"
         self.reuses = Reuses(self, fair_rng)
-        self._ranges: list[tuple[RequestSpec, int]] = []  # what members ask for, and how many
+        self._ranges: list[tuple[RequestSpec, int]] = []  # spec of the members, and how many
         self.leaving = False
         self.made = 0
         self._in_gangs: list[str] = []  # requests that may still wait
         self.acknowledged: set[str] = set()
 
     def start(self) -> None:
-        """Makes itself known and begins."""
+        """Registers the job and begins."""
         self.life += 1
         self.up = True
         self._forget()
@@ -126,7 +126,7 @@ class JobMaster(Follower):
 
     def _register(self, group: str) -> None:
         def expected(error: FinegrainError) -> bool:
-            # An earlier copy of the call may come late, and when there is such a group again.
+            # An earlier copy of the call may arrive late, when such a group exists again.
             other = "default" if group == self.group else self.group
             refused = error.reason in (Reason.GROUP_UNKNOWN, Reason.ALREADY_EXISTS)
             if refused and other != group:
@@ -156,7 +156,7 @@ class JobMaster(Follower):
                 self.reuses.begin()
 
     def leave(self) -> None:
-        """Asks for nothing more and ends the job."""
+        """Stops requesting and ends the job."""
         self.leaving = True
         if self.up and not self.over:
             self.until_answered(
@@ -164,7 +164,7 @@ class JobMaster(Follower):
             )
 
     def crash(self, *, back_in_ms: int | None) -> None:
-        """Dies; for good if `back_in_ms` is None (then its lease will lapse)."""
+        """Crashes; forever if `back_in_ms` is None (then its lease expires)."""
         self.log(f"{self.name} {'falls silent' if back_in_ms is None else 'dies'}")
         self.up = False
         if back_in_ms is not None:
@@ -174,7 +174,7 @@ class JobMaster(Follower):
         self.checks.require(self.reuses.ended(event))
 
     def offered(self, key: SlotKey, reply: Reply) -> None:
-        """An executor offers a slot directly."""
+        """Answers an executor that offers a slot directly."""
         reply(not self.over and self.rng.random() >= self.troubles.offer_declined)
 
     # -- slots -----------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class JobMaster(Follower):
         return self._with_cpus(spec)
 
     def _request_early(self) -> None:
-        """Something that no executor could host: too large, or with a label that none carries."""
+        """Requests something that no executor could host: too large, or with an unknown label."""
         self.made += 1
         large = not self.unknown and self.early_rng.random() < 0.5
         spec = RequestSpec(
@@ -251,7 +251,7 @@ class JobMaster(Follower):
 
     def _release(self, held: list[tuple[str, int]]) -> None:
         slots = [
-            # Of a slot that it had before, now and then; nothing may happen.
+            # Sometimes release an older generation, which must have no effect.
             (name, max(1, generation - 1) if self.rng.random() < 0.2 else generation)
             for name, generation in held
         ]
@@ -328,7 +328,7 @@ class JobMaster(Follower):
         self._request(tuple(members), (gang,))
 
     def _resize(self, name: str, generation: int) -> None:
-        """Larger, smaller or both; a slot of before now and then; its number now and then."""
+        """Requests a random size; sometimes for an older generation or with an explicit number."""
         rng, told = self.wish_rng, self.seen[name]
         assert told.slot is not None
         profile, limit_milli = resized(rng, told.slot)
@@ -363,7 +363,7 @@ class JobMaster(Follower):
             self._give_members_up()
 
     def _request_range(self) -> None:
-        """A new range, more of one, or (now and then) the same once more."""
+        """Requests a new range, more members of one, or (sometimes) an existing range again."""
         rng, first = self.range_rng, 0
         count = rng.choice(RANGE_COUNTS)
         if self._ranges and rng.random() < 0.3:

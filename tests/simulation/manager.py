@@ -1,8 +1,8 @@
-"""A resource manager in virtual time: leadership, batches, commits, and what goes out after.
+"""A resource manager in virtual time: leadership, batches, commits, and the effects afterwards.
 
-Follows `resource_manager/service`: runner.py (batches, reloads, renewals), executor_link.py and the
-standby. A process that does not lead waits for the lease. Nothing is said or ordered unless the
-lease surely lasts by the process's own clock.
+It follows `resource_manager/service`: runner.py (batches, reloads, renewals), executor_link.py and
+the standby. A process that does not lead waits for the lease. It sends nothing unless its own clock
+proves that the lease is still valid.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ Command = SendAllocate | SendFree | SendResize
 
 @dataclass
 class Item:
-    """An event to come or a read, and whoever waits for its answer."""
+    """A future event or a read, and the callback that takes its answer."""
 
     reply: Reply
     make: Callable[[Instant], Event] | None = None
@@ -84,7 +84,7 @@ class Item:
 
 @dataclass
 class Batch:
-    """What one turn led to, until it is durable."""
+    """The results of one batch, until they are durable."""
 
     answers: list[tuple[Reply, Any]]
     reads: list[Item]
@@ -93,7 +93,7 @@ class Batch:
 
 
 class Manager(Client):
-    """One of the resource managers of a cluster, life after life."""
+    """One of the resource managers of a cluster, across its restarts."""
 
     def __init__(
         self,
@@ -114,19 +114,19 @@ class Manager(Client):
         self.batches = 0
         self.leading = False
         self.held_down = False  # by an operator
-        self._books = 0  # how often they were read
+        self._books = 0  # how often the state was read
         self._sure_until_ms = -1
         self.state = restore(Snapshot(rm_epoch=0), settings, self.at)
 
     @property
     def at(self) -> Instant:
-        """This moment. Every process has a monotonic clock of its own."""
+        """Returns the present moment. Every process start has a different monotonic clock."""
         return Instant(self.loop.now_ms + 1_000 * self.life, self.time_ms)
 
-    # -- life and death --------------------------------------------------------------------
+    # -- starts and ends ---------------------------------------------------------------------
 
     def start(self) -> None:
-        """A new life, which waits for leadership."""
+        """Starts the process, which then waits for leadership."""
         if self.held_down or self.up:
             return
         self.life += 1
@@ -143,7 +143,7 @@ class Manager(Client):
         self._lead()
 
     def crash(self, why: str = "dies") -> None:
-        """Ends where it stands, and is started again later."""
+        """Ends the process at once; it is started again later."""
         self.log(f"{self.name} {why}")
         self.up = self.leading = False
         self.next_commit = ""
@@ -151,7 +151,7 @@ class Manager(Client):
         self.loop.after(self.rng.choice((20, 200, 1_000, 5_000)), self.start)
 
     def stop(self) -> None:
-        """A planned stop: nothing more is taken in, and leadership is given back."""
+        """Stops as planned: accepts nothing more and releases leadership."""
         if self.leading and self._is_sure():
             self.database.give_back(self)
         self.crash("is stopped")
@@ -205,17 +205,17 @@ class Manager(Client):
             self._sure_until_ms = FOREVER_MS if lease_ms is None else sent_ms + lease_ms
 
     def _is_sure(self) -> bool:
-        """The lease lasts, whatever happened meanwhile: it ran anew after the call was sent."""
+        """Returns whether the lease is surely valid: it runs from after the call was sent."""
         return self.loop.now_ms < self._sure_until_ms
 
     # -- batches ---------------------------------------------------------------------------
 
     def submit(self, make: Callable[[Instant], Event], reply: Reply = lambda _answer: None) -> None:
-        """Steps an event in the next batch; the answer goes out when it is durable."""
+        """Steps an event in the next batch; the answer is sent when it is durable."""
         self._take(Item(reply, make=make))
 
     def read(self, read: Callable[[State], Any], reply: Reply) -> None:
-        """Looks at durable books between two batches."""
+        """Reads durable state between two batches."""
         self._take(Item(reply, read=read))
 
     def _take(self, item: Item) -> None:
@@ -255,7 +255,7 @@ class Manager(Client):
         return self._speak(batch)
 
     def _change(self, items: list[Item], batch: Batch, *, ticked: bool) -> tuple[Changes, bool]:
-        """Steps everything; the rows to store, and whether nothing but signs of life came."""
+        """Steps everything; returns the rows to store, and whether only keep-alive calls came."""
         at, idle = self.at, True
         for item in items:
             if item.make is not None:
@@ -264,7 +264,8 @@ class Manager(Client):
                 answer = self._answer(event, batch.effects)
                 self.checks.answered(self.state, answer)
                 if isinstance(answer, Slot):
-                    answer = replace(answer)  # as it is now
+                    # a copy: the slot may change before the answer is sent
+                    answer = replace(answer)
                 batch.answers.append((item.reply, answer))
         if ticked:
             self._step(Ticked(at), batch.effects)
@@ -303,7 +304,7 @@ class Manager(Client):
                 reply(StoreError("the change could not be stored"))
             for item in batch.reads:
                 item.reply(StoreError("the change could not be stored"))
-            self._books += 1  # whatever is under way was ordered by books that are gone
+            self._books += 1  # calls in flight belong to a state that is discarded
             return self._lead()
         self.checks.durable(batch.effects, batch.decided_ms)
         return self._speak(batch)
@@ -356,7 +357,7 @@ class Manager(Client):
         )
 
     def _at(self, address: str) -> Executor:
-        """Whoever listens, or listened, there."""
+        """Returns the executor that listens, or listened, at an address."""
         return self.executors[address.partition(":")[0]]
 
     def _probe(self, probe: ProbeExecutor) -> None:
@@ -381,7 +382,7 @@ class Manager(Client):
         except (FailedPrecondition, InvalidArgument) as error:
             self.log(f"{self.name} hears {names} refused: {error}")
             reason = error.reason.value
-            if error.reason is Reason.COMMAND_OUT_OF_ORDER:  # both sides count the same, always
+            if error.reason is Reason.COMMAND_OUT_OF_ORDER:  # both sides must count the same
                 self.checks.require([f"{names[0]}: {error}"])
             known = int(error.details["known_rm_epoch"]) if reason == Reason.STALE_EPOCH else 0
             self.submit(lambda at: CommandRefused(at, *names, reason=reason, known_rm_epoch=known))

@@ -1,8 +1,8 @@
-"""Virtual time, and a network that delays, drops, duplicates and reorders what is said over it.
+"""Virtual time, and a network that delays, drops, duplicates and reorders messages.
 
-Knows nothing of what is said. A message reaches only the life of a process that it was sent to, as
-with TCP; what a dead process has sent may still arrive. A stopped process (SIGSTOP) does nothing
-until it goes on, and then does all at once what had piled up, its own timers included.
+As with TCP, a message reaches only the run of a process that it was sent to; messages of a dead
+process may still arrive. A stopped process (SIGSTOP) does nothing until it continues, and then does
+at once all that had piled up, including its own timers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 Action = Callable[[], None]
 Reply = Callable[[Any], None]
-"""Takes the answer, or the FinegrainError that is one."""
+"""Takes the answer, or the FinegrainError that replaces it."""
 
 Way = tuple[str, str]
 """Names of sender and receiver."""
@@ -25,11 +25,11 @@ START_TIME_MS = 1_700_000_000_000
 
 
 class Unreached(Exception):
-    """Nobody knows whether the call was served."""
+    """It is unknown whether the call was served."""
 
 
 class Loop:
-    """Events in order of virtual time; those of one moment in order of their making."""
+    """Runs events in order of virtual time; events of one moment in order of creation."""
 
     def __init__(self) -> None:
         self.now_ms = 0
@@ -38,12 +38,12 @@ class Loop:
         self._heap: list[tuple[int, int, Action]] = []
 
     def after(self, delay_ms: int, action: Action) -> None:
-        """Runs the action when that much time has passed."""
+        """Runs the action after `delay_ms`."""
         self._made += 1
         heapq.heappush(self._heap, (self.now_ms + delay_ms, self._made, action))
 
     def run_until(self, end_ms: int) -> None:
-        """Lets time pass."""
+        """Runs all events until `end_ms`."""
         while self._heap and self._heap[0][0] <= end_ms:
             self.now_ms, _, action = heapq.heappop(self._heap)
             self.ran += 1
@@ -53,7 +53,7 @@ class Loop:
 
 @dataclass(eq=False)
 class Node:
-    """A process that can die and come back; `life` counts how often it did."""
+    """A process that can crash and restart; `life` counts its starts."""
 
     name: str
     loop: Loop
@@ -63,12 +63,12 @@ class Node:
     wall_ahead_ms: int = 0  # how far its wall clock is off
 
     def after(self, delay_ms: int, action: Action) -> None:
-        """Runs the action later, if this process still lives then, and once it is not stopped."""
+        """Runs the action later in this run of the process, and once it is not stopped."""
         life = self.life
         self.loop.after(delay_ms, lambda: self.run(life, action))
 
     def run(self, life: int, action: Action) -> None:
-        """Runs the action in that life of the process, now or when it goes on; else never."""
+        """Runs the action in that run of the process, now or when it continues; else never."""
         if not self.up or self.life != life:
             return
         if self.is_stopped:
@@ -79,18 +79,18 @@ class Node:
 
     @property
     def is_stopped(self) -> bool:
-        """It lives, and does nothing."""
+        """Returns whether the process is stopped by SIGSTOP."""
         return self.loop.now_ms < self.stopped_until_ms
 
     @property
     def time_ms(self) -> int:
-        """Its wall clock, which may be wrong, and jump."""
+        """Returns its wall clock, which may be wrong and may jump."""
         return START_TIME_MS + self.loop.now_ms + self.wall_ahead_ms
 
 
 @dataclass
 class Weather:
-    """How bad the network is, in chances per message."""
+    """Probabilities of network trouble per message."""
 
     drop: float = 0.0
     duplicate: float = 0.0
@@ -99,22 +99,21 @@ class Weather:
 
 @dataclass
 class Network:
-    """Everything that is under way."""
+    """The messages in transit."""
 
     loop: Loop
     rng: Random
     weather: Weather = field(default_factory=Weather)
-    cut: Counter[Way] = field(default_factory=Counter)  # ways that lose everything
-    undialled: Counter[Way] = field(default_factory=Counter)  # ways on which no call begins
-    hurt: Counter[str] = field(default_factory=Counter)  # messages, by what befell them
+    cut: Counter[Way] = field(default_factory=Counter)  # ways that lose all messages
+    undialled: Counter[Way] = field(default_factory=Counter)  # ways on which no call can begin
+    hurt: Counter[str] = field(default_factory=Counter)  # messages by kind of trouble
 
     def call(
         self, source: Node, target: Node, serve: Callable[[Reply], None], done: Reply, wait_ms: int
     ) -> None:
         """Serves a call at the target; `done` gets the answer, an error, or `Unreached`, once.
 
-        An answer belongs to the life that asked: it comes over that process's connection, and is
-        nobody's after its death.
+        The answer uses the caller's connection: it reaches only the run of the process that called.
         """
         settled = False
         life = source.life
@@ -135,7 +134,7 @@ class Network:
         source.after(wait_ms, lambda: finish(Unreached()))
 
     def connected(self, one: Node, other: Node) -> bool:
-        """True if neither way between them is cut."""
+        """Returns whether both ways between two nodes work."""
         return self.cut[one.name, other.name] <= 0 and self.cut[other.name, one.name] <= 0
 
     def _send(self, source: Node, target: Node, life: int, deliver: Action) -> None:

@@ -1,8 +1,8 @@
-"""Bugs on purpose. The suite's seeds must find every one of them, or they prove little.
+"""Planted bugs. The suite's seeds must find every one of them, or the simulation proves little.
 
-Each entry plants one bug by patching the engines, or where the engine does not decide, the model of
-the shell; see `test_planted.py`. These are about the rules of placing, ordering and reporting;
-what crashes, failover and restores add stands in `planted_faults.py`.
+Each function plants one bug by patching the engines, or the model of the shell where the engine
+does not decide; see `test_planted.py`. This file has bugs in placement, ordering and reports;
+`planted_faults.py` has those that crashes, failover and restores reveal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""More bugs on purpose: in who has which cpus, on either side, and through restarts."""
+"""Planted bugs in cpu assignments, on either side, and across restarts."""
 
 from __future__ import annotations
 

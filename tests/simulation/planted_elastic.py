@@ -1,4 +1,4 @@
-"""Still more bugs on purpose: in sizes that change, gangs, and executors that come and go."""
+"""Planted bugs in resizes, gangs, and executors of providers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.simulation.resizing_host import Resized, ResizingHost
 Patch = pytest.MonkeyPatch
 
 
-# -- sizes -------------------------------------------------------------------------------------
+# -- resizes -----------------------------------------------------------------------------------
 
 
 def growth_is_booked_when_it_is_confirmed(patch: Patch) -> None:
@@ -174,7 +174,7 @@ def gang_never_times_out(patch: Patch) -> None:
     patch.setattr(GangMoves, "gang_timer_fired", lambda _moves, _gang_id: 0)
 
 
-# -- executors that come and go ----------------------------------------------------------------
+# -- executors of providers --------------------------------------------------------------------
 
 
 def what_is_asked_for_is_not_durable_first(patch: Patch) -> None:

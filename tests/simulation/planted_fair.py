@@ -1,6 +1,6 @@
-"""Yet more bugs on purpose: in groups, what they may have, what is held, and slots handed on.
+"""Planted bugs in groups, quotas, reservations and reuse of slots.
 
-They show only where operators and job masters deal with these (`FAIR_SHARES`).
+They show only where operators and job masters use these (`FAIR_SHARES`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from tests.simulation.manager import Batch, Item, Manager
 Patch = pytest.MonkeyPatch
 
 
-# -- what is answered --------------------------------------------------------------------------
+# -- answers -----------------------------------------------------------------------------------
 
 
 def _answered_early(patch: Patch, kind: type[Event]) -> None:
-    """Answers to such events go out before anything is durable, and once more when it is."""
+    """Sends answers to such events before they are durable, and again when they are."""
     answer_of, change_of = Manager._answer, Manager._change
     early: set[int] = set()
 
@@ -84,7 +84,7 @@ def limits_of_groups_are_forgotten_at_a_start(patch: Patch) -> None:
 
 @dataclass(frozen=True)
 class _WithoutFreeing:
-    """A group as it would be if nothing were being taken down."""
+    """A group without the usage of slots that are being freed."""
 
     id: str
     used: dict[str, int]
@@ -127,7 +127,7 @@ def minimum_is_not_served_first(patch: Patch) -> None:
     patch.setattr(flows, "fulfilment", lambda _used, _minimum: UNBOUNDED)
 
 
-# -- what is held and handed on ----------------------------------------------------------------
+# -- reservations and reuse --------------------------------------------------------------------
 
 
 def hosts_are_held_for_whoever_is_gone(patch: Patch) -> None:

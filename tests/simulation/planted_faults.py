@@ -1,4 +1,4 @@
-"""More bugs on purpose: in what crashes, takeovers, lost messages and restores ask for."""
+"""Planted bugs in the handling of crashes, failover, lost messages and restores."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def restored_books_use_numbers_again(patch: Patch) -> None:
     patch.setattr(Rows, "leave_lost_history", lambda _rows: None)
 
 
-# -- the manager's own crashes -----------------------------------------------------------------
+# -- crashes of managers -----------------------------------------------------------------------
 
 
 def books_are_kept_after_a_failed_commit(patch: Patch) -> None:
@@ -189,7 +189,7 @@ def commands_of_older_registrations_are_obeyed(patch: Patch) -> None:
     patch.setattr(CommandFence, "admit", admit)
 
 
-# -- executors' crashes ------------------------------------------------------------------------
+# -- crashes of executors ----------------------------------------------------------------------
 
 
 def answer_goes_out_before_the_checkpoint(patch: Patch) -> None:

@@ -1,4 +1,4 @@
-"""Bugs on purpose in late rejection. They show only where job masters ask early (`EARLY`)."""
+"""Planted bugs in late rejection, which show only where job masters request early (`EARLY`)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What can happen to processes, disks and the database.
+"""Faults of processes, disks and the database.
 
-A fault is a function of the world and a source of chance; it says whether it struck.
+A fault is a function of the world and a random source; it returns whether it struck.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Fault = Callable[["World", Random], bool]
 
 
 def manager_dies(world: World, rng: Random) -> bool:
-    """At any moment."""
+    """Kills a manager."""
     manager = some_manager(world, rng)
     if manager is not None:
         manager.crash()
@@ -29,7 +29,7 @@ def manager_dies(world: World, rng: Random) -> bool:
 
 
 def around_commit(what: str) -> Fault:
-    """Something befalls the leader with its next commit; see `Database.commit`."""
+    """Returns a fault that hits the leader at its next commit; see `Database.commit`."""
 
     def fault(world: World, _rng: Random) -> bool:
         leader = world.leader()
@@ -43,7 +43,7 @@ def around_commit(what: str) -> Fault:
 
 
 def manager_stalls(world: World, rng: Random) -> bool:
-    """It does nothing for a while (SIGSTOP), and then goes on where it stood."""
+    """Stops a manager for a while (SIGSTOP); then it continues where it was."""
     manager = some_manager(world, rng)
     if manager is None or manager.is_stopped:
         return False
@@ -54,7 +54,7 @@ def manager_stalls(world: World, rng: Random) -> bool:
 
 
 def manager_is_stopped(world: World, rng: Random) -> bool:
-    """An upgrade: it gives its leadership back and starts again."""
+    """Stops a manager as for an upgrade: it releases leadership and starts again."""
     manager = some_manager(world, rng)
     if manager is None or manager.is_stopped:
         return False
@@ -63,7 +63,7 @@ def manager_is_stopped(world: World, rng: Random) -> bool:
 
 
 def manager_loses_database(world: World, rng: Random) -> bool:
-    """A partition between one manager and the database."""
+    """Cuts one manager off from the database."""
     manager = some_manager(world, rng)
     if manager is None or manager.cut_off or world.database.lease_ms is None:
         return False
@@ -79,7 +79,7 @@ def manager_loses_database(world: World, rng: Random) -> bool:
 
 
 def database_is_gone(world: World, rng: Random) -> bool:
-    """For everybody."""
+    """Takes the database down for all managers."""
     for_ms = rng.choice((300, 2_000, 5_000))
     world.log(f"the database is gone for {for_ms} ms")
     world.database.go_down(for_ms)
@@ -87,7 +87,7 @@ def database_is_gone(world: World, rng: Random) -> bool:
 
 
 def database_is_slow(world: World, rng: Random) -> bool:
-    """Commits take long, and hold their locks."""
+    """Makes commits slow, while they hold their locks."""
     for_ms = rng.choice((1_000, 4_000))
     world.log(f"the database is slow for {for_ms} ms")
     world.database.slow_until_ms = world.loop.now_ms + for_ms
@@ -95,7 +95,7 @@ def database_is_slow(world: World, rng: Random) -> bool:
 
 
 def books_are_restored(world: World, rng: Random) -> bool:
-    """An operator makes a backup; later all managers are stopped and it is put back."""
+    """Makes a backup; later stops all managers and restores it."""
     if world.restoring:
         return False
     world.restoring = True
@@ -128,7 +128,7 @@ def books_are_restored(world: World, rng: Random) -> bool:
 
 
 def front_dies(world: World, rng: Random) -> bool:
-    """Its slots live on."""
+    """Kills an executor's front; its slots stay."""
     executor = some_executor(world, rng)
     if executor.up:
         executor.crash()
@@ -137,7 +137,7 @@ def front_dies(world: World, rng: Random) -> bool:
 
 
 def front_dies_while_it_saves(world: World, rng: Random) -> bool:
-    """The next checkpoint takes long, and the front dies before it is durable."""
+    """Makes the next checkpoint slow, and kills the front before it is durable."""
     executor = some_executor(world, rng)
     if not executor.up or executor.dies_saving:
         return False
@@ -147,7 +147,7 @@ def front_dies_while_it_saves(world: World, rng: Random) -> bool:
 
 
 def front_dies_while_it_resizes(world: World, rng: Random) -> bool:
-    """Between two steps of the next change of a slot's size."""
+    """Kills the front between two steps of the next resize."""
     executor = some_executor(world, rng)
     if not executor.up or executor.dies_resizing:
         return False
@@ -157,14 +157,14 @@ def front_dies_while_it_resizes(world: World, rng: Random) -> bool:
 
 
 def helper_dies(world: World, rng: Random) -> bool:
-    """Nothing is carved and nothing comes down until there is another one."""
+    """Kills the helper; until it runs again, no slot is carved or removed."""
     executor = some_executor(world, rng)
     executor.helper_dies()
     return True
 
 
 def front_and_helper_die(world: World, rng: Random) -> bool:
-    """At once."""
+    """Kills both at once."""
     executor = some_executor(world, rng)
     if not executor.up:
         return False
@@ -174,7 +174,7 @@ def front_and_helper_die(world: World, rng: Random) -> bool:
 
 
 def host_reboots(world: World, rng: Random) -> bool:
-    """Nothing but the disk is left."""
+    """Reboots a host; only its disk remains."""
     executor = some_executor(world, rng)
     if executor.up:
         executor.crash(reboot=True)
@@ -183,7 +183,7 @@ def host_reboots(world: World, rng: Random) -> bool:
 
 
 def checkpoint_is_torn(world: World, rng: Random) -> bool:
-    """A crash after which the disk holds a part of the document."""
+    """Crashes an executor and keeps only a part of its checkpoint on disk."""
     executor = some_executor(world, rng)
     if not executor.up or not executor.checkpoint:
         return False
@@ -193,7 +193,7 @@ def checkpoint_is_torn(world: World, rng: Random) -> bool:
 
 
 def state_directory_is_lost(world: World, rng: Random) -> bool:
-    """The executor is installed anew, under another instance id."""
+    """Deletes an executor's state; it starts again with a new instance id."""
     executor = some_executor(world, rng)
     if not executor.up:
         return False
@@ -203,7 +203,7 @@ def state_directory_is_lost(world: World, rng: Random) -> bool:
 
 
 def executor_disk_is_full(world: World, rng: Random) -> bool:
-    """No checkpoint can be written."""
+    """Makes writes of checkpoints fail for a while."""
     executor = some_executor(world, rng)
     executor.full_until_ms = world.loop.now_ms + rng.choice((500, 3_000))
     world.log(f"the disk of {executor.name} is full")
@@ -211,7 +211,7 @@ def executor_disk_is_full(world: World, rng: Random) -> bool:
 
 
 def executor_stalls(world: World, rng: Random) -> bool:
-    """SIGSTOP."""
+    """Stops an executor for a while (SIGSTOP)."""
     executor = some_executor(world, rng)
     if not executor.up or executor.is_stopped:
         return False
@@ -222,5 +222,5 @@ def executor_stalls(world: World, rng: Random) -> bool:
 
 
 def slot_breaks(world: World, rng: Random) -> bool:
-    """Its group vanishes from the host."""
+    """Removes a slot's group from the host."""
     return some_executor(world, rng).break_slot()

@@ -1,7 +1,7 @@
-"""How a resource manager has executors started and stopped: one call at a time for each of them.
+"""Simulates how a manager calls the provider: one call at a time for each executor.
 
-Follows `resource_manager/service/provisioning.py`. An outcome is told until the books have it; a
-call that is under way when the manager dies is answered to nobody.
+It follows `resource_manager/service/provisioning.py`. An outcome is submitted until the engine has
+it. The answer to a call that is in flight when the manager dies is lost.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ Order = StartExecutor | StopExecutor
 
 @dataclass(eq=False)
 class _Work:
-    """What is under way for one executor, and what comes next."""
+    """The call in flight for one executor, and the next one."""
 
     order: Order
-    ended_by_itself: bool = False  # it is stopped although the rules did not ask for that
-    answered: bool = False  # its provider has; the books may not know yet
+    ended_by_itself: bool = False  # it is stopped although the engine did not ask for it
+    answered: bool = False  # the provider has answered; the engine may not have the outcome yet
     following: Order | None = None
 
 
 class ProviderLink:
-    """One life's dealings with the provider."""
+    """The provider calls of one manager process."""
 
     def __init__(self, manager: Manager, cloud: Cloud) -> None:
         self.manager, self.cloud = manager, cloud
         self._works: dict[str, _Work] = {}
 
     def look(self) -> None:
-        """Now and then: whoever ended by itself is cleared away."""
+        """Regularly stops executors that ended by themselves, so that their remains are removed."""
         if self.manager.leading:
             for name, each in list(self.manager.state.provisions.items()):
                 awaited = each.state in (
@@ -65,7 +65,7 @@ class ProviderLink:
         self.manager.after(LOOK_MS, self.look)
 
     def carry_out(self, order: Order) -> None:
-        """Does what the engine asks for; a stop ends a start that is under way."""
+        """Executes an order of the engine; a stop aborts a start that is in flight."""
         work = self._works.get(order.executor_id)
         if work is None:
             self._work_on(_Work(order))
@@ -116,12 +116,12 @@ class ProviderLink:
         if result is None:
             self._tell(work, lambda at: ProvisionEnded(at, name))
         elif work.ended_by_itself:
-            self._over(work)  # it is looked at again
+            self._over(work)  # a later `look` finds it again
         else:
             self._tell(work, lambda at: ProvisionStopFailed(at, name, str(result)))
 
     def _tell(self, work: _Work, make: Callable[[Instant], Event]) -> None:
-        """Until the books have it."""
+        """Submits an outcome until it is durable."""
 
         def take(answer: Any) -> None:
             if self._works.get(work.order.executor_id) is not work:

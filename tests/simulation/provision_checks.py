@@ -1,4 +1,4 @@
-"""What was asked for is known of until nothing is left of it, and is never too much."""
+"""Checks provisions: each is known until nothing of it is left, and none exceeds the limits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ProvisionChecks:
     """What is known of every executor that was asked for."""
 
     cloud: Cloud | None = None
-    wrong: list[str] = field(default_factory=list)  # found where nobody can be told
+    wrong: list[str] = field(default_factory=list)  # found where no caller can raise it
     _asked: set[str] = field(default_factory=set)  # ever durable
     _disobeyed: set[str] = field(default_factory=set)
     _by_hand: set[str] = field(default_factory=set)
@@ -42,29 +42,27 @@ class ProvisionChecks:
     # -- the provider ----------------------------------------------------------------------
 
     def started(self, executor_id: str) -> None:
-        """A provider is told to start one."""
+        """The provider is told to start an executor."""
         if executor_id not in self._asked:
             self.wrong.append(f"{executor_id} is started, and nobody has written that down")
 
     def disobeyed(self, executor_id: str) -> None:
-        """It runs although its provider said that nothing was left."""
+        """An executor runs although its provider has reported that nothing of it is left."""
         self._disobeyed.add(executor_id)
 
     def started_by_hand(self, executor_id: str) -> None:
-        """An operator has started an executor under the id of one that was asked for, or another
-        one (empty).
-        """
+        """An operator started an executor, with the id of a pending one or another (empty)."""
         self._by_hand.add(executor_id)
 
     def is_over(self, executor_id: str) -> bool:
-        """A provider has ended it: whoever knows need not wait for its silence."""
+        """Returns whether the provider has ended it, so that its loss needs no timeout."""
         machines = {} if self.cloud is None else self.cloud.machines
         return executor_id in machines and machines[executor_id].stopped
 
-    # -- the books -------------------------------------------------------------------------
+    # -- the engine ------------------------------------------------------------------------
 
     def decided(self, state: State, changes: Changes) -> Iterator[str]:
-        """After a batch: what is wrong."""
+        """Checks a batch; yields problems."""
         yield from self.wrong
         new = [each for each in changes.provisions if each.executor_id not in self._asked]
         provisioning = state.settings.provisioning
@@ -79,14 +77,14 @@ class ProvisionChecks:
             if each.state is ProvidedExecutorState.STOPPING and host is not None and host.eligible:
                 yield f"{name} is stopped, and slots may be placed on it"
         for shape in provisioning.shapes:
-            # One that came although nobody waited for it any more may be one too many.
+            # An executor that came after it was given up may be one too many.
             asked = any(each.shape == shape.name and each.state in PENDING for each in new)
             count = sum(each.shape == shape.name for each in state.provisions.values())
             if asked and shape.count_max and count > shape.count_max:
                 yield f"{count} executors of shape {shape.name}, at most {shape.count_max} may be"
 
     def stored(self, changes: Changes) -> Iterator[str]:
-        """A transaction is durable: what is wrong."""
+        """Checks a durable transaction; yields problems."""
         self._asked.update(each.executor_id for each in changes.provisions)
         for name in changes.deleted_provisions:
             if self.cloud and name in self.cloud.running() and name not in self._disobeyed:
@@ -95,7 +93,7 @@ class ProvisionChecks:
     # -- in the end ------------------------------------------------------------------------
 
     def healed(self, state: State) -> Iterator[str]:
-        """Nobody strays: whoever runs is in the books, and the other way round."""
+        """Yields differences between the provider's machines and the engine's provisions."""
         if self.cloud is None:
             return
         pending = [each for each in state.provisions.values() if each.state in PENDING]
@@ -107,7 +105,7 @@ class ProvisionChecks:
         awaited = {each.executor_id for each in pending}
         stopping = state.provisions.keys() - registered - awaited
         running = self.cloud.running()
-        # Where the provider started nothing, the one started by hand serves instead.
+        # An executor that was started by hand may serve in place of one that the provider lacks.
         registered -= self._by_hand
         if running - state.provisions.keys():
             yield f"{sorted(running - state.provisions.keys())} run, and nobody knows of them"
@@ -119,7 +117,7 @@ class ProvisionChecks:
             yield f"{sorted(stopping - running)} are stopped for ever"
 
     def empty(self, state: State) -> Iterator[str]:
-        """Nobody needs anything: no more is left than has to be, and no less."""
+        """Checks an idle cluster: it has what the minimum requires, and no executor more."""
         if self.cloud is None:
             return
         provisioning, provisions = state.settings.provisioning, state.provisions
@@ -140,7 +138,7 @@ class ProvisionChecks:
 
 
 def _too_many(state: State, new: list[Provision]) -> Iterator[str]:
-    """Nobody is counted twice, and whoever is awaited for nothing serves those first."""
+    """Yields requests that are planned twice, and starts while a pending executor is unused."""
     plan = state.elastic.plan.on
     planned: Counter[SchedulingClass] = Counter()
     for content in plan.values():
@@ -157,7 +155,10 @@ def _too_many(state: State, new: list[Provision]) -> Iterator[str]:
 
 
 def waits_in_vain(state: State, spec: RequestSpec) -> Iterator[str]:
-    """A request waits, nothing is under way, and one more executor could serve it."""
+    """Yields if a request waits although one more executor could serve it.
+
+    A start or stop that is in flight excuses the wait.
+    """
     provisioning = state.settings.provisioning
     have = _totals(state, provisioning)
     if any(
@@ -165,7 +166,7 @@ def waits_in_vain(state: State, spec: RequestSpec) -> Iterator[str]:
     ):
         return
     if spec.cpu_policy.topology_constrained:
-        return  # what the cpus of one more would be is known of those that came before, if at all
+        return  # the cpus of a new executor are known only from earlier ones, if at all
     for shape in provisioning.shapes:
         profile = spec.profile or shape.default_profile
         need = booking(profile, separate_pools=has_separate_pools(shape.total))
@@ -175,16 +176,16 @@ def waits_in_vain(state: State, spec: RequestSpec) -> Iterator[str]:
 
 
 Planned = dict[str, list[tuple[SchedulingClass, int]]]
-"""By executor that has not come: requests of which shape, and how many."""
+"""Scheduling classes and counts of planned requests, by pending executor."""
 
 
 def planned_on(state: State) -> Planned:
-    """Before a batch."""
+    """Returns the plan before a batch."""
     return {name: list(each.shapes.items()) for name, each in state.elastic.plan.on.items()}
 
 
 def served_first(state: State, planned: Planned) -> Iterator[str]:
-    """After it: whoever came as promised serves whom it was promised to."""
+    """Checks after a batch that a new executor serves the requests that were planned on it."""
     for name, content in planned.items():
         provision, host = state.provisions.get(name), state.hosts.get(name)
         if (
@@ -201,10 +202,11 @@ def served_first(state: State, planned: Planned) -> Iterator[str]:
         if registration.slots_max != shape.slots_max or not host.eligible:
             continue
         if any(wish.best_effort and wish.profile is None for wish, _ in content):
-            continue  # default slots are planned by the cpu of those that are not best-effort
+            # default slots are planned by the cpu of ordinary slots, not of best-effort ones
+            continue
         for wish, count in content:
             if host.needs_topology(wish):
-                continue  # planned by its amounts: what its cpus are it told only now
+                continue  # planned by amounts alone: its cpu topology was unknown until now
             there = sum(_is_of(state, slot, wish) for slot in host.slots.values())
             if there < count and _somebody_may(state, wish):
                 yield (
@@ -214,7 +216,7 @@ def served_first(state: State, planned: Planned) -> Iterator[str]:
 
 
 def _somebody_may(state: State, wish: SchedulingClass) -> bool:
-    """True if anybody waits with this whom no maximum stops."""
+    """Returns whether a request of this class waits that no maximum blocks."""
     limits, need = Limits(state), [state.quotas.largest_booking(wish)]
     return any(
         line.numbers and not limits.stop(job_id, need) for job_id, line in wish.job_queues.items()
@@ -236,7 +238,7 @@ def _may(provisioning: Provisioning, shape: ExecutorShape, state: State, have: A
 
 
 def _totals(state: State, provisioning: Provisioning) -> dict[str, int]:
-    """Of all executors that are not lost, and those that were asked for and are to come."""
+    """Adds up all executors that are not lost, and the pending ones that have not registered."""
     shapes = {shape.name: shape.total for shape in provisioning.shapes}
 
     def to_come(each: Provision) -> bool:

@@ -1,8 +1,7 @@
-"""Nothing is rejected that an executor could host, that allows to wait, or too early; and what no
-executor could host does not wait for ever.
+"""Checks rejections: only what no executor could host is rejected, and in time.
 
-Compares amounts and labels with what executors announced; whether cpus and NUMA nodes suit, and
-whether gangs fit together, the engine's own tests hold.
+It compares amounts and labels with what executors announced. The engine's own tests check whether
+cpus and NUMA nodes suit, and whether gangs fit together.
 """
 
 from __future__ import annotations
@@ -18,18 +17,19 @@ from resource_manager.engine.state import State
 from tests.simulation.follower import names_of
 
 SLACK_MS = 2_000
-"""How late a request may be rejected: ticks come with batches, which take their time."""
+"""How late a request may be rejected: ticks come with batches, which take time."""
 
 
 class RejectionChecks:
-    """Knows when executors registered last with each resource manager that led."""
+    """Records when the last executor registered with each leading manager."""
 
     def __init__(self) -> None:
         self.late = 0
-        self._registered: dict[int, tuple[int, int]] = {}  # by epoch: sum of numbers, and when
+        # by epoch: sum of registration numbers, and when it changed last
+        self._registered: dict[int, tuple[int, int]] = {}
 
     def decided(self, state: State, effects: Iterable[Effect], now_ms: int) -> Iterator[str]:
-        """Returns what is wrong with the rejections among the effects of a decision."""
+        """Yields what is wrong with the rejections among the effects of a decision."""
         since_ms = self._since_ms(state, now_ms)
         for effect in effects:
             if not isinstance(effect, PublishJobEvent):
@@ -45,7 +45,7 @@ class RejectionChecks:
                     yield from _wrong(state, request.spec)
 
     def healed(self, state: State, now_ms: int) -> Iterator[str]:
-        """Returns which requests should have been rejected by now."""
+        """Yields requests that should have been rejected by now."""
         after_ms = state.settings.infeasible_after_ms + SLACK_MS
         if not _all_known(state) or now_ms - self._since_ms(state, now_ms) < after_ms:
             return
@@ -59,7 +59,7 @@ class RejectionChecks:
                 yield f"{spec.allocation_id} still waits, and no executor could host it"
 
     def _since_ms(self, state: State, now_ms: int) -> int:
-        """Returns when an executor registered last with this incarnation."""
+        """Returns when an executor last registered with this incarnation."""
         numbers = sum(host.executor.registration_number for host in state.hosts.values())
         known = self._registered.get(state.rm_epoch)
         if known is None or known[0] != numbers:
@@ -86,7 +86,7 @@ def _too_early(state: State, event: JobEvent, passed_ms: int) -> Iterator[str]:
 
 def _wrong(state: State, spec: RequestSpec) -> Iterator[str]:
     if spec.gang_id:
-        return  # another member may be to blame
+        return  # another member may be the cause
     if spec.allow_pending:
         yield f"{spec.allocation_id} is rejected, and allows to wait"
     if (

@@ -1,4 +1,4 @@
-"""A slot that changes its size: numbers rise, nothing is booked twice, and everybody knows."""
+"""Checks resizes: numbers rise, capacity is not booked twice, and all parties agree in the end."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
 
 Key = tuple[str, int]
 Size = tuple[ResourceProfile, int]
-"""With the cpu limit."""
+"""Profile and cpu limit."""
 
 
 @dataclass
 class ResizeChecks:
     """What is known of every slot's sizes."""
 
-    _stored: dict[Key, int] = field(default_factory=dict)  # last number that is durable
-    _asked: dict[Key, tuple[int, Size]] = field(default_factory=dict)  # last acknowledged change
-    _outlived: set[Key] = field(default_factory=set)  # slots of books that were restored
+    _stored: dict[Key, int] = field(default_factory=dict)  # last durable number
+    _asked: dict[Key, tuple[int, Size]] = field(default_factory=dict)  # last acknowledged resize
+    _outlived: set[Key] = field(default_factory=set)  # slots from before a restore
     _overdue: set[Key] = field(default_factory=set)  # at the last tick
-    _refused: dict[Key, int] = field(default_factory=dict)  # last change that was refused
+    _refused: dict[Key, int] = field(default_factory=dict)  # number of the last refused resize
 
     def acknowledged(self, slot: Slot) -> None:
-        """Whoever asked may rely on this change of size, until the slot ends."""
+        """A caller may rely on this resize until the slot ends."""
         key, last = (slot.allocation_id, slot.generation), slot.wanted or slot.ordered or slot
         if slot.resize_number >= self._asked.get(key, (0,))[0]:
             self._asked[key] = slot.resize_number, (last.profile, last.cpu_limit_milli)
 
     def begin(self) -> None:
-        """A resource manager begins."""
+        """A resource manager has started."""
         self._overdue.clear()
 
     def restored(self, slots: Iterable[Key]) -> None:
-        """Older books are in place: what came after them is forgotten, rightly.
+        """A backup replaced the database: what came after the backup is rightly forgotten.
 
-        These slots may have come to a number that is given out again; their executors know better.
+        A resize number of these slots may be used again; their executors may know a later one.
         """
         self._outlived = set(slots)
         self._stored.clear()
@@ -58,7 +58,7 @@ class ResizeChecks:
         self._refused.clear()
 
     def books(self, state: State) -> Iterator[str]:
-        """After every start of a resource manager."""
+        """Checks the state that a resource manager has read; yields problems."""
         for key, (number, _) in self._asked.items():
             slot = state.slots.get(key)
             if slot is not None and slot.resize_number < number:
@@ -67,7 +67,7 @@ class ResizeChecks:
                 yield from self._comes_to_nothing(key, slot)
 
     def stored(self, changes: Changes) -> Iterator[str]:
-        """A transaction is durable: numbers only rise."""
+        """Checks a durable transaction: numbers only rise."""
         for event in changes.job_events:
             if event.reason == Reason.RESIZE_REFUSED and event.slot is not None:
                 key = event.allocation_id, int(str(event.slot["generation"]))
@@ -82,14 +82,14 @@ class ResizeChecks:
             self._stored.pop(key, None)
 
     def decided(self, state: State) -> Iterator[str]:
-        """After a batch: what is wrong."""
+        """Checks a batch; yields problems."""
         for host in state.hosts.values():
             yield from _booked(host)
             for slot in host.slots.values():
                 yield from _numbered(slot)
 
     def healed(self, state: State) -> Iterator[str]:
-        """In the end: every change is done, refused, or replaced, or waits for room."""
+        """Checks a healed cluster: each resize is done, refused, replaced, or lacks capacity."""
         for key, slot in state.slots.items():
             host = state.hosts[slot.executor_id]
             hold = host.resize_backoffs.get(key)
@@ -109,7 +109,10 @@ class ResizeChecks:
             yield f"change {number} of slot {key} was acknowledged, and comes to nothing"
 
     def late(self, state: State, now_ms: int) -> Iterator[str]:
-        """After a tick, by the clock of the books: whoever should have been tried again."""
+        """Yields slots whose backoff is over but were not tried again.
+
+        Called after a tick, with the engine's clock.
+        """
         overdue = {
             key
             for host in state.hosts.values()
@@ -121,7 +124,7 @@ class ResizeChecks:
         self._overdue = overdue
 
     def waiting(self, state: State) -> Iterator[str]:
-        """Growth that waits although there is room for it."""
+        """Yields resizes that wait although there is capacity for them."""
         if state.unfinished:
             return
         limits = Limits(state)
@@ -132,14 +135,14 @@ class ResizeChecks:
                 if not _waits_for_room(state, host, slot):
                     continue
                 if host.aligning or slot.assignment is not None:
-                    continue  # amounts do not say whether its cpus or NUMA nodes may grow
+                    continue  # amounts do not tell whether its cpus or NUMA nodes can grow
                 more = _growth(host, slot)
                 if fits(more, host.spare()) and not limits.stop(slot.job_id, [more]):
                     yield f"slot {slot.allocation_id} waits to grow, but {host.host_id} has room"
 
 
 def _booked(host: Host) -> Iterator[str]:
-    """The larger of both sizes is booked, whatever the engine says of itself."""
+    """Checks independently of the engine that the larger of both sizes is booked."""
     real = total_of(_larger(host, slot) for slot in host.slots.values())
     if real != {name: amount for name, amount in host.booked.items() if amount}:
         yield f"{host.host_id} has booked {host.booked}, its slots may need {real}"
@@ -180,13 +183,13 @@ def _growth(host: Host, slot: Slot) -> dict[str, int]:
 
 
 def in_use(executor: SlotHost, key: SlotKey) -> dict[str, int]:
-    """What a slot has on its host, or will have as soon as that is enforced."""
+    """Returns what a slot uses on its host, or will use once its size is enforced."""
     slot, real = executor.table.get(key), executor.table.booking_of(executor.on_host[key])
     return real if slot is None else larger_of(real, executor.table.booked_by(slot))
 
 
 def enforced_beyond_books(executor: SlotHost) -> Iterator[str]:
-    """What the kernel lets a slot have is never more than its executor has booked."""
+    """Yields slots that the kernel allows more than their executor has booked."""
     for key, spec in executor.on_host.items():
         slot = executor.table.get(key)
         if slot is None:
@@ -197,7 +200,7 @@ def enforced_beyond_books(executor: SlotHost) -> Iterator[str]:
 
 
 def sizes_agree(state: State, executor: Executor, told: dict[Key, Told]) -> Iterator[str]:
-    """In the end: books, table, kernel and job master agree on every slot's size."""
+    """Checks a healed host: engine, table, kernel and job master agree on each slot's size."""
     host = state.hosts[executor.executor_id]
     for key, slot in host.slots.items():
         if slot.ordered is not None:

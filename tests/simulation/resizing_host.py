@@ -1,7 +1,7 @@
-"""How a host changes the size of a slot: written down, done, written down, and only then told.
+"""Simulated executor: resizes a slot. It saves the intent, enforces it, saves again, then reports.
 
-Follows `task_executor/service/resizing.py` and the helper, which sets all limits of a slot or none.
-What a slot's tasks use is drawn anew whenever it is looked at.
+It follows `task_executor/service/resizing.py` and the helper, which sets all limits of a slot or
+none. The memory use of a slot's tasks is drawn at random whenever it is read.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from task_executor.engine.slots import CarveState, SlotKey, SlotSpec
 from tests.simulation.slot_host import SlotHost
 
 Resized = Callable[[FinegrainError | None], None]
-"""Told when a change of size is done, or was not, with why."""
+"""Called when a resize is done, or with the error."""
 
 
 class ResizingHost(SlotHost):
-    """A host whose slots can change their size."""
+    """A host whose slots can be resized."""
 
-    dies_resizing = ""  # "written down" or "enforced": with the next change, at once after that
+    # "written down" or "enforced": the front dies right after that step of the next resize
+    dies_resizing = ""
 
     def _begin_sizes(self) -> None:
-        self._sizing = False  # one change at a time
+        self._sizing = False  # one resize at a time
         self._sizes_to_come: deque[Callable[[], None]] = deque()
 
     def _change_size(self, key: SlotKey, resize: Resize, then: Resized) -> None:
-        """Carries out an order."""
+        """Executes a resize, after those before it."""
         self._sizes_to_come.append(lambda: self._begin_change(key, resize, then))
         self._next_size()
 
@@ -60,13 +61,13 @@ class ResizingHost(SlotHost):
 
         if outcome.slot is None or outcome.slot.becoming is None:
             done(outcome.error)
-        elif outcome.slot is before:  # on disk already, and its outcome is not known
+        elif outcome.slot is before:  # already saved, and its outcome is unknown
             self._enforce_size(key, done)
         else:
             self._save(kept)
 
     def _settle_sizes(self, then: Callable[[], None] = lambda: None) -> None:
-        """What was begun is done, or taken back where that is impossible."""
+        """Completes the resizes that were begun, or reverts those that are impossible."""
         unsettled = [
             slot.key
             for slot in self.table
@@ -105,13 +106,13 @@ class ResizingHost(SlotHost):
                     return None
                 return self._enforced_size(key, wanted, failure, then)
             if self.rng.random() < 0.5:
-                self._set_limits(key, wanted)  # it had done that, and could not say so
+                self._set_limits(key, wanted)  # it set the limits but could not report it
             return then(self._unknown())
 
         return self.after(self.rng.choice((1, 5, 40, 600)), enforced)
 
     def _dies(self, when: str) -> bool:
-        """The front dies between two steps, if that is planned."""
+        """Kills the front after this step if that is planned; returns whether it did."""
         if self.dies_resizing != when:
             return False
         self.dies_resizing = ""
@@ -119,7 +120,7 @@ class ResizingHost(SlotHost):
         return True
 
     def _unknown(self) -> FinegrainError:
-        """It stays `becoming` until there is a helper again."""
+        """Keeps the slot `becoming` until the helper is back."""
         self._by_helper(self._settle_sizes)
         return Unavailable("it is not known yet")
 

@@ -1,8 +1,6 @@
-"""Slots that a job master hands on: the work in them is done, and they are to do that of requests
-which wait.
+"""Lets a job master reuse its slots for requests that wait.
 
-Repeats what it has asked until it is answered; what it was told, and what it sees in its log,
-belongs together.
+It repeats a call until it is answered, and checks that answers and the job's log agree.
 """
 
 from __future__ import annotations
@@ -25,21 +23,22 @@ GIVEN_BACK = frozenset({Reason.FAIR_SHARE, Reason.NOT_REUSABLE})
 
 
 class Reuses:
-    """Of one job master.
+    """The reuse calls of one job master.
 
     Attributes:
-        specs: what its requests ask for, by id, or id of their range; none of gangs.
+        specs: specs of its requests by id, or by id of their range; none of gangs.
     """
 
     def __init__(self, master: JobMaster, rng: Random) -> None:
         self.specs: dict[str, RequestSpec] = {}
         self._master, self._rng = master, rng
-        self._asked: set[str] = set()  # requests that were named once
-        self._open: dict[Key, str] = {}  # what is not answered
-        self._told: dict[Key, dict[str, bool]] = {}  # slot to requests: whether it may
+        self._asked: set[str] = set()  # requests that were named in a call
+        self._open: dict[Key, str] = {}  # calls without an answer: slot to request
+        # by slot: requests, and whether reuse was granted
+        self._told: dict[Key, dict[str, bool]] = {}
 
     def begin(self) -> None:
-        """Its master has begun, perhaps again, and does not know what was under way."""
+        """Starts; after a restart of the master it does not know of earlier calls."""
         self._open.clear()
         self._told.clear()
         self._act()
@@ -53,7 +52,7 @@ class Reuses:
                 self._ask(pairs)
 
     def _pairs(self) -> list[tuple[str, int, str]]:
-        """Slots, and others that wait; mostly with the same."""
+        """Draws slots and waiting requests, mostly with equal specs."""
         master, rng = self._master, self._rng
         held = [key for key in master.held() if key not in self._open and self._spec(key[0])]
         waiting = [
@@ -102,7 +101,7 @@ class Reuses:
         master.until_answered(make, done)
 
     def ended(self, event: JobEvent) -> list[str]:
-        """Its log says that a request is released; what is wrong with that."""
+        """Checks a RELEASED event of the job's log; returns problems."""
         name = event.allocation_id
         if event.reason == Reason.REUSED and name not in self._asked:
             return [f"the work of {name} was taken over, and nobody has asked for that"]

@@ -1,7 +1,7 @@
-"""Everything that is durable, in the store's own tables in memory, written whole or not at all.
+"""All durable rows, in the store's own tables in memory; transactions are atomic.
 
-A write answers with what is wrong with it: a request that changed its place in line, an event log
-with a gap, rows that contradict each other.
+A write returns what is wrong with it: a request whose arrival number changed, an event log with a
+gap, or rows that contradict each other.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Rows(MemoryTables):
     """The tables.
 
     Attributes:
-        arrivals: of every request that was ever stored and has not been deleted by itself.
-        last_events: number of the newest event of each job, kept or not.
+        arrivals: arrival number of every request that was stored and not deleted individually.
+        last_events: number of the newest event of each job, stored or not.
     """
 
     def __init__(self) -> None:
@@ -33,13 +33,13 @@ class Rows(MemoryTables):
         self.last_events: dict[str, int] = {}
 
     def copy(self) -> Self:
-        """A backup."""
+        """Returns a copy, as a backup."""
         found = super().copy()
         found.arrivals, found.last_events = dict(self.arrivals), dict(self.last_events)
         return found
 
     def has(self, allocation_id: str) -> bool:
-        """Whether a request is known, be it a member of a range without a row of its own."""
+        """Returns whether a request is known, even a member of a range without a separate row."""
         if self.row(tables.requests, (allocation_id,)) is not None:
             return True
         range_id, _, index = allocation_id.rpartition(".")
@@ -49,20 +49,20 @@ class Rows(MemoryTables):
         )
 
     def events_after(self, job_id: str, sequence: int) -> list[JobEvent]:
-        """Entries of a job's log that follow, as far as they are kept."""
+        """Returns the stored entries of a job's log after `sequence`."""
         rows = self.rows_of_job(tables.job_events, job_id)
         events = [JOB_EVENTS.decode(row) for row in rows if row[1] > sequence]
         return sorted(events, key=lambda each: each.sequence)
 
     def leave_lost_history(self) -> None:
-        """What `finegrain db restore` does so that no number names two things."""
+        """Skips numbers as `finegrain db restore` does, so that no number denotes two things."""
         memory_store.leave_lost_history(self)
         jobs = [JOBS.decode(row) for row in self.rows(tables.jobs)]
         self.last_events = {job.job_id: job.last_sequence for job in jobs}
 
     @staticmethod
     def write_of(changes: Changes) -> Callable[[Rows], list[str]]:
-        """A transaction that writes the rows as they are now."""
+        """Returns a function that writes the rows as they are now, in one transaction."""
         prepared = PreparedChanges(changes)
         arrivals = {
             each.allocation_id: each.arrival_number

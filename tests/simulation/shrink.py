@@ -1,6 +1,6 @@
-"""The shortest life that still fails: less of everything, as long as something is wrong.
+"""Shrinks a failing run: removes parts of its plan as long as it still fails.
 
-Decides what to leave out; every attempt is a whole run of its own, so it is bounded by runs.
+Every attempt is a complete run, so the search is limited by the number of runs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ RUNS_MAX = 80
 
 
 def shrink(failed: Failed, runs_max: int = RUNS_MAX) -> Failed:
-    """A failure of the same kind with less around it: a shorter storm, fewer hosts and jobs, good
-    weather, without faults that it does not need. The plan in it repeats it, bit for bit.
+    """Returns a failure of the same kind with a smaller plan.
+
+    The plan has a shorter storm, fewer hosts and jobs, a better network, and no faults that it does
+    not need. It reproduces the failure exactly.
     """
     search = _Search(failed, runs_max)
     search.accept(lambda plan: replace(plan, bad_weather=False))
@@ -45,11 +47,11 @@ class _Search:
 
     @property
     def at_ms(self) -> int:
-        """When the smallest failure so far showed."""
+        """Returns when the smallest failure so far appeared."""
         return self.failed.at_ms
 
     def accept(self, change: Callable[[Plan], Plan]) -> bool:
-        """Tries a smaller plan; True if it fails, too, or is no smaller."""
+        """Tries a smaller plan; returns True if it fails too, or equals the present one."""
         plan = replace(change(self.failed.plan), demands_work=False)
         if plan == self.failed.plan:
             return True
@@ -65,7 +67,7 @@ class _Search:
         return False
 
     def leave_out_kinds(self, kinds: list[str]) -> None:
-        """All at once, else half by half."""
+        """Leaves out all of these kinds, or else tries each half."""
         if not self.accept(lambda plan: replace(plan, without=plan.without | set(kinds))):
             middle = len(kinds) // 2
             if middle:
@@ -73,7 +75,7 @@ class _Search:
                 self.leave_out_kinds(kinds[middle:])
 
     def leave_out_numbers(self) -> None:
-        """Faults of the kinds that are left, one by one, the late ones first."""
+        """Leaves out single faults of the remaining kinds, the latest first."""
         for number in reversed(World(self.failed.plan).fault_numbers()):
             self.accept(
                 lambda plan, number=number: replace(  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Other sizes for a slot: larger, smaller, or larger in one dimension and smaller in another."""
+"""Draws new sizes for a slot, which may grow in one dimension and shrink in another."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, cast
 from finegrain.resources import MIB, ResourceProfile
 
 FACTORS = (0.5, 0.5, 1.0, 1.0, 1.5, 2.0)
-CPU_MILLI_MAX = 16_000  # beyond every host, so that some can never be
+CPU_MILLI_MAX = 16_000  # larger than any host, so that some are infeasible
 CPU_MILLI_MIN = 100
 MEMORY_MIN = 8 * MIB
 
 
 def resized(rng: Random, slot: Mapping[str, object]) -> tuple[ResourceProfile, int]:
-    """A profile and a cpu limit (0: the same as the profile's) drawn around a slot's."""
+    """Returns a profile and a cpu limit (0: that of the profile), drawn around the slot's own."""
     profile = ResourceProfile.from_dict(cast("Mapping[str, Any]", slot["profile"]))
     cpu = min(CPU_MILLI_MAX, max(CPU_MILLI_MIN, int(profile.cpu_milli * rng.choice(FACTORS))))
     memory = max(MEMORY_MIN, int(profile.task_heap_memory_bytes * rng.choice(FACTORS)))
@@ -26,6 +26,6 @@ def resized(rng: Random, slot: Mapping[str, object]) -> tuple[ResourceProfile, i
     wanted = replace(profile, cpu_milli=cpu, task_heap_memory_bytes=memory, extended=extended)
     limited = rng.random() < 0.2
     assignment = cast("Mapping[str, Any]", slot.get("assignment") or {})
-    if assignment.get("cpus"):  # whole ones, and no others
+    if assignment.get("cpus"):  # dedicated cpus: only whole ones
         return replace(wanted, cpu_milli=max(1_000, cpu // 1_000 * 1_000)), 0
     return wanted, 2 * cpu if limited and assignment.get("qos") != "BE" else 0

@@ -1,8 +1,8 @@
-"""A host with its real slot table, report log and checkpoint; how its slots come down.
+"""A simulated host with real slot table, report log and checkpoint.
 
-Follows `task_executor/service/slot_keeper.py` and `host_sync.py`. The host's groups (`on_host`)
-survive both processes, the checkpoint survives the host. The helper may be away while the front
-lives.
+It follows `task_executor/service/slot_keeper.py` and `host_sync.py`. The host's groups (`on_host`)
+survive front and helper, the checkpoint survives a reboot. The helper may be down while the front
+runs.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
 STATE_FILE = Path("state.json")
 
 Saved = Callable[[bool], None]
-"""Told once a state is durable, or that it could not be written."""
+"""Called when a state is durable, or with False when it could not be written."""
 
 
 @dataclass
 class Troubles:
-    """What goes wrong on hosts, in chances."""
+    """Probabilities of trouble on hosts."""
 
     carve_fails: float = 0.0
     offer_declined: float = 0.0
-    resized: float = 0.0  # a host, between two lives
-    use: float = 0.0  # share of its memory that a slot may be found to use
+    resized: float = 0.0  # of a host, between two starts
+    use: float = 0.0  # largest share of its memory that a slot may be found to use
 
 
 @dataclass(frozen=True)
 class HostPlan:
-    """What an operator set about a host."""
+    """What an operator configured for a host."""
 
     total: Amounts
     default_profile: ResourceProfile
@@ -62,11 +62,11 @@ class HostPlan:
     slots_max: int
     orphan_ms: int | None
     executor_id: str = ""  # empty: the host's name
-    machine: HostMachine | None = None  # None: nothing is told of its cpus
+    machine: HostMachine | None = None  # None: it reports no cpu topology
 
 
 def some_host(rng: Random) -> HostPlan:
-    """Of any size; some declare their memory pools apart."""
+    """Draws a host; some declare separate memory pools."""
     total: dict[str, int] = {
         "cpu_milli": rng.choice((2_000, 4_000, 8_000)),
         "memory_bytes": rng.choice((1, 2, 4)) * GIB,
@@ -85,7 +85,7 @@ def some_host(rng: Random) -> HostPlan:
 
 
 class SlotHost(Node):
-    """What an executor keeps in step."""
+    """The state of an executor, and how slots are saved and freed."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class SlotHost(Node):
         if self.machine is not None:
             cpus = self.machine.host_cpus()
             self.share = HostShare(plan.total, cpus.slot_cpus, plan.slots_max, cpus)
-        self.offline = self.kubelets = EMPTY  # of its cpus
+        self.offline = self.kubelets = EMPTY  # cpus
         self.default_profile, self.labels = plan.default_profile, plan.labels
         self.orphan_ms = plan.orphan_ms
         self.on_host: dict[SlotKey, SlotSpec] = {}
@@ -118,19 +118,19 @@ class SlotHost(Node):
         self.boots = self.identities = self.starts = 0
         self.checkpoint = ""  # the text on disk
         self.epoch_kept = 0  # on disk
-        self.dies_saving = False  # with the next checkpoint
-        self.full_until_ms = 0  # the disk takes nothing
-        self.helper_until_ms = 0  # the helper is away
+        self.dies_saving = False  # at the next checkpoint
+        self.full_until_ms = 0  # writes to disk fail until then
+        self.helper_until_ms = 0  # the helper is down until then
         self.helper_lives = 0
         self._tearing_down: set[SlotKey] = set()
         self._begin_saving()
 
     def _change(self) -> None:
-        """There is news for the manager."""
+        """Marks that there is something new to report."""
         raise NotImplementedError
 
     def crash(self, *, reboot: bool = False) -> None:
-        """The front dies; with `reboot` everything on the host does."""
+        """Kills the front; with `reboot` also everything on the host."""
         raise NotImplementedError
 
     def _numbers(self) -> dict[str, int]:
@@ -140,19 +140,19 @@ class SlotHost(Node):
 
     def _begin_saving(self) -> None:
         self._epoch_to_save = 0
-        self._enforced: dict[SlotKey, Slot] = {}  # told once they are durable
+        self._enforced: dict[SlotKey, Slot] = {}  # reported once they are durable
         self._writing: str | None = None
         self._to_save: list[Saved] = []
 
     def _read_checkpoint(self) -> SavedState:
-        """What the last life left, or a new identity."""
+        """Returns what the last run has saved, or a new identity."""
         try:
             if self.checkpoint:
                 return parse_state(decode_document(self.checkpoint, STATE_FILE), [])
         except DamagedError as error:
             self.log(f"{self.name} has a damaged checkpoint: {error}")
         self.identities += 1
-        self.checks.identities[self.name] += 1  # a host may come again under a name, as another one
+        self.checks.identities[self.name] += 1  # a name may be used again by a different host
         number = self.checks.identities[self.name]
         return SavedState(self.executor_id, f"instance-{number}-of-{self.name}")
 
@@ -170,7 +170,7 @@ class SlotHost(Node):
         )
 
     def _save(self, then: Saved = lambda _ok: None) -> None:
-        """One write serves all who asked before it began."""
+        """Saves the state; one write serves all callers that came before it began."""
         self._to_save.append(then)
         if self._writing is None:
             self._write()
@@ -196,7 +196,7 @@ class SlotHost(Node):
             self._write()
 
     def _keep_epoch(self, rm_epoch: int, then: Saved) -> None:
-        """A higher epoch is durable before anything else happens with it."""
+        """Saves a higher epoch before anything else happens with it."""
         if rm_epoch > self.fence.rm_epoch:
             self._epoch_to_save = max(self._epoch_to_save, rm_epoch)
             self._save(then)
@@ -204,13 +204,13 @@ class SlotHost(Node):
             then(True)
 
     def tear_checkpoint(self) -> None:
-        """The disk has kept a part of the document only."""
+        """Keeps only a part of the checkpoint."""
         self.checkpoint = self.checkpoint[: self.rng.randint(1, max(1, len(self.checkpoint) - 1))]
 
     # -- its cpus ------------------------------------------------------------------------------
 
     def see_cpus(self, offline: CpuSet | None = None, kubelets: CpuSet | None = None) -> None:
-        """Cpus stop running or run again; a kubelet gives some away or takes them back."""
+        """Changes which cpus are offline, and which a kubelet has given to containers."""
         self.offline = self.offline if offline is None else offline
         self.kubelets = self.kubelets if kubelets is None else kubelets
         if self.up:
@@ -230,7 +230,7 @@ class SlotHost(Node):
             self._change()
 
     def _follow(self, policy: HostPolicy | None, number: int) -> None:
-        """What an operator has set at runtime."""
+        """Adopts a policy that an operator has set at runtime."""
         if number != self.table.cpus.conditions.policy_number:
             self.table.update_conditions(
                 operator_policy=policy or HostPolicy(), policy_number=number
@@ -241,13 +241,13 @@ class SlotHost(Node):
     # -- the helper --------------------------------------------------------------------------
 
     def helper_dies(self) -> None:
-        """Whatever it was doing is cut off; another one comes."""
+        """Kills the helper and its current work; a new one starts later."""
         self.log(f"{self.name}: its helper dies")
         self.helper_lives += 1
         self.helper_until_ms = self.loop.now_ms + self.rng.choice((20, 300, 2_000, 7_000))
 
     def _by_helper(self, action: Callable[[], None]) -> None:
-        """Does it once there is a helper."""
+        """Runs the action once the helper is up."""
         away_ms = self.helper_until_ms - self.loop.now_ms
         if away_ms > 0:
             self.after(away_ms + 1, lambda: self._by_helper(action))
@@ -305,7 +305,7 @@ class SlotHost(Node):
         self.checks.host(self)
 
     def break_slot(self) -> bool:
-        """A slot's group vanishes from the host. False if there is none."""
+        """Removes a slot's group from the host; returns False if there is none."""
         keys = [slot.key for slot in self.table if slot.state is CarveState.ALLOCATED]
         if not self.up or not keys:
             return False

@@ -1,4 +1,4 @@
-"""Settings of a cluster, as a seed draws them."""
+"""Draws the settings of a cluster."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def some_settings(
     provisioning: Provisioning,
     fair_shares: bool,
 ) -> EngineSettings:
-    """What an operator may have set.
+    """Draws settings that an operator may use.
 
     Args:
-        large: there are very many hosts.
-        rng: to draw by what has always been drawn.
-        chance: sources of chance for the rest.
-        provisioning: who may be asked for executors.
-        fair_shares: those of fairness are not the usual ones.
+        large: whether there are very many hosts.
+        rng: the first random source, whose sequence of draws must stay the same.
+        chance: makes further random sources.
+        provisioning: settings of providers.
+        fair_shares: whether to draw settings of fairness instead of the usual ones.
     """
     return EngineSettings(
         lost_timeout_ms=25_000 if large else 4_000,

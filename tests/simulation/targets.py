@@ -1,4 +1,4 @@
-"""Whom a fault strikes."""
+"""Draws the target of a fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def some_manager(world: World, rng: Random) -> Manager | None:
-    """The leader, most often."""
+    """Returns the leader in most cases, else any manager that is up."""
     leader = world.leader()
     if leader is not None and rng.random() < 0.85:
         return leader
@@ -22,11 +22,11 @@ def some_manager(world: World, rng: Random) -> Manager | None:
 
 
 def some_executor(world: World, rng: Random) -> Executor:
-    """Any, up or not."""
+    """Returns any executor, up or not."""
     return rng.choice(list(world.checks.executors.values()))
 
 
 def some_master(world: World, rng: Random) -> JobMaster | None:
-    """One that lives and has a job."""
+    """Returns a job master that is up and has a job."""
     living = [m for m in world.checks.masters.values() if m.up and m.registered and not m.over]
     return rng.choice(living) if living else None

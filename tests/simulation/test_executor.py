@@ -1,4 +1,4 @@
-"""What the model of an executor does at a start, and what is held against it then."""
+"""Tests of the simulated executor at a start, and of the checks that apply then."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FULL_MS = 8_000
 
 
 def quiet_world(strike: Callable[[World, Executor], None]) -> World:
-    """One in which nothing happens to its one host but this, once the host has told of a slot."""
+    """Returns a world of one host with one fault: `strike`, once the host has reported a slot."""
     plan = Plan(
         1, hosts=1, jobs=2, stormy_ms=STORMY_MS, bad_weather=False, without=frozenset(FAULTS),
         demands_work=False,
@@ -44,7 +44,7 @@ def quiet_world(strike: Callable[[World, Executor], None]) -> World:
 
 
 def when_up_again(world: World, executor: Executor, then: Callable[[], None]) -> None:
-    """Does it as soon as the executor has started once more."""
+    """Calls `then` as soon as the executor has restarted."""
     if executor.up:
         then()
     else:
@@ -52,19 +52,19 @@ def when_up_again(world: World, executor: Executor, then: Callable[[], None]) ->
 
 
 def started(world: World) -> list[str]:
-    """What its host had at every start."""
+    """Returns the slots that the host had at each start."""
     return [line.partition(" starts with ")[2] for line in world.story if " starts with " in line]
 
 
 def test_what_a_former_identity_told_is_not_held_against_a_new_one() -> None:
-    """It starts where it is not known, is killed before all is cleaned up, and starts again."""
+    """An executor with a new identity crashes before cleanup is finished, and starts again."""
 
     def lose_the_directory(world: World, executor: Executor) -> None:
         def lose_the_helper() -> None:
             executor.helper_until_ms = world.loop.now_ms + DESTROY_WAIT_MS + 1_000
-            executor.after(DESTROY_WAIT_MS + 500, executor.crash)  # its identity is kept by then
+            executor.after(DESTROY_WAIT_MS + 500, executor.crash)  # its identity is saved by then
 
-        for manager in world.managers:  # nobody calls it lost meanwhile
+        for manager in world.managers:  # so that no manager declares it lost meanwhile
             manager.stopped_until_ms = world.loop.now_ms + 20_000
         executor.crash()
         executor.checkpoint = ""

@@ -1,4 +1,4 @@
-"""What the checks of a healed cluster take for right and for wrong."""
+"""Tests of the checks of a healed cluster."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ STORMY_MS = 12_000
 
 
 def quiet_plan(hosts: int, wishes: frozenset[str] = frozenset()) -> Plan:
-    """Returns a plan in which nothing fails."""
     return Plan(
         1, hosts=hosts, jobs=1, stormy_ms=STORMY_MS, bad_weather=False, without=frozenset(FAULTS),
         demands_work=False, wishes=wishes,
@@ -47,14 +46,14 @@ def when(live: World, condition: Callable[[], bool], then: Callable[[], None]) -
 
 
 def request(name: str, qos: QosClass, cpu_milli: int) -> RequestSpec:
-    """Returns a request for a slot of this class."""
     profile = ResourceProfile(cpu_milli, 16 * MIB)
     return RequestSpec(name, profile, cpu_policy=CpuPolicy(qos), allow_pending=True)
 
 
 def crowded_world(monkeypatch: pytest.MonkeyPatch, lse_cpus: int, policy: HostPolicy) -> World:
-    """Returns a world of one host: an LSE slot takes `lse_cpus` cpus, then a best-effort slot is
-    requested.
+    """Returns a world of one host whose LSE slot takes `lse_cpus` cpus.
+
+    A best-effort slot is requested after that.
     """
     host = HostMachine(machine("1s1n4c1t"), policy)
     monkeypatch.setattr("tests.simulation.world.some_machine", lambda _rng: host)
@@ -81,8 +80,10 @@ def crowded_world(monkeypatch: pytest.MonkeyPatch, lse_cpus: int, policy: HostPo
 
 
 def offered_when_healed(monkeypatch: pytest.MonkeyPatch, crowded: World) -> tuple[int, str]:
-    """Runs the world; returns the best-effort cpu that the resource manager offers at the check of
-    what has healed, and the state of the best-effort request then.
+    """Runs the world; returns what `check_healed` saw.
+
+    That is the best-effort cpu that the resource manager offers, and the state of the best-effort
+    request.
     """
     seen: list[tuple[int, str]] = []
 
@@ -118,7 +119,7 @@ def test_a_best_effort_slot_runs_on_a_reserved_cpu_while_an_lse_slot_has_all_oth
 def test_a_best_effort_slot_that_waits_beside_a_free_cpu_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A planted bug: the resource manager takes every best-effort pool for empty."""
+    """A planted bug: the resource manager assumes that every best-effort pool is empty."""
     monkeypatch.setattr(CpuAllocator, "lacks_best_effort_pool", True)
     with pytest.raises(Failed, match=r"host-00 has .*best_effort_cpu_milli.*, the books say"):
         crowded_world(monkeypatch, HOST_CPUS - 1, HostPolicy()).run()
@@ -127,7 +128,7 @@ def test_a_best_effort_slot_that_waits_beside_a_free_cpu_is_found(
 def test_an_executor_installed_anew_is_taken_in_however_long_the_one_before_it_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Clusters of very many hosts wait longer for a silent executor than small ones."""
+    """Large clusters use a longer lost timeout than small ones."""
 
     def patient(*drawn: Any) -> EngineSettings:
         return replace(some_settings(*drawn), lost_timeout_ms=25_000)

@@ -1,4 +1,4 @@
-"""A call and its answer, while processes die and start again."""
+"""Tests of a call and its answer while processes crash and restart."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.network import Loop, Network, Node, Reply, Unreached
 
-ANSWER_MS = 200  # what the target takes
+ANSWER_MS = 200  # how long the target takes
 WAIT_MS = 1_000
 
 
@@ -19,7 +19,7 @@ def loop() -> Loop:
 
 
 def asked(loop: Loop) -> tuple[Node, Node, list[Any]]:
-    """Somebody who has asked another, and what it hears."""
+    """Returns a caller, its target, and the list of answers that the caller gets."""
     caller, target = Node("caller", loop), Node("target", loop)
     for node in (caller, target):
         node.up, node.life = True, 1

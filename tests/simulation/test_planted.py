@@ -1,6 +1,4 @@
-"""Every bug that is planted is found by the seeds that the suite runs anyway, or by one beside them
-that is named here.
-"""
+"""Checks that every planted bug is found by a seed of the suite, or by a seed named here."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ QUICK = {plant for kind in KINDS for plant in kind[-2:]}
 """The newest two of each kind; the others need `--all`."""
 
 FINDINGS = ("Violation", "IllegalTransition", "InvariantBroken", "KeyError")
-"""By a check, or by the engine, which then drops its books."""
+"""A check fails, or the engine raises and would discard its state."""
 
 FOUND_BY = {
     "generation_ignored_in_release": 1,
@@ -87,11 +85,11 @@ FOUND_BY = {
     "executors_count_as_known_at_once": 11,
     "infeasible_requests_are_rejected_with_the_first_executor": 11,
 }
-"""A seed that finds it, so that this suite is quick; where it does not any more, all are tried."""
+"""A seed that finds the bug, for speed; if it no longer does, all seeds are tried."""
 
 
 def seed_that_finds(plant: Callable[[pytest.MonkeyPatch], None]) -> tuple[int, str]:
-    """The first seed that fails, and how; -1 if none does."""
+    """Returns the first seed that fails, and its log; -1 if none does."""
     first = FOUND_BY.get(plant.__name__, 0)
     wishes = next((found for kind, found in WISHES_OF.items() if plant in kind), WISHES)
     for seed in (first, *(seed for seed in SEEDS if seed != first)):

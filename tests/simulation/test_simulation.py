@@ -1,6 +1,6 @@
-"""Random lives of a whole cluster, fault by fault: nothing is promised twice, nothing is forgotten.
+"""Simulates whole clusters with faults: no capacity is promised twice, nothing is forgotten.
 
-`./dev simulate --seeds 1000` runs more of them; a seed that fails tells its shortest story.
+`./dev simulate --seeds 1000` runs more seeds and shrinks each failing run.
 """
 
 from __future__ import annotations
@@ -118,10 +118,10 @@ def _short(seed: int, **changes: object) -> Result:
 def test_wall_clocks_that_jump_change_nothing_but_timestamps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same life with clocks that jump every 50 ms, and with clocks that go right.
+    """Compares runs with correct clocks and with clocks that jump every 50 ms.
 
-    Left out is what a restart of the manager has only the wall clock for: deadlines of drains, and
-    of gangs.
+    Deadlines of drains and gangs are left out: after a restart the manager has only the wall clock
+    for them.
     """
     without, wishes = frozenset({"operator drains"}), WISHES - {GANGS}
     right = _short(4, without=without, wishes=wishes)
@@ -145,7 +145,7 @@ def test_wall_clocks_that_jump_change_nothing_but_timestamps(
 
 @pytest.mark.full
 def test_an_operator_ends_what_a_restore_has_brought_back_and_nobody_serves() -> None:
-    """A job without a lease ends after the backup was made: its master will not do that again."""
+    """A job without a lease ends after the backup: its master does not end it again."""
     plan = Plan(1, hosts=3, stormy_ms=12_000, bad_weather=False, demands_work=False)
     world = World(replace(plan, without=frozenset(FAULTS)))
     left: list[str] = []

@@ -1,8 +1,7 @@
-"""What flows have received survives whoever leads: after a restart every tally is where it would be
-without, but for one interval of accrual.
+"""Checks that usage survives a restart: it differs by at most one interval of accrual.
 
-Only where nobody's wall clock was set meanwhile: the time between two incarnations has no other
-measure.
+It compares only where no wall clock was changed: nothing else measures the time between two
+incarnations.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ if TYPE_CHECKING:
     from tests.simulation.manager import Manager
 
 ROUNDING = 1e-5
-"""Times of rows are whole milliseconds."""
+"""Relative tolerance: times of rows are whole milliseconds."""
 
 LATE_MS = 2_000
-"""A row is written with the next batch after it is due, and in a commit that may take long."""
+"""A row is written in the first batch after it is due, and its commit may be slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Books:
-    """Tallies and rates of books, as of one moment."""
+    """Usage and rates at one moment."""
 
     at_ms: int
     wall_ahead_ms: int
@@ -38,31 +37,31 @@ class _Books:
 
 
 class UsageChecks:
-    """Holds the tallies of new books against those that were durable last."""
+    """Compares usage after a restart with the usage that was durable last."""
 
     def __init__(self) -> None:
         self.compared = 0
-        self._known: dict[str, float] = {}  # service received, as of `_known_ms`
+        self._known: dict[str, float] = {}  # usage, as of `_known_ms`
         self._known_ms = 0
-        self._clocks: set[int] = set()  # by how much those were off who wrote rows
+        self._clocks: set[int] = set()  # clock errors of the managers that wrote rows
         self._peaks: dict[str, list[tuple[int, float]]] = {}
-        self._decided: dict[int, _Books] = {}  # not known to be durable, by what is to be stored
+        self._decided: dict[int, _Books] = {}  # not known to be durable; by id of the changes
 
     def decided(self, manager: Manager, changes: Changes) -> None:
-        """These changes make the books what they are now, if they become durable."""
+        """Records the usage that becomes durable with these changes."""
         tree = manager.state.flows
-        # Every process has a monotonic clock of its own, and the tree that of its last event.
+        # Every process has a different monotonic clock; the tree has that of its last event.
         at_ms = tree.clock.now_ms + manager.loop.now_ms - manager.at.monotonic_ms
         flows = {flow.id: (tree.usage(flow).service, flow.rate) for flow in _flows(manager.state)}
         window_ms = manager.settings.fairness.usage_interval_ms + LATE_MS
         self._decided[id(changes)] = _Books(at_ms, manager.wall_ahead_ms, flows, window_ms)
 
     def stored(self, changes: Changes) -> None:
-        """They are durable, whether or not their manager will ever know."""
+        """The changes are durable, whether or not their manager learns it."""
         books = self._decided.pop(id(changes))
         self._decided.clear()
         self._clocks.add(books.wall_ahead_ms)
-        # Between two batches nothing is written: a manager that stalls keeps no interval.
+        # Nothing is written between two batches, so a stalled manager exceeds the interval.
         since_ms = (self._known_ms if self._known else books.at_ms) - books.window_ms
         self._known = {flow_id: service for flow_id, (service, _) in books.flows.items()}
         self._known_ms = books.at_ms
@@ -73,11 +72,11 @@ class UsageChecks:
                 del peaks[0]
 
     def forget(self) -> None:
-        """Older books were put in the place of these."""
+        """A backup replaced the database."""
         self._known, self._peaks = {}, {}
 
     def restored(self, manager: Manager) -> Iterator[str]:
-        """Somebody has read the books; what is wrong with the tallies."""
+        """Checks the usage that a manager has read; yields problems."""
         state, fairness = manager.state, manager.settings.fairness
         past_s = (manager.loop.now_ms - self._known_ms) / 1_000
         if not self._known or self._clocks != {manager.wall_ahead_ms}:
@@ -85,7 +84,7 @@ class UsageChecks:
         left, counted_s = _decay(past_s, fairness)
         window_s = (fairness.usage_interval_ms + LATE_MS) / 1_000
         for flow in _flows(state):
-            # What slots cost is fixed anew at a restart.
+            # A restart computes anew what slots cost.
             expected = self._known.get(flow.id, 0.0) * left + flow.rate * counted_s
             found = state.flows.usage(flow).service
             peak = max((each for _, each in self._peaks.get(flow.id, ())), default=0.0)
@@ -102,7 +101,7 @@ def _flows(state: State) -> list[Flow]:
 
 
 def _decay(past_s: float, fairness: Fairness) -> tuple[float, float]:
-    """The part that is left after so long, and the seconds of it that still count."""
+    """Returns the fraction that is left after `past_s`, and the seconds of it that still count."""
     if fairness.half_life_ms is None:
         return 1.0, past_s
     half_life_s = fairness.half_life_ms / 1_000

@@ -1,7 +1,7 @@
-"""One seeded life of a cluster: first with faults, then healed, then emptied.
+"""One seeded run of a cluster: first with faults, then healed, then emptied.
 
-A `Plan` says what happens; every part draws from a source of chance of its own, so that a plan with
-less in it is, as far as it can be, the same life with less in it.
+A `Plan` says what happens. Every part has a separate random source, so that a smaller plan is, as
+far as possible, the same run with less in it.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from tests.simulation.slot_host import HostPlan, Troubles, some_host
 from tests.simulation.some_settings import some_settings
 
 STORMY_MS = 25_000
-EARLY_MS = 2_000  # in which job masters ask and no executor has come, if they ask early
+EARLY_MS = 2_000  # with early requests: job masters request, and no executor has started
 COME_BACK_MS = 9_000
-HEAL_MS = 20_000  # and the time after which a silent executor is lost
+HEAL_MS = 20_000  # plus the time after which a silent executor is lost
 EMPTY_MS = 22_000
 ORDERS_END_MS = 3_000
-ATTEMPTS_MAX = 12  # of a fault that finds nobody to strike
+ATTEMPTS_MAX = 12  # for a fault that finds no target
 STORY_LINES = 30
 
 PROVIDERS = "providers"
@@ -55,15 +55,15 @@ WITH_CPUS = ALL_WISHES | {CPUS}
 WITH_EARLY = WISHES | {EARLY}
 
 LEAST = {"grants": 6, "ends": 6, "faults": 5, "batches": 300}
-"""A run that did less has shown nothing."""
+"""The least that a run must do to be meaningful."""
 
 LEAST_WITH_CPUS = {"grants": 2, "ends": 2}
-"""The same, where some of what is asked for suits few hosts."""
+"""The same with cpu policies, where some requests fit few hosts only."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run consists of. None: drawn by the seed."""
+    """Parameters of a run. None: drawn from the seed."""
 
     seed: int
     hosts: int | None = None
@@ -71,19 +71,22 @@ class Plan:
     stormy_ms: int = STORMY_MS
     bad_weather: bool = True
     without: frozenset[str] = frozenset()  # kinds of faults that do not happen
-    without_numbers: frozenset[int] = frozenset()  # faults that do not happen, one by one
+    without_numbers: frozenset[int] = frozenset()  # single faults that do not happen
     demands_work: bool = True
-    wishes: frozenset[str] = WISHES  # what there is besides single slots on hosts that are there
+    wishes: frozenset[str] = WISHES  # what is used besides single slots on existing hosts
 
     @property
     def is_large(self) -> bool:
-        """Very many hosts: they report less often, and jobs want more."""
+        """Returns whether there are very many hosts.
+
+        Executors then report less often, and jobs request more.
+        """
         return (self.hosts or 0) > MANY_HOSTS
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run did."""
+    """Figures of a run."""
 
     seed: int
     hosts: int
@@ -93,15 +96,15 @@ class Result:
     ends: int
     resizes: int
     gangs: int  # granted
-    started: int  # executors, by a provider
-    fair: Counter[str]  # groups set, slots handed on, reservations
+    started: int  # executors started by a provider
+    fair: Counter[str]  # groups set, slots reused, reservations
     faults: Counter[str]
     messages: Counter[str]
-    trace: str  # digest of the whole story
+    trace: str  # digest of the whole log
 
 
 class Failed(AssertionError):
-    """A seed that showed a bug, with its story."""
+    """A seed that has shown a bug, with the end of its log."""
 
     def __init__(self, plan: Plan, error: Exception, at_ms: int, lines: list[str]) -> None:
         self.plan, self.error, self.at_ms = plan, error, at_ms
@@ -111,7 +114,7 @@ class Failed(AssertionError):
 
 
 class World:
-    """Everything of one run."""
+    """All parts of one run."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -156,15 +159,15 @@ class World:
             self._add_host(f"host-{number:02}")
 
     def chance(self, name: str) -> Random:
-        """A source of chance of its own for a part of the world."""
+        """Returns a separate random source for a part of the world."""
         return Random(f"{self.plan.seed}/{name}")
 
     def log(self, line: str) -> None:
-        """Adds to the story."""
+        """Adds a line to the log."""
         self.story.append(f"{self.loop.now_ms:7} {line}")
 
     def leader(self) -> Manager | None:
-        """The manager that leads, whether or not it knows."""
+        """Returns the manager that leads, whether or not it knows."""
         for manager in self.managers:
             if manager.leading and self.database.leads(manager.holder, manager.epoch):
                 return manager
@@ -190,8 +193,8 @@ class World:
         self.add_executor(name, plan)
 
     def add_executor(self, name: str, plan: HostPlan, shape: str = "") -> Executor:
-        """A new one; it begins when it is told."""
-        if CPUS in self.plan.wishes:  # every executor of today says what it has for best effort
+        """Creates an executor, without starting it."""
+        if CPUS in self.plan.wishes:  # present executors report separate best-effort capacity
             cpu_milli = plan.total[CPU_MILLI]
             plan = replace(plan, total={BEST_EFFORT_CPU_MILLI: cpu_milli, **plan.total})
         executor = Executor(
@@ -209,10 +212,10 @@ class World:
     # -- the run -----------------------------------------------------------------------------
 
     def run(self) -> Result:
-        """Lives through all phases.
+        """Runs all phases.
 
         Raises:
-            Failed: something that must hold did not, or too little happened.
+            Failed: a check failed, or too little happened.
         """
         try:
             self._storm()
@@ -280,24 +283,25 @@ class World:
             executor.see_cpus(EMPTY, EMPTY)
             executor.dies_saving, executor.dies_resizing = False, ""
         for master in self.checks.masters.values():
-            master.leaving = True  # asks for nothing more
+            master.leaving = True  # requests nothing more
         if self.operator:
             self.operator.leaving = True
-        self.loop.run_until(begun_ms + COME_BACK_MS)  # whoever is down comes back
+        self.loop.run_until(begun_ms + COME_BACK_MS)  # crashed processes restart in this time
         for name in [e.executor_id for e in self.checks.executors.values() if not e.provided_as]:
             self._leader().submit(lambda at, name=name: UndrainRequested(at, name))  # type: ignore[misc]
             if name in self._leader().state.host_settings:
                 self._leader().submit(
                     lambda at, name=name: HostPolicySet(at, name, HostPolicy(), OF_ONE_HOST)  # type: ignore[misc]
                 )
-        # A host with another identity is taken in only when the one before it is lost.
+        # A host with a new identity is accepted only when the former one is lost.
         self.loop.run_until(begun_ms + HEAL_MS + self.settings.lost_timeout_ms)
         self._let_orders_end()
         check_healed(self.checks, self._leader().state)
 
     def _let_orders_end(self) -> None:
-        """What was decided a moment ago (hosts are held, and no longer, as time goes by) is carried
-        out, and heard of.
+        """Waits until recent decisions are executed and the job masters know them.
+
+        Reservations begin and end as time passes, so there may be some at any moment.
         """
         for _ in range(ORDERS_END_MS // WATCH_MS):
             state = self._leader().state
@@ -325,9 +329,9 @@ class World:
         check_empty(self.checks, self._leader().state)
 
     def _jobs_of_nobody(self) -> list[str]:
-        """Jobs that had ended, live again since older books were restored, and have no lease.
+        """Returns jobs that had ended, are active again after a restore, and have no lease.
 
-        Their masters are done and gone, so an operator has to end them.
+        Their masters have stopped, so an operator has to end them.
         """
         if not self.faults["books are restored"]:
             return []
@@ -356,7 +360,7 @@ class World:
         )
 
     def _tell(self, error: Exception) -> list[str]:
-        """The last lines, and those that speak of what the error names."""
+        """Returns the last lines of the log, and those about jobs that the error names."""
         words = {word.strip("(),:;'") for word in str(error).replace("'", " ").split()}
         names = {
             word.split("/")[0] for word in words if word.startswith("job-") and word[-1] != "-"
@@ -394,7 +398,7 @@ class World:
         self.loop.after(rng.randint(500, 5_000), lambda: self._next_weather(rng))
 
     def _planned_faults(self) -> Iterator[tuple[int, str, int]]:
-        """When, what, and a number."""
+        """Yields time, kind and number of each fault."""
         plan, rng = self.plan, self.chance("faults")
         kinds = [kind for kind in FAULTS if self.cloud is not None or kind not in OF_PROVIDERS]
         if CPUS not in plan.wishes:
@@ -408,11 +412,11 @@ class World:
                 yield at_ms, kind, number
 
     def fault_numbers(self) -> list[int]:
-        """Of the faults that the plan has."""
+        """Returns the numbers of the planned faults."""
         return [number for _, _, number in self._planned_faults()]
 
     def planned_kinds(self) -> set[str]:
-        """Of the same."""
+        """Returns the kinds of the planned faults."""
         return {kind for _, kind, _ in self._planned_faults()}
 
     def _plan_faults(self) -> None:

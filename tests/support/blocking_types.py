@@ -111,7 +111,7 @@ class Types:
         raise TypeError(f"a default like {value!r} cannot be written")
 
     def wrapped(self, value: str, hint: Any) -> str:
-        """Returns an expression that converts `value`, a result of the asyncio client, for callers."""
+        """Returns an expression that converts `value` from the asyncio client for the caller."""
         if self.twin(hint) is not None or hint is asyncio.Event:
             return f"{self.written(hint)}(self.loop, {value})"
         if (item := item_of(hint)) is not None:
@@ -131,7 +131,7 @@ class Types:
         raise TypeError(f"a result like {hint} cannot be wrapped")
 
     def unwrapped(self, value: str, hint: Any) -> str:
-        """Returns an expression that converts `value`, a caller's argument, for the asyncio client."""
+        """Returns an expression that converts the caller's `value` for the asyncio client."""
         if self.twin(hint) is not None:
             return f"{value}.inner"
         origin, args = get_origin(hint), get_args(hint)

@@ -13,7 +13,7 @@ import pytest
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """An fsync of a file or directory; `content` is what the file contained, None for a directory."""
+    """An fsync; `content` is what the file contained, None for a directory."""
 
     path: Path
     content: bytes | None

@@ -47,8 +47,7 @@ class Process:
 
 
 def guard_run() -> None:
-    """Continues in a new, guarded process; the calling process waits for it and ends in the same
-    way.
+    """Continues in a new, guarded process; the calling process waits for it and ends likewise.
 
     Call it before anything is started. A second call in one process does nothing.
     """
@@ -96,7 +95,7 @@ def _watch(child: int) -> None:
 
 
 def _reap(child: int, status: int | None) -> int | None:
-    """Reaps ended children; returns the exit status of `child` if it is one of them, else `status`."""
+    """Reaps ended children; returns the status of `child` if it was among them, else `status`."""
     with suppress(ChildProcessError):
         while (dead := os.waitpid(-1, os.WNOHANG))[0]:
             status = dead[1] if dead[0] == child else status

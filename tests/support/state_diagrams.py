@@ -31,7 +31,7 @@ def _section(table: StateTable[Any, Any]) -> str:
 
 
 def mermaid(table: StateTable[Any, Any]) -> str:
-    """Returns one table as a state diagram; transitions between the same two states share an arrow."""
+    """Returns one table as a state diagram; transitions between two states share an arrow."""
     arrows: dict[tuple[str, str], list[str]] = {}
     for (before, what), after in table.moves.items():
         arrows.setdefault((before, "[*]" if after is None else str(after)), []).append(str(what))

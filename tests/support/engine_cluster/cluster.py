@@ -23,7 +23,7 @@ FAIRNESS = frozenset(each.name for each in fields(Fairness))
 
 
 def changed(settings: EngineSettings, **values: Any) -> EngineSettings:
-    """Returns the settings with some values replaced; fields of `fairness` are given by name too."""
+    """Returns the settings with some values replaced, including fields of `fairness` by name."""
     fair = {name: values.pop(name) for name in FAIRNESS & values.keys()}
     if fair:
         values["fairness"] = replace(settings.fairness, **fair)

@@ -186,7 +186,7 @@ class Conversation:
         return next(sent for sent in self.wire if sent.command.executor_id == executor_id)
 
     def deliver(self, sent: OnTheWire, *, lose_answer: bool = False) -> None:
-        """Delivers a command; the answer is lost if `lose_answer`, or if the sender was replaced."""
+        """Delivers a command; the answer is lost if `lose_answer` or if the sender was replaced."""
         self.wire.remove(sent)
         executor = self.executors.get(sent.command.executor_id)
         if executor is None:  # the executor has vanished, and the resource manager learns it now

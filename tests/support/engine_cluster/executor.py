@@ -128,11 +128,11 @@ class FakeExecutor:
         )
 
     def content(self) -> Any:
-        """Returns the state that a report describes; two equal states may be reported as unchanged."""
+        """Returns the content of a report; two equal contents may be reported as unchanged."""
         return tuple(self.slots.items()), tuple(sorted(self.available().items())), self.cpu_state
 
     def short_report(self) -> Report:
-        """Returns the next numbered report, which says "unchanged since the last acknowledged one"."""
+        """Returns the next numbered report, as "unchanged since the last acknowledged one"."""
         self.report_number += 1
         self.sent = (self.report_number, self.content(), len(self.ended))
         return Report(
