@@ -1,6 +1,6 @@
-"""`./dev chaos`: real daemons under load while they are killed, stopped, cut off and starved.
+"""`./dev chaos`: runs real daemons under load, and kills, stops, cuts off and slows them.
 
-Prints the faults as they happen and a verdict; exit code 1 where anything was wrong.
+Prints the faults as they happen and a verdict; exits with 1 if a check failed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.components import use_project_tools
 
 
 def parse(arguments: list[str]) -> Settings:
-    """Settings of the command line."""
+    """Returns the settings of the command line."""
     parser = argparse.ArgumentParser(prog="./dev chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="default: a new one, printed")
     parser.add_argument("--cycles", type=int, default=20, help="faults in all (default: 20)")
@@ -51,19 +51,19 @@ def parse(arguments: list[str]) -> Settings:
 
 
 def say(line: str) -> None:
-    """Prints it now."""
+    """Prints a line at once."""
     print(line, flush=True)
 
 
 def break_off(_number: int, _frame: FrameType | None) -> None:
-    """Ends the run, and everything that it has begun; said twice it means the same."""
+    """Ends the run and everything that it started; a second signal has no further effect."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def main() -> int:
-    """0 if nothing was wrong."""
+    """Returns 0 if all checks passed."""
     settings = parse(sys.argv[1:])
     if settings.shape.network and not in_own_network():
         enter_own_network("tests.chaos", [*sys.argv[1:], "--seed", str(settings.seed)])

@@ -1,9 +1,9 @@
-"""`python -m tests.chaos.batch`: a batch on real daemons, whose runner, manager and executors
-are killed at random, again and again.
+"""`python -m tests.chaos.batch`: runs a batch on real daemons while they are killed at random.
 
-Every thread must have one result and its output, and its command must have come to its end exactly
-once; only an executor that was counted as lost excuses a second run. The sequence of kills follows
-from the seed, their effect does not. Exit code 1 where anything was wrong.
+It kills the runner, the resource manager and executors. Every thread must have one result and its
+output, and its command must have completed exactly once; only the loss of an executor excuses a
+second run. The seed determines the sequence of kills, but not their effect. Exits with 1 if a check
+failed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS = ("runner", "runner", "manager", "executor", "executor")
 
 
 class Chaos:
-    """The daemons, the batch, and who was killed how often."""
+    """The daemons, the batch, and the number of kills of each kind."""
 
     def __init__(self, seed: int, threads: int, home: Path) -> None:
         self.random = random.Random(seed)
@@ -36,7 +36,7 @@ class Chaos:
         self.batch = Batch(home, self.daemons.cli.environment(), threads)
 
     def run(self, patience_s: float) -> None:
-        """Kills until the batch is done."""
+        """Kills processes until the batch is done."""
         self.daemons.manager.start()
         self.daemons.manager.endpoint()
         for each in self.executors:
@@ -52,7 +52,7 @@ class Chaos:
             self.batch.start().wait(90)
 
     def kill(self, kind: str) -> None:
-        """Kills one of a kind, and starts it again."""
+        """Kills one process of a kind, and starts it again."""
         self.kills[kind] += 1
         pause_s = self.random.choice([0, 0, 0.5])
         if kind == "runner":
@@ -69,13 +69,13 @@ class Chaos:
         daemon.start()
 
     def judge(self) -> list[str]:
-        """What was wrong."""
-        ran = self.batch.check()  # raises where a thread has no result, or no output
+        """Returns what was wrong."""
+        ran = self.batch.check()  # raises if a thread has no result or no output
         twice = sorted(thread for thread, times in ran.items() if times > 1)
         with self.daemons.cli.client() as cluster:
             events = list(cluster.events(newest=1000))
         lost = sum(each.kind == "executor_lost" for each in events)
-        excused = 5 * lost  # so many slots has an executor here
+        excused = 5 * lost  # an executor has 5 slots here
         results = list(fg.batch.read_thread_results(self.batch.state_file))
         print(f"killed: {dict(self.kills)}; {len(results)} threads, one result each;")
         print(f"executors counted as lost: {lost}; ran twice: {len(twice)}")
@@ -83,7 +83,7 @@ class Chaos:
 
 
 def main() -> int:
-    """Reads the command line, and runs one life."""
+    """Reads the command line, and runs once."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.batch", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--threads", type=int, default=300)

@@ -1,7 +1,4 @@
-"""The cluster under fire: its processes by name, how they start, and how they all end.
-
-Decides what a whole cluster consists of. Refuses to know which faults befall it.
-"""
+"""The cluster of a chaos run: its processes by name, how they start, and how all of them end."""
 
 from __future__ import annotations
 
@@ -32,24 +29,26 @@ class Shape:
     executors: int = 3
     masters: int = 3
     database: str = "sqlite"  # or postgresql
-    network: bool = False  # every process in a namespace of its own
+    network: bool = False  # whether every process has a separate network namespace
     lease_s: float = 30.0
     job_s_max: float = 25.0
 
 
 class Cluster:
-    """Starts in order, ends in order, and leaves nothing behind unless asked to."""
+    """A cluster that starts and stops in order, and removes its files unless asked to keep them."""
 
     def __init__(self, shape: Shape, seed: int) -> None:
         self.shape, self.seed = shape, seed
-        self.folder = Path(tempfile.mkdtemp(prefix="fg-chaos-"))  # short: sockets lie in it
+        # a short path, because sockets are in it
+        self.folder = Path(tempfile.mkdtemp(prefix="fg-chaos-"))
         self.folder.chmod(0o711)
         (self.folder / "logs").mkdir()
         (self.folder / "journals").mkdir()
         ensure_token_files(self.folder)
-        self.token_file = self.folder / "cluster.token"  # of operators: the run itself
-        self.user_token_file = self.folder / "user.token"  # of job masters
-        self.mark = uuid.uuid4().hex[:6]  # names of executors are known to the kernel
+        self.token_file = self.folder / "cluster.token"  # for operators: the run itself
+        self.user_token_file = self.folder / "user.token"  # for job masters
+        # makes names of executors unique on this machine, because the kernel knows them
+        self.mark = uuid.uuid4().hex[:6]
         self.network = Network() if shape.network else None
         self.postgresql = PostgresqlServer() if shape.database == "postgresql" else None
         database = ""
@@ -111,13 +110,14 @@ class Cluster:
         for each in self.executors:
             each.start()
         for each in self.executors:
-            # Else what no host could carry waits for one that may come.
+            # Requests that no host could serve are rejected only once all executors have
+            # registered.
             eventually(each.has_registered, f"{each.name} registers")
         for number in range(self.shape.masters):
             self.add_master(f"master-{number}")
 
     def add_master(self, node: str) -> Daemon:
-        """A new job master at a node; one that was killed there never comes back as itself."""
+        """Adds a job master at a node; a killed one is never restarted as itself."""
         name = f"{node}-{len(self.masters) + len(self.retired)}"
         config = Config(
             name=name,
@@ -139,27 +139,27 @@ class Cluster:
         return master
 
     def replace_master(self, master: Daemon) -> None:
-        """After its crash."""
+        """Replaces a job master that was killed."""
         self.masters.remove(master)
         self.retired.append(self.folder / "journals" / f"{master.name}.jsonl")
         self.add_master(node_of(master))
 
     def connect(self) -> fg.Cluster:
-        """A client of the run's own, which nothing cuts off."""
+        """Returns a client of the run itself, which is never cut off."""
         return fg.connect(self.addresses, token_file=self.token_file, insecure=True, budget_s=60.0)
 
     def daemons(self) -> list[Daemon]:
         return [*self.managers, *self.executors, *self.masters]
 
     def heal(self) -> None:
-        """Nobody is suspended, and everybody reaches everybody."""
+        """Resumes all suspended processes and mends the network."""
         if self.network is not None:
             self.network.heal()
         for daemon in self.daemons():
             daemon.resume()
 
     def finish_masters(self) -> list[str]:
-        """Lets them end their jobs; what went wrong, a line each."""
+        """Lets the job masters end their jobs; returns failures, one per line."""
         self.stop_file.touch()
         wrong = []
         for master in self.masters:
@@ -173,7 +173,7 @@ class Cluster:
         return wrong
 
     def stop(self) -> list[str]:
-        """A planned stop of all daemons; whatever does not end in order, a line each."""
+        """Stops all daemons as planned; returns failures, one per line."""
         wrong = []
         for daemon in (*self.executors, *self.managers):
             if not daemon.runs:
@@ -188,7 +188,7 @@ class Cluster:
         return wrong
 
     def put_down(self) -> None:
-        """Whatever still lives, after a run that failed: freed in order as far as possible."""
+        """Ends all processes after a failed run, with their slots freed as far as possible."""
         for daemon in self.daemons():
             daemon.resume()
         for master in self.masters:
@@ -204,7 +204,7 @@ class Cluster:
                 daemon.kill()
 
     def close(self, *, keep: bool) -> None:
-        """Removes what is temporary; `keep` leaves the folder with logs and journals."""
+        """Removes temporary files; `keep` leaves the folder with logs and journals."""
         if self.network is not None:
             self.network.close()
         if self.postgresql is not None:

@@ -1,7 +1,4 @@
-"""Processes of a cluster that are killed, stopped and started at will, and where they live.
-
-Decides command lines and addresses. Refuses to know when anything happens to them.
-"""
+"""Processes of a cluster that are started, stopped and killed, with their command lines."""
 
 from __future__ import annotations
 
@@ -27,10 +24,10 @@ CPU_MILLI, MEMORY_MIB = 1000, 512
 
 
 def eventually(look: Callable[[], T | None], what: str, patience_s: float = PATIENCE_S) -> T:
-    """What `look` gives as soon as it is true.
+    """Returns the first true result of `look`.
 
     Raises:
-        TimeoutError: it never was.
+        TimeoutError: there was none within `patience_s`.
     """
     end = time.monotonic() + patience_s
     while not (found := look()):
@@ -42,7 +39,7 @@ def eventually(look: Callable[[], T | None], what: str, patience_s: float = PATI
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process lives: its address, and what puts it there."""
+    """Where a process runs: its address, and the command prefix that puts it there."""
 
     host: str = "127.0.0.1"
     inside: Sequence[str] = ()
@@ -50,7 +47,7 @@ class Place:
 
 @dataclass
 class Daemon:
-    """One process of the cluster, whatever it is."""
+    """One process of the cluster, of any kind."""
 
     name: str
     argv: Sequence[str]
@@ -59,7 +56,7 @@ class Daemon:
     process: subprocess.Popen[bytes] | None = None
     stopped: bool = False
     starts: int = 0
-    log_offset: int = 0  # where the words of the present process begin
+    log_offset: int = 0  # where the log of the present process begins
 
     @property
     def log_file(self) -> Path:
@@ -92,7 +89,7 @@ class Daemon:
             )
 
     def note(self) -> Mapping[str, Any] | None:
-        """Where it serves, once it does; of this very process."""
+        """Returns the present process's endpoint file, or None if it does not serve yet."""
         if not self.runs:
             raise RuntimeError(f"{self.name} has ended: {self.last_words()}")
         try:
@@ -105,7 +102,7 @@ class Daemon:
         eventually(self.note, f"{self.name} serves")
 
     def said(self) -> list[str]:
-        """What the present process has logged."""
+        """Returns what the present process has logged."""
         with self.log_file.open("rb") as log:
             log.seek(self.log_offset)
             return log.read().decode(errors="replace").splitlines()
@@ -114,14 +111,14 @@ class Daemon:
         return self.log_file.read_text(errors="replace")[-2000:]
 
     def kill(self) -> None:
-        """As a crash does."""
+        """Kills the process, like a crash."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
         self.stopped = False
 
     def end(self, patience_s: float = PATIENCE_S) -> int:
-        """A planned stop; its exit code."""
+        """Stops the process as planned; returns its exit code."""
         assert self.process is not None
         if self.runs:
             self.process.terminate()
@@ -138,10 +135,10 @@ class Daemon:
 
 
 class Executor(Daemon):
-    """A front with its helper."""
+    """A task executor: a front with its helper."""
 
     def helper_pid(self) -> int:
-        """The process that holds its cgroups; 0: none lives."""
+        """Returns the pid of the process that manages its cgroups; 0: there is none."""
         lock = str(self.state_dir / "helper" / "helper.lock")
         for entry in Path("/proc").glob("[0-9]*"):
             try:
@@ -152,7 +149,7 @@ class Executor(Daemon):
         return 0
 
     def has_registered(self) -> bool:
-        """Whether a resource manager knows this very front."""
+        """Returns whether a resource manager has registered the present front."""
         return any('"event": "registered"' in line for line in self.said())
 
     def kill_helper(self) -> None:
@@ -160,7 +157,7 @@ class Executor(Daemon):
             os.kill(pid, signal.SIGKILL)
 
     def saved_slots(self) -> dict[str, str]:
-        """Its table as it is on disk: "allocation.generation" and state."""
+        """Returns the slot table on disk: "allocation.generation" to state."""
         state = read_document(self.state_dir / "state.json") or {}
         found = {}
         for each in state.get("slots", ()):
@@ -171,7 +168,7 @@ class Executor(Daemon):
 
 @dataclass
 class Addresses:
-    """Where everything is; made once, so that whoever comes back comes back there."""
+    """The addresses of the cluster; fixed, so that a restarted process has the same one."""
 
     managers: list[str] = field(default_factory=list)
 
@@ -181,7 +178,7 @@ class Addresses:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Of every process, so that no other cluster of this host is found."""
+    """Returns an environment in which no process finds another cluster of this machine."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -199,7 +196,7 @@ OPEN = ("--metrics-listen", "none", "--log-format", "json", "--insecure")
 def manager(
     name: str, folder: Path, place: Place, address: str, *, database: str, standby: bool
 ) -> Daemon:
-    """A resource manager, not started yet."""
+    """Returns a resource manager, not started yet."""
     tokens: Sequence[str] = ("--cluster-token-file", str(folder / "cluster.token"))
     tokens = (*tokens, "--user-token-file", str(folder / "user.token"))
     times = ("--report-interval", REPORT_INTERVAL, "--lost-timeout", f"{LOST_TIMEOUT_S:g}s")
@@ -210,7 +207,7 @@ def manager(
 
 
 def executor(name: str, folder: Path, place: Place, address: str, managers: str) -> Executor:
-    """A task executor with a small share, not started yet."""
+    """Returns a task executor with a small share, not started yet."""
     argv = (*FINEGRAIN, "executor", "serve", "--state-dir", str(folder / name))
     where = ("--executor-id", name, "--run-dir", str(folder / "run"), "--listen", address)
     share = ("--cpu", str(CPU_MILLI / 1000), "--memory", f"{MEMORY_MIB}MiB")

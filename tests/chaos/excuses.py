@@ -1,7 +1,4 @@
-"""Who was disturbed from when to when, and what that excuses.
-
-Decides that a fault excuses only what it must. Refuses to know how faults are made.
-"""
+"""Decides which failures a disturbance excuses: only those that it must cause."""
 
 from __future__ import annotations
 
@@ -11,12 +8,12 @@ from dataclasses import dataclass, field
 from tests.chaos.daemons import LOST_TIMEOUT_S
 
 CUT_EXECUTOR_MASTER = "cut-executor-master"
-"""The one fault that keeps nobody from the resource manager."""
+"""The only network fault that does not cut off the resource manager."""
 
 
 @dataclass
 class Disturbance:
-    """From when to when (wall clock) these could not do their part."""
+    """A span of wall clock time in which these processes could not work normally."""
 
     kind: str
     names: frozenset[str]
@@ -27,7 +24,7 @@ class Disturbance:
 def excuses_loss(
     disturbances: Sequence[Disturbance], executor: str, at: float, silence_s: float = LOST_TIMEOUT_S
 ) -> bool:
-    """Whether somebody kept this executor silent for the whole timeout before `at`."""
+    """Returns whether disturbances silenced this executor for the whole timeout before `at`."""
     spans = sorted(
         (each.start, each.end)
         for each in disturbances
@@ -39,7 +36,7 @@ def excuses_loss(
 def excuses_job_end(
     disturbances: Sequence[Disturbance], node: str, at: float, lease_s: float
 ) -> bool:
-    """Whether the job master could not renew its lease for most of it."""
+    """Returns whether the job master could not renew its lease for more than half of it."""
     spans = sorted(
         (each.start, each.end)
         for each in disturbances
@@ -54,9 +51,9 @@ def node_of_name(name: str) -> str:
 
 
 def _covers(spans: Sequence[tuple[float, float]], start: float, end: float) -> bool:
-    """Whether spans, with gaps of up to 3 s, cover all of start..end."""
+    """Returns whether spans cover all of start..end, ignoring gaps of up to 3 s."""
     reach = start
-    for begin, finish in spans:  # in order of their beginning
+    for begin, finish in spans:  # sorted by their start
         if begin <= max(start, reach + (3.0 if reach > start else 0.0)):
             reach = max(reach, finish)
     return reach >= end

@@ -1,7 +1,7 @@
-"""What befalls the cluster: a seeded sequence of faults, and how each is brought about.
+"""Plans a seeded sequence of faults, and executes them.
 
-Decides order, targets and lengths from the seed alone, and writes down who was disturbed from when
-to when, which is what the judge may excuse. Refuses to know what is right or wrong afterwards.
+Order, targets and lengths follow from the seed alone. It records who was disturbed from when to
+when, because that decides what the judge may excuse.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.chaos.daemons import Daemon, Executor, eventually
 from tests.chaos.excuses import CUT_EXECUTOR_MASTER, Disturbance
 
 LOOK_S = 0.2
-STEPPED_DOWN = 4  # exit code of a resource manager that does not lead any more
+STEPPED_DOWN = 4  # exit code of a resource manager that has lost leadership
 
 RM_KILL = "rm-kill"
 RM_STOP = "rm-stop"
@@ -48,21 +48,21 @@ KINDS: dict[str, tuple[str, ...]] = {
     "network": (CUT_RM_EXECUTOR, CUT_RM_MASTER, CUT_EXECUTOR_MASTER, SLOW_LINE),
     "database": (DATABASE_KILL, DATABASE_RESTART),
 }
-"""Groups of faults by the word of the command line."""
+"""Kinds of faults by the group name of the command line."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault: what, which of the targets (counted modulo), how long, when."""
+    """One fault: its kind, targets (numbers modulo their count), length and time."""
 
     kind: str
     which: int
     other: int
-    pause_s: float  # before it
-    length_s: float  # of it
-    one_way: int = 0  # cuts: 0 both, 1 there, 2 back
-    again: bool = False  # kills: once more while it starts
-    together: bool = False  # the next one begins meanwhile
+    pause_s: float  # before the fault
+    length_s: float  # of the fault
+    one_way: int = 0  # cuts: 0 both ways, 1 there, 2 back
+    again: bool = False  # kills: again while the process starts
+    together: bool = False  # the next fault begins in the meantime
 
     def __str__(self) -> str:
         way = ("", " one way", " the other way")[self.one_way]
@@ -74,7 +74,7 @@ class Fault:
 
 
 def plan(seed: int, groups: Sequence[str], cycles: int, length_s_max: float = 20.0) -> list[Fault]:
-    """The sequence: every kind as often as any other, in random order."""
+    """Returns the sequence: every kind equally often, in random order."""
     chance = random.Random(seed)
     kinds = [kind for group in groups for kind in KINDS[group]]
     order = [kinds[n % len(kinds)] for n in range(cycles)]
@@ -95,13 +95,13 @@ def _fault(kind: str, chance: random.Random, length_s_max: float) -> Fault:
         length_s=length_s,
         one_way=chance.choice((0, 0, 1, 2)) if kind.startswith("cut") else 0,
         again=short and chance.random() < 0.2,
-        # The database goes with the thread that started it, so that has to be one that stays.
+        # The database server ends with the thread that started it, so use the main thread.
         together=not short and not kind.startswith("database") and chance.random() < 0.4,
     )
 
 
 class Chaos:
-    """Carries faults out: one process suffers one fault at a time, several may suffer at once."""
+    """Executes faults: one at a time for each process, in parallel for different ones."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -114,7 +114,8 @@ class Chaos:
         self._under_way: list[threading.Thread] = []
         self._keeping = threading.Event()
         self._keeper: threading.Thread | None = None
-        self.own_ends: list[tuple[float, str, int]] = []  # when, who, exit code
+        # time, name and exit code of processes that ended by themselves
+        self.own_ends: list[tuple[float, str, int]] = []
         self._acts: dict[str, Callable[[Fault], None]] = {
             RM_KILL: self._kill_manager,
             RM_STOP: self._stop_manager,
@@ -134,7 +135,7 @@ class Chaos:
         }
 
     def carry_out(self, fault: Fault) -> None:
-        """Waits, does it, and undoes it; one that is `together` goes on meanwhile."""
+        """Waits, executes the fault and reverts it; if it is `together`, in a thread."""
         time.sleep(fault.pause_s)
         if fault.together:
             thread = threading.Thread(target=self._carry_out, args=(fault,))
@@ -153,7 +154,7 @@ class Chaos:
                 self.done[fault.kind] += 1
 
     def keep_running(self) -> None:
-        """Starts again what ended by itself, as a supervisor does, until `stop_keeping`."""
+        """Restarts processes that end by themselves, as a supervisor does, until `stop_keeping`."""
         self._keeping.clear()
         keeper = threading.Thread(target=self._keep)
         keeper.start()
@@ -169,7 +170,7 @@ class Chaos:
             for daemon in (*self.cluster.managers, *self.cluster.executors):
                 lock = self._suffering[daemon.name]
                 if not lock.acquire(blocking=False):
-                    continue  # a fault has it
+                    continue  # a fault is using it
                 try:
                     if daemon.process is not None and not daemon.runs:
                         self._ended(daemon, daemon.process.returncode)
@@ -178,7 +179,10 @@ class Chaos:
                     lock.release()
 
     def _ended(self, daemon: Daemon, code: int) -> None:
-        """Only a resource manager may end by itself: without its database, or replaced."""
+        """Records an exit; only a resource manager may end by itself.
+
+        It may do so without its database, or when it was replaced as the leader.
+        """
         self.own_ends.append((time.time(), daemon.name, code))
         replaced = code == STEPPED_DOWN and len(self.cluster.managers) > 1
         without = any(
@@ -188,13 +192,13 @@ class Chaos:
             self.failures.append(f"{daemon.name} ended with {code}: {daemon.last_words()}")
 
     def settle(self) -> None:
-        """Waits for what is under way."""
+        """Waits for the faults that still run."""
         while self._under_way:
             self._under_way.pop().join()
 
     @contextmanager
     def disturbing(self, kind: str, *names: str) -> Iterator[None]:
-        """Writes down that these are disturbed meanwhile; the first suffers nothing else."""
+        """Records that these are disturbed in this block; the first is locked for other faults."""
         with self._suffering[names[0]]:
             disturbance = Disturbance(kind, frozenset(names), time.time())
             with self._lock:
@@ -204,7 +208,7 @@ class Chaos:
             finally:
                 disturbance.end = time.time()
 
-    # -- who ---------------------------------------------------------------------------------
+    # -- targets -----------------------------------------------------------------------------
 
     def _executor(self, fault: Fault) -> Executor:
         return self.cluster.executors[fault.which % len(self.cluster.executors)]
@@ -213,7 +217,7 @@ class Chaos:
         return self.cluster.masters[number % len(self.cluster.masters)]
 
     def leader(self) -> Daemon:
-        """The resource manager that leads."""
+        """Returns the resource manager that leads."""
         managers = self.cluster.managers
         if len(managers) == 1:
             return managers[0]
@@ -237,7 +241,7 @@ class Chaos:
             if len(self.cluster.managers) > 1:
                 able = not any(each.stopped for each in self.cluster.managers)
                 self.leader()
-                if able and not standby:  # somebody had to take over, and could
+                if able and not standby:  # a standby had to take over, and was able to
                     self.restart_s.append(time.monotonic() - begun)
             elif fault.again:
                 manager.start()
@@ -254,7 +258,7 @@ class Chaos:
         self._suspended(fault, self.leader())
 
     def _suspended(self, fault: Fault, daemon: Daemon) -> None:
-        """Stopped for a while."""
+        """Stops a daemon for a while (SIGSTOP)."""
         with self.disturbing(fault.kind, daemon.name):
             daemon.suspend()
             time.sleep(fault.length_s)
@@ -363,7 +367,7 @@ class Chaos:
 
 
 def _serves(manager: Daemon) -> int:
-    """The epoch that it leads at, by its log; 0: it does not."""
+    """Returns the epoch at which a manager leads, according to its log; 0: it does not lead."""
     if not manager.runs or manager.stopped:
         return 0
     for line in reversed(manager.said()):
@@ -375,5 +379,5 @@ def _serves(manager: Daemon) -> int:
 
 
 def write_plan(path: Path, faults: Sequence[Fault]) -> None:
-    """A line for each."""
+    """Writes one line per fault."""
     path.write_text("".join(f"{number:4} {fault}\n" for number, fault in enumerate(faults)))

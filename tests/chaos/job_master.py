@@ -1,8 +1,8 @@
-"""A job master under fire, in a process of its own: `python -m tests.chaos.job_master CONFIG`.
+"""A job master of a chaos run, as a separate process: `python -m tests.chaos.job_master CONFIG`.
 
-Uses the client library as its guide says, asks for slots of mixed sizes, runs commands that number
-their lines, gives back, cancels, ends jobs, and writes down what it was told. Decides only whether
-what it gets is what it asked for; what faults excuse is for the judge.
+It uses the client library as its guide says: it requests slots of mixed sizes, runs commands that
+number their output lines, releases, cancels and ends jobs. It records in a journal what it was
+told, and checks only that it gets what it requested; the judge knows what faults excuse.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from tests.chaos.watcher import Watcher
 LOOK_S = 0.1
 JOBS_AT_ONCE = 2
 WORKERS = 3
-CALL_BUDGET_S = 90.0  # longer than any fault lasts
+CALL_BUDGET_S = 90.0  # longer than any fault
 WATCH_END_S = 60.0
 KEEP_LINES = "i=0; while [ $i -lt $1 ]; do i=$((i+1)); echo $2 $i; sleep $3; done; exit $4"
 
 
 @dataclass(frozen=True)
 class Config:
-    """What one job master is told, as JSON in a file."""
+    """Parameters of one job master, as JSON in a file."""
 
     name: str
     seed: int
     addresses: list[str]
     token_file: str
     journal: str
-    hold_file: str  # while it exists nothing new is begun
-    stop_file: str  # once it exists: end
+    hold_file: str  # while it exists, nothing new is started
+    stop_file: str  # once it exists, the job master ends
     lease_s: float = 30.0
     job_s_max: float = 25.0
 
@@ -54,7 +54,7 @@ class Config:
 
 @dataclass
 class Work:
-    """One command, and what has to come of it."""
+    """One command and its expected result."""
 
     lines: int
     mark: str
@@ -71,7 +71,7 @@ class Work:
         return b"".join(b"%s %d\n" % (self.mark.encode(), n + 1) for n in range(self.lines))
 
     def wrong_with(self, result: fg.TaskResult, *, ended_by_us: bool) -> str:
-        """What the result should have been otherwise; empty: it is right."""
+        """Returns what is wrong with the result; empty: nothing."""
         if ended_by_us and result.cancelled:
             fits = self.output.startswith(result.stdout)
             return "" if fits else f"its output has a gap: {result.stdout!r}"
@@ -83,7 +83,7 @@ class Work:
 
 
 class JobMaster:
-    """Works until it is told to stop."""
+    """A job master that works until it is told to stop."""
 
     def __init__(self, config: Config, cluster: fg.Cluster) -> None:
         self.config, self.cluster = config, cluster
@@ -96,7 +96,7 @@ class JobMaster:
         return Path(self.config.stop_file).exists()
 
     async def may_go_on(self) -> bool:
-        """Waits while work is held; False once it is over."""
+        """Waits while the hold file exists; returns False once the job master must stop."""
         while Path(self.config.hold_file).exists() and not self.stopping:  # noqa: ASYNC110
             await asyncio.sleep(LOOK_S)
         return not self.stopping
@@ -115,7 +115,8 @@ class JobMaster:
             await self._job(f"{self.config.name}-{number}-{turn}")
 
     async def _job(self, name: str) -> None:
-        # Not `async with`: a job that somebody else ended is to be told from one that we leave.
+        # `JobEnded` is handled inside: a job ended by others differs from one that this program
+        # ends.
         try:
             async with self.cluster.job(name, lease_s=self.config.lease_s) as job:
                 self.journal.write(j.JOB, job_id=job.job_id)
@@ -149,7 +150,7 @@ class JobMaster:
 
 
 class Worker:
-    """Asks, works and gives back within one job."""
+    """Requests slots, uses and releases them, within one job."""
 
     def __init__(self, master: JobMaster, job: fg.Job, ends_at: float) -> None:
         self.master, self.job, self.ends_at = master, job, ends_at
@@ -184,7 +185,7 @@ class Worker:
         )
 
     async def _work(self) -> None:
-        """The ordinary way: a few slots, a few commands in each, all given back."""
+        """The ordinary way: requests a few slots, runs a few commands in each, releases all."""
         specs = [self._spec() for _ in range(self.random.randint(1, 3))]
         await together(*(self._use(each) for each in await self._ask(*specs)))
 
@@ -206,12 +207,12 @@ class Worker:
                     return
         except fg.SlotLost as error:
             self._lost(request, error)
-            await self._cancel(request)  # one with restart_on_loss is back in line
+            await self._cancel(request)  # with restart_on_loss it is queued again
             return
         await self._release(slot)
 
     async def _run(self, slot: fg.Slot) -> bool:
-        """One command to its end; False where the slot was given back while it ran."""
+        """Runs one command until it ends; returns False if the slot was released before."""
         lines, pause_s = self.random.choice(((1, 0.0), (10, 0.1), (15, 0.2), (30, 0.2), (12, 0.5)))
         work = Work(lines, slot.allocation_id[-6:], pause_s, self.random.randint(0, 120))
         task = await slot.run(work.argv)
@@ -227,7 +228,7 @@ class Worker:
         return not early
 
     async def _crowd(self) -> None:
-        """Many at once, taken back whatever they have become meanwhile."""
+        """Requests many slots, and cancels them whatever their state is."""
         requests = await self._ask(
             *(self._spec() for _ in range(self.random.randint(5, 30))),
         )
@@ -237,7 +238,7 @@ class Worker:
             self.journal.write(j.CANCELLED, id=request.allocation_id)
 
     async def _impossible(self) -> None:
-        """What no host could ever carry has to be refused with a reason."""
+        """Requests what no host could ever provide; it must be rejected with a reason."""
         spec = fg.SlotSpec(cpu_milli=10_000_000, allocation_id=new_id())
         try:
             await self._ask(spec)
@@ -247,7 +248,7 @@ class Worker:
             self.master.wrong(f"request {spec.allocation_id} for 10,000 cores was not refused")
 
     async def _leave_behind(self) -> None:
-        """Slots and requests that only the end of the job takes back."""
+        """Leaves slots and requests that only the end of the job releases."""
         (request,) = await self._ask(self._spec())
         if self.random.random() < 0.5:
             return
@@ -293,7 +294,7 @@ class Worker:
 
 
 async def together(*works: Coroutine[Any, Any, None]) -> None:
-    """All of them; the first error ends the others."""
+    """Runs all coroutines; the first error cancels the others."""
     try:
         async with asyncio.TaskGroup() as group:
             for work in works:
@@ -309,7 +310,7 @@ def _first(error: BaseException) -> BaseException:
 
 
 async def main(path: Path) -> None:
-    """Runs one job master to its end."""
+    """Runs one job master until it ends."""
     config = Config.load(path)
     async with fg.connect(
         config.addresses, token_file=config.token_file, insecure=True, budget_s=CALL_BUDGET_S

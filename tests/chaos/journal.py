@@ -1,7 +1,6 @@
-"""What a job master writes down as it happens, one JSON object per line, so that even one that is
-killed leaves a true account.
+"""The journal of a job master: one JSON object per line, written at once.
 
-Decides the words of the journal. Refuses to know what follows from them.
+So even the journal of a killed job master is correct.
 """
 
 from __future__ import annotations
@@ -16,34 +15,34 @@ from typing import Any
 JOB = "job"  # a job is registered: job_id
 ASKED = "asked"  # before the call: job_id, ids
 ACKNOWLEDGED = "acknowledged"  # the call returned: job_id, ids
-REFUSED = "refused"  # infeasible from the start: id, reason
-EVENT = "event"  # of the watch stream: job_id, sequence, id, state, reason, generation, executor
-GRANTED = "granted"  # the client has handed out a slot: id, generation, executor
+REFUSED = "refused"  # rejected as infeasible at once: id, reason
+EVENT = "event"  # in the watch stream: job_id, sequence, id, state, reason, generation, executor
+GRANTED = "granted"  # the client returned a slot: id, generation, executor
 TASK = "task"  # started: task_id, id, generation, executor
-TASK_ENDED = "task_ended"  # as it should: task_id
-SLOT_LOST = "slot_lost"  # while a task ran, or before it could: id, generation, executor, reason
+TASK_ENDED = "task_ended"  # with the right result: task_id
+SLOT_LOST = "slot_lost"  # while a task ran, or before: id, generation, executor, reason
 RELEASED = "released"  # id
 CANCELLED = "cancelled"  # id
-JOB_LOST = "job_lost"  # somebody else ended it: job_id, reason
-JOB_ENDED = "job_ended"  # by us: job_id
-WRONG = "wrong"  # what must never be: message
-DONE = "done"  # the last line of a job master that was asked to finish
+JOB_LOST = "job_lost"  # ended by others: job_id, reason
+JOB_ENDED = "job_ended"  # ended by this job master: job_id
+WRONG = "wrong"  # what must never happen: message
+DONE = "done"  # the last line of a job master that was asked to stop
 
 
 class Journal:
-    """Appends to a file; what was written is there even if the process is killed."""
+    """Appends to a file; written lines survive if the process is killed."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def write(self, what: str, **values: Any) -> None:
-        """One line."""
+        """Appends one line."""
         line = json.dumps({"at": time.time(), "what": what, **values})
         os.write(self._fd, line.encode() + b"\n")
 
 
 def read_journal(path: Path) -> Iterator[dict[str, Any]]:
-    """Its lines so far; a last one that is not complete is left out."""
+    """Yields the complete lines so far; an incomplete last line is left out."""
     try:
         text = path.read_bytes()
     except FileNotFoundError:

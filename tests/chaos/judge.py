@@ -1,8 +1,7 @@
-"""What must have held, read from what everybody wrote down: job masters, daemons, the books.
+"""Checks a run after the fact, from journals, logs, events and the resource manager's state.
 
-Decides right and wrong after the fact, and what a fault excuses: an executor that was silent for
-the whole lost timeout may be lost, a job master that could not renew its lease may lose its job,
-and nothing else may. Refuses to know how faults are made.
+It knows what a fault excuses: an executor that was silent for the whole lost timeout may be lost, a
+job master that could not renew its lease may lose its job, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,20 +20,21 @@ from tests.chaos.journal import read_journal
 
 ENDS = frozenset({"CANCELLED", "REJECTED", "RELEASED", "LOST"})
 TELLING_S = 120.0
-"""How long after an executor was lost a job master may learn of it."""
+"""How long after the loss of an executor a job master may learn of it."""
 
 NEVER_LOGGED = ("invariants_broken", "batch_dropped", "writer_failed", "Traceback", "reload_failed")
-"""Words that no daemon's log may hold while its database is there."""
+"""Words that must not be in a daemon's log while its database is available."""
 
 STARVED = "terminating connection due to idle-in-transaction timeout"
-"""PostgreSQL ends a transaction whose process got no cpu for a part of the lease (decision 7). On a
-host as busy as these runs make it that happens: the batch is dropped, nothing was promised.
+"""PostgreSQL ends a transaction whose process got no cpu for a part of the lease (decision 7).
+
+On a machine as busy as in these runs that happens: the batch is dropped, and nothing was promised.
 """
 
 
 @dataclass
 class Master:
-    """One job master's journal, taken in."""
+    """The contents of one job master's journal."""
 
     name: str
     node: str
@@ -45,10 +45,10 @@ class Master:
     refused: set[str] = field(default_factory=set)
     last_state: dict[str, str] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
-    tasks: dict[str, str] = field(default_factory=dict)  # that run: task, request
+    tasks: dict[str, str] = field(default_factory=dict)  # started and not ended: task to request
     lost: list[Mapping[str, Any]] = field(default_factory=list)
     lost_jobs: list[Mapping[str, Any]] = field(default_factory=list)
-    jobs_of: dict[str, str] = field(default_factory=dict)  # request: job
+    jobs_of: dict[str, str] = field(default_factory=dict)  # request to job
     wrong: list[str] = field(default_factory=list)
 
     def take(self, path: Path) -> None:
@@ -86,7 +86,7 @@ def judge_masters(
     losses: Mapping[str, Sequence[float]],
     lease_s: float,
 ) -> list[str]:
-    """What job masters met that they must not have met."""
+    """Returns failures that job masters have seen and no fault excuses."""
     wrong = []
     for master in masters:
         wrong += [f"{master.name}: {each}" for each in master.wrong]
@@ -114,7 +114,7 @@ def _was_lost(moments: Iterable[float], at: float) -> bool:
 def judge_requests(
     masters: Sequence[Master], books: Mapping[str, fg.RequestStatus]
 ) -> tuple[list[str], Counter[str]]:
-    """Every acknowledged request is known and has ended, as its job master was told."""
+    """Checks that every acknowledged request is known and has ended as its job master was told."""
     wrong: list[str] = []
     ends: Counter[str] = Counter()
     for master in masters:
@@ -123,7 +123,7 @@ def judge_requests(
             told = master.last_state.get(allocation_id, "")
             if known is None:
                 if allocation_id in master.refused:
-                    continue  # never taken in
+                    continue  # it was never accepted
                 wrong.append(
                     f"request {allocation_id} of {master.name} is forgotten (told: {told})"
                 )
@@ -141,7 +141,7 @@ def judge_requests(
 def judge_losses(
     events: Sequence[fg.ClusterEvent], disturbances: Sequence[Disturbance]
 ) -> tuple[list[str], dict[str, list[float]]]:
-    """Executors that were lost, by name and moment; wrong where nobody kept them silent."""
+    """Returns losses that no fault excuses, and the moments of the excused ones by executor."""
     wrong, losses = [], defaultdict(list)
     for event in events:
         if event.kind != "executor_lost" or event.event_time is None:
@@ -155,7 +155,7 @@ def judge_losses(
 
 
 def judge_log(path: Path, forgiven: Sequence[str] = ()) -> list[str]:
-    """Lines of a daemon's log that must not be there."""
+    """Returns lines of a daemon's log that must not be there."""
     return [
         f"{path.name}: {_shortened(line)}"
         for line in path.read_text(errors="replace").splitlines()
@@ -167,7 +167,7 @@ def judge_log(path: Path, forgiven: Sequence[str] = ()) -> list[str]:
 def grace_after_restart(
     events: Sequence[fg.ClusterEvent], served_at: Sequence[float], timeout_s: float
 ) -> list[str]:
-    """Executors that were declared lost before a full timeout after a resource manager's start."""
+    """Returns executors that were lost too early after a start of the resource manager."""
     lost = [
         (each.executor_id, each.event_time.timestamp())
         for each in events
@@ -183,7 +183,7 @@ def grace_after_restart(
 
 
 def served_moments(path: Path) -> list[float]:
-    """When a resource manager began to serve, by its log."""
+    """Returns when a resource manager began to serve, according to its log."""
     from datetime import datetime
 
     moments = []

@@ -1,12 +1,11 @@
 """A network that can really be cut: every node has a network namespace, and all meet at a router.
 
-The router is the namespace of the run itself (`in_own_network`), so the run reaches every node
-whatever is cut between two of them. A cut is a blackhole rule at the router: packets vanish in
-silence, in one direction or both, as behind a broken switch; connections stay open and stall.
-A slow line is a token bucket at the router's end: packets queue for seconds, the rest is lost.
+The router is the namespace of the run itself (`in_own_network`), so the run reaches every node even
+if two of them are cut off from each other. A cut is a blackhole rule at the router: packets vanish
+silently, in one direction or both, as behind a broken switch; connections stay open and stall. A
+slow line is a token bucket at the router's end: packets queue for seconds, the rest is lost.
 
-Decides addresses and rules. Refuses to know what runs in the nodes. Nothing of it outlives the run:
-a namespace goes with the processes in it.
+Nothing outlives the run: a namespace ends with the processes in it.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from tests.chaos.daemons import Place
 
 MARK = "FINEGRAIN_CHAOS_NETWORK"
 PR_SET_PDEATHSIG = 1
-PREFIX = "198.51.100"  # of the block for documentation (RFC 5737): nobody's
+PREFIX = "198.51.100"  # reserved for documentation (RFC 5737), so not in use
 NODES_MAX = 60
 SLOW = ("tbf", "rate", "48kbit", "burst", "3000", "latency", "1500ms")
 
 
 def in_own_network() -> bool:
-    """Whether this process is the router already."""
+    """Returns whether this process is already the router."""
     return os.environ.get(MARK) == "inside"
 
 
 def enter_own_network(module: str, arguments: Sequence[str]) -> None:
-    """Starts this program again as the router of a network of its own; does not return."""
+    """Restarts this program as the router of a separate network; does not return."""
     os.environ[MARK] = "inside"
     command = ["unshare", "-n", sys.executable, "-m", module, *arguments]
     os.execvp(command[0], command)
@@ -51,7 +50,7 @@ def _ip(*words: str) -> None:
 
 
 class Network:
-    """Nodes by name; `close` takes them away."""
+    """Nodes by name; `close` removes them."""
 
     def __init__(self) -> None:
         _ip("link", "set", "lo", "up")
@@ -62,7 +61,7 @@ class Network:
         self._slow: set[str] = set()
 
     def node(self, name: str) -> Place:
-        """A new node's place, or that of one that exists."""
+        """Returns the place of a node, which is created if it does not exist."""
         if name not in self._hosts:
             self._add(name)
         return Place(self._hosts[name], ("nsenter", "-t", str(self._holders[name].pid), "-n"))
@@ -77,7 +76,7 @@ class Network:
             f"ip addr add {host}/30 dev inner; ip link set inner up;"
             f"ip route add default via {router}; echo up; exec sleep 100000"
         )
-        # unshare becomes the shell, which becomes sleep: one process, gone with this one.
+        # unshare becomes the shell, which becomes sleep: one process, which ends with this one.
         holder = subprocess.Popen(
             ["unshare", "-n", "sh", "-c", script],
             stdout=subprocess.PIPE,
@@ -95,14 +94,14 @@ class Network:
         self._hosts[name] = host
 
     def _into(self, link: str, pid: int) -> None:
-        # `unshare` has to have made the namespace before the link can go there.
+        # The link can move only after `unshare` has created the namespace.
         own = Path("/proc/self/ns/net").readlink()
         while Path(f"/proc/{pid}/ns/net").readlink() == own:
             pass
         _ip("link", "set", link, "netns", str(pid), "name", "inner")
 
     def cut(self, source: str, target: str, *, one_way: bool = False) -> None:
-        """Packets from source to target vanish, and back unless `one_way`."""
+        """Drops packets from source to target, and back unless `one_way`."""
         pairs = [(source, target)] if one_way else [(source, target), (target, source)]
         for pair in pairs:
             if pair not in self._cuts:
@@ -110,26 +109,26 @@ class Network:
                 self._cuts.add(pair)
 
     def mend(self, source: str, target: str) -> None:
-        """Both directions work again."""
+        """Restores both directions."""
         for pair in ((source, target), (target, source)):
             if pair in self._cuts:
                 self._rule("del", pair)
                 self._cuts.discard(pair)
 
     def slow(self, name: str) -> None:
-        """The line towards a node is narrow: packets are late, and some are lost."""
+        """Narrows the line towards a node: packets are late, and some are lost."""
         if name not in self._slow:
             self._qdisc("add", name, *SLOW)
             self._slow.add(name)
 
     def fast(self, name: str) -> None:
-        """It is as it was."""
+        """Restores the line towards a node."""
         if name in self._slow:
             self._qdisc("del", name)
             self._slow.discard(name)
 
     def heal(self) -> None:
-        """Nothing is cut and nothing is slow."""
+        """Restores all lines."""
         for source, target in list(self._cuts):
             self.mend(source, target)
         for name in list(self._slow):
@@ -144,7 +143,7 @@ class Network:
 
     def _rule(self, what: str, pair: tuple[str, str]) -> None:
         source, target = (self._hosts[each] for each in pair)
-        # Before the table `local`, and only for what is forwarded.
+        # Priority 100 is before the table `local`, and only forwarded packets match.
         _ip("rule", what, "from", source, "to", target, "priority", "100", "blackhole")
 
     def _qdisc(self, what: str, name: str, *words: str) -> None:

@@ -1,8 +1,8 @@
-"""Looks at the cluster all the time while it is under fire: the kernel's limits, the books, events.
+"""Observes the cluster during the faults: kernel limits, the resource manager's state, events.
 
-A thread with a client of its own. Decides what must hold at every moment: an executor's slots never
-carry more than the executor has, in the kernel and in the books; cluster events are numbered
-without a gap. Refuses to know about faults.
+It runs in a thread with a separate client. At every moment an executor's slots must not exceed its
+capacity, in the kernel and in the resource manager's state. Cluster events must be numbered without
+gaps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Limits:
 
 @dataclass
 class Seen:
-    """What was seen; `wrong` is what must never be."""
+    """What was observed; `wrong` has the violations."""
 
     wrong: list[str] = field(default_factory=list)
     events: list[fg.ClusterEvent] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Seen:
 
 
 class Observer:
-    """Runs from `start` to `stop`."""
+    """Observes from `start` to `stop`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -71,7 +71,7 @@ class Observer:
         return self._client
 
     def call(self, work: Coroutine[Any, Any, T], patience_s: float = 120.0) -> T:
-        """The result of a call of `client`, made on the observer's loop."""
+        """Runs a call of `client` on the observer's loop; returns its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(patience_s)
 
     def stop(self) -> None:
@@ -100,7 +100,7 @@ class Observer:
             self.seen.samples += 1
             await asyncio.sleep(SAMPLE_S)
 
-    # -- the books ---------------------------------------------------------------------------
+    # -- the resource manager ----------------------------------------------------------------
 
     async def _read_books(self) -> None:
         while True:
@@ -110,7 +110,7 @@ class Observer:
                     self._check_books(await self.client.executor(executor.name))
                 self.seen.books_read += 1
             except fg.FinegrainError:
-                continue  # away, or not known yet
+                continue  # not reachable, or not registered yet
 
     def _check_books(self, books: fg.ExecutorStatus) -> None:
         slots = books.slot_list or ()
@@ -137,7 +137,7 @@ class Observer:
 
 
 def bases(executor: Executor) -> dict[str, Path]:
-    """The executor's own control groups by controller, by the note of its helper; may be empty."""
+    """Returns the executor's control groups by controller, from its helper; may be empty."""
     try:
         note = json.loads((executor.state_dir / "helper" / "helper.json").read_text())
         return {name: Path(path) for name, path in note["base"].items()}
@@ -146,12 +146,12 @@ def bases(executor: Executor) -> dict[str, Path]:
 
 
 def slot_groups(executor: Executor) -> dict[str, set[str]]:
-    """Names of its slots' groups by controller."""
+    """Returns the names of its slots' groups by controller."""
     return {name: set(_names(base / "slots")) for name, base in bases(executor).items()}
 
 
 def slot_limits(executor: Executor) -> dict[str, Limits]:
-    """The limits in force, of slots that were there all the time while we looked."""
+    """Returns the limits in force of slots that existed during the whole reading."""
     places = bases(executor)
     if not places:
         return {}
@@ -164,7 +164,7 @@ def slot_limits(executor: Executor) -> dict[str, Limits]:
         try:
             found[name] = read(cpu / name, memory / name)
         except (OSError, ValueError):
-            continue  # gone, or its limits are just being written
+            continue  # removed, or its limits are being written
     still = set(_names(memory))
     return {name: limits for name, limits in found.items() if name in still}
 

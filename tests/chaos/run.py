@@ -1,7 +1,7 @@
-"""One run: a cluster, its load, the faults, and the verdict.
+"""One chaos run: a cluster, its load, the faults, and the verdict.
 
-Decides the order: start, faults one by one, looks at rest now and then, heal, end, judge. A run
-that did too little is a failure.
+Order: start, one fault after the other, regular checks at rest, heal, end, judge. A run that did
+too little fails.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ WARM_UP_S = 4.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What one run is made of."""
+    """Parameters of one run."""
 
     seed: int
     cycles: int
     groups: tuple[str, ...]
     shape: Shape = field(default_factory=Shape)
-    length_s_max: float = 20.0  # of stops and cuts
+    length_s_max: float = 20.0  # longest stop or cut
     say: Callable[[str], None] = print
 
 
 @dataclass
 class Verdict:
-    """What came of it."""
+    """The result of a run."""
 
     wrong: list[str] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
@@ -64,7 +64,7 @@ class Verdict:
     folder: str = ""
 
     def summary(self) -> str:
-        """A few lines for people."""
+        """Returns a few lines for people."""
         faults = ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items()))
         work = ", ".join(
             f"{self.work[what]} {word}"
@@ -108,7 +108,7 @@ class Run:
         self.chaos = Chaos(self.cluster)
 
     def to_the_end(self) -> Verdict:
-        """Everything; the cluster is gone afterwards, its folder only if nothing was wrong."""
+        """Runs everything; removes the cluster, but its folder only if all checks passed."""
         begun = time.monotonic()
         wrong = self.verdict.wrong
         write_plan(self.cluster.folder / "plan.txt", self.verdict.plan)
@@ -137,13 +137,13 @@ class Run:
             self.settings.say(f"{time.strftime('%X')} {number:4} {fault}")
             self.chaos.carry_out(fault)
             if self.verdict.wrong or self.observer.seen.wrong or self.chaos.failures:
-                break  # the sooner the run ends, the better the logs tell
+                break  # a run that ends early has shorter, clearer logs
             if number % REST_EVERY == 0 or number == len(self.verdict.plan):
                 self._rest()
         self.verdict.wrong += self.chaos.failures
 
     def _rest(self) -> None:
-        """Nothing new is begun, nothing is broken: books, tables and groups have to agree."""
+        """Pauses load and faults, and checks that manager, slot tables and groups agree."""
         self.chaos.settle()
         self.cluster.heal()
         self.cluster.hold_file.touch()
@@ -156,7 +156,7 @@ class Run:
             self.cluster.hold_file.unlink()
 
     def _differences(self) -> list[str]:
-        """Who does not agree with whom about the slots of which executor."""
+        """Returns disagreements about the slots of executors."""
         found = []
         for executor in self.cluster.executors:
             try:
@@ -186,7 +186,7 @@ class Run:
         self.cluster.heal()
         self.verdict.wrong += self.cluster.finish_masters()
         lease_s = self.settings.shape.lease_s
-        patience_s = lease_s + REST_S_MAX  # those of killed job masters go with their leases
+        patience_s = lease_s + REST_S_MAX  # slots of killed job masters end with their leases
         try:
             eventually(lambda: not self._still_booked(), "the books come to zero", patience_s)
         except TimeoutError as error:
@@ -242,7 +242,7 @@ class Run:
             verdict.work["requests"] += len(master.acknowledged)
         lease_s = self.settings.shape.lease_s
         verdict.wrong += judge_masters(masters, self.chaos.disturbances, losses, lease_s)
-        # Whoever is away from PostgreSQL for long, on either side, finds its transaction ended.
+        # A process that is cut off from PostgreSQL for long finds its transaction ended.
         away = any("database" in each or each == RM_STOP for each in verdict.faults)
         on_postgresql = self.cluster.postgresql is not None
         forgiven = ("batch_dropped", "reload_failed", "Traceback") if away and on_postgresql else ()
@@ -252,7 +252,7 @@ class Run:
         verdict.wrong += self._too_little()
 
     def _too_little(self) -> list[str]:
-        """A run that did too little proves nothing."""
+        """Returns what the run did too rarely to prove anything."""
         work, cycles = self.verdict.work, self.settings.cycles
         least = {
             j.JOB: 3,
@@ -275,7 +275,7 @@ class Run:
         return found
 
     def left_behind(self) -> list[str]:
-        """Processes and control groups that should be gone."""
+        """Returns processes and control groups that should have ended."""
         folder = self.cluster.folder
         folders = [each.state_dir for each in self.cluster.executors]
         return find_leftovers(folder, folder, folders)

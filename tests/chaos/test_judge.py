@@ -1,4 +1,4 @@
-"""The chaos run's own checks have teeth: each of these stories of things gone wrong is noticed."""
+"""Tests that the checks of a chaos run notice failures."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_the_output_of_a_task_that_we_ended_has_no_gap_either() -> None:
 
 
 def heard(tmp_path: Path, *events: tuple[int, str, int]) -> list[str]:
-    """What a watcher finds wrong with events of one request: sequence, state, generation."""
+    """Returns what a watcher finds wrong with events: sequence, state, generation."""
     path = tmp_path / "watched"
     watcher = Watcher([], "", "job", "", Journal(path))
     for sequence, state, generation in events:

@@ -1,7 +1,7 @@
-"""A second, bare watch stream beside the client's: what the resource manager really sends.
+"""A second, plain watch stream beside the client's, which shows what the RM really sends.
 
-Decides what a stream may say: sequence numbers without gap or repeat across every break, and for
-each request a story whose steps can follow each other.
+Sequence numbers must have no gap or repeat across reconnects, and the states of each request must
+follow each other as allowed.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ FOLLOWS = {
     "ALLOCATING": {"PENDING", "GRANTED", "CANCELLED", "REJECTED", "RELEASED", "LOST"},
     "GRANTED": {"PENDING", "RELEASED", "LOST"},
 }
-"""States that may follow a state; none follow the end."""
+"""States that may follow a state; no state follows an end."""
 
 PAUSE_S = 0.2
 
 
 @dataclass(slots=True)
 class RequestStory:
-    """Where the story of one request stands."""
+    """The last known state of one request."""
 
     state: str = "PENDING"
     generation: int = 0
 
     def take(self, state: str, generation: int) -> str:
-        """What is wrong with the next step; empty: nothing."""
+        """Returns what is wrong with the next event; empty: nothing."""
         before, self.state = self.state, state
         if state not in FOLLOWS.get(before, set()):
             return f"{before} was followed by {state}"
         if state == "GRANTED":
             known, self.generation = self.generation, generation
-            # The same again is right where a lost executor has come back with the slot.
+            # The same generation again is right if a lost executor came back with the slot.
             if generation < known or (generation == known and before != "PENDING"):
                 return f"generation {known} was followed by {generation}"
         return ""
@@ -50,7 +50,7 @@ class RequestStory:
 
 @dataclass(slots=True)
 class Watcher:
-    """Follows one job by itself, at whichever address answers."""
+    """Follows one job independently, at any address that answers."""
 
     addresses: Sequence[str]
     token: str
@@ -61,7 +61,7 @@ class Watcher:
     stories: dict[str, RequestStory] = field(default_factory=dict)
 
     async def run(self) -> None:
-        """Until the job has ended."""
+        """Follows until the job has ended."""
         turn = 0
         while True:
             address = self.addresses[turn % len(self.addresses)]
@@ -72,7 +72,7 @@ class Watcher:
             await asyncio.sleep(PAUSE_S)
 
     async def _follow(self, stub: Any) -> bool:
-        """True where there is nothing more to hear."""
+        """Returns True if the stream is complete."""
         request = resource_manager_pb2.WatchJobRequest(
             job_id=self.job_id, from_sequence=self.last_sequence + 1
         )

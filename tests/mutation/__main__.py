@@ -1,8 +1,9 @@
-"""`./dev mutate PATH`: how much of a change to the code the tests notice.
+"""`./dev mutate PATH`: measures which changes to the code the tests notice.
 
 Changes one place of the code at a time in a copy of the checkout and runs the tests that reach it,
 the quickest first. A mutant that no test notices is printed as a diff: it needs a test, or does not
 matter.
+
 Example: ./dev mutate resource_manager/engine --sample 200 --seed 1
 """
 
@@ -20,13 +21,14 @@ from tests.mutation.reach import Reach
 from tests.mutation.runs import Options, Verdict, folders_of_tests, judge_all, reach_of
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / ".mutation"  # not tracked: what tests reach, and reports
+FOLDER = ROOT / ".mutation"  # not tracked: which lines tests reach, and reports
 
 
 def main() -> int:
-    """0, or 1 with a score below --fail-under."""
+    """Returns 0, or 1 if the score is below --fail-under."""
     given = _parser().parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # copies are removed then, too
+    # so that copies are removed then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     path = str(given.path).rstrip("/")
     if not (ROOT / path).exists():
         raise SystemExit(f"{path}: no such file or folder in the checkout")
@@ -106,7 +108,7 @@ def _score(verdicts: list[Verdict]) -> float:
 
 
 def _table(verdicts: list[Verdict]) -> str:
-    """Returns the results for each operator."""
+    """Returns the results for each operator, as a table."""
     results = ("killed", "hung", "survived")
     counts = Counter((verdict.mutant.place.operator, verdict.result) for verdict in verdicts)
     counts.update({("all", each): sum(v.result == each for v in verdicts) for each in results})

@@ -1,7 +1,7 @@
 """Finds the places of a source file that can be mutated, and makes the mutants.
 
-The operators are mutmut's (functions from a syntax node to changed nodes). Everything else of
-mutmut is left out: it mutates no decorated functions, and runs the tests in its own way.
+It uses only mutmut's operators (functions from a syntax node to changed nodes). The rest of mutmut
+skips decorated functions and runs the tests differently.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import libcst.matchers as m
 from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
 from mutmut.mutation.mutators import mutation_operators
 
-# mutmut offers these operators every node, which takes most of the time; they change only these.
+# mutmut offers every node to these operators, which takes most of the time; they change only these.
 _ONLY: dict[str, tuple[type[cst.CSTNode], ...]] = {
     "operator_keywords": (cst.Is, cst.IsNot, cst.In, cst.NotIn, cst.Break, cst.Continue),
     "operator_swap_op": (
@@ -30,9 +30,9 @@ _ONLY: dict[str, tuple[type[cst.CSTNode], ...]] = {
 }
 _OPERATORS = [(_ONLY.get(each.__name__, kind), each) for kind, each in mutation_operators]
 
-# Names whose calls change nothing that a test may look at.
+# Loggers: a change to their calls cannot fail a test.
 _LOGGERS = {"log", "_log", "logger", "_logger", "logging", "structlog", "warnings"}
-# Calls whose arguments only the type checker reads.
+# Functions whose arguments only the type checker reads.
 _TYPING = {"cast", "TypeVar", "NewType", "assert_type", "reveal_type"}
 
 
@@ -53,7 +53,7 @@ class Place:
     _changed: tuple[cst.CSTNode, ...] = field(repr=False, compare=False)
 
     def mutant(self, change: int) -> Mutant:
-        """Returns the source with the change of this number made."""
+        """Returns the mutant with the change of this number."""
         mutated = self._module.deep_replace(self._node, self._changed[change])
         assert isinstance(mutated, cst.Module)
         return Mutant(self, change, self._module.code, mutated.code)
@@ -83,8 +83,8 @@ class Mutant:
 def places(path: str, source: str) -> list[Place]:
     """Returns the places of a file, in order.
 
-    Docstrings, annotations, decorators, logging, `__all__` and what only the type checker reads
-    have none: a change there cannot fail a test.
+    Docstrings, annotations, decorators, logging, `__all__` and code for the type checker have no
+    places: a change there cannot fail a test.
     """
     wrapper = MetadataWrapper(cst.parse_module(source))
     finder = _Finder(path, wrapper.module)
@@ -95,8 +95,8 @@ def places(path: str, source: str) -> list[Place]:
 def draw(candidates: list[Place], sample: int, seed: int) -> list[Mutant]:
     """Draws places, then one change of each, so that a call with many arguments counts once.
 
-    The result follows from the candidates and the seed; with fewer candidates than `sample` it has
-    one mutant of each.
+    The result depends on candidates and seed only. With fewer candidates than `sample`, each has
+    one mutant.
     """
     random = Random(seed)
     drawn = random.sample(candidates, min(sample, len(candidates)))
@@ -118,7 +118,7 @@ def _root_name(node: cst.BaseExpression) -> str:
 
 
 def _without_effect(node: cst.CSTNode) -> bool:
-    """Whether no change inside of the node can fail a test."""
+    """Returns whether no change inside the node can fail a test."""
     match node:
         case cst.Annotation() | cst.Decorator() | cst.Import() | cst.ImportFrom():
             return True
@@ -165,12 +165,12 @@ class _Finder(cst.CSTVisitor):
         assert hasattr(changed, "__iter__")
         for each in changed:
             yield each
-            if isinstance(node, cst.SimpleString):  # one change of a text says all
+            if isinstance(node, cst.SimpleString):  # one change of a text is enough
                 return
 
     def _line(self, node: cst.CSTNode) -> int:
         position = self.get_metadata(PositionProvider, node, None)
-        if position is None:  # operators are keywords without a position of their own
+        if position is None:  # keyword operators have no position
             return self._line(self._parent(node))
         return int(position.start.line)
 

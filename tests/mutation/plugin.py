@@ -1,4 +1,4 @@
-"""The pytest plugin of one run: picks and orders the tests, and tells how far the run is."""
+"""The pytest plugin of one run: selects and orders the tests, and reports progress."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Chosen:
         self._outcome = "passed"
 
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Gives properties few examples, the same in every run, and nothing to remember."""
-        phases = (Phase.explicit, Phase.generate)  # a failure need not be made small
+        """Limits the examples of properties, makes them the same in every run, and saves none."""
+        phases = (Phase.explicit, Phase.generate)  # without shrinking: a failure need not be small
         settings.register_profile(
             "mutation",
             deadline=None,
@@ -42,13 +42,13 @@ class Chosen:
         )
         settings.load_profile("mutation")
         most, declared = self._examples, vars(settings)["max_examples"].fget
-        # A property, because tests ask for a number of their own.
+        # A property on the class, because tests set a number themselves.
         fewer = property(lambda given: min(declared(given), most))
         type.__setattr__(settings, "max_examples", fewer)
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Keeps the chosen tests."""
+        """Keeps the chosen tests, in the given order."""
         if (order := self._order) is not None:
             items[:] = [item for item in items if item.nodeid in order]
             items.sort(key=lambda item: order[item.nodeid])
@@ -58,7 +58,7 @@ class Chosen:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Tells the begin and the end of a test."""
+        """Reports the start and the end of a test."""
         if self._marks:
             self._marks.take()
         self._outcome, begun = "passed", time.monotonic()

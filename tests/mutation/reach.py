@@ -1,7 +1,7 @@
-"""Which tests reach which lines, also those that child processes run.
+"""Finds which tests reach which lines, including lines that child processes run.
 
-Each statement of a function under test gets a mark: a byte in a file that every process maps.
-It works in forks and under `python -I`, survives kill -9, and costs less than tracing does.
+Each statement of a function under test gets a mark: a byte in a file that every process maps. This
+works in forks and under `python -I`, survives kill -9, and costs less than tracing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ with open({path!r}, "r+b") as _mutation_file:
 
 @dataclass
 class Reach:
-    """What a run of the tests without a mutant found.
+    """The result of a run of the tests without a mutant.
 
-    `lines` has, for each file and line, the tests that reached the statement which begins there;
-    `imported` the lines outside of functions; `seconds` how long each test took, set-up and
-    tear-down included. `failed` tests are not run against mutants.
+    `lines` has, for each file and line, the tests that reached the statement which begins there.
+    `imported` has the lines outside functions. `seconds` is the duration of each test, including
+    set-up and tear-down. `failed` tests are not run against mutants.
     """
 
     lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)
@@ -38,8 +38,8 @@ class Reach:
     def tests_of(self, path: str, line: int) -> list[str]:
         """Returns the tests that reach a statement, the quickest first.
 
-        What the import of a file executes (defaults, constants, tables) counts as reached by all
-        tests, those first that run anything of the file: values are used far from where they stand.
+        Code that runs at import (defaults, constants, tables) counts as reached by all tests,
+        because its values are used elsewhere. Tests that run anything of the file come first.
         """
         of_file = self.lines.get(path, {})
         first = set(of_file.get(line, []))
@@ -50,13 +50,13 @@ class Reach:
         return sorted(names, key=lambda name: (name not in first, self.seconds[name], name))
 
     def reaches(self, path: str, line: int) -> bool:
-        """Returns whether any test reaches a statement; costs less than to ask for the tests."""
+        """Returns whether any test reaches a statement; cheaper than `tests_of`."""
         if line in self.imported.get(path, []):
             return bool(self.seconds)
         return bool(self.lines.get(path, {}).get(line))
 
     def encode(self) -> str:
-        """Returns what `decode` reads; names of tests are written once."""
+        """Returns text for `decode`; test names are written once."""
         names = {name: at for at, name in enumerate(self.seconds)}
         lines = {
             path: {line: [names[name] for name in found] for line, found in of_file.items()}
@@ -85,14 +85,14 @@ class Marks:
             self._bytes = mmap.mmap(file.fileno(), 0)
 
     def take(self) -> list[tuple[str, int]]:
-        """Returns what was marked since the last call."""
+        """Returns the places marked since the last call."""
         found = bytes(self._bytes)
         self._bytes[:] = bytes(len(found))
         return [each for each, mark in zip(self._ids, found, strict=False) if mark]
 
 
 def mark_sources(root: Path, paths: Iterable[str], marks: Path) -> list[tuple[str, int]]:
-    """Puts marks into the files, and makes the map; returns the file and line of each byte."""
+    """Adds marks to the files, and creates the map; returns the file and line of each byte."""
     ids: list[tuple[str, int]] = []
     for path in paths:
         file = root / path
@@ -107,7 +107,7 @@ def mark_sources(root: Path, paths: Iterable[str], marks: Path) -> list[tuple[st
 
 
 def lines_of_import(source: str) -> list[int]:
-    """Returns where the statements begin that are in no function."""
+    """Returns the first lines of statements that are in no function."""
     tree = ast.parse(source)
     inside = {id(node) for function in _functions(tree) for node in _below(function)}
     statements = (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
@@ -138,7 +138,7 @@ def _mark(path: str, tree: ast.Module, ids: list[tuple[str, int]]) -> None:
 
 
 def _first(block: list[ast.stmt]) -> int:
-    """Returns the index behind the docstring and the imports from `__future__`."""
+    """Returns the index after the docstring and the imports from `__future__`."""
     for index, node in enumerate(block):
         match node:
             case ast.Expr(value=ast.Constant(value=str())) if index == 0:
@@ -159,6 +159,6 @@ def _with_marks(path: str, block: list[ast.stmt], ids: list[tuple[str, int]]) ->
 
 
 def _line(node: ast.stmt) -> int:
-    """Returns the first line, where a decorated function has its first decorator."""
+    """Returns the first line of a statement; for a decorated function, its first decorator."""
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     return min([node.lineno, *(each.lineno for each in decorators)])

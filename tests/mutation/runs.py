@@ -1,4 +1,4 @@
-"""Finds what the tests reach, and runs them against mutants."""
+"""Finds which lines the tests reach, and runs them against mutants."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from tests.mutation.reach import Reach, lines_of_import, mark_sources
 from tests.mutation.server import Outcome, Request
 from tests.mutation.tree import Copy, copy_of, digest
 
-# Beside tests/PATH.
+# In addition to tests/PATH.
 MORE_TESTS = {"resource_manager/engine": ["tests/scenarios"]}
 
-# A mutant first meets the tests of this number of files that take no longer than this.
+# First, a mutant is tested by the tests of `FILES_FIRST` files that take at most `QUICK_S`.
 FILES_FIRST, QUICK_S = 3, 0.5
 
 
 @dataclass(frozen=True)
 class Options:
-    """What holds for a whole run of the tool."""
+    """Options of one invocation of the tool."""
 
     root: Path
     path: str
@@ -38,9 +38,9 @@ class Options:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the tests made of a mutant: `killed`, `hung` (killed, too) or `survived`.
+    """The verdict on a mutant: `killed`, `hung` (counts as killed) or `survived`.
 
-    `test` is the one that noticed; `ran` of `reaching` tests were run before the limit.
+    `test` is the test that noticed; `ran` of `reaching` tests were run before the limit.
     """
 
     mutant: Mutant
@@ -76,7 +76,7 @@ def folders_of_tests(root: Path, path: str) -> list[str]:
 
 
 def reach_of(options: Options, cache: Path) -> Reach:
-    """Returns what each test reaches; from the cache if nothing in the checkout has changed."""
+    """Returns which lines each test reaches; from a cache if the checkout is unchanged."""
     more = json.dumps([options.path, options.tests, options.examples])
     file = cache / f"reach-{digest(options.root, more)}.json"
     if file.exists():
@@ -120,7 +120,7 @@ def find_reach(options: Options) -> Reach:
 
 
 def judge(copy: Copy, mutant: Mutant, reach: Reach, options: Options) -> Verdict:
-    """Runs the tests that reach a mutant until one fails, hangs, or the time is over."""
+    """Runs the tests that reach a mutant until one fails or hangs, or the time is over."""
     place = mutant.place
     order = reach.tests_of(place.path, place.statement)
     ran, left_s, outcome = 0, options.limit_s, Outcome("passed")
@@ -133,7 +133,7 @@ def judge(copy: Copy, mutant: Mutant, reach: Reach, options: Options) -> Verdict
                 ran, left_s = ran + outcome.ran, left_s - outcome.seconds
                 if outcome.result not in ("failed", "hung") or _again(copy, request, outcome):
                     break
-                # It failed for another reason than the mutant: a busy machine.
+                # It failed for a reason other than the mutant: a busy machine.
                 tests = tests[tests.index(outcome.test) + 1 :]
                 outcome = Outcome("passed")
     result = {"failed": "killed", "hung": "hung"}.get(outcome.result, "survived")
@@ -141,9 +141,9 @@ def judge(copy: Copy, mutant: Mutant, reach: Reach, options: Options) -> Verdict
 
 
 def _waves(order: list[str], seconds: dict[str, float]) -> list[list[str]]:
-    """Splits the tests into two runs, because to import all of their files takes seconds.
+    """Splits the tests into two runs, because importing all of their files takes seconds.
 
-    First come the quick tests of the files with most of them, which notice most mutants.
+    The first run has the quick tests of the files with most of them, which notice most mutants.
     """
     quick = [name for name in order if seconds[name] <= QUICK_S]
     files = Counter(_file(name) for name in quick).most_common(FILES_FIRST)
@@ -169,9 +169,9 @@ def _request(order: list[str], reach: Reach, options: Options) -> Request:
 
 
 def _again(copy: Copy, request: Request, outcome: Outcome) -> bool:
-    """Whether the test that noticed the mutant notices it once more, alone."""
+    """Returns whether the test that noticed the mutant notices it again when run alone."""
     if outcome.test not in request.seconds:
-        return True  # it cannot even be imported
+        return True  # the file cannot even be imported
     paths = [_file(outcome.test)]
     second = copy.run(replace(request, paths=paths, order=[outcome.test]))
     return second.result != "passed"
@@ -180,7 +180,7 @@ def _again(copy: Copy, request: Request, outcome: Outcome) -> bool:
 def judge_all(
     mutants: list[Mutant], reach: Reach, options: Options, tell: Callable[[Verdict], None]
 ) -> list[Verdict]:
-    """Judges the mutants in `options.jobs` copies; `tell` hears of each, one at a time."""
+    """Judges the mutants in `options.jobs` copies; calls `tell` for each, one at a time."""
     waiting: queue.SimpleQueue[Mutant | None] = queue.SimpleQueue()
     for each in [*mutants, *[None] * options.jobs]:
         waiting.put(each)

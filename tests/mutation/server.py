@@ -1,8 +1,8 @@
-"""A process that has imported pytest and forks for each run of the tests: saves a second each.
+"""A process that has imported pytest and forks for each run, which saves a second per run.
 
-It runs in a copy of the checkout (`python -m tests.mutation.server`), reads one request a line and
-answers with one line. As root each run has its own process namespace: nothing outlives it, and a
-mutant of a `kill` reaches no other process. The checkout itself is read-only there.
+It runs in a copy of the checkout (`python -m tests.mutation.server`), reads one request per line
+and answers with one line. As root, each run has a separate process namespace: nothing outlives it,
+and a mutant of a `kill` reaches no other process. The checkout itself is read-only there.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from tests.mutation.reach import Marks
 
 _CLONE_NEWNS, _CLONE_NEWPID = 0x20000, 0x20000000
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-# A test hangs when it takes this many times as long as without a mutant, and `hang_s` longer.
+# A test hangs if it takes longer than this factor times its duration without a mutant, plus
+# `hang_s`.
 HANG_FACTOR = 10.0
-# Limits allowed for the imports before the first test.
+# Limit for the imports before the first test, as a multiple of `limit_s`.
 IMPORT_FACTOR = 3.0
 
 FREEZER = Path("/sys/fs/cgroup/freezer")
@@ -59,10 +60,10 @@ class Request:
 
 @dataclass
 class Outcome:
-    """What came of a run: `passed`, `failed`, `hung`, or `limit` (no time for the other tests).
+    """The result of a run: `passed`, `failed`, `hung`, or `limit` (no time for the other tests).
 
-    `test` is the one that failed or hung, or says that the run broke outside of tests; `seconds`
-    are those since the first test began.
+    `test` is the test that failed or hung, or says that the run failed outside of tests; `seconds`
+    is the time since the first test began.
     """
 
     result: str
@@ -97,9 +98,9 @@ class _Progress:
                     self.outcome.done.append(told)
 
     def cut(self) -> str:
-        """Returns `hung` or `limit` when the run must end, else nothing.
+        """Returns `hung` or `limit` if the run must end, else an empty text.
 
-        The limit counts from the first test: before it is the import of many files.
+        The limit starts at the first test, because the import of many files comes before it.
         """
         now = time.monotonic()
         if self.begun is None:
@@ -111,7 +112,7 @@ class _Progress:
 
 
 def run(request: Request) -> Outcome:
-    """Runs the tests in a child and waits for it; nothing of it is left."""
+    """Runs the tests in a child process, and waits until it and all its children have ended."""
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         os.close(reader)
@@ -142,7 +143,8 @@ def _end(child: int, kill: bool) -> int:
     if kill:
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
-    while orphans := _children()[os.getpid()]:  # they come to us, because we are a subreaper
+    # orphans become our children, because we are a subreaper
+    while orphans := _children()[os.getpid()]:
         for pid in orphans:
             os.kill(pid, signal.SIGKILL)
         _thaw()
@@ -162,13 +164,13 @@ def _children() -> dict[int, list[int]]:
 
 
 def _thaw() -> None:
-    """Thaws the control groups of all processes below us.
+    """Thaws the control groups of all our descendants.
 
-    On cgroup v1 a process that a mutant has left frozen does not die of SIGKILL, and neither does
-    the namespace that it is in.
+    On cgroup v1 a frozen process that a mutant left does not die of SIGKILL, nor does its
+    namespace.
     """
     children, below = _children(), [os.getpid()]
-    for pid in below:  # grows meanwhile
+    for pid in below:  # the list grows during the loop
         below += children[pid]
     for pid in below[1:]:
         with suppress(OSError, IndexError):
@@ -198,10 +200,10 @@ def _child(request: Request, writer: int) -> None:
 
 
 def _alone(protected: str) -> None:
-    """Goes on as a child of the first process of a new namespace; that process never returns."""
+    """Continues as a child of the first process of a new namespace; that process never returns."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS | _CLONE_NEWPID) != 0:
-        return  # not allowed in here: the subreaper must do
+        return  # not allowed here: the subreaper must be enough
     if inside := os.fork():
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         _, status = os.waitpid(inside, 0)
@@ -215,7 +217,7 @@ def _alone(protected: str) -> None:
         subprocess.run(command, check=True)
     if (tests := os.fork()) == 0:
         return
-    while True:  # the first process reaps what its children leave behind
+    while True:  # the first process reaps orphans of its children
         pid, status = os.waitpid(-1, 0)
         if pid == tests:
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)

@@ -1,4 +1,4 @@
-"""Which changes the tool makes of a file, and which not."""
+"""Tests which changes the tool makes to a file, and which not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def all_mutants(source: str) -> list[Mutant]:
 
 
 def changed_lines(source: str) -> list[str]:
-    """The new text of every line that a mutant changes."""
+    """Returns the new text of every line that a mutant changes."""
     diffs = [mutant.diff().splitlines() for mutant in all_mutants(source)]
     return [line[1:].strip() for diff in diffs for line in diff if line.startswith("+")]
 

@@ -1,4 +1,4 @@
-"""The whole tool on a tiny package whose mutants are known."""
+"""Tests the whole tool on a tiny package with known mutants."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ EITHER = {"one_has_its_price", "many_cost_double"}
 EXPECTED = {
     "LIMIT = None": ("killed", EITHER),
     "LIMIT = 4": ("survived", {""}),
-    "if count >= LIMIT:": ("survived", {""}),  # no test asks for three
+    "if count >= LIMIT:": ("survived", {""}),  # no test uses the value three
     "return count / 2": ("killed", {"many_cost_double"}),
     "while count > 10:": ("killed", {"a_child_process_knows_the_stock"}),
     "count += 1": ("hung", {"a_child_process_knows_the_stock"}),
@@ -111,7 +111,7 @@ def reach(options: Options) -> Reach:
 
 @pytest.fixture(scope="module")
 def verdicts(options: Options, reach: Reach) -> dict[str, Verdict]:
-    """What became of the mutants below, by the text that the mutant wrote."""
+    """Returns the verdicts on the mutants of `EXPECTED`, by the changed line."""
     found = places("shop/prices.py", PRICES)
     mutants = [place.mutant(change) for place in found for change in range(place.changes)]
     mutants = [mutant for mutant in mutants if _written(mutant) in EXPECTED]
@@ -126,7 +126,7 @@ def _written(mutant: Mutant) -> str:
 
 
 def names(tests: list[str]) -> set[str]:
-    """The tests without their files; "" for no test."""
+    """Returns the names of tests without their files; "" if no test noticed."""
     return {test.rpartition("::test_")[2] for test in tests}
 
 

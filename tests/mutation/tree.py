@@ -1,4 +1,4 @@
-"""Copies of the checkout in which mutants live, each with a server that runs the tests there."""
+"""Copies of the checkout for mutants, each with a server that runs the tests there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.mutation.server import Outcome, Request
 
 
 def files_of(root: Path) -> list[str]:
-    """Returns what git tracks or would track, relative to `root`; without git, all files."""
+    """Returns files that git tracks or would track, relative to `root`; without git, all."""
     listed = subprocess.run(
         ["git", "ls-files", "-coz", "--exclude-standard"],
         cwd=root,
@@ -34,7 +34,7 @@ def files_of(root: Path) -> list[str]:
 
 
 def digest(root: Path, more: str) -> str:
-    """Returns what names the content of the checkout; `more` is what else matters."""
+    """Returns a hash of the checkout's content and of `more`."""
     result = hashlib.sha256(more.encode())
     for name in files_of(root):
         result.update(f"\0{name}\0".encode() + (root / name).read_bytes())
@@ -50,7 +50,7 @@ class Copy:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, target)
-        # The tool itself, where the tree is another one (its own tests).
+        # The tool itself, if the tree is not its own repository (as in its tests).
         for source in Path(__file__).parent.glob("*.py"):
             target = folder / "tests/mutation" / source.name
             if not target.exists():
@@ -61,8 +61,8 @@ class Copy:
         self._protected = str(root)
         python_path = os.pathsep.join([str(folder), str(folder / "client")])
         environment = os.environ | {"PYTHONPATH": python_path}
-        # Byte code is written now and never again: of two changes of a file within one second, the
-        # second must not be mistaken for the first.
+        # Compile once, and never again: of two changes of a file within one second, the second must
+        # not be mistaken for the first.
         subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "--collect-only", *tests],
             cwd=folder,
@@ -90,7 +90,7 @@ class Copy:
 
     @contextmanager
     def changed(self, path: str, text: str) -> Iterator[None]:
-        """Has another text in a file for a while."""
+        """Replaces the text of a file in this block."""
         file = self.root / path
         before = file.read_bytes()
         self._write(file, text.encode())
@@ -114,7 +114,7 @@ class Copy:
 
 @contextmanager
 def copy_of(root: Path, tests: list[str]) -> Iterator[Copy]:
-    """A copy that is gone afterwards."""
+    """Makes a copy, and removes it afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="finegrain-mutation-"))
     folder.chmod(0o755)  # some tests run as another user
     try:

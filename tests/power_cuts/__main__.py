@@ -1,8 +1,8 @@
-"""`./dev power-cuts --cuts N`: cuts the power of whole daemons and sees what is left.
+"""`./dev power-cuts --cuts N`: cuts the power of whole daemons, and checks what survives.
 
-Three machines, one after the other: a resource manager under load, first starts, and the front of
-a task executor. With `--synchronous normal` resource manager and executor sync less than the
-product does: the run has to find that something was lost in both, and fails.
+Three machines run in turn: a resource manager under load, first starts, and the front of a task
+executor. With `--synchronous normal` resource manager and executor sync less than the product does:
+then the run must find losses in both, and fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Part = Callable[[Machine, argparse.Namespace], Coroutine[None, None, list[str]]]
 
 
 async def cut_resource_manager(on: Machine, options: argparse.Namespace) -> list[str]:
-    """Under load; says what was lost."""
+    """Cuts a resource manager under load; returns what was lost."""
     run = RmCuts(on, free_address(), options.synchronous, options.seed)
     await run.run(options.cuts)
     counts = ", ".join(f"{number} {what}" for what, number in sorted(run.ledger.counts.items()))
@@ -34,7 +34,7 @@ async def cut_resource_manager(on: Machine, options: argparse.Namespace) -> list
 
 
 async def cut_first_starts(on: Machine, options: argparse.Namespace) -> list[str]:
-    """Initialisation; says what went wrong."""
+    """Cuts first starts; returns what went wrong."""
     run = FirstStarts(on, free_address(), options.seed)
     await run.run(options.cuts)
     _say(f"first starts: {_of(on)}; {run.cut_before_ready} of them before it served")
@@ -42,7 +42,7 @@ async def cut_first_starts(on: Machine, options: argparse.Namespace) -> list[str
 
 
 async def cut_executor(on: Machine, options: argparse.Namespace) -> list[str]:
-    """Under commands; says what was forgotten."""
+    """Cuts an executor under commands; returns what was forgotten."""
     run = ExecutorCuts(on, free_address(), options.synchronous, options.seed)
     await run.run(options.cuts)
     _say(
@@ -75,7 +75,7 @@ def _say(line: str) -> None:
 
 
 def main() -> int:
-    """0 if nothing was lost; 2 if power cannot be cut here."""
+    """Returns 0 if nothing was lost, 2 if power cannot be cut here."""
     parser = argparse.ArgumentParser(prog="./dev power-cuts", description=__doc__)
     parser.add_argument("--cuts", type=int, default=20, help="of each machine (default: 20)")
     parser.add_argument("--seed", type=int, default=1, help="of moments and of what survives")

@@ -1,14 +1,13 @@
-"""A disk in memory that forgets at a power cut what was not synced; no FUSE in here.
+"""A disk in memory that at a power cut loses what was not synced (without FUSE).
 
-Decides what survives. The data of a file: what was written before its last fsync, and of what was
-written since then each sector of 512 bytes by a coin toss. Names (made, linked, renamed, removed)
-keep their order, as in the journal of a file system: those before the last fsync of a directory
-that they touch survive, and of the later ones the first few. Nothing but an fsync is promised, so
-a file may be there under its name with nothing in it, and a rename may be undone. Modes and owners
-are kept at once.
+Data of a file: everything written before its last fsync survives; of later writes each sector of
+512 bytes survives by a coin toss. Names (created, linked, renamed, removed) keep their order, as in
+the journal of a file system: those before the last fsync of a directory that they touch survive,
+and of the later ones the first few. Nothing but an fsync is promised, so a file may exist with its
+name and no content, and a rename may be undone. Modes and owners survive always.
 
-After a cut the disk is dark: every call fails with EIO, so that nothing that a program still writes
-can count. What survived is found in `image()`, and makes the next disk.
+After a cut every call fails with EIO, so that later writes have no effect. `image()` returns what
+survived, from which the next disk is made.
 """
 
 from __future__ import annotations
@@ -27,8 +26,11 @@ ROOT = "/"
 
 @dataclass(eq=False)
 class Node:
-    """A file or folder. `pending`: what was written since the last fsync, in order, as offset and
-    bytes; no bytes: cut or stretched to that length."""
+    """A file or folder.
+
+    `pending` has the writes since the last fsync, in order, as offset and bytes. Without bytes it
+    is a change of the file's length.
+    """
 
     mode: int
     uid: int = 0
@@ -48,7 +50,7 @@ Names = dict[str, Node]
 
 @dataclass(frozen=True)
 class CutReport:
-    """What a power cut took and left."""
+    """What a power cut lost and kept."""
 
     sectors_lost: int
     sectors_kept: int
@@ -57,7 +59,7 @@ class CutReport:
 
 @dataclass(frozen=True)
 class _Renaming:
-    """One change of names: all of it or nothing."""
+    """One atomic change of names."""
 
     changes: dict[str, Node | None]
 
@@ -73,15 +75,15 @@ class _Renaming:
 
 
 def parent(path: str) -> str:
-    """The folder that a name stands in."""
+    """Returns the folder that contains a name."""
     return path.rpartition("/")[0] or ROOT
 
 
 class LossyDisk:
-    """See the module. Paths are absolute within the disk; safe for threads.
+    """The disk, as the module describes. Paths are absolute within the disk; safe for threads.
 
     Raises:
-        OSError: ENOENT, EEXIST, ENOTEMPTY as everywhere; EIO once the power is cut.
+        OSError: ENOENT, EEXIST, ENOTEMPTY as usual; EIO once the power is cut.
     """
 
     def __init__(self, seed: int, image: Names | None = None) -> None:
@@ -93,10 +95,10 @@ class LossyDisk:
         self._dark = False
         self.syncs = 0
 
-    # -- looking -----------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------
 
     def node(self, path: str) -> Node:
-        """What stands under a name."""
+        """Returns the file or folder of this name."""
         with self._lock:
             self._must_have_power()
             found = self._names.get(path)
@@ -105,7 +107,7 @@ class LossyDisk:
             return found
 
     def entries(self, folder: str) -> list[str]:
-        """Names in a folder, without the folder."""
+        """Returns the names in a folder, without the folder's path."""
         with self._lock:
             self._must_have_power()
             return [
@@ -115,20 +117,20 @@ class LossyDisk:
             ]
 
     def links(self, node: Node) -> int:
-        """Under how many names a node stands."""
+        """Returns the number of names of a node."""
         with self._lock:
             return sum(each is node for each in self._names.values())
 
     def read(self, node: Node, offset: int, size: int) -> bytes:
-        """Bytes of a file, as far as there are any."""
+        """Returns bytes of a file, as many as there are."""
         with self._lock:
             self._must_have_power()
             return bytes(node.live[offset : offset + size])
 
-    # -- changing ----------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------
 
     def create(self, path: str, mode: int) -> Node:
-        """A new file or folder; `mode` says which."""
+        """Creates a file or folder, according to `mode`."""
         with self._lock:
             self._must_have_power()
             if path in self._names:
@@ -138,7 +140,7 @@ class LossyDisk:
             return made
 
     def link(self, source: str, target: str) -> None:
-        """One more name for a file."""
+        """Gives a file another name."""
         with self._lock:
             node = self.node(source)
             if target in self._names:
@@ -146,7 +148,7 @@ class LossyDisk:
             self._rename({target: node})
 
     def rename(self, old: str, new: str) -> None:
-        """Moves a name, with all below it; what stood under the new name is replaced."""
+        """Renames a file, or a folder with all below it; replaces what had the new name."""
         with self._lock:
             self.node(old)
             moved = [p for p in self._names if p == old or p.startswith(old + "/")]
@@ -155,14 +157,14 @@ class LossyDisk:
             self._rename(changes)
 
     def remove(self, path: str) -> None:
-        """Removes a name; a folder has to be empty."""
+        """Removes a name; a folder must be empty."""
         with self._lock:
             if self.node(path).is_folder and self.entries(path):
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
             self._rename({path: None})
 
     def write(self, node: Node, offset: int, data: bytes) -> None:
-        """Writes; not on the disk before an fsync."""
+        """Writes data, which is not durable before an fsync."""
         with self._lock:
             self._must_have_power()
             _put(node.live, offset, data)
@@ -170,14 +172,14 @@ class LossyDisk:
             node.time_ns = time.time_ns()
 
     def truncate(self, node: Node, length: int) -> None:
-        """Cuts or stretches; not on the disk before an fsync."""
+        """Changes the length, which is not durable before an fsync."""
         with self._lock:
             self._must_have_power()
             _resize(node.live, length)
             node.pending.append((length, None))
 
     def sync(self, node: Node) -> None:
-        """fsync of a file: its data, not its name."""
+        """Makes the data of a file durable (fsync), but not its name."""
         with self._lock:
             self._must_have_power()
             for offset, data in node.pending:
@@ -189,7 +191,7 @@ class LossyDisk:
             self.syncs += 1
 
     def sync_folder(self, path: str) -> None:
-        """fsync of a folder: its names, and with them whatever came before."""
+        """Makes the names in a folder durable (fsync), and all earlier changes of names."""
         with self._lock:
             self._must_have_power()
             touching = [n for n, each in enumerate(self._pending) if each.touches(path)]
@@ -200,7 +202,7 @@ class LossyDisk:
     # -- the power ---------------------------------------------------------------------------
 
     def cut(self) -> CutReport:
-        """Takes the power away, now."""
+        """Cuts the power."""
         with self._lock:
             self._must_have_power()
             self._dark = True
@@ -223,7 +225,7 @@ class LossyDisk:
             return CutReport(lost, kept, len(self._pending) - kept_names)
 
     def image(self) -> Names:
-        """What a power cut left, by name; for the next disk."""
+        """Returns what survived a power cut, by name, for the next disk."""
         with self._lock:
             return {
                 path: Node(node.mode, node.uid, node.gid, bytearray(node.synced), node.synced)
@@ -255,7 +257,7 @@ def _put(content: bytearray, offset: int, data: bytes) -> None:
 
 
 def _sectors(offset: int, data: bytes) -> list[tuple[int, bytes]]:
-    """A write as pieces that a disk writes whole."""
+    """Splits a write into pieces that a disk writes atomically."""
     pieces = []
     position = 0
     while position < len(data):

@@ -1,10 +1,10 @@
-"""The front of a task executor on a machine whose power is cut, as a process of its own.
+"""The front of a task executor on a machine whose power is cut, as a separate process.
 
     python -m tests.power_cuts.executor STATE_DIR TOKEN_FILE ADDRESS MANAGER SYNCHRONOUS
 
 The front and its state directory are the real ones. The host is not: its helper keeps slots in
-memory only, since a power cut ends every slot of a real host, too. SYNCHRONOUS is `full`, as the
-product has it, or `normal`: then files are not synced, to see that the checks find what that loses.
+memory only, because a power cut ends every slot of a real host, too. SYNCHRONOUS is `full`, as in
+the product, or `normal`: then files are not synced, to show that the checks find the losses.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ def start(
     *,
     synchronous: str = "full",
 ) -> subprocess.Popen[bytes]:
-    """Starts one; it registers by itself."""
+    """Starts an executor, which registers by itself."""
     words = (str(state_dir), str(token_file), address, rm_address, synchronous)
     command = [sys.executable, "-m", "tests.power_cuts.executor", *words]
     return subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
 
 
 async def serve(state_dir: Path, token_file: Path, address: str, rm_address: str) -> None:
-    """Serves until it is killed."""
+    """Serves until the process is killed."""
     options = TaskExecutorOptions(
         state_dir=state_dir,
         run_dir=token_file.parent / "run",

@@ -1,9 +1,8 @@
-"""The front of a task executor through many power cuts, under commands.
+"""Cuts the power of an executor's front many times while it executes commands.
 
-Decides that after a cut it registers with a state that breaks nothing: it obeys no epoch below one
-that it has acknowledged, and every slot that it acknowledged as allocated is there or told as ended
-(here: told, since a power cut ends them all), and it is the same executor, with report numbers
-above every earlier one.
+After a cut it must be the same executor, with higher report numbers. It must obey no epoch below
+one that it has acknowledged. Every slot that it acknowledged as allocated must exist or be reported
+as ended (here: ended, because a power cut ends all slots).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SLOTS_AT_ONCE = 5
 
 @dataclass
 class ExecutorCuts:
-    """One run. `found` is what was forgotten or broken; empty: nothing."""
+    """One run. `found` has what was forgotten or broken."""
 
     machine: Machine
     address: str
@@ -43,7 +42,7 @@ class ExecutorCuts:
     _report_number: int = 0
 
     async def run(self, cuts: int) -> None:
-        """Cuts the power so often, or until something is found."""
+        """Cuts the power `cuts` times, or until a check fails."""
         token_file = self.machine.folder / "cluster.token"
         token_file.write_text(CLUSTER_TOKEN)
         token_file.chmod(0o600)
@@ -86,7 +85,7 @@ class ExecutorCuts:
         return not self.found
 
     async def _command(self, moments: random.Random) -> None:
-        """Until the power goes: slots are made and freed, and now and then a new epoch begins."""
+        """Allocates and frees slots until the power is cut; sometimes begins a new epoch."""
         number = 0
         try:
             while True:
@@ -100,7 +99,7 @@ class ExecutorCuts:
             return
 
     async def _next_epoch(self) -> None:
-        """As a resource manager that was restarted: the executor registers, and obeys it."""
+        """Acts as a restarted resource manager: the executor registers, and obeys the new epoch."""
         manager = self._manager
         before = len(manager.registrations)
         manager.rm_epoch += 1
@@ -109,7 +108,7 @@ class ExecutorCuts:
         while len(manager.registrations) == before:
             await asyncio.sleep(0.005)
             if asyncio.get_running_loop().time() > until:
-                raise OSError("cut off")  # by the power
+                raise OSError("cut off")  # by the power cut
 
     async def _allocate(self, allocation_id: str) -> None:
         answer = await self._manager.allocate(allocation(allocation_id, cpu_milli=10))
@@ -121,7 +120,7 @@ class ExecutorCuts:
             self.slots_acknowledged += 1
 
     async def _free(self, allocation_id: str) -> None:
-        self._held.discard(allocation_id)  # from now on nobody may count on it
+        self._held.discard(allocation_id)  # from now on it may be lost
         await self._manager.free(free(allocation_id))
 
     def _obeyed(self, rm_epoch: int) -> None:
@@ -153,7 +152,7 @@ class ExecutorCuts:
         self._held.clear()
 
     async def _check_epoch(self) -> None:
-        """A resource manager that was replaced before the cut commands nothing after it."""
+        """Checks that a command of a former resource manager is refused after a cut."""
         if self._obeyed_epoch < 2:
             return
         old = self._obeyed_epoch - 1
@@ -166,5 +165,5 @@ class ExecutorCuts:
             self.found.append(f"a command of epoch {old} is obeyed after {self._obeyed_epoch}")
 
     def last_words(self) -> str:
-        """The end of the executor's log."""
+        """Returns the end of the executor's log."""
         return (self.machine.folder / "executor.log").read_text()[-2000:]

@@ -1,7 +1,7 @@
-"""Power cuts during the very first start, when tokens and database are made.
+"""Cuts the power during the very first start, when tokens and database are created.
 
-Decides that the next start succeeds with what is there. Also checks what a first start has told: a
-token that somebody could have used is the token ever after.
+The next start must succeed with what is there. A token that somebody could have used must stay
+valid.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tests.power_cuts.load import settled
 from tests.power_cuts.machine import Machine
 
 TOKENS = ("cluster.token", "user.token")
-BEGIN_S = 0.5  # Python itself starts; nothing is written yet
+BEGIN_S = 0.5  # the start of Python, before anything is written
 
 
 @dataclass
 class FirstStarts:
-    """Many first starts, each cut short. `found` is what went wrong."""
+    """Many interrupted first starts. `found` has what went wrong."""
 
     machine: Machine
     address: str
@@ -35,7 +35,7 @@ class FirstStarts:
         return self.machine.disk / "rm"
 
     async def run(self, cuts: int) -> None:
-        """One new machine after the other, each cut once or more until a start gets through."""
+        """Starts new machines one after the other, each cut until a start succeeds."""
         moments = random.Random(self.seed)
         while self.machine.cuts < cuts and not self.found:
             self.machine.forget()
@@ -47,7 +47,7 @@ class FirstStarts:
 
     async def _start_and_cut(self, moments: random.Random, known: dict[str, str]) -> None:
         await self._start()
-        # Most of it happens within a short while after the first file is there.
+        # Most writes happen within a short time after the first file exists.
         if moments.random() < 0.8:
             await settled(self.state_dir.exists)
             await asyncio.sleep(moments.uniform(0, 0.25))
@@ -56,14 +56,14 @@ class FirstStarts:
         program = self.machine.program
         ended = program is not None and program.poll()
         self.cut_before_ready += not (self.state_dir / "endpoint.json").exists()
-        # Whoever could read a token by now may have copied it to other hosts.
+        # By now a user may have copied a token to other hosts.
         await self._note_tokens(known)
         await asyncio.to_thread(self.machine.cut_power)
         if ended:
             self.found.append(f"a start failed: {self._last_words()}")
 
     async def _note_tokens(self, known: dict[str, str]) -> None:
-        """Only once calls are served has anybody a reason to."""
+        """Records the tokens if the resource manager serves: only then does a user need them."""
         if (self.state_dir / "endpoint.json").exists():
             for name in TOKENS:
                 known[name] = (self.state_dir / name).read_text()
@@ -96,7 +96,7 @@ class FirstStarts:
 
     async def _start(self) -> manager.Process:
         await asyncio.to_thread(self.machine.power_on)
-        (self.state_dir / "endpoint.json").unlink(missing_ok=True)  # an earlier start's
+        (self.state_dir / "endpoint.json").unlink(missing_ok=True)  # left by an earlier start
         with (self.machine.folder / "rm.log").open("wb") as log:
             self.machine.program = manager.start(self.state_dir, self.address, log)
         return self.machine.program

@@ -1,7 +1,7 @@
-"""Job masters and executors that live on while the resource manager is cut off again and again.
+"""Job masters and executors that continue while the resource manager's power is cut.
 
-Decides what was acknowledged to anybody, and keeps a ledger of it. An answer counts when the client
-has it, whatever happens to the resource manager afterwards.
+They record in a ledger everything that was acknowledged. An answer counts when the client has it,
+whatever happens to the resource manager afterwards.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LATER = {
     State.CANCELLED: {State.CANCELLED, State.RELEASED},
     State.RELEASED: {State.RELEASED},
 }
-"""What may have become of a request that was acknowledged in a state. Nobody is ever lost here."""
+"""States that may follow an acknowledged state. No executor is ever lost here."""
 
 JOB_MASTER = "job master"
 JOB_ROUNDS = 12
@@ -42,7 +42,7 @@ REPORT_S = 0.25
 
 @dataclass
 class Ledger:
-    """What was promised, and every promise that was seen broken."""
+    """What was promised, and every broken promise that was seen."""
 
     requests: dict[str, dict[str, State]] = field(default_factory=dict)  # by job and id
     ended_jobs: set[str] = field(default_factory=set)
@@ -50,27 +50,27 @@ class Ledger:
     counts: Counter[str] = field(default_factory=Counter)
 
     def acknowledge(self, job_id: str, allocation_id: str, state: State) -> None:
-        """Somebody was told that a request stands at least here."""
+        """Records that a client was told that a request has reached at least this state."""
         known = self.requests[job_id].get(allocation_id, State.PENDING)
         if known is State.PENDING or state in LATER.get(known, ()):
             self.requests[job_id][allocation_id] = state
         self.counts[f"acknowledged {state}"] += 1
 
     def broke(self, what: str) -> None:
-        """A promise was broken."""
+        """Records a broken promise."""
         self.broken.append(what)
 
 
 @dataclass
 class Endpoint:
-    """What a scripted executor wants to know of a resource manager."""
+    """What a scripted executor needs to reach a resource manager."""
 
     rm_as_cluster: Any
     cluster_token: str
 
 
 class Load:
-    """Runs from `start` to `stop`, whatever the resource manager does meanwhile."""
+    """Runs from `start` until `abandon`, whatever the resource manager does."""
 
     def __init__(self, address: str, state_dir: Path, seed: int) -> None:
         self.ledger = Ledger()
@@ -83,7 +83,7 @@ class Load:
         self._stopping = False
 
     async def start(self, *, executors: int, job_masters: int) -> None:
-        """Executors are registered when this returns."""
+        """Starts the load; returns when the executors are registered."""
         channel = open_channel(self._address, token=self._cluster_token)
         as_cluster = await self._stack.enter_async_context(channel)
         endpoint: Any = Endpoint(ResourceManagerServiceStub(as_cluster), self._cluster_token)
@@ -97,7 +97,7 @@ class Load:
             self._run(self._job_master(), JOB_MASTER)
 
     async def finish(self) -> None:
-        """Lets every job master finish its round and end its job; executors go on."""
+        """Lets every job master finish its round and end its job; executors continue."""
         self._stopping = True
         workers = [each for each in self._tasks if each.get_name() == JOB_MASTER]
         _, late = await asyncio.wait(workers, timeout=60)
@@ -151,7 +151,7 @@ class Load:
         while not self._stopping:
             try:
                 await self._one_job()
-            except FinegrainError as error:  # its calls have two minutes each
+            except FinegrainError as error:  # its calls may take two minutes each
                 self.ledger.broke(f"a job master could not go on: {error!r}")
 
     async def _one_job(self) -> None:
@@ -194,7 +194,7 @@ class Load:
         self.ledger.acknowledge(job.job_id, allocation_id, state)
 
     async def _watch(self, job: fg.Job) -> None:
-        """A second stream beside the library's own: every event once, in order, over all cuts."""
+        """Follows a second stream: each event must come once, in order, across all cuts."""
         last = 0
         async with open_channel(self._address, token=self._user_token) as channel:
             manager: Any = ResourceManagerServiceStub(channel)
@@ -226,7 +226,7 @@ class Load:
 async def settled(
     check: Callable[[], bool | Coroutine[Any, Any, bool]], patience_s: float = 60
 ) -> bool:
-    """Whether a check comes true in time."""
+    """Returns whether a check becomes true in time."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(patience_s):
             while True:

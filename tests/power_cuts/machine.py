@@ -1,7 +1,7 @@
 """A machine whose power can be cut: a mounted lossy disk, and the one program that runs on it.
 
-Decides the order of a cut: the disk goes dark first, and only then is the program killed, so that
-nothing that it still writes can count, and whatever it still says was true before.
+A cut first makes the disk fail and only then kills the program. So nothing that the program still
+writes has an effect, and everything that it still says was true before.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Program = subprocess.Popen[bytes]
 
 @dataclass
 class Machine:
-    """`disk` is where the program keeps its state; `image` what the last cut left of it.
+    """`disk` is where the program keeps its state; `image` is what survived the last cut.
 
-    Both lie in `folder`, beside what is not on the disk (logs).
+    Both are in `folder`, beside files that are not on the disk (logs).
     """
 
     folder: Path
@@ -49,7 +49,7 @@ class Machine:
         return self.folder / "image"
 
     def power_on(self) -> None:
-        """Mounts the disk as the last cut left it."""
+        """Mounts the disk with what survived the last cut."""
         self.disk.mkdir(exist_ok=True)
         self.image.mkdir(exist_ok=True)
         seed = str(self.seed * 1_000_003 + self.cuts)
@@ -70,7 +70,7 @@ class Machine:
             time.sleep(0.01)
 
     def cut_power(self) -> None:
-        """The disk goes dark, then the program dies; afterwards `image` holds what is left."""
+        """Makes the disk fail, then kills the program; afterwards `image` has what survived."""
         assert self._mount is not None
         assert self._mount.stdout is not None
         self._mount.send_signal(signal.SIGUSR1)
@@ -85,7 +85,7 @@ class Machine:
         self._end()
 
     def forget(self) -> None:
-        """An empty disk, on a machine that is switched off."""
+        """Replaces the disk of a machine that is off by an empty one."""
         shutil.rmtree(self.image, ignore_errors=True)
 
     def _end(self) -> None:
@@ -103,8 +103,8 @@ class Machine:
 
 @contextmanager
 def machine(seed: int) -> Iterator[Machine]:
-    """A machine with an empty disk, switched off; leaves nothing behind."""
-    folder = Path(tempfile.mkdtemp(prefix="fg-power-"))  # short: sockets lie in it
+    """Makes a machine that is off and has an empty disk; removes it afterwards."""
+    folder = Path(tempfile.mkdtemp(prefix="fg-power-"))  # a short path, because sockets are in it
     made = Machine(folder, seed)
     try:
         yield made
@@ -120,7 +120,7 @@ power cuts need root, /dev/fuse, libfuse3 and mfusepy; here: {missing}
 
 
 def what_is_missing() -> str:
-    """Why no lossy disk can be mounted here; empty: one can."""
+    """Returns why no lossy disk can be mounted here; empty: one can."""
     probes: dict[str, Callable[[], bool]] = {
         "not root": lambda: os.geteuid() == 0,
         "no /dev/fuse": lambda: os.access("/dev/fuse", os.R_OK | os.W_OK),

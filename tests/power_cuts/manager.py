@@ -1,9 +1,9 @@
-"""A whole resource manager on a machine whose power is cut, as a process of its own.
+"""A whole resource manager on a machine whose power is cut, as a separate process.
 
     python -m tests.power_cuts.manager STATE_DIR ADDRESS SYNCHRONOUS
 
-SYNCHRONOUS is `full`, as the product has it, or `normal`: then SQLite does not sync at commits.
-That is no option of the product; it is patched in here to see that the checks find what it loses.
+SYNCHRONOUS is `full`, as in the product, or `normal`: then SQLite does not sync at commits. That is
+no option of the product; it is patched in here to show that the checks find the losses.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ FULL, NORMAL = "synchronous = FULL", "synchronous = NORMAL"
 
 
 def start(state_dir: Path, address: str, log: IO[bytes], *, synchronous: str = "full") -> Process:
-    """Starts one; it is not ready yet."""
+    """Starts a resource manager, which is not ready yet."""
     words: Sequence[str] = (str(state_dir), address, synchronous)
     command = [sys.executable, "-m", "tests.power_cuts.manager", *words]
     return subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
 
 
 async def ready(cluster: fg.Cluster, process: Process) -> int | None:
-    """The epoch of one that serves; None: it ended instead."""
+    """Waits until it serves, and returns its epoch; None: it ended."""
     end = time.monotonic() + READY_S
     while process.poll() is None:
         try:
@@ -52,7 +52,7 @@ async def ready(cluster: fg.Cluster, process: Process) -> int | None:
 
 
 def main() -> int:
-    """Serves until it is killed."""
+    """Serves until the process is killed."""
     state_dir, address, synchronous = sys.argv[1:]
     if synchronous == "normal":
         changed = tuple(NORMAL if each == FULL else each for each in sqlite_file._PROFILE)

@@ -1,11 +1,11 @@
-"""Mounts a `LossyDisk` by FUSE, for programs that know nothing of it.
+"""Mounts a `LossyDisk` by FUSE, so that unchanged programs can use it.
 
     python -m tests.power_cuts.mount MOUNTPOINT IMAGE --seed N
 
-IMAGE is a folder with what the disk holds at the start; it may be empty. Says "mounted" once it can
-be used. SIGUSR1 cuts the power: from then on every call fails, IMAGE is replaced by what survived,
-and "cut ..." says so. SIGTERM unmounts, and forgets everything where the power was not cut before.
-Needs root, /dev/fuse, libfuse3 and the wheel `mfusepy`.
+IMAGE is a folder with the initial content of the disk; it may be empty. SIGUSR1 cuts the power:
+from then on every call fails, IMAGE is replaced by what survived, and "cut ..." is printed. SIGTERM
+unmounts, and loses everything if the power was not cut before. Needs root, /dev/fuse, libfuse3 and
+the wheel `mfusepy`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOCK = 4096
 
 
 class Operations(mfusepy.Operations):  # type: ignore[misc]  # untyped
-    """What the kernel asks, in terms of the disk. Handles are numbers of open files."""
+    """Translates FUSE calls into calls of the disk. Handles are numbers of open files."""
 
     use_ns = True
 
@@ -40,7 +40,7 @@ class Operations(mfusepy.Operations):  # type: ignore[misc]  # untyped
         self._lock = threading.Lock()
 
     def _node(self, path: str, handle: int | None) -> Node:
-        # A file that is open stays itself, whatever becomes of its name.
+        # An open file stays the same file when its name changes.
         found = self._open.get(handle) if handle is not None else None
         return found if found is not None else self._disk.node(path)
 
@@ -91,7 +91,7 @@ class Operations(mfusepy.Operations):  # type: ignore[misc]  # untyped
         return 0
 
     def flush(self, path: str, fh: int) -> int:
-        return 0  # closing a file syncs nothing
+        return 0  # closing a file does not sync it
 
     def mkdir(self, path: str, mode: int) -> int:
         self._disk.create(path, stat.S_IFDIR | stat.S_IMODE(mode))
@@ -133,7 +133,7 @@ class Operations(mfusepy.Operations):  # type: ignore[misc]  # untyped
 
 
 def load_image(folder: Path) -> Names:
-    """The disk that a folder holds."""
+    """Returns the names and contents of a folder."""
     names: Names = {}
     for path in [folder, *sorted(folder.rglob("*"))]:
         told = path.lstat()
@@ -146,7 +146,7 @@ def load_image(folder: Path) -> Names:
 
 
 def save_image(names: Names, folder: Path) -> None:
-    """Makes a folder what the disk holds."""
+    """Replaces a folder by the content of the disk."""
     shutil.rmtree(folder, ignore_errors=True)
     for inside, node in sorted(names.items()):
         path = folder if inside == ROOT else folder / inside.removeprefix("/")
@@ -187,7 +187,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     arguments = (disk, options.mountpoint, options.image)
     threading.Thread(target=_obey_signals, args=arguments, daemon=True).start()
-    # Nothing is cached: the kernel must not know better than the disk.
+    # Disable caching, so that the kernel never differs from the disk.
     mfusepy.FUSE(
         Operations(disk),
         str(options.mountpoint),

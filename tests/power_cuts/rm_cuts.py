@@ -1,8 +1,8 @@
-"""The whole resource manager through many power cuts, under load.
+"""Cuts the power of a whole resource manager many times under load.
 
-Decides when the power goes, and what has to be true afterwards: the database that is left is sound
-and its books hold every rule; every request that anybody was told of is there, at least as far as
-was told; epochs rise; streams go on without gap or repetition; and in the end all comes to zero.
+After each cut the database must be sound and all invariants must hold. Every acknowledged request
+must exist, in at least the state that was told. Epochs must rise, and streams must continue without
+gap or repetition. In the end nothing may be left.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ DATABASE = "finegrain.db"
 CLI_CHECK_EVERY = 10
 
 Promised = dict[str, fg.RequestState]
-"""What was acknowledged to one job, by allocation id."""
+"""The states that were acknowledged to one job, by allocation id."""
 
 
 @dataclass
 class RmCuts:
-    """One run. `found` is what was lost or broken; empty: nothing."""
+    """One run. `found` has what was lost or broken."""
 
     machine: Machine
     address: str
@@ -54,7 +54,7 @@ class RmCuts:
         return self.machine.disk / "rm"
 
     async def run(self, cuts: int) -> None:
-        """Cuts the power so often, or until something is found."""
+        """Cuts the power `cuts` times, or until a check fails."""
         moments = random.Random(self.seed)
         if not await self._start():
             return
@@ -82,7 +82,7 @@ class RmCuts:
             self.found += self.ledger.broken
 
     def _runs(self) -> bool:
-        """Whether the resource manager has not ended by itself."""
+        """Returns whether the resource manager still runs; records it as a failure if not."""
         program = self.machine.program
         runs = program is not None and program.poll() is None
         if not runs:
@@ -107,10 +107,10 @@ class RmCuts:
         return True
 
     def last_words(self) -> str:
-        """The end of the resource manager's log."""
+        """Returns the end of the resource manager's log."""
         return (self.machine.folder / "rm.log").read_text()[-2000:]
 
-    # -- what is left on the disk ----------------------------------------------------------------
+    # -- what survived on the disk ----------------------------------------------------------------
 
     def _promised(self) -> dict[str, Promised]:
         return {job_id: dict(told) for job_id, told in self.ledger.requests.items()}
@@ -120,7 +120,7 @@ class RmCuts:
         copy = self.machine.folder / "copy"
         shutil.rmtree(copy, ignore_errors=True)
         copy.mkdir()
-        for name in (DATABASE, f"{DATABASE}-wal"):  # the index of the log is made anew
+        for name in (DATABASE, f"{DATABASE}-wal"):  # SQLite rebuilds the index of the log
             if (left / name).exists():
                 shutil.copy(left / name, copy / name)
         try:
@@ -154,7 +154,7 @@ class RmCuts:
         if checked.returncode:
             self.found.append(f"finegrain db check: {checked.stdout}{checked.stderr}")
 
-    # -- what the next one says --------------------------------------------------------------------
+    # -- what the next resource manager says -------------------------------------------------------
 
     async def _check_promises(self) -> None:
         promised = self._promised()
@@ -172,7 +172,7 @@ class RmCuts:
                 found = {each.allocation_id: each.state for each in requests}
                 for allocation_id, state in told.items():
                     self._check_request(allocation_id, state, found.get(allocation_id))
-        for job_id in ended:  # looked at once after its end
+        for job_id in ended:  # checked once after its end
             self.ledger.requests.pop(job_id, None)
 
     def _check_request(

@@ -1,4 +1,4 @@
-"""The disk that forgets: what an fsync promises, and that nothing else does."""
+"""Tests of the lossy disk: what an fsync promises, and that nothing else is promised."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOLDER = stat.S_IFDIR | 0o700
 
 
 def after_cuts(use: Callable[[LossyDisk], None], cuts: int = 60) -> list[Names]:
-    """What is left of the same use, cut with many seeds."""
+    """Returns what survives the same use with a different seed for each cut."""
     left = []
     for seed in range(cuts):
         disk = LossyDisk(seed)
