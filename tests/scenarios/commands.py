@@ -1,4 +1,4 @@
-"""What all commands of the scenarios share: the cluster, and how what happened is rendered."""
+"""What all commands of the stories share: the cluster, and the rendering of its effects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.engine_cluster import EngineCluster, FakeExecutor, OnTheWire
 
 
 class Commands:
-    """A cluster, and messages that a scenario holds back."""
+    """A cluster, and messages that a story holds back."""
 
     def __init__(self) -> None:
         self.cluster = EngineCluster(jobs=())

@@ -1,6 +1,6 @@
-"""`pytest tests/scenarios --rewrite` writes what came out into the files.
+"""`pytest tests/scenarios --rewrite` writes the actual output into the stories.
 
-Commit only what you understand.
+Commit only output that you understand.
 """
 
 import pytest

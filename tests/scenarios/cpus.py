@@ -1,4 +1,4 @@
-"""Commands about cpus: machines, how slots want their cpus, hosts' settings, who is where."""
+"""Commands about cpus: machines, cpu policies of requests and hosts, and cpu states."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tests.scenarios.words import Words
 from tests.support.machines import machine
 
 CLUSTER = "cluster"
-"""Stands for all hosts where a host's name stands."""
+"""Denotes all hosts where a command takes the name of a host."""
 
 
 class CpuCommands(Commands):
-    """Part of the language; the rest is in language.py."""
+    """Part of the language; `language.py` joins the parts."""
 
     def do_policy(self, words: Words) -> Iterator[str]:
-        """An operator sets something for a host, or for the cluster; or asks what holds."""
+        """Sets or clears a policy of a host or the cluster, and prints the effective one."""
         name = words.subjects[0]
         executor_id = "" if name == CLUSTER else name
         cleared = tuple(words.names("clear"))
@@ -49,7 +49,8 @@ class CpuCommands(Commands):
         yield from cpus_render.settings(name, view.effective)
 
     def do_cpu_state(self, words: Words) -> Iterator[str]:
-        """What an executor sees of its host's cpus now; its report says so, at once or later."""
+        """Changes what an executor sees of its cpus; it reports this now, or later with
+        `unsaid`."""
         unsaid = words.flag("unsaid")
         executor = self._executor(words)
         seen = executor.cpu_state
@@ -66,12 +67,12 @@ class CpuCommands(Commands):
             yield from self._report(executor)
 
     def do_cpus(self, words: Words) -> Iterator[str]:
-        """Who has which cpus of a host, its pools, and what its NUMA nodes have left."""
+        """Prints who has which cpus of a host, its pools, and what is free on its NUMA nodes."""
         yield from cpus_render.host(topology_view(self.cluster.state, words.subjects[0]))
 
 
 def cpu_policy(words: Words) -> CpuPolicy:
-    """How a slot wants its cpus; a word with ! is required."""
+    """Returns the cpu policy of a request; a value with ! is required."""
 
     def word(name: str) -> tuple[str, bool]:
         text = words.values.pop(name, "Default")
@@ -91,7 +92,7 @@ def cpu_policy(words: Words) -> CpuPolicy:
 
 
 def host_policy(words: Words) -> HostPolicy:
-    """One layer of a host's settings."""
+    """Returns one layer of a host's policy."""
     strict, shared = words.flag("strict"), words.flag("shared")
     texts = {
         name: words.values.pop(name, "")
@@ -111,7 +112,7 @@ def host_policy(words: Words) -> HostPolicy:
 
 
 def machine_of(words: Words) -> tuple[Amounts, str, str]:
-    """What an executor on a machine announces: totals, topology and cpus."""
+    """Returns what an executor on a machine announces: totals, topology and cpus."""
     made = machine(words.values.pop("machine"), words.number("node_mem", 16_384) * MIB)
     huge_pages = words.number("huge")
     isolated = CpuSet.parse(_some(words.values.pop("isolated", "none")))

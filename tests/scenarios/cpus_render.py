@@ -1,4 +1,4 @@
-"""What comes out of a story about cpus, one line per fact."""
+"""Renders cpu output of stories, one line per fact."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from resource_manager.engine.model.entities import Slot
 
 
 def assignment(one: CpuAssignment | None) -> str:
-    """Everything that a slot has of its host's cpus; nothing for one that has all of a pool."""
+    """Returns the cpus, nodes and pools of a slot; empty if it may use a whole pool."""
     if one is None:
         return ""
     parts = [str(one.qos)]
@@ -34,7 +34,7 @@ def assignment(one: CpuAssignment | None) -> str:
 
 
 def amounts(some: Amounts) -> str:
-    """Those that there are."""
+    """Returns the amounts that are present."""
     parts = [f"cpu={some[CPU_MILLI]}m"] if CPU_MILLI in some else []
     if BEST_EFFORT_CPU_MILLI in some:
         parts.append(f"be={some[BEST_EFFORT_CPU_MILLI]}m")
@@ -50,7 +50,7 @@ def pool(name: PoolName) -> str:
 
 
 def settings(name: str, one: EffectivePolicy) -> Iterator[str]:
-    """What holds on a host, and by whom what is not built in."""
+    """Yields the effective settings of a host, with their origin if not built in."""
 
     def said(field: str, value: object) -> str:
         origin = one.origin(field)
@@ -71,7 +71,7 @@ def settings(name: str, one: EffectivePolicy) -> Iterator[str]:
 
 
 def host(view: TopologyView) -> Iterator[str]:
-    """Pool by pool who has its cpus; node by node what it has left."""
+    """Yields who has the cpus of each pool, and what is free on each NUMA node."""
     slots = [each.slot for each in view.slots]
     seen = view.executor.cpu_state
     announced = announced_by(view.executor.registration)

@@ -1,4 +1,4 @@
-"""Commands about executors that are asked for: what may be, what their provider says, who comes."""
+"""Commands about executors of providers: shapes, limits, and what their provider reports."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.support.engine_cluster import EngineCluster, provided
 
 
 class ElasticCommands(Commands):
-    """Part of the language; the rest is in language.py."""
+    """Part of the language; `language.py` joins the parts."""
 
     def do_shape(self, words: Words) -> Iterator[str]:
-        """One more shape that can be asked for; the cluster starts over."""
+        """Adds an executor shape; the cluster starts over."""
         total = {"cpu_milli": words.number("cpu"), "memory_bytes": words.number("mem") * MIB}
         shape = ExecutorShape(
             name=words.subjects[0],
@@ -46,7 +46,8 @@ class ElasticCommands(Commands):
         yield from ()
 
     def do_elastic(self, words: Words) -> Iterator[str]:
-        """Limits and times of what is asked for, without shapes; the cluster starts over."""
+        """Sets limits and times of provisioning, and removes all shapes; the cluster starts
+        over."""
         given: dict[str, Any] = {}
         for name in ("min", "max"):
             if cpu := words.number(f"{name}_cpu"):
@@ -65,7 +66,7 @@ class ElasticCommands(Commands):
         )
 
     def do_look(self, words: Words) -> Iterator[str]:
-        """So much time passes, in single seconds, that the RM looks at what is wanted."""
+        """Lets time pass in single seconds, so that the RM checks in each what it needs."""
         for _ in range(int(words.subjects[0].removesuffix("s")) if words.subjects else 1):
             self.cluster.wait(1_000)
             yield from self._effects()
@@ -79,7 +80,7 @@ class ElasticCommands(Commands):
         yield from self._told(ProvisionFailed(self.cluster.at, words.subjects[0], why))
 
     def do_ended(self, words: Words) -> Iterator[str]:
-        """A provider says that nothing is left of an executor."""
+        """The provider reports that nothing of an executor is left."""
         name = words.subjects[0]
         self.cluster.executors.pop(name, None)
         yield from self._told(ProvisionEnded(self.cluster.at, name))
@@ -89,7 +90,7 @@ class ElasticCommands(Commands):
         yield from self._told(ProvisionStopFailed(self.cluster.at, words.subjects[0], why))
 
     def do_comes(self, words: Words) -> Iterator[str]:
-        """An executor that was asked for registers, as promised or with other amounts."""
+        """An executor registers as promised, or with other amounts."""
         name = words.subjects[0]
         provision = self.cluster.state.provisions.get(name)
         shape_name = provision.shape if provision else words.values.pop("shape")
@@ -100,7 +101,7 @@ class ElasticCommands(Commands):
         yield from self._register(provided(name, shape, total=total))
 
     def do_providers(self, words: Words) -> Iterator[str]:
-        """Everything that `finegrain providers` tells."""
+        """Prints what `finegrain providers` shows."""
         yield from render.providers(providers_view(self.cluster.state))
 
     def _told(self, event: Event) -> Iterator[str]:

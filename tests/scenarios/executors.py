@@ -1,4 +1,4 @@
-"""Commands of executors and the network: registrations, reports, and commands under way."""
+"""Commands of executors and the network: registrations, reports, and commands in transit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DELIVERIES_MAX = 1_000
 
 
 class ExecutorCommands(Commands):
-    """Part of the language; the rest is in language.py."""
+    """Part of the language; `language.py` joins the parts."""
 
     def do_host(self, words: Words) -> Iterator[str]:
         total: Amounts = {
@@ -83,7 +83,7 @@ class ExecutorCommands(Commands):
         yield from self._report(executor, self.held_reports.pop(executor.executor_id))
 
     def do_set(self, words: Words) -> Iterator[str]:
-        """What only the executor knows: what else uses its cpus, what it cannot carve, its pace."""
+        """Sets what only the executor knows: use by others, failures, memory use, slow frees."""
         executor = self._executor(words)
         if "hidden_cpu" in words.values:
             cpu = words.number("hidden_cpu")
@@ -99,12 +99,12 @@ class ExecutorCommands(Commands):
         yield from ()
 
     def do_ends(self, words: Words) -> Iterator[str]:
-        """A slot ends by itself; the next report says so."""
+        """Ends a slot without a command; the next report says so."""
         self._executor(words).end(words.slot(), words.values.pop("reason"))
         yield from ()
 
     def do_comes_down(self, words: Words) -> Iterator[str]:
-        """A slot is taken down without an order."""
+        """Begins to free a slot without a command."""
         self._executor(words).free(words.slot())
         yield from ()
 
@@ -120,7 +120,7 @@ class ExecutorCommands(Commands):
         yield from self._effects()
 
     def do_settle(self, words: Words) -> Iterator[str]:
-        """Everything on the wire arrives and is answered, and so on until nothing is left."""
+        """Delivers all commands and their answers until none is in transit."""
         for _ in range(DELIVERIES_MAX):
             if not self.cluster.wire:
                 return
@@ -137,13 +137,13 @@ class ExecutorCommands(Commands):
         yield from self._effects()
 
     def do_execute(self, words: Words) -> Iterator[str]:
-        """The command arrives, its answer is still under way."""
+        """Delivers a command; its answer stays in transit."""
         sent = self._sent(words)
         self._executor(words).execute(sent.command, self.cluster.at, sent.rm_epoch)
         yield from ()
 
     def do_probe(self, words: Words) -> Iterator[str]:
-        """The RM hears what became of dialling an executor: it answers, or not."""
+        """The RM learns whether an executor that it dialled answers."""
         cause = "connection refused" if words.flag("fails") else ""
         executor = self._executor(words)
         address = executor.registration().address

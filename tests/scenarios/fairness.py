@@ -1,4 +1,4 @@
-"""Commands about who is served first: groups with their weights and limits, and how they stand."""
+"""Commands about resource groups: their weights, limits and shares."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LICENSES = ("extended.license", 1)
 
 
 class FairnessCommands(Commands):
-    """Part of the language; the rest is in language.py."""
+    """Part of the language; `language.py` joins the parts."""
 
     def do_group(self, words: Words) -> Iterator[str]:
-        """A group is made, or changed; `none` takes a limit away."""
+        """Creates or changes a group; `none` removes a limit."""
         weight = words.values.pop("weight", "")
         self.cluster.set_group(
             words.subjects[0],
@@ -34,7 +34,7 @@ class FairnessCommands(Commands):
         yield from self._effects()
 
     def do_groups(self, words: Words) -> Iterator[str]:
-        """How groups stand: those named, else those that have work."""
+        """Prints the named groups, or else those that have work."""
         state = self.cluster.state
         state.flows.advance(self.cluster.at.monotonic_ms)
         for view in group_views(state.flows, state.groups, {}):

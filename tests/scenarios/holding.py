@@ -1,6 +1,4 @@
-"""Commands about capacity that is held for somebody, about slots that go on with further work, and
-about why somebody is not next.
-"""
+"""Commands about reservations, reuse of slots, and why a request is not next."""
 
 from __future__ import annotations
 
@@ -13,10 +11,10 @@ from tests.scenarios.words import Words
 
 
 class HoldingCommands(Commands):
-    """Part of the language; the rest is in language.py."""
+    """Part of the language; `language.py` joins the parts."""
 
     def do_reuse(self, words: Words) -> Iterator[str]:
-        """Slots whose work is done may do that of others, SLOT:REQUEST each; who may is told."""
+        """Asks to reuse slots, SLOT:REQUEST each; prints which may."""
         job_id, generation = words.job(), words.number("generation", 1)
         pairs = [pair.split(":", 1) for pair in words.subjects]
         slots = ((slot, generation, waiting) for slot, waiting in pairs)
@@ -27,12 +25,12 @@ class HoldingCommands(Commands):
         yield from self._items(outcomes)
 
     def do_reservations(self, words: Words) -> Iterator[str]:
-        """All that is held."""
+        """Prints all reservations."""
         for view in reservation_views(self.cluster.state):
             yield view.summary
 
     def do_why(self, words: Words) -> Iterator[str]:
-        """Why a request is not next: the steps of the choice, limits, and what is held."""
+        """Prints why a request is not next: steps of the choice, and reservations."""
         found = explain(self.cluster.state, words.subjects[0])
         yield f"{words.subjects[0]} {found.primary_reason}: {found.summary}"
         yield from (f"  {step.summary}" for step in found.steps)

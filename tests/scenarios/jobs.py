@@ -1,4 +1,4 @@
-"""Commands of job masters: jobs, requests, gangs, and slots that change or are given back."""
+"""Commands of job masters: jobs, requests, gangs, and slots that are resized or released."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.scenarios.words import Words
 
 
 class JobCommands(Commands):
-    """Part of the language; the rest is in language.py."""
+    """Part of the language; `language.py` joins the parts."""
 
     def do_job(self, words: Words) -> Iterator[str]:
         lease_ms = None if words.flag("detached") else words.number("lease", 30) * 1_000
@@ -39,7 +39,7 @@ class JobCommands(Commands):
         yield from self._items(self.cluster.submit(*requests, job=job_id))
 
     def do_gang(self, words: Words) -> Iterator[str]:
-        """One call with all members of a gang; NAME:CPU:MEM is one that asks for something else."""
+        """Submits a gang in one call; NAME:CPU:MEM is a member with other amounts."""
         timeout = words.values.pop("timeout", "")
         allow_pending, restart = words.flag("allow_pending"), words.flag("restart")
         gang_id, *names = words.subjects
@@ -85,7 +85,7 @@ class JobCommands(Commands):
         yield from self._items(outcomes)
 
     def do_resize(self, words: Words) -> Iterator[str]:
-        """The whole of what a slot is to have; an answer that says something new is told."""
+        """Resizes a slot to these amounts; prints the change."""
         job_id, wait = words.job_or_operator(), words.flag("wait")
         extended = words.extended()
         slot = self.cluster.resize(

@@ -31,7 +31,7 @@ class Interpreter(
     FairnessCommands,
     HoldingCommands,
 ):
-    """Carries out command lines on a cluster, and returns what came out."""
+    """Executes command lines on a cluster, and returns their output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,12 +76,13 @@ class Interpreter(
         yield from ()
 
     def do_put_books_back(self, words: Words) -> Iterator[str]:
-        """As copying files does, behind the back of a stopped RM."""
+        """Replaces the store's content by the copy, as copying files does while the RM is
+        stopped."""
         self.cluster.store.database.tables = self.copy.copy()
         yield from ()
 
     def do_wait(self, words: Words) -> Iterator[str]:
-        """Time passes in heartbeats; those named stay silent."""
+        """Lets time pass in heartbeats; executors and jobs in `silent=` send nothing."""
         silent = words.names("silent")
         left = words.milliseconds(words.subjects[0])
         while left > 0:

@@ -15,10 +15,10 @@ from tests.scenarios.words import Words
 
 
 class RangeCommands(Commands):
-    """Part of the language; the rest is in language.py."""
+    """Part of the language; `language.py` joins the parts."""
 
     def do_range(self, words: Words) -> Iterator[str]:
-        """So many equal requests, from an index on."""
+        """Submits `count` equal requests, from index `first` on."""
         cpu, mem = words.number("cpu"), words.number("mem")
         spec = RequestSpec(
             words.subjects[0],
@@ -40,7 +40,7 @@ class RangeCommands(Commands):
         yield from self._items(self.cluster.release(ranges=[members], job=job_id))
 
     def do_rows(self, words: Words) -> Iterator[str]:
-        """What the store keeps of ranges and their members."""
+        """Prints what the store has of ranges and their members."""
         store = self.cluster.store
         for (name, first), row in sorted(store.ranges.items()):
             ended = ", ".join(

@@ -1,4 +1,4 @@
-"""What comes out of a story, one line per fact."""
+"""Renders the output of stories, one line per fact."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from resource_manager.engine.model.events import ReportAnswer
 from tests.scenarios import cpus_render
 
 NOTED = ("executor_unreachable", "executor_reachable", "cpus_lost", "cpus_returned")
-"""Kinds of the cluster's history that stories tell."""
+"""Kinds of cluster events that stories print."""
 
 
 def effect(one: Effect) -> Iterator[str]:
@@ -74,7 +74,7 @@ def size(one: Slot | Resize) -> str:
 
 
 def changes(one: Slot) -> str:
-    """What is under way, as lists show it."""
+    """Returns the resizes in flight, as lists show them."""
     found = [(one.ordered, "ordered"), (one.wanted, "waits")]
     texts = [f"{size(each)} {how} (change {each.number})" for each, how in found if each]
     return f", {', then '.join(texts)}" if texts else ""

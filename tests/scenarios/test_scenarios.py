@@ -1,6 +1,4 @@
-"""Runs the stories in the folders here: commands, `----`, what comes out. README.md has the
-language.
-"""
+"""Runs the stories in these folders: commands, `----`, output. README.md has the language."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ def test_story(path: Path, request: pytest.FixtureRequest) -> None:
 
 
 def play(text: str) -> str:
-    """The story with what really comes out under each `----`."""
+    """Returns the story with the actual output below each `----`."""
     interpreter = Interpreter()
     played = []
     for block in text.strip("\n").split("\n\n"):

@@ -1,10 +1,10 @@
-"""One command line of a story, taken apart."""
+"""Parses one command line of a story."""
 
 from __future__ import annotations
 
 
 class Words:
-    """A command line, taken apart."""
+    """A command line: its name, subjects and values."""
 
     def __init__(self, line: str) -> None:
         self.name, *words = line.split()
@@ -29,15 +29,15 @@ class Words:
         return self.values.pop("job", "job")
 
     def job_or_operator(self) -> str | None:
-        """The job that a call is about; None: an operator makes it."""
+        """Returns the job of a call; None: an operator calls."""
         return None if self.flag("operator") else self.job()
 
     def slot(self) -> tuple[str, int]:
-        """A slot by name and generation."""
+        """Returns a slot's allocation id and generation."""
         return self.values.pop("slot"), self.number("generation", 1)
 
     def extended(self) -> tuple[tuple[str, int], ...]:
-        """Amounts of countable resources."""
+        """Returns amounts of countable resources."""
         names = (("hugepages-2Mi", "huge"), ("license", "licenses"))
         return tuple((name, amount) for name, word in names if (amount := self.number(word)))
 
