@@ -49,8 +49,7 @@ class CpuCommands(Commands):
         yield from cpus_render.settings(name, view.effective)
 
     def do_cpu_state(self, words: Words) -> Iterator[str]:
-        """Changes what an executor sees of its cpus; it reports this now, or later with
-        `unsaid`."""
+        """Changes what an executor sees of its cpus; reports it now, or later with `unsaid`."""
         unsaid = words.flag("unsaid")
         executor = self._executor(words)
         seen = executor.cpu_state

@@ -46,8 +46,7 @@ class ElasticCommands(Commands):
         yield from ()
 
     def do_elastic(self, words: Words) -> Iterator[str]:
-        """Sets limits and times of provisioning, and removes all shapes; the cluster starts
-        over."""
+        """Sets limits and times of provisioning, without shapes; the cluster starts over."""
         given: dict[str, Any] = {}
         for name in ("min", "max"):
             if cpu := words.number(f"{name}_cpu"):

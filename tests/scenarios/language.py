@@ -76,7 +76,7 @@ class Interpreter(
         yield from ()
 
     def do_put_books_back(self, words: Words) -> Iterator[str]:
-        """Replaces the store's content by the copy, as copying files does while the RM is
+        """Puts the copy in place of the store's content, as file copies do while the RM is
         stopped."""
         self.cluster.store.database.tables = self.copy.copy()
         yield from ()

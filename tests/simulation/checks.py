@@ -143,7 +143,7 @@ class Checks:
     def decided(
         self, manager: Manager, effects: list[Effect], changes: Changes, *, idle: bool
     ) -> None:
-        """A batch was decided and is not durable yet; `idle`: it contained only keep-alive calls."""
+        """A batch was decided and is not durable yet; `idle`: it had only keep-alive calls."""
         self.did["batches"] += 1
         state = manager.state
         many = len(state.hosts) > MANY_HOSTS
@@ -171,7 +171,7 @@ class Checks:
                 self.nobody_owns(state, [(name, number) for name, number, _ in effect.slots])
 
     def _look_at_all(self, state: State, changes: Changes) -> None:
-        """A batch was decided and is not durable yet; `idle`: it had only keep-alive calls."""
+        """Checks everything; requests that ended earlier only now and then."""
         now_and_then = self.did["batches"] % ENDED_CHECK_EVERY == 0
         self.require(check_invariants(state, ended=now_and_then))
         self.require(check_touched(state, (*changes.requests, *changes.moved_requests), ()))
@@ -222,7 +222,10 @@ class Checks:
             raise Violation(f"slot {key} is called missing, but {executor.name} has it")
 
     def _lost(self, state: State, effect: PublishClusterEvent) -> None:
-        """Checks that an executor is lost only after a full timeout of silence under this manager."""
+        """Checks that an executor is lost only after a full timeout of silence.
+
+        Only the time in which this manager led counts.
+        """
         event = effect.event
         if event.kind == "executor_lost" and not self.provisions.is_over(event.executor_id):
             timeout_ms = state.settings.lost_timeout_ms
@@ -234,10 +237,7 @@ class Checks:
                 )
 
     def stored(self, changes: Changes) -> None:
-        """Checks that an executor is lost only after a full timeout of silence.
-
-        Only the time in which this manager led counts.
-        """
+        """A transaction is durable. It may delete jobs, whose names may then be used again."""
         self.require(self.resizes.stored(changes))
         self.require(self.provisions.stored(changes))
         self.usage.stored(changes)
@@ -253,8 +253,10 @@ class Checks:
             self._lapsed_ms.pop(job_id, None)
 
     def _forgotten(self, changes: Changes) -> set[str]:
-        """Returns requests that are no longer known; a member of a range may have lost its row
-        only."""
+        """Returns requests that are no longer known.
+
+        A member of a range may have lost its row and still be known.
+        """
         rows = self.database.rows
         names = {name for name in changes.deleted_requests if not rows.has(name)}
         ranges = {range_id for range_id, _ in changes.deleted_ranges}
@@ -267,10 +269,7 @@ class Checks:
         return names
 
     def durable(self, effects: list[Effect], decided_ms: int) -> None:
-        """Returns requests that are no longer known.
-
-        A member of a range may have lost its row and still be known.
-        """
+        """The manager knows that a batch, decided at `decided_ms`, is committed."""
         for effect in effects:
             if isinstance(effect, PublishJobEvent):
                 if effect.event.state is RequestState.GRANTED:
