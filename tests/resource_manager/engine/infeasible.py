@@ -1,4 +1,4 @@
-"""Requests that turn out to be infeasible while they wait: sizes, and how they end."""
+"""Helpers for tests of requests that become infeasible while they wait."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MOST_OF_A_HOST = ResourceProfile(3_000, 256 * MIB)
 
 
 def waits(cluster: EngineCluster, name: str = "early") -> bool:
-    """Tells whether a request waits; the invariants must hold."""
+    """Returns whether a request waits; the invariants must hold."""
     cluster.check()
     return cluster.state_of(name) == "PENDING"
 
 
 def rejected_after(cluster: EngineCluster, ms: int, name: str = "early") -> bool:
-    """Tells whether a request waits until the last millisecond of this time, no longer."""
+    """Returns whether a request waits exactly until the last millisecond of this time."""
     cluster.wait(ms - 1)
     until_then = waits(cluster, name)
     cluster.wait(1)

@@ -1,4 +1,4 @@
-"""Books that a running resource manager reads anew, after a commit that failed."""
+"""Tests of a running resource manager that reloads its state after a failed commit."""
 
 from __future__ import annotations
 

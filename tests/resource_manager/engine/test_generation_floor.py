@@ -1,4 +1,4 @@
-"""Restored books number their placements above all that they may have lost."""
+"""Tests that a restored RM uses generations above all that the backup may lack."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_the_first_placement_after_a_restore_is_above_the_floor() -> None:
 
 def test_placing_anew_does_not_count_up_from_the_first_generation() -> None:
     cluster = EngineCluster(jobs=())
-    snapshot = Snapshot(rm_epoch=7, counters={GENERATION_FLOOR: 10**12})  # would take for ever
+    snapshot = Snapshot(rm_epoch=7, counters={GENERATION_FLOOR: 10**12})  # would take forever
     cluster.state = restore(snapshot, cluster.state.settings, cluster.at)
     cluster.job("job")
     cluster.host("host-a")  # which is silent

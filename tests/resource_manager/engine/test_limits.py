@@ -1,4 +1,4 @@
-"""Everything that could grow without end has a limit, and what ended is forgotten in time."""
+"""Tests that everything that could grow without end is limited, and ended things are forgotten."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def submit(cluster: EngineCluster, *names: str) -> None:
 
 
 def cycle(cluster: EngineCluster, count: int) -> None:
-    """Requests that come and go, two entries in the job's log each."""
+    """Requests that come and go, with two entries each in the job's log."""
     for number in range(count):
         name = f"r{cluster.now_ms}.{number}"
         submit(cluster, name)
@@ -58,14 +58,14 @@ def test_live_requests_of_one_job_are_limited_as_a_whole_call() -> None:
 
 
 def of_size(number: int, name: str = "") -> RequestSpec:
-    """One of many shapes, none of which fits."""
+    """Returns a request of one of many scheduling classes, none of which fits."""
     profile = ResourceProfile(100_000 + number, 64 * MIB)
     return RequestSpec(name or f"r{number}", profile, allow_pending=True)
 
 
 def test_shapes_that_one_job_waits_with_are_limited_as_a_whole_call() -> None:
     cluster = cluster_of("job", "other", job_scheduling_classes_max=3)
-    for job_id in ("job", "other"):  # each has as many, though they are the same
+    for job_id in ("job", "other"):  # each job has as many, although they are equal
         specs = tuple(of_size(number, f"{job_id}{number}") for number in range(2))
         cluster.submit(*specs, job=job_id)
         with pytest.raises(ResourceExhausted) as caught:

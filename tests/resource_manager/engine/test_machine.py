@@ -1,4 +1,4 @@
-"""Random lives of a small cluster: whatever happens in whatever order, the books stay sound."""
+"""Random histories of a small cluster: the invariants hold after any events in any order."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ REFUSALS_OF_A_SIZE = {
 
 def model_executor(name: str) -> FakeExecutor:
     total: dict[str, int] = {"cpu_milli": 4000, "memory_bytes": 2 * GIB, "extended.license-x": 2}
-    if name == "host-c":  # declares its memory pools apart
+    if name == "host-c":  # declares separate memory pools
         total = {
             "cpu_milli": 4000,
             "task_heap_memory_bytes": GIB,
@@ -80,7 +80,7 @@ def model_executor(name: str) -> FakeExecutor:
 
 
 class BooksStaySound(RuleBasedStateMachine):
-    """Jobs, executors, time and a network that loses, delays and repeats."""
+    """Jobs, executors, time, and a network that loses, delays and repeats messages."""
 
     strategy = "pack"
     classes_tried_max = 1_000
@@ -237,7 +237,7 @@ class BooksStaySound(RuleBasedStateMachine):
     @precondition(lambda self: self.cluster.wire)
     @rule(name=st.sampled_from(HOSTS), data=st.data())
     def register_while_a_command_arrives(self, name: str, data: st.DataObject) -> None:
-        """The state that comes with a registration may be older than the executor's table."""
+        """The state in a registration may be older than the executor's table."""
         executor = self.cluster.executors[name]
         event = ExecutorRegistered(self.cluster.at, executor.registration(), executor.report())
         sent = data.draw(st.sampled_from(self.cluster.wire))
@@ -258,7 +258,7 @@ class BooksStaySound(RuleBasedStateMachine):
     @precondition(lambda self: self.held_registrations)
     @rule(data=st.data())
     def late_registration(self, data: st.DataObject) -> None:
-        """Nobody waits for its answer; it is refused if newer states have been taken in."""
+        """Its sender no longer waits; it is refused if newer states were accepted."""
         position = data.draw(st.integers(0, len(self.held_registrations) - 1))
         event = replace(self.held_registrations.pop(position), at=self.cluster.at)
         refused = ""
@@ -270,7 +270,7 @@ class BooksStaySound(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(HOSTS))
     def lose_the_table(self, name: str) -> None:
-        """A reboot: nothing is left, and the executor registers."""
+        """A reboot: the executor registers without slots."""
         executor = self.cluster.executors[name]
         executor.slots.clear()
         self.cluster.register(executor)
@@ -286,7 +286,7 @@ class BooksStaySound(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(HOSTS), cause=st.sampled_from(["", "", "refused"]))
     def probe(self, name: str, cause: str) -> None:
-        """Whether an executor can be dialled, if that is the question."""
+        """Reports whether an executor can be dialled, if the engine asks."""
         address = self.cluster.executors[name].registration().address
         self.cluster.batch(ExecutorProbed(self.cluster.at, name, address, cause))
 
@@ -296,7 +296,7 @@ class BooksStaySound(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from(HOSTS))
     def host_falls_silent(self, name: str) -> None:
-        """All others go on reporting until this one is lost."""
+        """All others continue to report until this one is lost."""
         for _ in range(2):
             self.cluster.wait(8_000)
             for job_id in JOBS:
@@ -350,7 +350,7 @@ class BooksStaySound(RuleBasedStateMachine):
         broken = data.draw(st.sets(st.integers(0, 20), max_size=3))
         self.cluster.executors[name].broken = {f"r{number}" for number in broken}
 
-    # What operators, time and fate do.
+    # Operators, time and restarts.
 
     @rule(
         name=st.sampled_from(HOSTS),
@@ -424,7 +424,7 @@ class BooksStaySound(RuleBasedStateMachine):
                     assert shortfall(enforced, host.slots[key].booked) == {}
 
     def teardown(self) -> None:
-        """When faults end, everything settles: nothing under way, both sides agree, no idling."""
+        """Without faults everything settles: nothing in transit, both sides agree, nothing idle."""
         for executor in self.cluster.executors.values():
             executor.hidden = {}
             executor.broken = set()
@@ -493,13 +493,13 @@ class BooksStaySoundSpread(BooksStaySound):
 
 
 class BooksStaySoundInSmallRounds(BooksStaySound):
-    """The same with decisions that stop after every shape that does not fit."""
+    """The same with decisions that end after each scheduling class that does not fit."""
 
     classes_tried_max = 1
 
 
 def durable(state: State) -> dict[str, Any]:
-    """Everything that has to survive a restart, as plain data."""
+    """Returns everything that must survive a restart, as plain data."""
     return {
         "jobs": {
             name: (j.name, j.state, j.end_reason, j.last_sequence, j.specified, j.arrival_number)

@@ -1,7 +1,7 @@
-"""Random lives in which slots change their sizes all the time, and everything may crash meanwhile.
+"""Random histories with many resizes, and crashes at any moment.
 
-The rules, invariants and the end are those of `test_machine.py`; here jobs have slots from the
-beginning, and what takes them away happens less often.
+Rules, invariants and end are those of `test_machine.py`. Here jobs have slots from the start, and
+lose them less often.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FIRST_SLOTS = 5
 
 
 class SlotsChangeTheirSizes(BooksStaySound):
-    """Most of what happens is about sizes."""
+    """Most events are about resizes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class SlotsChangeTheirSizes(BooksStaySound):
             self._submit(JOBS[0], profile, 1, (), number % 2 == 0, True)
         self.cluster.deliver_all()
 
-    # What is left out of the lives that this stands on.
+    # Leave out these rules of the base class.
     end_job = lose_the_table = forget = give_up = hold_back_a_registration = None  # type: ignore[assignment]
 
     @precondition(lambda self: self._allocated())
@@ -70,7 +70,7 @@ class SlotsChangeTheirSizes(BooksStaySound):
 
 
 class SlotsChangeTheirSizesInSmallRounds(SlotsChangeTheirSizes):
-    """The same with decisions that stop after every try in vain, and least loaded hosts first."""
+    """The same with decisions that end after each unsuccessful try, and the spread strategy."""
 
     classes_tried_max = 1
     strategy = "spread"

@@ -1,4 +1,4 @@
-"""How many hosts the benchmark's workload takes."""
+"""Tests how many hosts the benchmark's workload needs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ def hosts_used(**settings: Any) -> int:
 
 
 def test_one_candidate_is_first_fit() -> None:
-    """76 is what first fit gives on this workload, by hand and in other systems alike, if jobs are
-    placed as they came.
+    """First fit needs 76 hosts for this workload, computed by hand and by other systems.
+
+    This requires that jobs are placed in order of arrival.
     """
     assert hosts_used(pack_candidates=1, fairness=Fairness(order="arrival")) == 76
 

@@ -1,4 +1,4 @@
-"""What a restart makes of a request and its slots: their states are not written twice."""
+"""Tests which states a request and its slots have after a restart: they are not stored twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ R, S = RequestState, SlotState
 
 
 def restored(stored: tuple[RequestState, int], slots: dict[int, SlotState]) -> State:
-    """Books with one request (state, generation) and its slots (generation to state), as stored."""
+    """Returns a state with one stored request (state, generation) and its slots."""
     registration = Registration("host-a", "i", "127.0.0.1:1", {"cpu_milli": 4000}, {}, SMALL)
     spec = RequestSpec("r", SMALL)
     ended = None if stored[0] in (R.PENDING, R.ALLOCATING, R.GRANTED) else 5
@@ -50,7 +50,7 @@ def restored(stored: tuple[RequestState, int], slots: dict[int, SlotState]) -> S
 @pytest.mark.parametrize(
     ("stored", "slots", "state", "generation"),
     [
-        # Placed since it was stored, for the first time or anew, carved or not.
+        # Placed after it was stored, for the first time or again, carved or not.
         ((R.PENDING, 0), {1: S.PENDING}, R.ALLOCATING, 1),
         ((R.PENDING, 0), {1: S.ALLOCATED}, R.GRANTED, 1),
         ((R.PENDING, 3), {5: S.ALLOCATED}, R.GRANTED, 5),
@@ -58,7 +58,7 @@ def restored(stored: tuple[RequestState, int], slots: dict[int, SlotState]) -> S
         ((R.ALLOCATING, 1), {1: S.PENDING}, R.ALLOCATING, 1),
         ((R.ALLOCATING, 1), {1: S.ALLOCATED}, R.GRANTED, 1),
         ((R.GRANTED, 2), {2: S.ALLOCATED}, R.GRANTED, 2),
-        # Two slots: the older one is being taken down.
+        # Two slots: the older one is being freed.
         ((R.PENDING, 1), {1: S.ALLOCATED, 2: S.PENDING}, R.ALLOCATING, 2),
     ],
 )

@@ -1,5 +1,6 @@
-"""Every machine, every state, every input: what the tables list happens, everything else is refused
-and changes nothing.
+"""Tests every state table, state and input.
+
+Listed inputs have the listed effect; all others are refused and change nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from resource_manager.engine.model.state_tables import (
 from resource_manager.engine.model.transitions import Transitions, resize_state
 from tests.support.components import REPOSITORY
 
-# Written a second time, by hand: a slip in one of the two is found.
+# Written again by hand, so that an error in one of the two is found.
 BY_HAND = {
     "request": """
            PLACE      CONFIRM REQUEUE RECLAIM CANCEL    RELEASE  REUSE    DECLINE  REJECT   LOSE
@@ -115,7 +116,7 @@ SIZE = Resize(1, ResourceProfile(), 0)
 
 @dataclass
 class Machine:
-    """One thing of the books, with its state read and moved by whatever moves it."""
+    """One entity, with functions that read its state and apply an input."""
 
     table: StateTable[Any, Any]
     read: Callable[[], str]
@@ -124,7 +125,7 @@ class Machine:
 
 
 def machines(story: Transitions) -> dict[str, Machine]:
-    """A new thing for each machine."""
+    """Returns a new entity of each kind."""
     request = Request(RequestSpec("r1", None), "job", 1, 0)
     slot = Slot("r1", 2, "job", "host-a", ResourceProfile(), 0, 0)
     sized = Slot("r2", 1, "job", "host-a", ResourceProfile(), 0, 0)
@@ -209,7 +210,7 @@ def machines(story: Transitions) -> dict[str, Machine]:
 
 
 def cells() -> list[tuple[str, str, str, str]]:
-    """(machine, state, input, state after) of all tables by hand."""
+    """Returns (machine, state, input, state after) of all tables by hand."""
     found = []
     for title, table in BY_HAND.items():
         header, *rows = (line.split() for line in table.strip().splitlines())
@@ -248,7 +249,7 @@ def test_the_tables_by_hand_name_every_machine_state_and_input() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(BY_HAND)), st.integers(0, 9)), max_size=60))
 def test_whatever_happens_in_whatever_order(happenings: list[tuple[str, int]]) -> None:
-    """From where they begin, things get nowhere but where the tables lead."""
+    """From its first state, an entity reaches only states that the tables allow."""
     story = Transitions()
     all_machines = machines(story)
     gone = set()
@@ -306,7 +307,7 @@ def test_lost_follows_from_the_state_that_is_stored() -> None:
 
 
 def test_nothing_else_in_the_engine_sets_a_state() -> None:
-    """`provisions.py` has a table of its own. Changes of size are checked where they move."""
+    """`provisions.py` has a separate table. Resizes are checked where they change."""
     found = [
         f"{path.name}: {ast.unparse(node)}"
         for path in sorted((REPOSITORY / "resource_manager/engine").rglob("*.py"))

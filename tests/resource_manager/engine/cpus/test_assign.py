@@ -1,4 +1,4 @@
-"""One slot on one host: pinned, aligned to NUMA nodes, or bound to the pool of one node."""
+"""Tests of one slot on one host: pinned, aligned to NUMA nodes, or bound to one node's pool."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def aligned(policy: CpuPolicy, numa: NumaPolicy, required: bool = True) -> CpuPo
 
 
 def given_to(books: CpuLedger, wish: CpuRequest) -> CpuAssignment:
-    """What a slot gets that stays."""
+    """Returns what a slot gets, and books it."""
     found = assign(books, wish)
     assert isinstance(found, CpuAssignment), found
     books.add((f"slot-{books.version}", 1), found)
@@ -59,7 +59,7 @@ def refused(books: CpuLedger | None, wish: CpuRequest) -> CpuRefusal:
     return found
 
 
-# Cpus of its own.
+# Dedicated cpus.
 
 
 def test_a_pinned_slot_gets_whole_cores_and_is_bound_to_no_memory() -> None:
@@ -136,7 +136,7 @@ def test_reserved_and_lost_cpus_are_given_to_nobody() -> None:
     assert str(given_to(books, need(LSR, 2)).cpus) == "1,7"
 
 
-# Pools that somebody lives in.
+# Pools with slots in them.
 
 
 def test_pinned_slots_leave_the_shared_pool_a_cpu() -> None:
@@ -170,7 +170,7 @@ def test_a_best_effort_slot_needs_a_pool() -> None:
 def test_what_a_node_has_promised_to_slots_in_its_pool_is_not_pinned() -> None:
     books = CpuLedger(two_nodes())
     for _ in range(2):
-        given_to(books, need(aligned(LS, SINGLE), 2.5))  # of four on each node
+        given_to(books, need(aligned(LS, SINGLE), 2.5))  # of four free cpus on each node
     assert sorted(books.used(at, CPU_MILLI) for at in (0, 1)) == [2500, 2500]
     assert len(given_to(books, need(LSR, 10)).cpus) == 10
     refusal = refused(books, need(LSR, 1))
@@ -188,7 +188,7 @@ def test_a_slot_on_one_node_gets_its_cpus_and_memory_there() -> None:
     assert first.numa == (NodeShare(0, ((CPU_MILLI, 6000), (MEMORY_BYTES, 12 * GIB))),)
     assert str(first.memory_nodes) == "0"
     second = given_to(books, need(aligned(LSE, SINGLE), 2, 8 * GIB))
-    assert second.nodes == (1,)  # the first has the cpus and not the memory
+    assert second.nodes == (1,)  # node 0 has the cpus, but not the memory
     refusal = refused(books, need(aligned(LSE, SINGLE), 2, 9 * GIB))
     assert refusal.blocker is CpuBlocker.NUMA_UNALIGNED
     assert "one NUMA node" in refusal.text
@@ -208,7 +208,7 @@ def test_restricted_takes_as_few_nodes_as_the_empty_host_would_need() -> None:
     books = CpuLedger(two_nodes())
     given_to(books, need(aligned(LSR, SINGLE), 6))
     given_to(books, need(aligned(LSR, SINGLE), 6))
-    refusal = refused(books, need(aligned(LSR, RESTRICTED), 4))  # two cpus are free on each
+    refusal = refused(books, need(aligned(LSR, RESTRICTED), 4))  # two cpus are free on each node
     assert refusal.blocker is CpuBlocker.NUMA_UNALIGNED
     found = given_to(books, need(aligned(LSR, BEST_EFFORT), 4))
     assert found.nodes == (0, 1)
@@ -350,7 +350,7 @@ def test_a_bursting_slot_on_an_aligned_host_keeps_to_suitable_nodes() -> None:
     assert refused(books, need(burst, 1, limit=9)).blocker is CpuBlocker.BURST_POOL_TOO_SMALL
 
 
-# Machines as they are.
+# Recorded machines.
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -369,7 +369,7 @@ def test_every_recorded_machine_serves_every_class(name: str) -> None:
             assert set(found.pools) <= reported
 
 
-# Hosts that do not tell, several slots, and which host is best.
+# Hosts without topology, several slots, and the ranking of hosts.
 
 
 def test_a_host_without_topology_serves_what_demands_nothing() -> None:
@@ -404,13 +404,13 @@ def test_hosts_are_ranked_by_what_they_grant_and_then_by_strategy() -> None:
 
     least = [rated(taken, NumaStrategy.LEAST_ALLOCATED) for taken in (2, 4, 6)]
     assert least == sorted(least, reverse=True)
-    assert least[1] >= 500 > least[2]  # there it lies on two nodes
+    assert least[1] >= 500 > least[2]  # there it spans two nodes
     most = [rated(taken, NumaStrategy.MOST_ALLOCATED) for taken in (2, 4, 6)]
-    assert most[0] > most[1] > most[2]  # the first fills a node that is half taken
+    assert most[0] > most[1] > most[2]  # the first host completes a node that is half taken
 
 
 def test_only_cpus_that_are_free_make_a_node_suit_what_is_preferred() -> None:
-    """Both nodes have four free cpus and claimed by nobody; whole cores only the second."""
+    """Each node has four free unclaimed cpus; only the second has them as whole cores."""
     books = CpuLedger(two_nodes())
     spread = replace(aligned(LSR, SINGLE), bind=BindPolicy.SPREAD_BY_PCPUS)
     assert str(given_to(books, need(spread, 4)).cpus) == "0-3"
@@ -426,7 +426,7 @@ def test_only_cpus_that_are_free_make_a_node_suit_what_is_preferred() -> None:
 
 
 def test_the_more_of_what_is_preferred_is_not_granted_the_lower_a_host_ranks() -> None:
-    """On equal hosts, so that nothing else decides."""
+    """The hosts are equal, so that nothing else decides."""
     books = CpuLedger(two_nodes())
     wish = need(LSR, 4)
     found = given_to(books, wish)

@@ -1,5 +1,6 @@
-"""Whatever comes and goes, on whatever host: nothing is promised twice, what is required holds, and
-what is only preferred refuses nobody.
+"""Properties of assignments on any host, with slots that come and go.
+
+No cpu is promised twice, what is required holds, and what is only preferred refuses no request.
 """
 
 from dataclasses import replace
@@ -98,7 +99,7 @@ histories = st.lists(st.one_of(wishes(), st.integers(0, 20)), max_size=12)
 def lived(
     books: CpuLedger, history: list[CpuRequest | int]
 ) -> list[tuple[CpuRequest, CpuAssignment]]:
-    """Slots come where they fit, and others go. Returns who is there."""
+    """Adds slots that fit and removes others; returns the remaining ones."""
     there: dict[tuple[str, int], tuple[CpuRequest, CpuAssignment]] = {}
     for number, step in enumerate(history):
         if isinstance(step, int):

@@ -1,4 +1,4 @@
-"""Who holds which cpus of a host, and what is left."""
+"""Tests of the cpu ledger of one host: which slots have which cpus, and what is free."""
 
 import pytest
 
@@ -119,7 +119,7 @@ def test_what_is_reserved_lost_or_a_kubelets_is_not_there() -> None:
     assert its.shared_cpus == its.pinnable | cpus("0")
     assert its.available(1, MEMORY_BYTES) == 5 * GIB
     assert its.available(1, CPU_MILLI) == 5000
-    assert its.layout.cores_touched(cpus("12")) == cpus("12")  # its sibling is gone
+    assert its.layout.cores_touched(cpus("12")) == cpus("12")  # its sibling is offline
     version = its.version
     its.set_unavailable(
         offline=CpuSet.of(4), kubelet=CpuSet.of(5, 13), kubelet_memory=[(1, 3 * GIB)]
@@ -186,7 +186,7 @@ def test_the_room_for_cpus_of_ones_own() -> None:
 def test_pools_are_named_as_the_host_reports_them() -> None:
     layout = layout_of_rows([(0, 0, 7, 3), (1, 1, 7, 4), (2, 2, 9, 4)])
     its = CpuLedger(layout)
-    assert its.pools(0) == (PoolName(3, 7), PoolName(4, 7))  # a node in two packages
+    assert its.pools(0) == (PoolName(3, 7), PoolName(4, 7))  # one node in two packages
     assert its.pools(1) == (PoolName(4, 9),)
 
 

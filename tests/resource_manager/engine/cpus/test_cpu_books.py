@@ -1,4 +1,4 @@
-"""What the books of a host's cpus say of its nodes while settings and circumstances change."""
+"""Tests of node capacities in the cpu ledger while settings and conditions change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def bound(node: int, milli: int) -> CpuAssignment:
 
 
 def books() -> CpuLedger:
-    """Two nodes of 4 cores with 2 threads, and twice as much best-effort cpu as there are cpus."""
+    """Returns two nodes of 4 cores with 2 threads, and twice as much best-effort cpu as cpus."""
     return CpuLedger(machine(2, 1, 4, 2), best_effort_milli=32_000)
 
 
@@ -27,7 +27,7 @@ def test_best_effort_cpu_lies_where_the_pool_is() -> None:
     host = books()
     assert capacities(host) == [16_000, 16_000]
     host.set_policy(EffectivePolicy(shared_reserved_cpus=CpuSet.of(0, 1)))
-    assert capacities(host) == [16_000, 16_000]  # they are in the pool all the same
+    assert capacities(host) == [16_000, 16_000]  # but they are still in the pool
     host.set_policy(EffectivePolicy(strictly_reserved_cpus=CpuSet.of(0, 1)))
     assert capacities(host) == [12_000, 16_000]
     host.set_unavailable(offline=CpuSet.of(4), kubelet=CpuSet.of(5))
@@ -42,5 +42,5 @@ def test_what_was_taken_before_there_was_less_stays_no_problem_when_a_slot_chang
     host.replace(("a", 1), bound(0, 14_000))
     assert host.problems() == []
     host.replace(("a", 1), bound(0, 12_000))
-    host.replace(("a", 1), bound(0, 14_000))  # nobody should have given it that
+    host.replace(("a", 1), bound(0, 14_000))  # more than it should have been given
     assert host.problems() == ["NUMA node 0 has given 14000 best_effort_cpu_milli and has 12000"]

@@ -1,4 +1,4 @@
-"""What holds for every choice of cpus, on hosts as irregular as they come."""
+"""Properties of every choice of cpus, on irregular hosts."""
 
 import json
 from dataclasses import replace
@@ -32,8 +32,11 @@ EXAMPLES = examples(100)
 
 @st.composite
 def layouts(draw: st.DrawFn) -> CpuLayout:
-    """Regular or not: cores of 1 to 8 threads of which some are offline or not ours, of two kinds,
-    nodes without cpus, packages across nodes and nodes across packages."""
+    """Draws regular and irregular layouts.
+
+    Cores have 1 to 8 threads, some of them offline or not available, and two kinds. There are nodes
+    without cpus, packages across nodes and nodes across packages.
+    """
     regular = draw(st.booleans())
     count = draw(st.integers(1, 12))
     width = draw(st.sampled_from([1, 2, 2, 4, 8]))
@@ -70,7 +73,7 @@ def some_of(draw: st.DrawFn, cpus: int) -> int:
 
 @st.composite
 def situations(draw: st.DrawFn) -> tuple[CpuLayout, int, ExclusiveClaims, CpuDemand]:
-    """A host, its free cpus, who else is there, and a wish for no more cpus than are free."""
+    """Draws a host, its free cpus, other slots' claims, and a demand for at most the free cpus."""
     layout = draw(layouts())
     free = some_of(draw, layout.cpus)
     held = layout.cpus & ~free
@@ -91,7 +94,8 @@ def situations(draw: st.DrawFn) -> tuple[CpuLayout, int, ExclusiveClaims, CpuDem
 
 
 def unsuitable(layout: CpuLayout, free: int, claims: ExclusiveClaims, wish: CpuDemand) -> bool:
-    """Whether what is required rules the wish out, said in another way than the code does."""
+    """Returns whether a required policy rules out the demand; computed differently than in the
+    code."""
     if wish.exclusive_required:
         cores = [core.mask for core in layout.cores]
         nodes = [node.mask for node in layout.nodes]
@@ -184,8 +188,10 @@ def test_even_shares_differ_by_at_most_one_group(
 
 
 def has_even_shares(layout: CpuLayout, free: int, need: int, group: int) -> bool:
-    """Whether any nodes could give this number of groups of free cpus, each as many as the others
-    or one more: tried out for every number of nodes that an empty regular host would need, or more.
+    """Returns whether some nodes could each give an equal number of groups of free cpus, or one
+    more.
+
+    Tries every number of nodes that an empty regular host would need, or more.
     """
     groups, left = divmod(need, group)
     if left or not groups:
@@ -224,7 +230,7 @@ def test_a_slot_that_grows_keeps_its_cpus_and_what_is_required(
         if same_nodes and taken.cpus:
             assert layout.node_ids(grown.cpus) == layout.node_ids(taken.cpus)
     elif not same_nodes:
-        # What is held stands in the way of nothing else: the rest alone does not fit either.
+        # Claims of others do not matter otherwise: the remaining cpus alone do not suit either.
         assert wish.bind_required or wish.exclusive_required
         if wish.bind is not SPREAD:
             assert isinstance(take(layout, left, claims, replace(wish, need=more)), Short)

@@ -1,4 +1,4 @@
-"""Cpus that go offline, or that a kubelet takes: capacity follows, and slots are named."""
+"""Tests of cpus that go offline or that a kubelet takes: capacity follows, slots are named."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_isolated_cpus_let_nobody_book_more_than_the_pool_has() -> None:
     cluster = EngineCluster.settled(executor)
     assert cluster.state.hosts["host-a"].total["best_effort_cpu_milli"] == 14_000
     cluster.submit("pinned", cpu_milli=2_000, policy=CpuPolicy(QosClass.LSR))
-    assert cluster.cpus("pinned") == "6-7"  # nobody else can use them
+    assert cluster.cpus("pinned") == "6-7"  # no other slot can use them
     assert cluster.free_cpu() == 12_000
     cluster.check()
 
@@ -110,7 +110,7 @@ def test_slots_whose_own_cpus_vanish_are_named_and_stay() -> None:
     assert cluster.state.hosts["host-a"].lost_cpus == {("pinned", 1): cpus.first(1)}
     assert cluster.state_of("pinned") == "GRANTED"
     cluster.report_cpus("host-a", offline_cpus=cpus.first(1))
-    assert len(cluster.history("cpus_lost")) == 1  # once is enough
+    assert len(cluster.history("cpus_lost")) == 1  # the event is published once only
     cluster.report_cpus("host-a", kubelet_cpus=cpus)
     assert len(cluster.history("cpus_lost")) == 2
     cluster.report_cpus("host-a")
@@ -136,7 +136,7 @@ def test_what_a_host_refused_is_asked_for_again_when_its_cpus_are_others() -> No
     cluster.submit("pinned", cpu_milli=4_000, policy=LSR, allow_pending=True)
     assert cluster.state_of("pinned") == "PENDING"
     cluster.executors["host-a"].broken.clear()
-    cluster.report_cpus("host-a", offline_cpus="0")  # which it did not say when it refused
+    cluster.report_cpus("host-a", offline_cpus="0")  # which it did not report when it refused
     cluster.settle()
     assert cluster.state_of("pinned") == "GRANTED"
     assert 0 not in cluster.assignment("pinned").cpus

@@ -1,4 +1,4 @@
-"""The choice of cpus against what Koordinator and the kubelet choose (tests/data/vectors)."""
+"""Compares the choice of cpus with that of Koordinator and the kubelet (tests/data/vectors)."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def held(case: dict[str, Any], level: str) -> int:
     return bits
 
 
-# A cpu is never shared here, so counts of its holders above 1 do not apply.
+# Cpus are never shared here, so cases with several holders per cpu do not apply.
 NEVER_SHARED = [case for case in ACCUMULATOR["take"] if case["max_ref_count"] == 1]
 
 
@@ -82,7 +82,7 @@ def test_cpus_are_spread_in_koordinators_order(case: dict[str, Any]) -> None:
 
 
 def test_a_node_of_its_own_falls_back_to_cores_of_its_own() -> None:
-    """Koordinator takes 1-2,4 here, on the core of the other slot: no recorded case has that."""
+    """Koordinator takes 1-2,4 here, on the core of the other slot; no recorded case shows this."""
     layout = layout_of_rows([(cpu, cpu // 2, 0, 0) for cpu in range(8)])
     taken = take(
         layout,
@@ -132,7 +132,7 @@ def test_shares_are_even_where_the_kubelet_never_ends(case: dict[str, Any]) -> N
 
 
 def test_no_node_gives_two_cpus_of_the_remainder_where_the_kubelet_lets_it() -> None:
-    """The kubelet takes 1, 1, 1 and 3 cpus of four nodes here: no recorded case has that."""
+    """The kubelet takes 1, 1, 1 and 3 cpus of four nodes here; no recorded case shows this."""
     layout = machine(packages=2, nodes=4, cores=3, threads=1)
     free = cpus("3,6,12,15-17,21")
     assert [(free & node.mask).bit_count() for node in layout.nodes] == [0, 1, 1, 0, 1, 3, 0, 1]

@@ -1,4 +1,4 @@
-"""Executors that are asked for, for requests whose cpus amounts alone do not say to fit."""
+"""Tests of executors that are asked for on behalf of topology-constrained requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NODE_EACH = CpuPolicy(
 
 
 def elastic_cluster(**more: Any) -> EngineCluster:
-    """A provider that starts hosts of two NUMA nodes with eight cpus each."""
+    """Returns a cluster whose provider starts hosts of two NUMA nodes with eight cpus each."""
     made = numa_host()
     totals = {name: made.total[name] for name in ("cpu_milli", "memory_bytes")}
     shape = ExecutorShape("big", "test", totals, made.default_profile)
@@ -30,7 +30,7 @@ def elastic_cluster(**more: Any) -> EngineCluster:
 
 
 def wait_long(cluster: EngineCluster) -> None:
-    """Time for the next look, and more."""
+    """Waits for more than the next check."""
     for _ in range(3):
         cluster.wait(1_000)
         cluster.report_all()
@@ -38,7 +38,7 @@ def wait_long(cluster: EngineCluster) -> None:
 
 
 def come(cluster: EngineCluster) -> int:
-    """Lets all come that were asked for; returns how many."""
+    """Registers all pending executors; returns how many."""
     names = cluster.asked_for()
     for name in names:
         cluster.register(numa_host(name, provided_as="big"))
@@ -49,7 +49,8 @@ def come(cluster: EngineCluster) -> int:
 def test_executors_are_asked_for_by_amounts_and_then_by_what_the_last_one_was() -> None:
     cluster = elastic_cluster()
     for at in range(6):
-        cluster.submit(f"r{at}", cpu_milli=5_000, policy=ONE_NODE)  # three by amounts, two by nodes
+        # three fit by amounts, two by nodes
+        cluster.submit(f"r{at}", cpu_milli=5_000, policy=ONE_NODE)
     wait_long(cluster)
     assert come(cluster) == 2
     assert sum(cluster.is_granted(f"r{at}") for at in range(6)) == 4
@@ -59,7 +60,7 @@ def test_executors_are_asked_for_by_amounts_and_then_by_what_the_last_one_was() 
     for at in range(4):
         cluster.submit(f"s{at}", cpu_milli=5_000, policy=ONE_NODE)
     wait_long(cluster)
-    assert come(cluster) == 2  # as is known by now
+    assert come(cluster) == 2  # because that is known by now
     assert all(cluster.is_granted(f"s{at}") for at in range(4))
 
 
@@ -137,7 +138,8 @@ def test_members_that_differ_do_not_count_on_a_host_that_suits_them_one_kind_at_
     cluster.submit("first", cpu_milli=1_000, policy=BE)
     wait_long(cluster)
     assert come(cluster) == 1
-    cluster.submit_gang("g", [2_000, 2_000, 4_000], policy=NODE_EACH)  # a node each, and it has two
+    # each needs a separate node, and the host has two
+    cluster.submit_gang("g", [2_000, 2_000, 4_000], policy=NODE_EACH)
     wait_long(cluster)
     assert come(cluster) == 1
     assert all(cluster.is_granted(f"g-{at}") for at in range(3))

@@ -1,5 +1,7 @@
-"""Why a request waits whose amounts are free: which cpus or NUMA nodes do not suit, in numbers, and
-what would help; everything that is said to help is tried here, and does.
+"""Tests of why a request waits although its amounts are free.
+
+The explanation names the unsuitable cpus or NUMA nodes, with numbers, and what would help. The
+tests apply every suggestion, and each one helps.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def why(cluster: EngineCluster, name: str) -> Explanation:
 
 
 def both_nodes_nearly_full(cluster: EngineCluster) -> None:
-    """Three cpus are left on each node of eight."""
+    """Leaves three of eight cpus free on each node."""
     for number in range(2):
         cluster.submit(f"large-{number}", cpu_milli=5_000, policy=ONE_NODE)
 
@@ -92,7 +94,7 @@ def test_the_end_of_few_slots_would_do() -> None:
 
 
 def test_only_slots_that_matter_are_named() -> None:
-    """Six cpus of node 0 are free but for two slots of one cpu; node 1 is full of them."""
+    """Six cpus of node 0 are free beside two slots of one cpu; node 1 is full of such slots."""
     cluster = EngineCluster.settled(numa_host(threads=1))
     for number in range(6):
         cluster.submit(f"single-{number}", cpu_milli=1_000, policy=ONE_NODE)
@@ -115,7 +117,7 @@ def test_request_and_host_that_require_different_bind_policies_are_both_named() 
     assert "SpreadByPCPUs" in message
     assert "FullPCPUsOnly" in message
     assert [each.relaxed for each in found.would_fit_if] == [("bind",)]
-    assert found.blocked_by == []  # nobody's end helps
+    assert found.blocked_by == []  # no slot's end would help
     assert found.primary_reason == "INFEASIBLE_NEVER"
 
 
@@ -200,7 +202,7 @@ def test_a_burst_that_no_pool_is_large_enough_for() -> None:
 
 
 def test_amounts_that_are_short_are_lowered_to_what_the_cpus_allow() -> None:
-    """Five and a half cpus are free; whole cores make four of them."""
+    """Five and a half cpus are free; whole cores use four of them."""
     cluster = EngineCluster.settled(numa_host(nodes=1, cores=4))
     cluster.submit("plain", cpu_milli=2_500)
     cluster.submit("waits", cpu_milli=8_000, policy=WHOLE)
@@ -258,7 +260,7 @@ def test_of_very_many_hosts_so_many_are_asked_and_all_are_counted(
 
 
 def test_the_shared_pool_would_do_where_nothing_else_helps() -> None:
-    """The only cpu that is left is the last one on which best-effort slots live."""
+    """The only free cpu is the last one that best-effort slots can run on."""
     cluster = EngineCluster.settled(numa_host(nodes=1, cores=2, threads=1))
     cluster.submit("best-effort", cpu_milli=500, policy=BE)
     cluster.submit("one", cpu_milli=1_000, policy=LSE)

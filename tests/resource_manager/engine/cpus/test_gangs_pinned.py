@@ -1,4 +1,4 @@
-"""Gangs whose members have cpus of their own or are aligned, and gangs on hosts that align all."""
+"""Tests of gangs with dedicated cpus or alignment, and of gangs on aligning hosts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def gang(
 
 
 def placed(cluster: EngineCluster, name: str) -> bool:
-    """Whether all members have their slots; the books are checked for half gangs elsewhere."""
+    """Returns whether all members have slots; other tests check for half gangs."""
     states = {
         request.state for request in cluster.state.requests.values() if request.spec.gang_id == name
     }
@@ -90,7 +90,7 @@ def test_a_host_takes_as_many_members_as_its_nodes_suit_not_as_its_amounts_do() 
         ("host-b", (1,)),
     ]
     assert cluster.free_cpu() == 4_000
-    gang(cluster, "h", [(4_000, ONE_NODE)] * 2)  # there are the amounts for both
+    gang(cluster, "h", [(4_000, ONE_NODE)] * 2)  # the amounts for both are free
     assert not placed(cluster, "h")
     cluster.release("g-0", "g-3")
     assert placed(cluster, "h")
@@ -115,7 +115,8 @@ def test_members_that_differ_are_tried_in_the_order_in_which_they_are_placed() -
 
 
 def test_members_move_on_only_to_hosts_that_suit_them() -> None:
-    """The one that fits anywhere takes the only host of the other; a way is found all the same."""
+    """A member that fits anywhere first takes the only host of another; the search corrects
+    that."""
     small = numa_host("host-a", cores=2)
     large = numa_host("host-b")
     cluster = EngineCluster.settled(small, large)
@@ -186,7 +187,7 @@ def test_a_gang_that_is_broken_up_leaves_no_cpus_behind() -> None:
 
 
 def test_a_search_that_begins_anew_has_forgotten_what_it_found_on_the_way() -> None:
-    """Both times something was given away once, but not the same."""
+    """Each search gives something up once, but not the same."""
     cluster = EngineCluster.settled(numa_host(nodes=1, cores=4))
     there = cluster.state.hosts["host-a"]
 

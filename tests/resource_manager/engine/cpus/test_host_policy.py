@@ -1,5 +1,7 @@
-"""Settings of hosts that operators make at runtime: which may be, what they change, what a restart
-finds, and what executors are told."""
+"""Tests of host policies that operators set at runtime.
+
+Which are valid, what they change, what survives a restart, and what executors are sent.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,7 @@ def test_only_what_is_given_changes_and_what_is_named_is_no_longer_set() -> None
     assert cluster.history("host_policy_set")[-1] == (
         "host-a: numa_strategy DistributeEvenly, alignment None; no longer bind"
     )
-    assert set_policy(cluster, alignment=NumaPolicy.NONE) is setting  # that is how it is
+    assert set_policy(cluster, alignment=NumaPolicy.NONE) is setting  # the setting is unchanged
     assert len(cluster.history("host_policy_set")) == 3
 
 
@@ -105,9 +107,10 @@ def test_reserved_cpus_are_nobodys_capacity_and_come_back_when_they_are_reserved
     cluster.submit("all", cpu_milli=16_000)
     cluster.submit("more", cpu_milli=2_000, allow_pending=True)
     set_policy(cluster, reserved_cpus=cpus("0,8"))
-    assert cluster.state.hosts["host-a"].shrunk  # slots that exist stay as they are
+    assert cluster.state.hosts["host-a"].shrunk  # existing slots are unchanged
     assert cluster.state.hosts["host-a"].total["cpu_milli"] == 14_000
-    assert cluster.state.hosts["host-a"].total["best_effort_cpu_milli"] == 16_000  # they are shared
+    # reserved as shared
+    assert cluster.state.hosts["host-a"].total["best_effort_cpu_milli"] == 16_000
     set_policy(cluster, reserved_strict=True)
     assert cluster.state.hosts["host-a"].total["best_effort_cpu_milli"] == 14_000
     set_policy(cluster, "host-a", "reserved_cpus", "reserved_strict")
@@ -158,7 +161,7 @@ def test_best_effort_slots_are_bound_to_a_node_whose_cpus_are_all_reserved_and_s
         cluster.submit(name, cpu_milli=8_000, policy=BE)
     assert sorted(cluster.assignment(name).nodes for name in ("a", "b")) == [(0,), (1,)]
     cluster.submit("plain", cpu_milli=8_000)
-    assert cluster.assignment("plain").nodes == (1,)  # of the other node's cpus it can book none
+    assert cluster.assignment("plain").nodes == (1,)  # the other node has no bookable cpus
     cluster.submit("more", cpu_milli=1_000, policy=BE, allow_pending=True)
     assert cluster.state_of("more") == "PENDING"
 
@@ -207,7 +210,7 @@ def test_a_quota_gives_way_before_capacity_does() -> None:
     executor.total = {"cpu_milli": 10_000, "memory_bytes": executor.total["memory_bytes"]}
     cluster = EngineCluster.settled(executor)
     set_policy(cluster, reserved_cpus=cpus("0-3"))
-    assert cluster.free_cpu() == 10_000  # of the 12 cpus that are left
+    assert cluster.free_cpu() == 10_000  # of the 12 remaining cpus
     set_policy(cluster, reserved_cpus=cpus("0-7"))
     assert cluster.free_cpu() == 8_000
 
@@ -221,7 +224,7 @@ def test_settings_are_durable_and_wait_for_an_executor_that_is_away() -> None:
     cluster.restart_rm()
     assert cluster.state.hosts["host-a"].total["cpu_milli"] == 14_000
     cluster.batch(ForgetRequested(cluster.at, "host-a"))
-    set_policy(cluster, alignment=NumaPolicy.BEST_EFFORT)  # nobody of that name is known any more
+    set_policy(cluster, alignment=NumaPolicy.BEST_EFFORT)  # the host is forgotten by now
     cluster.restart_rm()
     executor = cluster.executors["host-a"]
     cluster.register(executor)
@@ -255,7 +258,7 @@ def test_an_executor_is_told_with_its_next_report_until_it_says_that_it_follows(
     answer = cluster.report(executor, held)
     assert (answer.host_policy, answer.host_policy_number) == (None, 0)
     setting = set_policy(cluster, reserved_cpus=cpus("0"), reserved_strict=True)
-    set_policy(cluster, "", alignment=NumaPolicy.BEST_EFFORT)  # which only the RM needs to know
+    set_policy(cluster, "", alignment=NumaPolicy.BEST_EFFORT)  # a setting that only the RM needs
     held = cluster.report_of(executor)
     answer = cluster.report(executor, held)
     assert (answer.host_policy, answer.host_policy_number) == (setting.policy, setting.number)

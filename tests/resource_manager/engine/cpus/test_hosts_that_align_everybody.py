@@ -1,4 +1,4 @@
-"""Hosts with an alignment policy place everybody exactly, also those who say nothing of cpus."""
+"""Tests of aligning hosts, which align every slot, even without a cpu policy."""
 
 from __future__ import annotations
 

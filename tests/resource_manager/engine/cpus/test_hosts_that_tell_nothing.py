@@ -1,5 +1,6 @@
-"""Executors that do not tell what their cpus are made of, such as those of an older version: they
-serve whatever demands nothing of single cpus or NUMA nodes, and what is preferred is noted.
+"""Tests of executors that report no cpu topology, such as older versions.
+
+They serve requests that require nothing of single cpus or NUMA nodes, and note what was preferred.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def test_default_slots_prefer_as_well() -> None:
 
 
 def test_of_hosts_that_are_alike_one_may_have_smaller_default_slots() -> None:
-    """The default slot of one needs more than a node of it has; that of its twin does not."""
+    """The default slot of one host is larger than its nodes; that of an equal host is not."""
     large, small = numa_host("host-a"), numa_host("host-b")
     large.default_profile = ResourceProfile(12_000, 256 * MIB)
     cluster = EngineCluster.settled(large, small)

@@ -1,4 +1,4 @@
-"""What the engine makes of the topology that an executor reported."""
+"""Tests of the layout that the engine derives from a reported topology."""
 
 import json
 from typing import Any
@@ -52,7 +52,7 @@ def test_a_host_that_tells_no_cores_has_no_layout(topology: str) -> None:
 TWO_NODES: dict[str, Any] = {
     "allowed_cpus": "0-7",
     "cores": [
-        {"cpus": "0,4"},  # a message leaves out what is 0
+        {"cpus": "0,4"},  # a message leaves out zeros
         {"cpus": "1,5"},
         {"cpus": "2,6", "numa_node_id": 3, "package_index": 1, "l3_index": 1},
         {"cpus": "3,7", "numa_node_id": 3, "package_index": 1, "l3_index": 1},
@@ -96,11 +96,11 @@ def test_a_core_keeps_the_threads_that_slots_may_not_have() -> None:
     )
     assert layout.pinnable == cpus("1-7")
     assert layout.cores[0].mask == cpus("0,4")
-    assert layout.whole(layout.pinnable) == cpus("1-3,5-7")  # 4 has a reserved sibling
+    assert layout.whole(layout.pinnable) == cpus("1-3,5-7")  # the sibling of 4 is reserved
     assert layout.first_threads(layout.pinnable) == cpus("1-4")
     assert [node.memory_bytes for node in layout.nodes] == [1024, 0]
     assert layout.nodes[0].extended == (("hugepages-2Mi", 7),)
-    assert layout.nodes[1].memory_node == 0  # none of its own is offered
+    assert layout.nodes[1].memory_node == 0  # it offers no memory itself
 
 
 def test_a_core_that_goes_offline_in_part_is_narrower_and_then_gone() -> None:
@@ -135,7 +135,7 @@ def test_memory_of_a_node_without_any_is_that_of_the_nearest_node_that_has_some(
             ],
         }
     )
-    # Node 2 is as close as node 3, but has no cpus: such memory is special.
+    # Node 2 is as near as node 3, but has no cpus: such memory is special.
     assert [node.memory_node for node in layout.nodes] == [3, 1, 2, 3]
     assert layout.cpu_nodes == (0, 1, 3)
 

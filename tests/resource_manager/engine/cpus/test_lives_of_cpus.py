@@ -1,6 +1,7 @@
-"""Random lives of a cluster whose slots have cpus of their own, come in gangs and change their
-sizes, while operators set hosts' policies, cpus go offline and a kubelet takes some: the books stay
-sound, and no executor is ever told to give a cpu twice.
+"""Random histories of a cluster with dedicated cpus, gangs and resizes.
+
+Operators set host policies, cpus go offline and a kubelet takes some. The invariants must hold, and
+no executor is ever told to give a cpu to two slots.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ POLICIES = [
 
 
 class Life:
-    """One random walk."""
+    """One random history."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -213,7 +214,7 @@ class Life:
             self.report_of(executor)
 
     def come_to_rest(self) -> None:
-        """Nothing is set or taken any more, all messages arrive, and slots end."""
+        """Ends all settings and faults, delivers all messages, and ends the slots."""
         settings = ("bind", "numa_strategy", "alignment", "reserved_cpus", "reserved_strict")
         for name in ("host-a", "host-b", "host-c", ""):
             self.act(HostPolicySet(self.at, name, HostPolicy(), settings))
@@ -242,7 +243,7 @@ class Life:
             assert refused.details.get("field") or refused.reason  # noqa: PT017
 
     def nothing_is_given_twice(self) -> None:
-        """Not at the executors either, whatever they were told in whichever order."""
+        """The same holds at the executors, whatever they were sent in whatever order."""
         for executor in self.cluster.executors.values():
             taken = CpuSet()
             for key, slot in executor.slots.items():

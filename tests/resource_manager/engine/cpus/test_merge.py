@@ -1,4 +1,4 @@
-"""The one merge of NUMA hints: its order, and where it agrees with Koordinator and the kubelet."""
+"""Tests of the merge of NUMA hints: its order, and agreement with Koordinator and the kubelet."""
 
 import json
 from itertools import product
@@ -33,9 +33,9 @@ def recorded(name: str) -> dict[str, Any]:
 KOORDINATOR = recorded("koordinator_topology_manager_merge")
 KUBELET = recorded("kubelet_topology_manager_merge")
 
-# The kubelet answers with the overlap of masks, on which not every resource was said to fit. Nobody
-# is placed there: the slot lies where every resource fits with everything, or anywhere.
-# (Koordinator too takes all nodes wherever its best mask is such an overlap.)
+# The kubelet answers with the overlap of masks, although not every resource was said to fit there.
+# No slot is placed on such an overlap here: it goes where every resource fits, or anywhere.
+# (Koordinator too takes all nodes if its best mask is such an overlap.)
 ONLY_AN_OVERLAP = {
     "tmm-0081",
     "tmm-0203",
@@ -83,7 +83,7 @@ def merged(case: dict[str, Any]) -> Merged:
 
 
 def agrees(found: Merged, case: dict[str, Any]) -> bool:
-    """A refusal names no nodes here; no nodes in particular are all nodes there."""
+    """A refusal names no nodes here; no particular nodes are all nodes there."""
     expected = case["expect"]
     if not (found.admitted and expected["admit"]):
         return found.admitted is expected["admit"]
@@ -111,7 +111,7 @@ def test_it_agrees_with_the_kubelet(case: dict[str, Any]) -> None:
 def test_an_overlap_that_no_resource_names_is_no_place(case: dict[str, Any]) -> None:
     found = merged(case)
     assert not agrees(found, case)
-    assert case["policy"] == "best-effort"  # whatever demands more refuses it there as well
+    assert case["policy"] == "best-effort"  # a stricter policy refuses it there as well
     assert found.admitted
     assert not found.preferred
     lists = [
@@ -131,8 +131,8 @@ def test_an_overlap_that_no_resource_names_is_no_place(case: dict[str, Any]) -> 
 def test_which_groups_of_koordinators_vectors_are_looked_at() -> None:
     groups = {name for name, value in KOORDINATOR.items() if isinstance(value, list)}
     # NUMA-exclusive: there a pod with a NUMA policy keeps whole nodes away from pods that span
-    # several, and these from nodes of the former. No request here asks for that: `NUMANodeLevel`
-    # keeps away only from slots that want the same, and knows nothing of where others span.
+    # several, and the reverse. No request here asks for that: `NUMANodeLevel` keeps away only from
+    # slots that want the same, wherever others span.
     assert groups == {"merge", "exclusive"}
     left_out = [case["id"] for case in KOORDINATOR["exclusive"]]
     assert left_out == ["kexcl-03", "kexcl-04", "kexcl-08", "kexcl-09"]
@@ -140,8 +140,8 @@ def test_which_groups_of_koordinators_vectors_are_looked_at() -> None:
 
 def test_which_groups_of_the_kubelets_vectors_are_looked_at() -> None:
     groups = {name for name, value in KUBELET.items() if isinstance(value, list)}
-    # The others are steps inside of the kubelet's merge: its count of nodes of the best mask that
-    # is not preferred is not part of the order here.
+    # The others are steps inside the kubelet's merge: the number of nodes of its best mask that is
+    # not preferred does not affect the order here.
     assert groups == {"merge", "compare", "max_of_min", "avg_distance", "closest"}
 
 

@@ -1,4 +1,4 @@
-"""How amounts are split over NUMA nodes, and which sets of nodes are looked at."""
+"""Tests how amounts are split over NUMA nodes, and which sets of nodes are tried."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -42,7 +42,7 @@ def test_parts_of_whole_cores_are_whole_cores(cores: int, has: list[int]) -> Non
 
 
 def test_nodes_are_ordered_by_what_they_have_not_by_their_rank() -> None:
-    # Upstream looks up positions 0 and 1 of the host for a mask of nodes 1 and 2.
+    # Upstream reads positions 0 and 1 of the host for a mask of nodes 1 and 2.
     assert split(10, [(1, 9), (2, 3)]) == {2: 3, 1: 7}
 
 

@@ -1,6 +1,6 @@
-"""NUMA amounts, hints and policies in force, against what Koordinator finds (tests/data/vectors).
+"""Compares NUMA amounts, hints and effective policies with Koordinator (tests/data/vectors).
 
-Amplified amounts and reservations are no part of finegrain, nor are priority classes.
+finegrain has no amplified amounts, reservations or priority classes.
 """
 
 import json
@@ -67,9 +67,9 @@ def amounts(amount_text: dict[str, int]) -> dict[str, int]:
 def books_of(
     vectors: dict[str, Any], case: dict[str, Any], policy: EffectivePolicy = NO_POLICY
 ) -> CpuLedger:
-    """The host of a case with all that is allocated on it.
+    """Returns the ledger of a case's host with all its allocations.
 
-    Where more is allocated of a NUMA node than the cpus of its pod, the rest is a pod in the pool.
+    Where a NUMA node has more allocated than the cpus of its pod, the rest is a pod in the pool.
     """
     node = vectors["nodes"][case["node"]]
     rows = vectors["topologies"][node["topology"]]["cpus"]
@@ -125,7 +125,7 @@ def policy_of(request: dict[str, Any]) -> CpuPolicy:
 def opened(
     books: CpuLedger, request: dict[str, Any]
 ) -> tuple[CpuRequest, Resolved, int | None] | CpuRefusal:
-    """The request as far as its cpus are its to choose from."""
+    """Returns the request with its policies resolved, before cpus are chosen, or the refusal."""
     wish = CpuRequest.of(policy_of(request), amounts(request["original_requests"]))
     resolved = resolve(wish.policy, wish.cpu_milli, books.policy, books.layout)
     assert isinstance(resolved, Resolved)
@@ -226,7 +226,7 @@ def test_the_bind_policy_in_force(case: dict[str, Any]) -> None:
 
 @cases(POLICIES["effective_numa_policy"])
 def test_the_numa_policy_in_force(case: dict[str, Any]) -> None:
-    """There policies of a pod are always required."""
+    """There, policies of a pod are always required."""
     policy = CpuPolicy(numa=word(case["pod_policy"], NumaPolicy, NumaPolicy.DEFAULT))
     host = host_policy(numa=case["node_policy"])
     found = resolve(replace(policy, numa_required=True), 1000, host, EIGHT_CORES)
@@ -235,7 +235,7 @@ def test_the_numa_policy_in_force(case: dict[str, Any]) -> None:
     assert case["expect"] == {"error": "numa_policy_mismatch"}
 
 
-# A request for a part of a cpu of its own is refused before it is taken in.
+# A request with a fraction of a dedicated cpu is rejected before it is accepted.
 PARTS_OF_CPUS = {"adm-09"}
 
 
@@ -260,7 +260,7 @@ def test_which_slots_have_cpus_of_their_own(case: dict[str, Any]) -> None:
         assert found.bind_required is bool(expected["required_bind_policy"])
 
 
-# Both are about amplified cpus of a host without a topology.
+# Both are about amplified cpus on a host without a topology.
 AMPLIFIED = {"nflt-26", "nflt-27"}
 
 LABEL = "node.koordinator.sh/"

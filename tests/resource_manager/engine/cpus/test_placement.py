@@ -1,5 +1,6 @@
-"""Slots with cpus of their own, aligned ones, best-effort ones and all others, placed by the real
-engine on hosts of two packages with a NUMA node of four cores with two threads each.
+"""Tests of placement by the real engine of pinned, aligned, best-effort and other slots.
+
+The hosts have two packages, each with a NUMA node of four cores with two threads.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def test_a_host_that_aligns_everybody_gives_everybody_one_node() -> None:
     cluster = EngineCluster.settled(numa_host(policy=ALIGNED))
     cluster.submit("a", cpu_milli=5_000)
     cluster.submit("b", cpu_milli=5_000)
-    cluster.submit("c", cpu_milli=4_000)  # six thousand are left, three on each node
+    cluster.submit("c", cpu_milli=4_000)  # six thousand are free, three on each node
     given = cluster.assignment("a")
     assert given.numa == (NodeShare(0, (("cpu_milli", 5_000), ("memory_bytes", 64 * MIB))),)
     assert given.pools == (PoolName(0, 0),)
@@ -164,9 +165,9 @@ def test_what_a_host_refuses_goes_elsewhere_and_comes_back_when_it_changes() -> 
     assert cluster.cpu_ledger().pinned == 0
     cluster.submit(
         "another", cpu_milli=4_000, policy=LSR
-    )  # the same wish: the host is not asked for it so soon
+    )  # equal requests: the host is not asked again so soon
     assert cluster.hosts_of("another") == ["host-b"]
-    cluster.submit("other", cpu_milli=12_000, policy=LSR)  # more than host-b has left
+    cluster.submit("other", cpu_milli=12_000, policy=LSR)  # more than host-b has free
     assert cluster.hosts_of("other") == ["host-a"]
 
 
@@ -176,10 +177,10 @@ def test_cpus_that_an_executor_has_given_away_are_refused_and_tried_again() -> N
     executor = cluster.executors["host-a"]
     foreign = executor.slots["first", 1]
     cluster.release("first")
-    executor.slots["foreign", 7] = foreign  # nobody's, by these books
+    executor.slots["foreign", 7] = foreign  # the engine does not know it
     cluster.submit("second", cpu_milli=4_000, policy=LSR, allow_pending=True)
     cluster.wait(2_000)
-    cluster.report(executor)  # it is told that nobody owns that slot, and drops it
+    cluster.report(executor)  # the executor is told that the slot is unowned, and drops it
     executor.slots.pop(("foreign", 7), None)
     cluster.report(executor)
     cluster.settle()
@@ -218,7 +219,7 @@ def test_pack_leaves_whole_hosts_whole_however_they_choose_among_nodes(strategy:
     cluster.submit(
         "small", cpu_milli=4_000, policy=CpuPolicy(QosClass.LSR, numa=NumaPolicy.BEST_EFFORT)
     )
-    assert cluster.hosts_of("small") == ["host-05"]  # the first one that is in use
+    assert cluster.hosts_of("small") == ["host-05"]  # the first host that is in use
     for n in range(5):
         cluster.submit(f"whole-{n}", cpu_milli=16_000, policy=LSR)
         assert cluster.hosts_of(f"whole-{n}")[0]
@@ -284,7 +285,7 @@ class TestBestEffort:
         cluster.submit("be", cpu_milli=1_000, policy=BE)
         cluster.submit("lse", cpu_milli=16_000, policy=LSE)
         assert cluster.waiting_reason("lse") == Reason.WAITING_TOPOLOGY
-        cluster.submit("lsr", cpu_milli=16_000, policy=LSR)  # whose cpus best-effort slots may use
+        cluster.submit("lsr", cpu_milli=16_000, policy=LSR)  # best-effort slots may use its cpus
         assert cluster.hosts_of("lsr") == ["host-a"]
         cluster.release("be", "lsr")
         assert cluster.hosts_of("lse") == ["host-a"]
@@ -357,7 +358,7 @@ def test_older_slots_without_an_assignment_are_in_nobodys_way() -> None:
     key = ("old", 1)
     (row,) = cluster.store.load().slots
     assert (row.allocation_id, row.generation) == key
-    row.assignment = None  # as a row of an older version has it
+    row.assignment = None  # like a row of an older version
     cluster.store.commit(Changes(slots=[row]))
     executor = cluster.executors["host-a"]
     cluster.restart_rm()

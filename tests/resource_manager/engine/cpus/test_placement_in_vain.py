@@ -1,4 +1,4 @@
-"""What is refused or waits because no host suits it, and which hosts are asked to find that out."""
+"""Tests of requests that suit no host, and of which hosts are tried to find that out."""
 
 from __future__ import annotations
 
@@ -88,11 +88,12 @@ class TestWhatCannotBe:
         asked = counted(monkeypatch, cluster, "fits_empty")
         cluster.submit("never", cpu_milli=9_000, policy=ONE_NODE, allow_pending=True)
         assert cluster.waiting_reason("never") == Reason.INFEASIBLE_NEVER
-        assert len(asked) <= 4  # for what is online, what is known, and without labels
+        # once for online hosts, once for known ones, and once without labels
+        assert len(asked) <= 4
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, cluster: EngineCluster, function: str) -> list[str]:
-    """Hosts for which something was reckoned, each time."""
+    """Records the hosts for which a function was computed, each time."""
     calls: list[str] = []
     real = getattr(cpu_allocator, function)
 
@@ -133,14 +134,12 @@ def test_a_host_that_did_not_suit_is_asked_again_when_it_grew_and_no_sooner(
         cluster.submit(f"one-of-each-core-{n}", cpu_milli=8_000, policy=APART)
     asked = counted(monkeypatch, cluster, "assign")
     cluster.submit("apart", cpu_milli=1_000, policy=APART)
-    assert sorted(asked) == sorted(
-        cluster.state.hosts
-    )  # each has free cpus, none an unclaimed core
+    assert sorted(asked) == sorted(cluster.state.hosts)  # each has free cpus, but no unclaimed core
     asked.clear()
     cluster.submit("plain", cpu_milli=1_000)
     cluster.release("plain")
     cluster.submit("also-apart", cpu_milli=1_000, policy=APART)
-    assert len(asked) <= 1  # the one where something grew
+    assert len(asked) <= 1  # the one with new capacity
     asked.clear()
     [key] = (key for key in cluster.state.hosts["host-3"].slots)
     cluster.release(key[0])
@@ -149,14 +148,14 @@ def test_a_host_that_did_not_suit_is_asked_again_when_it_grew_and_no_sooner(
 
 
 class TestMoreHostsThanOneDecisionAsks:
-    """Twelve hosts with free cpus, of which one decision asks three."""
+    """Twelve hosts with free cpus; one decision asks three of them."""
 
     def cluster(self, *others: Any) -> EngineCluster:
         names = [f"host-{n:02d}" for n in range(12)]
         cluster = EngineCluster.settled(*map(numa_host, names), *others, hosts_asked_max=3)
         for n in range(12):
             cluster.submit(f"one-of-each-core-{n}", cpu_milli=8_000, policy=APART)
-        cluster.auto_settle = False  # one decision for each call
+        cluster.auto_settle = False  # so that each call is one decision
         return cluster
 
     def test_the_next_decisions_go_on_where_it_stopped(self) -> None:
@@ -191,7 +190,7 @@ class TestMoreHostsThanOneDecisionAsks:
         cluster = self.cluster()
         cluster.submit("plain", cpu_milli=1_000)
         cluster.submit("apart", cpu_milli=1_000, policy=APART)
-        for _ in range(10):  # every time something grows on the first host
+        for _ in range(10):  # whenever capacity becomes free on the first host
             cluster.release("plain")
             cluster.submit("plain", cpu_milli=1_000)
             cluster.deliver_all()

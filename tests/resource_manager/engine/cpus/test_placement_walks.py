@@ -1,5 +1,7 @@
-"""Random lives of clusters with hosts of several kinds: whoever waits, waits because no host that
-could take him suits him, as a look at every host by itself finds; and nobody has what is another's.
+"""Random histories of clusters with several kinds of hosts.
+
+A request waits only if no host suits it, which is checked host by host. No slot has what belongs to
+another.
 """
 
 from __future__ import annotations
@@ -57,10 +59,10 @@ POLICIES = [
 
 
 def serves(one: Host, shape: SchedulingClass) -> bool:
-    """Looked at without any index: as if it were the only host."""
+    """Checks without any index, as if it were the only host."""
     need = one.booking_for(shape)
     if one.reserved is not None and one.needs_topology(shape):
-        return False  # it gives cpus and nodes to him alone for whom something is held there
+        return False  # cpus and nodes of a reserved host are for the reservation's owner only
     return (
         one.eligible
         and carries(one, shape.labels)
@@ -181,7 +183,7 @@ class Life:
         self.cluster.register_all()
 
     def break_(self) -> None:
-        """Some executors fail to carve the next slot."""
+        """Makes some executors fail to carve the next slot."""
         for executor in self.cluster.executors.values():
             executor.broken = set()
             if self.random.random() < 0.2:

@@ -1,4 +1,4 @@
-"""Hosts that are held for those who wait for cpus of their own, or for NUMA nodes."""
+"""Tests of reservations for requests with dedicated cpus or alignment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IMPATIENT = Fairness(starvation_timeout_ms=1_000, starvation_placements=1)
 
 
 def cluster_of(*names: str) -> EngineCluster:
-    """Hosts of two nodes with eight cpus, each of which holds two slots of half a node each."""
+    """Returns hosts of two nodes with eight cpus, each with two slots of half a node."""
     hosts = [
         numa_host(name, policy={"numa_strategy": "LeastAllocated"}, labels=(("name", name),))
         for name in names
@@ -28,7 +28,7 @@ def cluster_of(*names: str) -> EngineCluster:
 
 
 def starve(cluster: EngineCluster) -> None:
-    """Others are served meanwhile, and time goes by."""
+    """Lets time pass in which other requests are served."""
     for at in range(3):
         cluster.wait(1_000)
         cluster.report_all()
@@ -47,7 +47,7 @@ def test_a_host_that_is_held_for_a_whole_node_gives_no_cpus_to_anybody_else() ->
     cluster = cluster_of("host-a")
     cluster.submit(
         "node", cpu_milli=8_000, policy=ONE_NODE
-    )  # there are eight cpus, four on each node
+    )  # eight cpus are free, four on each node
     starve(cluster)
     assert held(cluster) == ["host-a"]
     assert cluster.waiting_reason("node") != ""
@@ -109,7 +109,7 @@ def test_the_growth_of_a_slot_is_held_for_until_its_node_has_room() -> None:
     profile = ResourceProfile(8_000, 64 * MIB)
     cluster.batch(ResizeRequested(cluster.at, "job", "grows", 0, 0, profile))
     starve(cluster)
-    assert held(cluster) == ["host-a"]  # the amounts are there all the time
+    assert held(cluster) == ["host-a"]  # the amounts are free all the time
     cluster.submit("other", cpu_milli=2_000, policy=ONE_NODE, allow_pending=True)
     assert cluster.state_of("other") == "PENDING"
     cluster.release("beside")
@@ -122,7 +122,7 @@ def test_no_other_slot_grows_by_cpus_of_a_host_that_is_held() -> None:
     cluster.submit("node", cpu_milli=8_000, policy=ONE_NODE)
     starve(cluster)
     assert held(cluster) == ["host-a"]
-    cluster.submit("plain", cpu_milli=500)  # others may have what is not held
+    cluster.submit("plain", cpu_milli=500)  # other requests may use what is not reserved
     assert cluster.state_of("plain") == "GRANTED"
     profile = ResourceProfile(5_000, 64 * MIB)
     cluster.resize("half-0", profile)
@@ -140,7 +140,7 @@ def test_best_effort_slots_do_not_keep_an_exclusive_one_off_its_last_cpu_for_eve
     cluster.submit("idle-0", cpu_milli=500, policy=BE)
     cluster.submit("all", cpu_milli=16_000, policy=LSE)
     assert cluster.waiting_reason("all") != ""
-    for at in range(1, 6):  # there is always another one before the last one ends
+    for at in range(1, 6):  # a new one always arrives before the last one ends
         cluster.wait(1_000)
         cluster.report(cluster.executors["host-a"])
         cluster.submit(f"idle-{at}", cpu_milli=500, policy=BE, allow_pending=True)

@@ -1,4 +1,4 @@
-"""Slots with cpus of their own, and slots that are bound to NUMA nodes, change their size."""
+"""Tests of resizes of slots with dedicated cpus or bound to NUMA nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LS_ONE_NODE = CpuPolicy(numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
 
 
 def ask(cluster: EngineCluster, name: str, cpu_milli: int, mib: int = 64, **more: Any) -> Slot:
-    """Asks for another size; nothing that is ordered is delivered."""
+    """Requests a resize; delivers no command."""
     profile = ResourceProfile(cpu_milli, mib * MIB)
     slot: Slot = cluster.batch(ResizeRequested(cluster.at, "job", name, 0, 0, profile, **more))
     cluster.check()
@@ -73,7 +73,7 @@ def test_both_are_booked_until_the_executor_has_answered() -> None:
     cluster.settle()
     assert cluster.assignment("pinned").cpus == slot.ordered.assignment.cpus
     slot = ask(cluster, "pinned", 2_000)
-    assert cluster.cpu_ledger().pinned.bit_count() == 8  # it may still run on them
+    assert cluster.cpu_ledger().pinned.bit_count() == 8  # the slot may still run on them
     cluster.settle()
     assert cluster.cpu_ledger().pinned.bit_count() == 2
 

@@ -1,4 +1,4 @@
-"""The cpus and NUMA nodes of a slot that changes its size, on one host."""
+"""Tests of the cpus and NUMA nodes of a slot that is resized, on one host."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_slot_that_grows_keeps_its_cpus_and_one_that_shrinks_gives_back_whole_
     shrunk = changed(host, grown, wish(LSR, 3))
     assert shrunk.cpus < grown.cpus
     assert len(shrunk.cpus) == 3
-    assert host.layout.whole(shrunk.cpus.bits).bit_count() == 2  # one core of three was given back
+    assert host.layout.whole(shrunk.cpus.bits).bit_count() == 2  # one of three cores was returned
     again = changed(host, shrunk, wish(LSR, 4))
     assert host.layout.whole(again.cpus.bits) == again.cpus.bits
     assert again.notes == ()
@@ -104,7 +104,7 @@ def test_its_own_claim_to_whole_cores_is_not_in_its_way() -> None:
     assert grown.exclusive is ExclusivePolicy.PCPU_LEVEL
     assert host.layout.first_threads(grown.cpus.bits) == grown.cpus.bits
     given(host, wish(policy, 3), ("other", 1))
-    refusal = refused(host, grown, wish(policy, 11))  # 4 cores of its own, and one is free
+    refusal = refused(host, grown, wish(policy, 11))  # it has 4 cores, and one more is free
     assert refusal.blocker is CpuBlocker.EXCLUSIVE_UNMET
     assert len(changed(host, grown, wish(policy, 10)).cpus) == 10
 

@@ -1,4 +1,4 @@
-"""Which policy holds: what the request says, what the host demands, and what is configured."""
+"""Tests which policy applies: that of the request, of the host, or the configured default."""
 
 import pytest
 

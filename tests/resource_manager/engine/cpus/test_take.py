@@ -1,4 +1,4 @@
-"""Which cpus a pinned slot gets on one host, and when it gets none."""
+"""Tests which cpus a pinned slot gets on one host, and when it gets none."""
 
 import pytest
 
@@ -27,7 +27,7 @@ TWO_PACKAGES = machine(packages=2, nodes=1, cores=4, threads=2)
 def given(
     layout: CpuLayout, free: str, wish: CpuDemand, claims: ExclusiveClaims = NO_CLAIMS
 ) -> str:
-    """The cpus that are taken, or what there is too little of."""
+    """Returns the cpus that are taken, or what is missing."""
     taken = take(layout, cpus(free), claims, wish)
     return listed(taken.cpus) if isinstance(taken, Taken) else str(taken.of)
 
@@ -96,7 +96,7 @@ class TestRequiredBinding:
 
 
 class TestExclusive:
-    """The slot that is there holds cpu 0, and wants to be apart from others like it."""
+    """The existing slot has cpu 0, and wants to be apart from similar slots."""
 
     def exclusive(
         self, level: ExclusivePolicy, need: int, bind: BindPolicy, required: bool = False
@@ -235,14 +235,14 @@ class TestIrregularHosts:
         ' {"cpus": "2-3", "kind": "core"}, {"cpus": "4", "kind": "atom"},'
         ' {"cpus": "5", "kind": "atom"}]}'
     )
-    # A core of which one thread is offline, beside whole ones: 0,4 1 2,6 3,7
+    # A core with one thread offline, beside whole ones: 0,4 1 2,6 3,7.
     offline = layout_of_rows([(cpu, cpu % 4, 0, 0) for cpu in range(8) if cpu != 5])
 
     def test_cores_of_one_kind_go_before_a_mixture(self) -> None:
         assert self.hybrid is not None
         assert given(self.hybrid, "0-5", CpuDemand(2, SPREAD)) == "0,2"
         assert given(self.hybrid, "0,4-5", CpuDemand(2, SPREAD)) == "4-5"
-        assert given(self.hybrid, "0-1,4-5", CpuDemand(2, SPREAD)) == "4-5"  # kept apart
+        assert given(self.hybrid, "0-1,4-5", CpuDemand(2, SPREAD)) == "4-5"  # spread over cores
         assert given(self.hybrid, "0-5", CpuDemand(2)) == "0-1"
         assert given(self.hybrid, "0-5", CpuDemand(5)) == "0-4"
 

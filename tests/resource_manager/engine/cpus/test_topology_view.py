@@ -1,4 +1,4 @@
-"""What is told of an executor's cpus: pools, zones, settings, and whose cpus are gone."""
+"""Tests of the topology view of an executor: pools, zones, settings, and lost cpus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an executor refused is tried again at the end of the pause, though nothing else happens."""
+"""Tests that a refused order is retried at the end of its backoff, without another event."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def ask(cluster: EngineCluster, kind: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "pause_s"),
-    [  # each slot that is refused doubles the pause
+    [  # each refused slot doubles the backoff
         ("plain", 1),
         ("labelled", 1),
         ("pinned", 1),
@@ -57,7 +57,7 @@ def test_whatever_was_refused_is_tried_again_when_the_pause_ends(kind: str, paus
 
 
 def test_of_two_pauses_on_one_executor_each_ends_at_its_time() -> None:
-    """The first one ends with another refusal, and its next pause is longer than the second."""
+    """The first backoff ends with another refusal, and its next one is longer than the second."""
     cluster = EngineCluster.settled()
     executor = cluster.host("host-a")
     executor.broken |= {"one", "two"}

@@ -1,4 +1,4 @@
-"""Executors that register again, or are to be forgotten: what the scenarios leave out."""
+"""Tests of executors that register again or are forgotten, beyond the stories."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_forgetting_an_executor_that_still_reports_is_refused_with_its_name_and_
 
 
 def test_an_executor_has_shrunk_when_it_comes_back_with_fewer_slots_than_it_has() -> None:
-    """Only then may it have more slots than allowed: the invariants find any other excess."""
+    """Only then may it have more slots than allowed: the invariants report any other excess."""
     executor = host("host-a", slots_max=2)
     cluster = EngineCluster.settled(executor)
     cluster.submit("one", "two")

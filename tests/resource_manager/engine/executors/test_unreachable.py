@@ -1,4 +1,4 @@
-"""Executors that report and cannot be dialled: what the scenarios do not tell."""
+"""Tests of executors that report but cannot be dialled, beyond the stories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALL = ResourceProfile(100, 64 * MIB)
 
 
 def cluster_of(*hosts: str) -> EngineCluster:
-    """A cluster whose job waits for one slot, ordered at the first host."""
+    """Returns a cluster whose job waits for one slot, which is ordered at the first host."""
     cluster = EngineCluster(*map(host, hosts), lost_timeout_ms=FOREVER_MS)
     cluster.submit("r1", cpu_milli=100)
     return cluster
@@ -38,7 +38,7 @@ def make_unreachable(cluster: EngineCluster) -> FakeExecutor:
 
 
 def dialled_after(cluster: EngineCluster, count: int) -> list[int]:
-    """Pauses before the next probes, in milliseconds."""
+    """Returns the delays before the next probes, in milliseconds."""
     pauses: list[int] = []
     before = cluster.now_ms
     while len(pauses) < count:
@@ -106,7 +106,7 @@ def test_the_latest_cause_is_shown() -> None:
 
 
 def test_an_executor_that_refuses_one_command_after_the_other_is_left_alone() -> None:
-    """Two executors that advertise one address would be asked to register for ever."""
+    """Otherwise two executors with one address would be asked to register forever."""
     cluster = cluster_of("host-a", "host-b")
     executor = cluster.executors["host-a"]
     refused = 0

@@ -1,4 +1,4 @@
-"""Lists are stable, paged without loss, and their sums add up."""
+"""Tests that lists are stable, complete across pages, and consistent with their sums."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SMALL = ResourceProfile(1_000, 256 * MIB)
 
 @pytest.fixture
 def cluster() -> EngineCluster:
-    """Two hosts with four slots each, ten requests of two jobs: eight granted, two waiting."""
+    """Returns two hosts with four slots each and ten requests of two jobs: two of them wait."""
     hosts = (host(name, memory_bytes=4 * GIB) for name in ("host-b", "host-a"))
     cluster = EngineCluster(*hosts, jobs=("job-1", "job-2"))
     for number in range(5):
@@ -45,7 +45,7 @@ def cluster() -> EngineCluster:
 
 
 def everything(query: Callable[..., Page[Any, Any]], **arguments: Any) -> list[Any]:
-    """All pages of two entries each."""
+    """Returns the items of all pages of two entries each."""
     page = query(limit=2, **arguments)
     items = list(page.items)
     while page.next_key is not None:

@@ -1,6 +1,6 @@
-"""Into how many threads to split a job: the seed's guidance (F17), case by case.
+"""Tests of the advice how many threads to split a job into (F17), case by case.
 
-Durations are in seconds here, for the eye.
+Durations are in seconds here, for readability.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def says(advice: Advice, words: str) -> bool:
 
 
 def test_ten_threads_of_twenty_minutes_become_ten_times_as_many() -> None:
-    """The typical case of the seed: thread counts go up tenfold."""
+    """A typical case: the advice is ten times as many threads."""
     advice = advise(observed(*[20 * 60] * 10))
 
     assert advice.threads_recommended == 100
@@ -47,22 +47,23 @@ def test_ten_threads_of_twenty_minutes_become_ten_times_as_many() -> None:
 
 
 def test_the_great_majority_is_what_is_asked_for_not_all() -> None:
-    """One in twenty may take longer: of these, one does."""
+    """One thread in twenty may take longer; here one does."""
     spread = [60 + 6 * number for number in range(100)]  # 60 s to 11 minutes
     strict = advise(observed(*spread), quantile=0.99)
     usual = advise(observed(*spread))
     half = advise(observed(*spread), quantile=0.5)
 
     assert half.threads_recommended < usual.threads_recommended < strict.threads_recommended
-    # 95 of 100 keep to 624 s, which is 5.2 times the target
+    # 95 of 100 take at most 624 s, which is 5.2 times the target.
     assert usual.threads_recommended == pytest.approx(520, rel=0.06)
     assert usual.at_quantile_ms == pytest.approx(624_000, rel=0.05)
 
 
 @pytest.mark.parametrize(("longer", "recommended"), [(5, 100), (6, 400)])
 def test_95_of_100_are_to_keep_to_two_minutes(longer: int, recommended: int) -> None:
-    """Some of 100 threads take eight minutes, the others two at most: if those are more than five,
-    four times as many threads are needed, and the command says so unasked.
+    """Some of 100 threads take eight minutes, the others at most two.
+
+    If more than five do, four times as many threads are needed, and the command says so unasked.
     """
     advice = advise(observed(*[100] * (100 - longer), *[480] * longer))
 
@@ -79,7 +80,7 @@ def test_enough_is_enough() -> None:
 
 
 def test_threads_that_have_not_finished_count_as_threads() -> None:
-    """The job was split into 100: that a third has finished must not look like a split into 33."""
+    """The job has 100 threads: with a third finished it must not look like a job of 33."""
     advice = advise(observed(*[600] * 30, running=10, waiting=60))
 
     assert advice.threads_recommended == pytest.approx(500, abs=10)
@@ -87,8 +88,10 @@ def test_threads_that_have_not_finished_count_as_threads() -> None:
 
 
 def test_state_u_cannot_be_split_away() -> None:
-    """Figure 3-1: ten threads of which one holds one unit that takes long. To bring that thread
-    under two minutes would take 150 threads and be in vain; 21 are enough for the others.
+    """Figure 3-1: one of ten threads has one unit that takes long.
+
+    Bringing that thread under two minutes would take 150 threads without success; 21 are enough for
+    the others.
     """
     advice = advise(observed(*[4 * 60] * 9, 30 * 60))
 
@@ -106,7 +109,7 @@ def test_a_long_one_among_many_is_said_although_nothing_is_to_change() -> None:
 
 
 def test_long_ones_that_are_many_are_no_exceptions() -> None:
-    """A third of the threads with nearly all of the work: more threads do divide that."""
+    """A third of the threads has nearly all of the work: more threads do divide it."""
     advice = advise(observed(*[1800] * 30, *[2] * 70))
 
     assert advice.threads_recommended == 1_500
@@ -115,7 +118,7 @@ def test_long_ones_that_are_many_are_no_exceptions() -> None:
 
 
 def test_no_advice_goes_where_a_threads_own_cost_dominates() -> None:
-    """Half a second each, and a target of a tenth of that: 5 % of work in every thread."""
+    """Threads of half a second, and a target of a tenth of that: 5 % of each thread is work."""
     advice = advise(observed(*[0.5] * 100), target_ms=50)
 
     assert advice.threads_recommended == 100
@@ -125,14 +128,14 @@ def test_no_advice_goes_where_a_threads_own_cost_dominates() -> None:
 def test_splitting_stops_at_threads_of_a_second() -> None:
     advice = advise(observed(*[20] * 10), target_ms=100)
 
-    assert advice.threads_recommended == 200  # of a second each; 2,000 would keep to the target
+    assert advice.threads_recommended == 200  # of one second each; 2,000 would meet the target
     assert says(advice, OUTWEIGHED)
 
 
 def test_threads_that_are_too_short_should_be_fewer() -> None:
     advice = advise(observed(*[0.5] * 10_000))
 
-    assert advice.threads_recommended == 500  # of some ten seconds each
+    assert advice.threads_recommended == 500  # of about ten seconds each
     assert says(advice, "fewer, longer ones would waste less")
 
 
@@ -177,8 +180,10 @@ def test_nobody_is_told_to_make_more_threads_than_are_normal() -> None:
 def test_split_as_advised_the_wanted_part_keeps_to_the_target(
     seconds: list[float], target_ms: int, quantile: float
 ) -> None:
-    """Whatever the durations: split evenly, as assumed, the advice holds (to the histogram's
-    5 %), with those apart that it calls long; unless it says why not.
+    """Whatever the durations, the advice holds if the work is split evenly, as assumed.
+
+    The histogram is accurate to 5 %. Threads that the advice calls long are left out, and so are
+    cases where it says why it cannot help.
     """
     advice = advise(observed(*seconds), target_ms, quantile)
     wanted = advice.threads_recommended

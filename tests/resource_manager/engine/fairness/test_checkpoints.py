@@ -1,4 +1,4 @@
-"""What flows have received survives a crash, but for what was received since it was written."""
+"""Tests that usage survives a crash, except usage since the last checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MINUTE_MS = 60_000
 
 
 class Life:
-    """A tree, its clock and the rows that were written of it."""
+    """A tree, its clock and its written rows."""
 
     def __init__(self, fairness: Fairness) -> None:
         self.fairness = fairness
@@ -43,7 +43,7 @@ class Life:
         tree.put_group("inner", "a")
         for job, group in (("1", "inner"), ("2", "inner"), ("3", "b"), ("4", "b")):
             tree.add_job(job, group)
-        for flow in tree.changed.values():  # nothing has been received yet
+        for flow in tree.changed.values():  # no usage yet
             flow.changed = False
         tree.changed.clear()
         self.written = Checkpoints(tree, self.fairness)
@@ -71,7 +71,7 @@ class Life:
         return len(tallies)
 
     def crash(self, *, skew_ms: int = 0) -> int:
-        """Another incarnation, at another monotonic time, and perhaps with another wall clock."""
+        """Starts a new incarnation, at another monotonic time and maybe with another wall clock."""
         self.now_ms = 77_000
         self.skew_ms = skew_ms
         self.tree = self.grown()
@@ -100,7 +100,7 @@ def test_what_still_runs_loses_nothing(half_life_ms: int | None) -> None:
     life.start("3")
     life.wait(7_000)
     assert life.write() == 6  # both jobs, their groups, and the root
-    life.start("1")  # of this one no row knows
+    life.start("1")  # no row knows it
     life.wait(9_000)
     before, time_ms = life.received(), life.time_ms
     life.crash(skew_ms=time_ms - 77_000)
@@ -140,7 +140,7 @@ def test_time_that_passed_while_nobody_led_counts() -> None:
     time_ms = life.time_ms
     life.crash(skew_ms=time_ms + 15 * MINUTE_MS - 77_000)
     assert life.received()["job/1"] == pytest.approx(served / 2)
-    # It ran all the while: 15 minutes, of which the first ones count least.
+    # It ran all the time: 15 minutes, of which the first ones count least.
     assert life.received()["job/3"] == pytest.approx(900 / 0.6931471805599453 / 2)
 
 
@@ -164,7 +164,7 @@ def test_tallies_of_another_measure_count_for_nothing() -> None:
     life.write()
     life.rows["job/over"] = UsageRecord(
         "job/over", "slots", 1.0, 0.0, START_MS
-    )  # it would be told again
+    )  # it would be written again
     life.fairness = Fairness(usage_measure="cpu")
     assert life.crash(skew_ms=START_MS + 60_000) == 4
     assert set(life.received().values()) == {0.0}
@@ -190,7 +190,7 @@ def test_rows_are_written_a_few_at_a_time_and_only_what_changed(
 ) -> None:
     monkeypatch.setattr(checkpoints, "STORED_AT_ONCE", 2)
     life = Life(Fairness(usage_interval_ms=10_000))
-    assert life.write() == 0  # nothing has happened
+    assert life.write() == 0  # nothing has changed
     assert life.again_ms == life.now_ms + 10_000
     life.start("1")
     life.end(0)
@@ -212,8 +212,10 @@ def test_rows_are_written_a_few_at_a_time_and_only_what_changed(
 
 
 class Lives(RuleBasedStateMachine):
-    """Random lives with crashes: every tally is at most one interval of accrual away from what it
-    would be had nothing happened (and what a clock that was set back hides).
+    """Random histories with crashes.
+
+    Usage differs by at most one interval of accrual from a run without crashes, plus what a clock
+    that was set back hides.
     """
 
     half_life_s = inf
@@ -224,7 +226,7 @@ class Lives(RuleBasedStateMachine):
         fairness = Fairness(half_life_ms=half_life_ms, usage_interval_ms=10_000)
         self.life, self.true = Life(fairness), Life(fairness)
         self.life.write()
-        self.peaks: dict[str, float] = {}  # highest rate since they were compared
+        self.peaks: dict[str, float] = {}  # highest rate since the last comparison
 
     @rule(job=st.sampled_from("1234"), cost=st.sampled_from([0.5, 1.0, 3.0]))
     def starts(self, job: str, cost: float) -> None:
@@ -254,7 +256,7 @@ class Lives(RuleBasedStateMachine):
         for flow_id, service in found.items():
             lost = self.peaks.get(flow_id, 0.0) * (10 + back_s) + service * hidden
             assert abs(true[flow_id] - service) <= lost + 1e-6
-        for flow in flows_of(self.true):  # from here on both are compared anew
+        for flow in flows_of(self.true):  # both are compared anew from here on
             self.true.tree.set_usage(flow, found[flow.id], 0.0)
         self.life.write()
         self.peaks = {}

@@ -1,4 +1,4 @@
-"""Scaled amounts against the closed form of exponential decay."""
+"""Compares scaled amounts with the closed form of exponential decay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.properties import examples
 
 
 def decayed(runs: list[tuple[int, float]], half_life_s: float) -> float:
-    """What was received in pieces of (milliseconds, rate): the integral, one after another."""
+    """Returns the integral over pieces of (milliseconds, rate)."""
     received = 0.0
     for length_ms, rate in runs:
         faded = 2.0 ** (-length_ms / 1_000 / half_life_s)
@@ -30,7 +30,7 @@ def decayed(runs: list[tuple[int, float]], half_life_s: float) -> float:
 def test_service_is_what_was_received_and_has_not_decayed(
     runs: list[tuple[int, int]], half_life_ms: int
 ) -> None:
-    """Also over thousands of half-lives, where the landmark is moved again and again."""
+    """Also over thousands of half-lives, with many rescalings."""
     tree = FlowTree(Fairness(half_life_ms=half_life_ms), 0)
     tree.put_group("g")
     tree.add_job("j", "g")

@@ -1,4 +1,4 @@
-"""What a slot costs, by the totals of the cluster."""
+"""Tests of what a slot costs, relative to the totals of the cluster."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_other_measures() -> None:
     st.randoms(use_true_random=False),
 )
 def test_sums_of_costs_are_exact_in_any_order(measure, amounts, random) -> None:  # type: ignore[no-untyped-def]
-    """So what is added and taken away again leaves nothing behind."""
+    """So adding and subtracting the same costs leaves exactly nothing."""
     costs = Costs(measure)
     costs.count("a", {"cpu_milli": 64_000 * 977})
     each = [costs.of({"cpu_milli": amount}) for amount in amounts]

@@ -1,4 +1,4 @@
-"""The histogram of durations: what it tells, to how much, and that it stays small."""
+"""Tests of the histogram of durations: its accuracy, and its bounded size."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_restart_reads_what_was_written(ms: list[int], handed_on: int) -> None
 def test_a_million_durations_of_all_lengths_stay_small() -> None:
     found = Durations()
     for exponent in range(1_000):
-        found.add(round(1.03**exponent))  # up to far beyond any age of a cluster
+        found.add(round(1.03**exponent))  # far beyond any age of a cluster
     found = merged([found] * 1_000)
 
     assert found.count == 1_000_000

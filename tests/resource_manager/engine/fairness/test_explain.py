@@ -1,4 +1,4 @@
-"""The steps of the choice in sentences: exact numbers, who comes first, and why."""
+"""Tests of the sentences that explain the choice: exact numbers, order, and reasons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tree(**fairness: Any) -> FlowTree:
 
 
 def received(made: FlowTree, job: str, amount: float) -> None:
-    """So much by now, by one slot that is gone."""
+    """Gives a job this usage now, through one slot that has ended."""
     made.place(job, CORE, 1, amount)
     made.advance(made.clock.now_ms + 1_000)
     made.stop_accruing(job, amount)

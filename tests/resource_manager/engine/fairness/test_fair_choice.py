@@ -1,8 +1,7 @@
-"""Who is served, through the whole engine: random jobs, groups, sizes and ends of slots.
+"""Tests of fair choice through the whole engine, with random jobs, groups, sizes and slot ends.
 
-After every decision nobody waits beside capacity that would do, the books are sound (with them what
-every flow has, and that tournaments find whom a look at everybody finds), and the same events lead
-to the same placements.
+After every decision no request waits beside suitable capacity, and the invariants hold (including
+usage, and tournaments compared with a full search). The same events lead to the same placements.
 """
 
 from __future__ import annotations
@@ -51,11 +50,11 @@ Steps = st.lists(
 
 
 class Life:
-    """A cluster whose executors agree at once, and jobs that come and go."""
+    """A cluster whose executors accept at once, and jobs that come and go."""
 
     def __init__(self, fairness: Fairness) -> None:
         self.cluster = EngineCluster(jobs=(), fairness=fairness, lost_timeout_ms=DAY_MS)
-        self.jobs: dict[str, int] = {}  # how many ids each has used
+        self.jobs: dict[str, int] = {}  # number of ids used, by job
         self.made = 0
         for name in ("host-a", "host-b"):
             self.register(name)
@@ -76,7 +75,7 @@ class Life:
             self.cluster.batch()
 
     def job(self, number: int) -> str:
-        """One of a few jobs, which is registered if it is not."""
+        """Returns one of a few jobs; registers it if necessary."""
         name = next((n for n in self.jobs if n.startswith(f"j{number}.")), "")
         if not name:
             self.made += 1
@@ -124,7 +123,7 @@ class Life:
         self.batch(RequestsSubmitted(self.cluster.at, name, tuple(specs)))
 
     def granted(self) -> list[tuple[str, str]]:
-        """(allocation id, job) of slots, in order."""
+        """Returns (allocation id, job) of slots, in order."""
         state = self.cluster.state
         return sorted(
             (slot.allocation_id, slot.job_id)
@@ -137,7 +136,7 @@ class Life:
         return [(name, slot.executor_id) for (name, _), slot in self.cluster.state.slots.items()]
 
     def idle(self) -> list[str]:
-        """Who waits although a host has room, of those who are not about to grow."""
+        """Returns requests that wait although a host has capacity, except resizes."""
         state = self.cluster.state
         return [
             f"{shape.profile} fits {host.host_id}"
@@ -167,8 +166,10 @@ def waits(flow: Flow) -> bool:
 
 
 def ahead(flow: Flow, other: Flow) -> bool:
-    """True if a flow has more for its weight than a sibling that waits, and not only by its last
-    run: one slot, or a part of what it has.
+    """Returns whether a flow is ahead of a waiting sibling by more than its last run.
+
+    The last run is one slot, or a fraction of what the flow has. Both are compared by usage per
+    weight.
     """
     run = max(1, flow.running // RUN_PART)
     return (flow.running - run) / flow.weight > other.running / other.weight + 1e-9
@@ -176,7 +177,7 @@ def ahead(flow: Flow, other: Flow) -> bool:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_burst_gets_nobody_ahead_by_more_than_a_run(seed: int) -> None:
-    """Capacity for thousands appears at once, and many wait for it who had nothing before."""
+    """Capacity for thousands appears at once, and many new jobs wait for it."""
     rng = random.Random(seed)
     life = Life(Fairness(usage_measure="slots"))
     for number in range(4):
@@ -209,7 +210,7 @@ def range_count(life: Life) -> list[int]:
 
 def test_where_arrival_decides_groups_and_weights_do_not() -> None:
     life = Life(Fairness(order="arrival"))
-    life.ask(life.job(0), PROFILES[1], 8)  # of group one: all there is
+    life.ask(life.job(0), PROFILES[1], 8)  # of group one: the whole capacity
     life.ask(life.job(0), PROFILES[1], 8)
     life.ask(life.job(1), PROFILES[1], 8)  # of group four
     held = life.granted()
@@ -246,7 +247,7 @@ def test_a_group_that_is_full_has_no_turn_and_nobody_in_it_is_stopped_one_by_one
     state = life.cluster.state
     assert len(life.granted()) == 2
     assert not state.queue.quota_blocked
-    assert state.flows.groups["one"].active == 29  # the first job has what it asked for
+    assert state.flows.groups["one"].active == 29  # the first job has all that it requested
     assert pending_by_reason(state) == {"WAITING_GROUP_LIMIT": 58}
     first, job_id = life.granted()[0]
     life.batch(SlotsReleased(life.cluster.at, job_id, ((first, 0),)))

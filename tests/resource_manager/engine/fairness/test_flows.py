@@ -1,4 +1,4 @@
-"""Who comes first, and what everybody has, under random lives of a small tree."""
+"""Tests of the order of flows and their usage, in random histories of a small tree."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def backlog(tree: FlowTree, *job_ids: str) -> None:
 
 
 def serve(tree: FlowTree, count: int, cost: float = 1.0) -> Counter[str]:
-    """Places so many slots one by one; how many each job got."""
+    """Places `count` slots one by one; returns how many each job got."""
     served: Counter[str] = Counter()
     for _ in range(count):
         job = first_job(tree)
@@ -79,7 +79,7 @@ def test_808_at_weight_4_count_202() -> None:
 
 
 def test_idleness_earns_no_credit() -> None:
-    """A newcomer starts level with those who wait; it does not take all until it has caught up."""
+    """A newcomer starts level with waiting flows; it does not take all until it has caught up."""
     tree = tree_of(SLOTS, {"a": 1, "b": 1, "c": 1}, {"ja": "a", "jb": "b", "jc": "c"})
     backlog(tree, "ja", "jb")
     serve(tree, 20)
@@ -88,7 +88,7 @@ def test_idleness_earns_no_credit() -> None:
     tree.activate("jc")
     tally = tree.usage(tree.groups["c"])
     assert (tally.service, tally.raised) == (0.0, 36_000.0)
-    for _ in range(10):  # as slots end, everybody gets a third
+    for _ in range(10):  # as slots end, each job gets a third
         tree.stop_accruing("ja", 1.0)
         tree.stop_accruing("jb", 1.0)
     assert serve(tree, 30) == {"ja": 10, "jb": 10, "jc": 10}
@@ -104,7 +104,7 @@ def test_who_comes_when_nobody_waits_starts_where_the_last_one_was_served() -> N
     tree.wait("jb", 2, 1)
     assert tree.usage(tree.groups["b"]).raised == 500
     tree.wait("ja", 3, 1)
-    assert tree.usage(tree.groups["a"]).raised == 0  # it has received more than that
+    assert tree.usage(tree.groups["a"]).raised == 0  # its own usage is higher than that
 
 
 def test_ties_go_to_who_has_waited_longest_then_by_id() -> None:
@@ -173,14 +173,15 @@ def test_a_job_that_waits_has_to_be_left_before_it_is_removed() -> None:
 
 
 def compare(tree: FlowTree, found: Flow | None, expected: Flow | None) -> None:
-    """The same job, or one that is equal but for the last digits at the level where they part."""
+    """Requires the same job, or one that equals it up to rounding at the level where they
+    differ."""
     assert (found is None) == (expected is None)
     if found is None or expected is None:
         return
     for one, other in zip(order_key_of(tree, found), order_key_of(tree, expected), strict=True):
         assert one[0] == other[0]
         assert one[1] == pytest.approx(other[1], rel=1e-9, abs=1e-9)
-        if one != other:  # equal keys may be told apart by rounding before their ties are
+        if one != other:  # rounding may distinguish equal keys before their tie-breakers do
             return
 
 

@@ -1,4 +1,4 @@
-"""Maxima of groups are never exceeded, minima come first, and nothing else is held back."""
+"""Tests that maxima are never exceeded, minima come first, and nothing else is delayed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def cluster_of(hosts: int, cpu_milli: int = 4_000, **fair: object) -> EngineClus
 
 
 def used_by(cluster: EngineCluster, name: str) -> dict[str, int]:
-    """What slots really have booked, from the books and not from the tree of flows."""
+    """Returns what slots have really booked, computed without the tree of flows."""
     state = cluster.state
     inside = {
         job.job_id
@@ -64,7 +64,7 @@ def settle(cluster: EngineCluster) -> None:
 
 
 class Limited(RuleBasedStateMachine):
-    """Groups within a group, whose limits change while slots, gangs and ranges come and go."""
+    """Nested groups, whose limits change while slots, gangs and ranges come and go."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Limited(RuleBasedStateMachine):
 
     @rule(seconds=st.integers(1, 10))
     def time_passes(self, seconds: int) -> None:
-        """Not so much that anybody is lost."""
+        """Too little time for an executor to be lost."""
         self.cluster.wait(seconds * 1_000)
         self.cluster.report_all()
 
@@ -180,7 +180,7 @@ class Limited(RuleBasedStateMachine):
 
     @invariant()
     def no_maximum_is_exceeded(self) -> None:
-        """Above it is at most what was there when it was set, and that only shrinks."""
+        """Only slots from before a maximum was set may exceed it, and that excess only shrinks."""
         self.finish()
         for name in PARENTS:
             used = used_by(self.cluster, name)
@@ -229,7 +229,7 @@ TestLimited.settings = settings(max_examples=examples(40), stateful_step_count=2
 
 
 class LimitedInSmallSteps(Limited):
-    """The same where a decision does hardly anything, and stops lines one by one."""
+    """The same with decisions that do very little, and block queues one by one."""
 
     def __init__(self) -> None:
         self.patches = pytest.MonkeyPatch()
@@ -247,7 +247,7 @@ TestLimitedInSmallSteps.settings = settings(max_examples=examples(25), stateful_
 
 
 def test_whom_default_slots_stop_is_served_when_the_largest_of_them_is_no_more() -> None:
-    """Where it goes is not known yet, so what it may book at most counts."""
+    """Its executor is not known yet, so its largest possible booking counts."""
     cluster = EngineCluster(jobs=(), ended_retention_ms=0, lost_timeout_ms=10_000)
     total = {"cpu_milli": 8_000, "memory_bytes": 4 * GIB}
     small = FakeExecutor("host-0", total, DEFAULT_SLOT)
@@ -271,9 +271,8 @@ def test_whom_default_slots_stop_is_served_when_the_largest_of_them_is_no_more()
 )
 @settings(max_examples=examples(40))
 def test_minima_are_served_first(minima: list[int], weights: list[float], running: int) -> None:
-    """Whatever weighs how much: once all that is given back has been given out again, each group
-    that waits has its minimum.
-    """
+    """Whatever the weights: after all returned capacity is placed, each waiting group has its
+    minimum."""
     cluster = cluster_of(5, cpu_milli=sum(minima) * 200 + 1_000)
     capacity = 5 * ((sum(minima) * 200 + 1_000) // 200)
     one = ResourceProfile(200, 4 * MIB)

@@ -1,4 +1,4 @@
-"""Sums against limits: what still fits, what stops it, and what a plan may count on."""
+"""Tests of sums against limits: what fits, what blocks, and what a plan may count on."""
 
 from __future__ import annotations
 

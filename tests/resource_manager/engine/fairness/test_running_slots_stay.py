@@ -1,5 +1,6 @@
-"""Fairness decides who is placed next, and never stops what runs: a reservation, a minimum
-and a maximum wait until slots end by themselves.
+"""Tests that fairness never stops running slots.
+
+It decides only what is placed next: a reservation, a minimum and a maximum wait until slots end.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ LONG_S = 600
 
 @pytest.fixture
 def cluster() -> EngineCluster:
-    """Two hosts, full of slots of a job in the group with the least weight."""
+    """Returns two hosts full of slots of a job in the group with the least weight."""
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     cluster.host("host-0", cpu_milli=CORES * 1_000)
     cluster.host("host-1", cpu_milli=CORES * 1_000)
@@ -27,7 +28,7 @@ def cluster() -> EngineCluster:
 
 
 def assert_all_go_on(cluster: EngineCluster, running: list[str]) -> None:
-    """Looks for a long time, in steps in which every timer rings, for a slot that is taken away."""
+    """Waits for a long time, in steps in which every timer fires; fails if a slot is taken away."""
     for _ in range(LONG_S // 5):
         cluster.wait(5_000)
         assert cluster.running() == running

@@ -1,4 +1,4 @@
-"""Tallies over restarts that come soon after something has ended, or one after the other."""
+"""Tests of usage across restarts that follow an end, or each other, quickly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.engine_cluster import EngineCluster
 
 
 def test_what_was_received_while_nobody_led_is_kept_when_some_of_it_ends_right_after() -> None:
-    """Nobody could tell after the next restart that the slot had been there for so long."""
+    """After the next restart it could not be known how long the slot had existed."""
     cluster = EngineCluster.settled(usage_measure="slots", half_life_ms=None)
     cluster.host("host-0")
     cluster.job("one")
@@ -29,7 +29,7 @@ def end_job(cluster: EngineCluster) -> None:
 
 
 def end_lease(cluster: EngineCluster) -> None:
-    """Its master is gone."""
+    """Lets the lease of the job expire."""
     cluster.wait(2_000)
 
 
@@ -37,7 +37,7 @@ def end_lease(cluster: EngineCluster) -> None:
 def test_groups_keep_what_a_job_received_that_ended_right_before_a_restart(
     end: Callable[[EngineCluster], None], lease_ms: int | None
 ) -> None:
-    """Its slots are gone by then, so nothing shows that they were there."""
+    """Its slots are deleted by then, so their usage must be stored before."""
     cluster = EngineCluster.settled(jobs=(), usage_measure="slots", half_life_ms=None)
     cluster.host("host-0")
     cluster.set_group("outer")
@@ -45,7 +45,7 @@ def test_groups_keep_what_a_job_received_that_ended_right_before_a_restart(
     cluster.job("job", group="inner", lease_ms=lease_ms)
     cluster.submit("a", "b")
     ran_s = 6
-    for _ in range(ran_s):  # less than the interval at which tallies are stored
+    for _ in range(ran_s):  # less than the interval of checkpoints
         cluster.wait(1_000)
     end(cluster)
     cluster.restart()

@@ -1,4 +1,4 @@
-"""Which durations of threads the books learn, and which they do not; what a restart makes of it."""
+"""Tests which durations of threads are recorded, and what a restart makes of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_thread_lasts_from_being_granted_until_it_is_given_back() -> None:
     release(cluster, "a")
     cluster.wait(30_000)
     release(cluster, "b")
-    release(cluster, "b")  # again: the same call
+    release(cluster, "b")  # repeated: the same call
 
     found = durations(cluster)
     assert (found.count, found.shortest_ms, found.longest_ms) == (2, 90_000, 120_000)
@@ -87,7 +87,7 @@ def test_one_that_was_lost_counts_from_where_it_began_anew() -> None:
     executor = cluster.executors["host-a"]
     executor.end(("a", 1), "SLOT_BROKEN")
     cluster.report(executor)
-    cluster.wait(60_000)  # the host is left alone for a while
+    cluster.wait(60_000)  # the host is idle for a while
     cluster.settle()
     cluster.wait(4_000)
     release(cluster, "a")
@@ -172,7 +172,7 @@ def test_advice_outlives_restarts_also_for_a_job_that_has_ended() -> None:
     cluster.wait(20_000)
     release(cluster, "a")
     release(cluster, "b")
-    cluster.wait(11_000)  # tallies are kept every ten seconds
+    cluster.wait(11_000)  # usage is stored every ten seconds
     cluster.restart_rm()
     assert durations(cluster).count == 2
     cluster.end_job("job", "")

@@ -1,4 +1,4 @@
-"""The least of many lines, against a look at all of them."""
+"""Compares the tournament's least entry with a full search."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def naive(entries: list[Entry], tau: float) -> list[Entry]:
 
 
 def same(found: Entry | None, expected: Entry, tau: float) -> bool:
-    """The very one, or one whose line is there within what a float can tell."""
+    """Returns whether it is the same entry, or one equal up to rounding."""
     if found is None:
         return False
     apart = abs(found.at(tau) - expected.at(tau))

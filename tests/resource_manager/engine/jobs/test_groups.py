@@ -1,4 +1,4 @@
-"""Resource groups: which may be, what may change, and what a restart finds."""
+"""Tests of resource groups: valid ones, changes, and restarts."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_where_jobs_live_a_group_stays_and_stays_where_it_is() -> None:
     cluster.deliver(cluster.wire[0])
     cluster.end_job("job")
     with pytest.raises(FailedPrecondition, match="lives in team"):
-        cluster.delete_group("team")  # its slot is being taken down
+        cluster.delete_group("team")  # its slot is being freed
     cluster.deliver(cluster.wire[0])
     cluster.delete_group("team")
     assert "team" not in cluster.state.groups
@@ -184,7 +184,7 @@ def test_books_that_know_no_groups_get_those_that_their_jobs_live_in() -> None:
 
     cluster = EngineCluster(jobs=())
     cluster.state = state
-    group = cluster.set_group("Old_Team.1", weight=3.0)  # a name that a new one could not have
+    group = cluster.set_group("Old_Team.1", weight=3.0)  # a name that is invalid for new groups
     assert group.weight == 3.0
     cluster.job("e", group="Old_Team.1")
 
@@ -251,7 +251,7 @@ def test_a_group_sums_up_what_is_below_it() -> None:
 
 
 def test_a_new_weight_pays_nothing_back_after_a_crash_either() -> None:
-    """The weight is stored with what it is not to change: how the group compares with others."""
+    """The weight is stored together with the group's usage, so that usage stays comparable."""
     cluster = EngineCluster(jobs=())
     cluster.host("host", memory_bytes=GIB, default_profile=ResourceProfile(1_000))
     ask(cluster, "a", "low", 2)

@@ -1,4 +1,4 @@
-"""A job with very many requests comes and goes in bounded steps; nobody waits for all of it."""
+"""Tests that a job with very many requests is processed in bounded steps."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_later_parts_of_a_call_count_with_the_first_one() -> None:
     following = tuple(rest[:2])
     cluster.batch(RequestsSubmitted(cluster.at, "large", (first,), following=following))
     cluster.batch(RequestsSubmitted(cluster.at, "large", following, admitted=True))
-    # The whole call once more, because its answer was lost: nothing of it is new.
+    # Repeat the whole call, as if its answer was lost: it has nothing new.
     cluster.batch(RequestsSubmitted(cluster.at, "large", (first,), following=following))
     with pytest.raises(ResourceExhausted, match="all jobs together have 3 live requests"):
         submit(cluster, "small", "s0", "s1")

@@ -1,4 +1,4 @@
-"""Where the members of a gang go: held against trying out everything, on small clusters."""
+"""Compares the placement of gangs with a full search, on small clusters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ hosts = st.lists(
         st.sampled_from([0, 0, 1, 2]),  # slots_max
         st.sampled_from(["", "r1", "r2"]),  # rack
         st.booleans(),  # ssd
-        st.booleans(),  # a pool per part of the memory
+        st.booleans(),  # separate memory pools
     ),
     min_size=1,
     max_size=4,
@@ -75,7 +75,7 @@ def cluster_with(described: Any, strategy: Any = "pack") -> EngineCluster:
 
 
 class Everything:
-    """All ways to place some members, tried one after the other."""
+    """Tries all ways to place the members, one after the other."""
 
     def __init__(self, cluster: EngineCluster, asked: list[MemberRequest]) -> None:
         self.hosts = dict(sorted(cluster.state.hosts.items()))
@@ -148,7 +148,7 @@ def index_of(cluster: EngineCluster) -> Any:
 def check_sound(
     cluster: EngineCluster, asked: list[MemberRequest], found: Any, placement: Any
 ) -> None:
-    """What was found really is a way to place them."""
+    """Requires that a found placement is valid."""
     everything = Everything(cluster, asked)
     on: dict[str, list[MemberRequest]] = {}
     placed: Counter[int] = Counter()
@@ -201,7 +201,7 @@ def test_equal_members_are_placed_whenever_they_fit(
     profile: Any,
     may_build: bool,
 ) -> None:
-    """Also if they differ in labels, or in the hosts that they must not have."""
+    """Also if they differ in labels or excluded hosts."""
     cluster = cluster_with(described, strategy)
     merged: dict[Any, MemberRequest] = {}
     for _, labels, count, barred in wished:
@@ -232,7 +232,7 @@ def test_unequal_members_are_placed_soundly_or_not_at_all(
 
 
 def test_largest_members_go_first() -> None:
-    """In order of arrival the small ones would take what the large one needs."""
+    """In order of arrival the small ones would take the capacity of the large one."""
     cluster = cluster_with([(2, 4, 0, "", False, False), (1, 2, 0, "", False, False)])
     small, large = (
         MemberRequest(SMALL, (), 1),
@@ -244,7 +244,7 @@ def test_largest_members_go_first() -> None:
 
 
 def test_the_value_that_fits_best_is_taken() -> None:
-    """A rack with room to spare is left to whoever needs it."""
+    """A rack with more capacity is left for gangs that need it."""
     racks = ["r1", "r1", "r2", "r2", "r3"]
     cpus = [4, 4, 1, 2, 2]
     cluster = cluster_with(
@@ -262,8 +262,9 @@ def test_the_value_that_fits_best_is_taken() -> None:
 
 
 def test_whoever_has_a_choice_moves_on_for_whoever_has_none() -> None:
-    """One after the other, along a chain: each host has a little less memory and more cpus than the
-    one before, and each member asks for as much cpu as one host has and for less memory.
+    """Members move along a chain of hosts, each with a little less memory and more cpus.
+
+    Each member asks for as much cpu as one host has, and for less memory.
     """
     hosts = [(n + 1, 8 - n, 0, "", False, False) for n in range(5)]
     cluster = cluster_with(hosts)
@@ -278,7 +279,7 @@ def test_whoever_has_a_choice_moves_on_for_whoever_has_none() -> None:
 
 
 def test_equal_members_move_on_for_those_that_must_not_go_there() -> None:
-    """Three places on each of two hosts, and two members that only one of the hosts is left to."""
+    """Two hosts with three places each, and two members that may use only one of the hosts."""
     cluster = cluster_with([(3, 6, 0, "", False, False)] * 2)
     free = MemberRequest(SMALL, (), 3)
     bound = MemberRequest(SMALL, (), 3, frozenset({"host-0"}))
@@ -290,7 +291,7 @@ def test_equal_members_move_on_for_those_that_must_not_go_there() -> None:
 
 @st.composite
 def crossed(draw: st.DrawFn) -> tuple[list[Any], list[MemberRequest]]:
-    """Hosts and members of which each has much of one thing and little of the other."""
+    """Draws hosts and members that are each large in one dimension and small in the other."""
     sizes = st.tuples(st.integers(1, 6), st.integers(1, 6))
     hosts = [
         (cpus, memory, 0, "", False, False)
@@ -316,7 +317,7 @@ def test_a_host_each_is_found_whenever_there_is_one(strategy: str, case: Any) ->
 
 
 def test_a_large_spread_needs_few_searches() -> None:
-    """Whoever fits on one host only is not left over."""
+    """A member that fits on one host only is placed in time."""
     cluster = cluster_of([(POOL_PER_PART, 0, number == 0) for number in range(36)])
     ssd = MemberRequest(ResourceProfile(100, 128 * MIB), (("disk", "ssd"),), 1)
     others = [MemberRequest(ResourceProfile(100 + n, 128 * MIB), (), 1) for n in range(35)]
@@ -327,7 +328,7 @@ def test_a_large_spread_needs_few_searches() -> None:
 
 
 def test_large_values_of_a_label_are_searched_like_the_whole() -> None:
-    """Zones with more hosts than are gone through one by one."""
+    """Zones with more hosts than are tried one by one."""
     described = [
         (1 if n < 320 else 4, 8, 0, "r1" if n < 320 else "r2", False, False) for n in range(640)
     ]

@@ -1,4 +1,4 @@
-"""The capacity index finds exactly what a look at every host would find, without that look."""
+"""Tests that the capacity index finds exactly what a full search finds, without that cost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def covers(vector: dict[str, int], need: dict[str, int]) -> bool:
 
 
 def filled(vectors: list[dict[str, int]], writes: list[tuple[int, dict[str, int]]]) -> Any:
-    """An index and, beside it, what each host really has, after some changes."""
+    """Returns an index and the real values of each host, after some changes."""
     index = CapacityIndex()
     truth = {f"host-{number:03d}": vector for number, vector in enumerate(vectors)}
     for name, vector in truth.items():
@@ -97,7 +97,7 @@ def test_hosts_that_come_and_go_keep_the_order_of_ids() -> None:
 def test_trap_9_a_decision_does_not_look_at_every_host(
     strategy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten times the hosts, filled alike: a decision reads one more node of the tree per search."""
+    """With ten times the hosts, filled alike, a decision reads one more tree level per search."""
     read = [reads_of_a_decision(strategy, hosts, monkeypatch) for hosts in (120, 1_200)]
     searches = 4
     assert read[1] <= read[0] + searches * 32

@@ -1,4 +1,4 @@
-"""Selectors are as many as job masters please; only some of them have an index of their own."""
+"""Tests that any number of label selectors works, of which only some have an index."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A pass by count places what a look at every host for every slot would, and leaves the indexes
-exact.
-"""
+"""Compares a placement pass by count with a full search per slot; the indexes stay exact."""
 
 from __future__ import annotations
 
@@ -70,7 +68,7 @@ def shapes_of(cluster: EngineCluster, wished: Any) -> list[tuple[SchedulingClass
 
 
 class Naive:
-    """The same hosts, looked at one by one."""
+    """The same hosts, searched one by one."""
 
     def __init__(self, cluster: EngineCluster) -> None:
         self.hosts = dict(sorted(cluster.state.hosts.items()))
@@ -101,7 +99,7 @@ def spelled_out(runs: list[tuple[str, int]]) -> list[str]:
 
 
 def book(cluster: EngineCluster, shape: SchedulingClass, runs: list[tuple[str, int]]) -> None:
-    """What `matching` does with runs, as far as capacity is concerned."""
+    """Books the slots of a pass, as `matching` does for capacity."""
     for name, count in runs:
         host = cluster.state.hosts[name]
         host.book(host.booking_for(shape), count)

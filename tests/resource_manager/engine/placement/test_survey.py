@@ -1,4 +1,4 @@
-"""What a glance at every host says is what judging each of them says."""
+"""Tests that the quick survey of all hosts agrees with judging each host."""
 
 from __future__ import annotations
 

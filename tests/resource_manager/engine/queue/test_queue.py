@@ -1,5 +1,7 @@
-"""Lines: within one, arrival numbers decide, whoever left and came back included; between the lines
-of one job, who waits longest; between jobs, the tree of flows.
+"""Tests of the order of queues.
+
+Within a queue arrival numbers decide, also for requests that return. Between the queues of a job
+the oldest request decides, and between jobs the tree of flows.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ def tree(*job_ids: str) -> FlowTree:
 
 
 def turns(queue: WaitingQueue, count: int = 100) -> list[int]:
-    """Who is served, one by one, if there is room for everybody."""
+    """Returns the order of service if there is capacity for all."""
     queue.begin_pass()
     while (shape := queue.next_class()) is not None:
         queue.has_room(shape, 1_000)
@@ -170,7 +172,7 @@ def test_of_very_many_who_were_stopped_some_are_eased_at_a_time_whom_the_maximum
 
 
 def test_those_who_come_and_go_leave_nothing_behind_with_one_who_stays() -> None:
-    """Nobody asks who is first as long as the first one stays."""
+    """The first item is not looked up again while it stays the first."""
     for fair in (True, False):
         queue = WaitingQueue(tree("old", "new"), fair=fair)
         queue.add(request(1, "old", SMALL))
@@ -222,7 +224,7 @@ def test_a_million_that_came_together_are_one_run() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.sampled_from("abc"))))
 def test_the_line_is_who_waits_in_order(moves: list[tuple[bool, int, str]]) -> None:
-    """Of a shape over all jobs, and of each job."""
+    """Of a scheduling class over all jobs, and of each job."""
     queue = WaitingQueue(tree("a", "b", "c", "keeper"))
     waiting: dict[int, Request] = {}
     queue.add(keeper := request(100, "keeper"))

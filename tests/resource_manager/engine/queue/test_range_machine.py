@@ -1,5 +1,6 @@
-"""Random lives of ranges. A range behaves as so many plain requests, whatever happens; and the
-books stay sound under everything that can happen to plain ones.
+"""Random histories of ranges.
+
+A range behaves like its members as plain requests, and the invariants hold under all events.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ counts = st.integers(1, 8)
 
 
 class AsManyPlainRequests(RuleBasedStateMachine):
-    """One life twice: with ranges, and with a plain request for each of their members."""
+    """The same history twice: with ranges, and with a plain request per member."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +88,7 @@ class AsManyPlainRequests(RuleBasedStateMachine):
     def ask(
         self, range_id: str, first: int, count: int, restart: bool, cpu: int, pending: bool
     ) -> None:
-        """A range is taken as a whole, or is known as a whole, or is refused as a whole."""
+        """A range is accepted, known or rejected as a whole."""
         profile = ResourceProfile(cpu, 256 * MIB)
         asked = RequestSpec(range_id, profile, allow_pending=pending, restart_on_loss=restart)
         names = [f"{range_id}.{index}" for index in range(first, first + count)]
@@ -112,7 +113,7 @@ class AsManyPlainRequests(RuleBasedStateMachine):
     def _is_taken(
         self, range_id: str, names: list[str], of_range: dict[str, Any], asked: Any
     ) -> bool:
-        """By members of it, by another range of that name, or by a member of another range."""
+        """Returns whether ids are used: by the range, another range of that id, or its members."""
         others = {name.rpartition(".")[0] for name in self.known}
         return (
             any(name in self.known or name in others for name in names)
@@ -134,7 +135,8 @@ class AsManyPlainRequests(RuleBasedStateMachine):
         assert not outcome.unfinished
         names = [f"{range_id}.{index}" for index in range(first, first + count)]
         found = [self.plain.state.requests[name] for name in names if name in self.known]
-        found.sort(key=lambda r: (r.generation > 0, r.arrival_number))  # first who never had a slot
+        # first those that never had a slot
+        found.sort(key=lambda r: (r.generation > 0, r.arrival_number))
         self.plain.batch(RequestsCancelled(at, JOB, tuple(r.allocation_id for r in found)))
 
     @precondition(lambda self: self.known and self.kept)
@@ -244,7 +246,7 @@ class AsManyPlainRequests(RuleBasedStateMachine):
 
     @invariant()
     def job_masters_hear_the_same(self) -> None:
-        """One event may be about many; who says what of whom is the same."""
+        """One event may be about many members; who is told what is the same."""
         told = [Counter(_said(cluster)) for cluster in self.both]
         assert told[0] == told[1]
 
@@ -289,7 +291,7 @@ def _said(cluster: EngineCluster) -> list[tuple[str, str, str]]:
 
 
 def standing(state: State) -> dict[str, Any]:
-    """Where everybody stands, as far as a restart must know."""
+    """Returns the state that a restart must know."""
     return {
         "parts": [
             (part.row, part.waiting, part.materialized, part.stored)
@@ -306,13 +308,13 @@ def standing(state: State) -> dict[str, Any]:
 
 
 class RangesAmongTheRest(BooksStaySound):
-    """The life of `BooksStaySound`, with ranges among the requests."""
+    """The history of `BooksStaySound`, with ranges among the requests."""
 
     def __init__(self) -> None:
         super().__init__()
         self.parts = 0
-        self.over: set[str] = set()  # members that have ended
-        self.generations: dict[str, int] = {}  # highest that was seen of each member
+        self.over: set[str] = set()  # ended members
+        self.generations: dict[str, int] = {}  # highest generation seen, by member
 
     @rule(
         profile=st.sampled_from(PROFILES),
@@ -373,7 +375,7 @@ class RangesAmongTheRest(BooksStaySound):
 
     @invariant()
     def no_slot_is_carved_twice(self) -> None:
-        """What is carved under one name and generation is the slot that the books mean."""
+        """A carved slot of an id and generation is the one that the engine has."""
         for name, executor in self.cluster.executors.items():
             for key in executor.slots:
                 slot = self.state.slots.get(key)

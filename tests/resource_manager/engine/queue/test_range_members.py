@@ -1,4 +1,4 @@
-"""A member of a range is a request like any other."""
+"""Tests that a member of a range is a request like any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More shapes wait than one decision tries: everybody has a turn, and nobody waits for all."""
+"""Tests with more scheduling classes than one decision tries: all are tried in order."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def cluster_with(total: dict[str, int], *, tried: int) -> EngineCluster:
 
 
 def large(number: int) -> RequestSpec:
-    """One of many shapes, none of which fits a tight host."""
+    """Returns a request of one of many scheduling classes, none of which fits on a full host."""
     return RequestSpec(f"large{number}", ResourceProfile(2_000 + number, GIB), allow_pending=True)
 
 
 def huge(number: int) -> RequestSpec:
-    """One of many shapes, none of which fits anywhere."""
+    """Returns a request of one of many scheduling classes, none of which fits anywhere."""
     profile = ResourceProfile(2_000_000 + number, GIB)
     return RequestSpec(f"huge{number}", profile, allow_pending=True)
 
 
 def unfinished(cluster: EngineCluster) -> bool:
-    """True if the last decision stopped before it had tried everybody."""
+    """Returns whether the last decision stopped before it had tried all."""
     return cluster.state.unfinished
 
 
 def decide(cluster: EngineCluster) -> int:
-    """Goes on until nothing is left over; answers with how many decisions that took."""
+    """Decides until nothing is left; returns the number of decisions."""
     decisions = 0
     while unfinished(cluster):
         cluster.check()
@@ -49,7 +49,7 @@ def decide(cluster: EngineCluster) -> int:
 
 
 def grow(cluster: EngineCluster, name: str) -> None:
-    """A small slot comes and goes on the host where nobody else fits: all have to be woken."""
+    """A small slot comes and goes on a full host, so that all classes must be tried again."""
     cluster.submit(name, profile=SMALL, job="other")
     while cluster.state_of(name) is RequestState.PENDING:
         cluster.batch()
@@ -68,7 +68,8 @@ def test_everything_that_fits_is_placed_within_as_many_decisions_as_shapes_are_t
     cluster.host("host-b", **ROOMY)
     assert cluster.running() == [f"large{number}" for number in range(9)]
     assert unfinished(cluster)
-    assert decide(cluster) == 5  # each ends with the tenth in vain; the last large one is left then
+    # each ends after ten unsuccessful tries; the last large one is left
+    assert decide(cluster) == 5
     assert cluster.running() == [f"large{number}" for number in range(50)]
     assert cluster.waiting() == {f"huge{number}" for number in range(50)}
 
@@ -90,7 +91,7 @@ def test_who_comes_during_a_round_has_a_turn_in_the_next_one() -> None:
     assert cluster.waiting() >= {"small"}
     assert explain(cluster.state, "small").primary_reason == "NOT_YET_CONSIDERED"
     assert pending_by_reason(cluster.state)["NOT_YET_CONSIDERED"] == 2  # and the last huge one
-    cluster.batch()  # ends the round, and has one try left for the next
+    cluster.batch()  # ends the pass, and has one try left for the next
     assert cluster.running() == ["small"]
     assert not unfinished(cluster)
     assert "NOT_YET_CONSIDERED" not in pending_by_reason(cluster.state)
@@ -108,7 +109,7 @@ def test_those_who_wake_again_and_again_do_not_starve_those_behind_them() -> Non
         cluster.state.hosts.indexes.log_growth(hosts["host-a"], cluster.state.queue)
         cluster.batch()
         decisions += 1
-    assert decisions == 9  # eight before it in the one round that all of them were in
+    assert decisions == 9  # eight before it in the one pass that includes all
     cluster.check()
 
 
@@ -137,10 +138,10 @@ def test_within_a_round_whoever_waits_longest_is_tried_first_even_if_that_change
     decide(cluster)
     total = {"cpu_milli": 2_003, "memory_bytes": 2 * GIB}  # for one
     cluster.host("host-b", **total)
-    assert cluster.running() == []  # only huge0 was looked at
+    assert cluster.running() == []  # only huge0 was tried
     cluster.cancel("large1", job="flood")
     decide(cluster)
-    assert cluster.running() == ["large2"]  # before the twin, whose shape stood first
+    assert cluster.running() == ["large2"]  # before its equal, whose scheduling class came first
 
 
 def test_a_request_that_comes_back_during_a_round_stands_at_its_old_place() -> None:
@@ -152,7 +153,7 @@ def test_a_request_that_comes_back_during_a_round_stands_at_its_old_place() -> N
     cluster.submit(*(huge(number) for number in range(3)), job="flood")
     cluster.submit("young", profile=profile, job="other")
     assert unfinished(cluster)
-    cluster.deliver_all()  # the host refuses it; it stands before its equal again
+    cluster.deliver_all()  # the host refuses it; it is before its equal again
     decide(cluster)
     assert cluster.waiting() >= {"old"}
     cluster.host("host-b", **TIGHT)
@@ -175,7 +176,7 @@ def test_one_that_is_only_held_back_by_its_older_slot_is_not_work_left_over() ->
     assert cluster.waiting() == {"r"}
     assert not unfinished(cluster)
     cluster.submit(huge(0), huge(1), huge(2), job="flood")
-    assert decide(cluster) == 3  # two that do not fit, and then once more who is held back
+    assert decide(cluster) == 3  # two that do not fit, and then again the delayed one
     assert cluster.waiting() == {"r", "huge0", "huge1", "huge2"}
     assert pending_by_reason(cluster.state).get("NOT_YET_CONSIDERED") is None
     cluster.deliver_all()

@@ -1,4 +1,4 @@
-"""Who waits longest with a shape is found without looking at everybody who does."""
+"""Tests that the oldest requests of a scheduling class are found without a full search."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ JOBS = "abcde"
     ),
     st.integers(1, 6),
 )
-@example([("comes", 11), ("comes", 1), ("comes", 2)], 3)  # a line stands at two places
+@example([("comes", 11), ("comes", 1), ("comes", 2)], 3)  # a queue is in two places
 def test_the_first_lines_are_those_of_who_waits_longest(
     moves: list[tuple[str, int]], most: int
 ) -> None:
-    """Whoever comes and goes, however often it was asked before; and asking changes nothing."""
+    """Whatever comes and goes between queries; and queries change nothing."""
     queue = WaitingQueue(fair=False)
     queue.add(keeper := _request(100, "keeper"))
     (shape,) = queue.classes()

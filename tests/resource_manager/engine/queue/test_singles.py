@@ -1,4 +1,4 @@
-"""What waits one by one stands in one line with the requests, and is tried in the same rounds."""
+"""Tests of non-batchable items, which are queued with requests and tried in the same passes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def single(number: int, **more: object) -> NonBatchable:
 
 
 def turns(non_batchables: NonBatchables) -> list[int]:
-    """Who has a turn in the next round, in order; all are put to sleep."""
+    """Returns the items of the next pass, in order; all become inactive."""
     non_batchables.begin_pass()
     found = []
     while (one := non_batchables.next_before(None)) is not None:
@@ -122,7 +122,7 @@ def test_those_whom_a_maximum_stops_are_tried_again_when_it_is_eased() -> None:
         non_batchables.block_by_quota(one, "group/one" if one.arrival_number else "group/other")
     assert sorted(non_batchables.blocked_by) == ["group/one", "group/other"]
     non_batchables.remove(0)
-    assert non_batchables.blocked_by == ["group/one"]  # nothing is left of it
+    assert non_batchables.blocked_by == ["group/one"]  # nothing of it is left
     non_batchables.unblock_by_quota("group/one")
     assert non_batchables.blocked_by == []
     assert turns(non_batchables) == [1, 2, 3, 4]
@@ -139,14 +139,14 @@ def test_one_can_be_woken_though_nothing_grew() -> None:
     assert turns(non_batchables) == [2, 3]
 
 
-# In line with requests.
+# Queued with requests.
 
 
 Attempt = Callable[[State, PlacementPass, NonBatchable], bool]
 
 
 class Line:
-    """A host, a job, and singles that do what a test says."""
+    """A host, a job, and non-batchable items that behave as a test says."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         self.cluster = EngineCluster(host(cpu_milli=1_000, memory_bytes=GIB), **settings)
@@ -159,7 +159,7 @@ class Line:
         return self.attempt(state, placing, one)
 
     def wait_with(self, name: str) -> int:
-        """A single comes; its number."""
+        """Queues an item; returns its number."""
         state = self.cluster.state
         number = state.numbers.next_arrival()
         state.queue.non_batchables.add(NonBatchable(number, Kind.GANG, name, "job"))
@@ -177,7 +177,7 @@ class Line:
 
 
 def unfinished(line: Line) -> bool:
-    """True if the last decision left somebody over."""
+    """Returns whether the last decision left items over."""
     return line.cluster.state.unfinished
 
 
@@ -201,7 +201,7 @@ def test_one_that_came_before_a_request_is_tried_before_it(
     line.request("a5")
     line.release("full")
     assert line.tried == ["first", "second"]
-    assert seen == [["full"], ["full"]]  # as they came
+    assert seen == [["full"], ["full"]]  # in order of arrival
     assert line.carved() == ["a1", "a2", "a3", "a4", "b1", "a5"]
     assert first not in line.cluster.state.queue.non_batchables
 
@@ -222,7 +222,7 @@ def test_requests_that_are_placed_together_stop_where_a_single_stands(
     line.request("a1", "a2")
     line.wait_with("single")
     line.request("a3", "a4")
-    assert seen == [["full"]]  # it sleeps now
+    assert seen == [["full"]]  # it is inactive now
     line.release("full")
     assert seen == [["full"], ["a1", "a2"]]
     assert line.carved() == ["a1", "a2", "a3", "a4"]
@@ -235,7 +235,7 @@ def test_what_a_single_takes_is_not_given_to_those_behind_it(
         line = Line(monkeypatch, strategy=strategy)
 
         def take(state: State, placing: PlacementPass, one: NonBatchable) -> bool:
-            """All but 200 of the cpus, for a request that was put aside for this."""
+            """Takes all but 200 of the cpus, for a request that was deferred for this."""
             host = state.hosts["host-a"]
             if host.free().get("cpu_milli", 0) < 800:
                 return False
@@ -270,7 +270,7 @@ def test_tries_in_vain_are_counted_and_the_rest_is_left_for_the_next_decision(
     assert line.tried == ["s1", "s2", "s3"]
     assert not unfinished(line)
     line.cluster.batch()
-    assert line.tried == ["s1", "s2", "s3"]  # nothing has grown
+    assert line.tried == ["s1", "s2", "s3"]  # no capacity was added
 
 
 def test_one_that_sleeps_is_tried_again_when_a_slot_has_gone(

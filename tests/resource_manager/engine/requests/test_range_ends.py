@@ -1,4 +1,4 @@
-"""Members of ranges whose job ends, or who are given up, some at a time."""
+"""Tests of members of ranges that are given up or whose job ends, some at a time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ask(cluster: EngineCluster, plain: int, members: int) -> None:
 def test_no_member_is_placed_whose_job_is_ending(
     cluster: EngineCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its requests end one by one here, and each makes room that members wait for."""
+    """Its requests end one by one here, and each frees capacity that members wait for."""
     monkeypatch.setattr(lifecycle, "ENDED_AT_ONCE", 1)
     ask(cluster, plain=4, members=50)
     cluster.end_job("job")

@@ -1,4 +1,4 @@
-"""An executor that was asked for comes: those it was asked for have it first."""
+"""Tests that a new executor first serves the requests that it was asked for."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.engine_cluster import EngineCluster
 
 
 def test_whoever_a_maximum_stops_does_not_stand_before_those_it_was_asked_for() -> None:
-    """They wait with the same and came first, and somebody else would be served before both."""
+    """Equal blocked requests came first, and another request would be served before both."""
     shape = ExecutorShape(
         "four", "test", {"cpu_milli": 4_000, "memory_bytes": 64 * GIB}, ResourceProfile(1_000, GIB)
     )
@@ -37,7 +37,7 @@ RACK = (("rack", "a"),)
 
 
 def cluster_with_a_gang() -> tuple[EngineCluster, str]:
-    """A gang waits for an executor of its rack; returns the id of the one that was asked for."""
+    """A gang waits for an executor of its rack; returns the id of the pending executor."""
     total = {"cpu_milli": 4_000, "memory_bytes": 64 * GIB}
     shape = ExecutorShape("four", "test", total, ResourceProfile(1_000, GIB), labels=RACK)
     cluster = EngineCluster.settled(provisioning=Provisioning((shape,)))

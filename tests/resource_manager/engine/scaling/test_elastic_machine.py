@@ -1,6 +1,7 @@
-"""Random lives of a cluster that grows and shrinks: providers that fail, are late, bring less or
-what nobody waits for any more, and lose what they brought. Nothing strays, and nobody waits for
-ever.
+"""Random histories of a cluster that grows and shrinks.
+
+Providers fail, are late, bring too little or too late, and lose machines. Every machine stays
+known, and no request waits forever.
 """
 
 from __future__ import annotations
@@ -60,12 +61,12 @@ PROVISIONING = Provisioning(
 
 
 class NothingStrays(GangsStayWhole):
-    """The same life, and a provider."""
+    """The same history, with a provider."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cluster.settings = replace(self.cluster.settings, provisioning=PROVISIONING)
-        self.machines: dict[str, str] = {}  # shape of what runs, registered or not
+        self.machines: dict[str, str] = {}  # shape of each running machine, registered or not
         self.restart_rm()
         for name in ("host-a", "host-b"):
             self.cluster.register(self.cluster.executors[name])
@@ -123,7 +124,7 @@ class NothingStrays(GangsStayWhole):
     @precondition(lambda self: self.machines)
     @rule(data=st.data(), seen=st.booleans())
     def machine_breaks(self, data: st.DataObject, seen: bool) -> None:
-        """One ends by itself; its provider sees it, or does not."""
+        """A machine ends by itself, seen by its provider or not."""
         name = data.draw(st.sampled_from(sorted(self.machines)))
         self._destroy(name)
         if seen:
@@ -146,7 +147,7 @@ class NothingStrays(GangsStayWhole):
 
     @rule(seconds=st.integers(1, 6))
     def looks(self, seconds: int) -> None:
-        """Time passes as it does, and everybody speaks."""
+        """Time passes, and all executors report."""
         for _ in range(seconds):
             self.cluster.wait(1_000)
             for name in (*HOSTS, *self.provided()):
@@ -169,8 +170,9 @@ class NothingStrays(GangsStayWhole):
 
     @invariant()
     def whatever_runs_is_known_or_comes_back_to_it(self) -> None:
-        """A machine that nobody asked for any more was lost by a restart, or its stop was said to
-        be done; it registers with the name of its shape, and is adopted then.
+        """An unknown machine was lost by a restart, or reported as stopped.
+
+        It registers with the name of its shape, and is adopted then.
         """
         for name in self.provided():
             host = self.state.hosts.get(name)
@@ -188,7 +190,7 @@ class NothingStrays(GangsStayWhole):
         self._nothing_is_left_but_the_minimum()
 
     def _quiet(self) -> None:
-        """The provider does what it is told, what it starts comes, and everybody speaks."""
+        """The provider obeys, what it starts registers, and all executors report."""
         for _ in range(40):
             self.provider_obeys()
             for name in sorted(self.machines.keys() - self.cluster.executors.keys()):
@@ -201,7 +203,7 @@ class NothingStrays(GangsStayWhole):
         self.provider_obeys()
 
     def _those_who_could_be_served_are(self) -> None:
-        """Nobody waits for whom a shape could be had."""
+        """No request waits that an available shape could serve."""
         elastic = self.state.elastic
         there = self.state.provision_moves.counted()["cpu_milli"]
         for shape in self.state.queue.classes():

@@ -1,4 +1,4 @@
-"""Gangs in a plan: whole or not at all, and where they belong."""
+"""Tests of gangs in a plan: whole or not at all, and in permitted places."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def backlog_of(
 
 
 def places(backlog: Backlog, plan: Plan) -> list[tuple[Capacity, Counts]]:
-    """What is planned on executors that have not come, and on new ones."""
+    """Returns what is planned on pending executors, and on new ones."""
     found = [(backlog.pending[name], content) for name, content in plan.pending.items()]
     found += [(backlog.supplies[new.supply].capacity, new.content) for new in plan.new]
     return found
@@ -102,7 +102,7 @@ def test_a_gang_is_planned_whole_where_it_belongs_or_nowhere(
             continue
         whole = sum(wish.members.values())
         assert there <= whole
-        if there < whole:  # the others are on executors that are there
+        if there < whole:  # the others are on registered executors
             assert plan.counted_on
         if wish.placement is GangPlacement.SAME_EXECUTOR:
             assert there in (0, whole)
@@ -130,7 +130,7 @@ def test_a_gang_is_planned_whole_where_it_belongs_or_nowhere(
         max_size=3,
     ),
 )
-@example(  # the first could also go where the other one was promised an executor
+@example(  # the first could also use the executor that is planned for the other
     gangs=[([(2, 3)], GangPlacement.SAME_LABEL), ([(2, 3)], GangPlacement.SAME_LABEL)],
     hosts=[(4, "a"), (6, "b")],
     shapes=[(4, "a", 1)],

@@ -1,4 +1,4 @@
-"""How often it is looked at what is wanted: rarely, and never for nothing."""
+"""Tests how often planning runs: rarely, and never without reason."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = ExecutorShape("small", "test", {"cpu_milli": 4_000, "memory_bytes": 8 * 
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Every plan that is made."""
+    """Records every plan."""
     made: list[Any] = []
 
     def counted(asked: Any) -> Any:
@@ -62,7 +62,7 @@ def test_while_nothing_changes_nothing_is_planned_anew(plans: list[Any]) -> None
     ask(cluster, *(f"r{number}" for number in range(9)))
     for _ in range(20):
         cluster.wait(1_000)
-    assert len(plans) == 2  # once to ask for one, once with that one on its way
+    assert len(plans) == 2  # once to ask for one, once with that one pending
     ask(cluster, "one-more")
     for _ in range(20):
         cluster.wait(1_000)
@@ -82,7 +82,7 @@ def test_a_minimum_is_asked_for_without_anybody_coming_first() -> None:
         provisioning=Provisioning(shapes=(SMALL,), total_min={"cpu_milli": 5_000})
     )
     started = []
-    for _ in range(3):  # nothing but the timers that are armed
+    for _ in range(3):  # only the armed timers
         due_ms = cluster.state.timers.next_due_ms()
         assert due_ms is not None
         cluster.wait(max(0, due_ms - cluster.now_ms))
@@ -152,7 +152,7 @@ def test_gangs_that_nothing_could_serve_keep_none_behind_them_from_being_planned
         )
         cluster.submit(*asked, GangSpec(gang_id))
     cluster.wait(1_000)
-    assert len(cluster.state.provisions) == 2  # for all six, though one look counts five requests
+    assert len(cluster.state.provisions) == 2  # for all six, although one plan counts five requests
     assert cluster.state.elastic.plan.gangs_left == ["h", "i"]
 
 
@@ -178,7 +178,7 @@ def test_a_gang_is_taken_in_that_needs_executors_of_both_kinds_though_most_there
 
 
 def test_a_minimum_of_odd_amounts_takes_no_longer() -> None:
-    """Counted by the byte, it would take more memory than there is."""
+    """If each byte were a unit, it would need more memory than there is."""
     large = ExecutorShape("large", "test", {"memory_bytes": 64 * GIB}, ONE, count_max=3)
     odd = ExecutorShape("odd", "test", {"memory_bytes": 63 * GIB - 1}, ONE, count_max=3)
     cluster = cluster_with(large, odd, total_min={"memory_bytes": 300 * GIB})
@@ -262,7 +262,7 @@ def test_executors_that_come_and_are_of_no_use_are_asked_for_ever_more_rarely(tr
                 cluster.deliver(sent)
         for host_id in cluster.state.hosts:
             cluster.report(cluster.executors[host_id])
-    assert asked < 12  # and not one every ten seconds
+    assert asked < 12  # not one every ten seconds
     (shape,) = providers_view(cluster.state).shapes
     assert trouble in shape.last_failure
 

@@ -1,4 +1,4 @@
-"""Which executors are asked for, and who is planned where."""
+"""Tests which executors are asked for, and what is planned where."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def asked(plan: Plan) -> list[tuple[int, Counts]]:
     return [(new.supply, new.content) for new in plan.new]
 
 
-# What is chosen.
+# The choice of shapes.
 
 
 def test_one_large_executor_is_cheaper_than_four_small_ones() -> None:
-    """Served per cost, the small one is better: 2 for 1 against 7 for 3."""
+    """By served cpus per cost the small one is better: 2 for 1, against 7 for 3."""
     shapes = [supply(2, cost=1), supply(8, cost=3)]
     assert asked(make_plan(Backlog([wish(1)], [(0, 7)], shapes))) == [(1, {0: 7})]
 
@@ -94,7 +94,7 @@ def test_what_fits_no_shape_is_left_and_hinders_nobody() -> None:
     assert plan.left == {0: 1}
 
 
-# Executors that were asked for.
+# Pending executors.
 
 
 def test_pending_executors_are_filled_before_new_ones_are_asked_for() -> None:
@@ -131,7 +131,7 @@ def test_where_limits_bind_whoever_waits_longest_is_planned() -> None:
 
 
 def test_executors_that_are_alike_share_what_is_needed_there() -> None:
-    """A list for each would be the length of the backlog, times a thousand on the way."""
+    """A separate list per executor would be as long as the backlog, a thousand times."""
     alike = [capacity(4, zone="b"), capacity(8, zone="b")]
     other = capacity(4, zone="a")
     space = Space([wish(1, zone="a"), DEFAULT], [*alike, other])
@@ -267,7 +267,7 @@ def test_others_use_what_a_gang_leaves_of_its_executors() -> None:
     assert asked(make_plan(backlog)) == [(0, {0: 1, 1: 1}), (0, {0: 1, 1: 1})]
 
 
-# Whatever is asked for.
+# Any backlog.
 
 SIZES = st.tuples(st.integers(1, 8), st.integers(1, 8))
 SHAPES = st.lists(st.tuples(st.integers(1, 10), st.integers(1, 10), st.integers(1, 9)), min_size=1)
@@ -284,7 +284,7 @@ def of(sizes: list[tuple[int, int]], shapes: Any, **more: Any) -> Backlog:
 
 
 def cheapest(sizes: list[tuple[int, int]], shapes: list[tuple[int, int, int]]) -> int | None:
-    """Least cost to serve all, by trying every partition; None: some fit nowhere."""
+    """Returns the least cost to serve all, by trying every partition; None: some fit nowhere."""
 
     def price(group: list[tuple[int, int]]) -> int | None:
         cpu, mem = sum(size[0] for size in group), sum(size[1] for size in group)
@@ -343,7 +343,7 @@ def test_equal_requests_are_served_at_the_least_cost(
     )
     plan = make_plan(backlog)
     least: list[float] = [0.0] + [float("inf")] * count
-    for cpu, cost, most in shapes:  # every number of each
+    for cpu, cost, most in shapes:  # every number of each shape
         before = least
         least = [
             min(
@@ -415,7 +415,7 @@ def test_a_plan_promises_nothing_that_is_not_there(
 def test_what_was_asked_for_is_enough_the_next_time(
     sizes: list[tuple[int, int]], shapes: list[tuple[int, int, int]]
 ) -> None:
-    """A second look at the same backlog asks for nothing more."""
+    """A second plan for the same backlog asks for nothing more."""
     backlog = of(sizes, shapes)
     plan = make_plan(backlog)
     names = {f"e{number}": new for number, new in enumerate(plan.new)}

@@ -1,6 +1,5 @@
-"""Random lives of gangs: whatever happens in whatever order, all members stand alike, and no job
-master ever sees half a gang.
-"""
+"""Random histories of gangs: all members have the same state, and no job master sees half a
+gang."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ timeouts = st.sampled_from([None, None, 2_000, 20_000])
 
 
 class GangsStayWhole(BooksStaySound):
-    """The same life, with gangs among the requests."""
+    """The same history, with gangs among the requests."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +119,7 @@ class GangsStayWhole(BooksStaySound):
 
     @invariant()
     def job_masters_never_see_half_a_gang(self) -> None:
-        """As their logs tell it, after every batch: all living members are granted, or none."""
+        """In their logs, after every batch, all living members are granted or none."""
         granted: dict[str, bool] = {}
         for events in self.cluster.store.job_events.values():
             for event in events:
@@ -151,16 +150,15 @@ class GangsStayWhole(BooksStaySound):
 
     @invariant()
     def what_is_remembered_of_a_search_is_true(self) -> None:
-        """A gang that is passed by would not be found room for, and one that is not has the same
-        outcome with what is remembered as without.
-        """
+        """A cached failed search is right: a full search gives the same result with and without
+        it."""
         self.state.hosts.refresh(self.state.queue)
         for gang, _ in waiting_gangs(self.state.gangs):
             waiting = self.state.gangs.waiting[gang.gang_id]
             kind = waiting.kind
             room = seek(self.state.hosts, kind.where, kind.member_requests)
             if len({wish.profile for wish in kind.member_requests}) > 1:
-                continue  # first-fit decreasing may find another way with less room
+                continue  # first-fit decreasing may find another way with less capacity
             if passed_by(self.state.hosts, kind):
                 assert room is None
             else:
@@ -180,7 +178,7 @@ class GangsStayWhole(BooksStaySound):
 
 
 def standing(state: State, now: Instant) -> dict[str, Any]:
-    """All that there is to know of gangs."""
+    """Returns all that is known of gangs."""
     books = state.gangs
     return {
         gang.gang_id: (
@@ -197,7 +195,7 @@ def standing(state: State, now: Instant) -> dict[str, Any]:
 
 
 class GangsStayWholeSpread(GangsStayWhole):
-    """The same with the other strategy, and with decisions that stop after every try in vain."""
+    """The same with the other strategy, and decisions that end after each unsuccessful try."""
 
     strategy = "spread"
     classes_tried_max = 1

@@ -1,5 +1,6 @@
-"""What gangs may consist of, how many a job may wait with, and what is left of them in the end. The
-lives of gangs are told in `tests/scenarios/gangs`.
+"""Tests of the contents and number of gangs, and of what remains of them.
+
+`tests/scenarios/gangs` has the stories of gangs.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def test_a_gang_counts_like_the_shapes_that_its_members_have() -> None:
         cluster.submit(*members(2, "i"), GangSpec("i"))
     with pytest.raises(ResourceExhausted):
         cluster.submit("r", profile=TINY)
-    with pytest.raises(ResourceExhausted):  # what is to come in further parts counts now
+    with pytest.raises(ResourceExhausted):  # members announced for later parts count now
         cluster.batch(RequestsSubmitted(cluster.at, "job", (), following=members(2, "i")))
     cluster.submit(*members(2), GANG)  # the same call again
     cluster.deliver_all()
@@ -127,7 +128,7 @@ def test_a_gang_counts_like_the_shapes_that_its_members_have() -> None:
 
 
 def test_a_gang_that_is_tried_in_vain_counts_with_each_of_its_different_members() -> None:
-    """So that one decision tries few gangs of many different members."""
+    """So one decision tries few gangs with many different members."""
     cluster = cluster_of(classes_tried_max=4)
     cluster.submit("full", profile=ResourceProfile(3_000, GIB))
     for name in "ghi":
@@ -180,7 +181,7 @@ def test_gangs_are_forgotten_with_their_job(monkeypatch: pytest.MonkeyPatch) -> 
     cluster.deliver_all()
     assert set(cluster.state.gangs.by_id) == {"g"}
     cluster.wait(DAY_MS)
-    assert set(cluster.state.requests) == {"g0"}  # half of it is forgotten
+    assert set(cluster.state.requests) == {"g0"}  # half of the gang is forgotten
     cluster.check()
     cluster.restart_rm()
     cluster.check()
@@ -203,7 +204,7 @@ def test_gangs_that_wait_are_iterated_in_line_with_their_living_members() -> Non
 
 
 def test_a_gang_that_is_declined_before_it_was_granted_is_placed_anew() -> None:
-    """An executor that offers a member directly, against all rules, takes nothing away."""
+    """An executor that wrongly offers a member directly has no effect."""
     cluster = cluster_of(2)
     cluster.submit(*members(2), GangSpec("g", GangPlacement.SPREAD))
     first = cluster.wire[0]
@@ -225,7 +226,7 @@ def test_a_gang_that_is_declined_before_it_was_granted_is_placed_anew() -> None:
 
 
 def test_a_gang_is_tried_when_an_older_slot_of_it_is_gone_though_nothing_grew() -> None:
-    """Something else took what the slot gave back; there was room enough beside it all the time."""
+    """Another slot took the returned capacity; there was enough beside it all the time."""
     cluster = cluster_of()
     executor = cluster.executors["host-00"]
     executor.frees_slowly = True
@@ -248,7 +249,7 @@ def test_a_gang_is_tried_when_an_older_slot_of_it_is_gone_though_nothing_grew() 
 def test_a_gang_of_a_job_that_is_ending_is_not_placed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ending a large job takes several steps, and an executor may be lost between them."""
+    """Ending a large job takes several steps; an executor may be lost between them."""
     cluster = cluster_of(2)
     cluster.submit(*(f"r{n}" for n in range(3)), profile=TINY)
     cluster.submit(*members(2, restart_on_loss=True), GangSpec("g", GangPlacement.SPREAD))
@@ -258,7 +259,7 @@ def test_a_gang_of_a_job_that_is_ending_is_not_placed_again(
     cluster.submit(large, GangSpec("h"))
     monkeypatch.setattr(lifecycle, "ENDED_AT_ONCE", 1)
     cluster.end_job("job")
-    assert not cluster.state.gangs.waiting  # long before it is told
+    assert not cluster.state.gangs.waiting  # long before the job master is told
     executor = cluster.executors["host-01"]
     executor.end(("g1", 1), "ORPHANED")
     cluster.report(executor)
@@ -280,7 +281,7 @@ def test_many_gangs_end_with_their_job_some_at_a_time(monkeypatch: pytest.Monkey
     while cluster.state.unfinished:
         cluster.batch()
         left.append(cluster.state.requests.live)
-    assert left == [12, 6, 0]  # what was begun ends whole: no gang is ever half ended
+    assert left == [12, 6, 0]  # a gang always ends as a whole
     cluster.check()
 
 
@@ -301,7 +302,7 @@ def test_many_gangs_whose_time_is_over_end_some_at_a_time(monkeypatch: pytest.Mo
 
 
 def waiting_in_vain(gangs: int, *, timeout_ms: int | None) -> EngineCluster:
-    """Gangs of three that are larger than the only executor."""
+    """Returns gangs of three that are larger than the only executor."""
     cluster = cluster_of()
     for number in range(gangs):
         name = f"g{number}."
@@ -312,7 +313,7 @@ def waiting_in_vain(gangs: int, *, timeout_ms: int | None) -> EngineCluster:
 
 
 def test_to_release_a_slot_of_a_gang_that_is_broken_up_meanwhile_takes_nobody_else_along() -> None:
-    """The release was on its way when the executor was lost."""
+    """The release was in transit when the executor was lost."""
     cluster = cluster_of(2)
     cluster.submit(*members(3, restart_on_loss=True), GANG)
     cluster.deliver_all()

@@ -1,4 +1,4 @@
-"""Who comes later anyhow, asked while one look for those who starve goes on."""
+"""Tests of starvation queries during one search for starved requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.support.engine_cluster import EngineCluster
 
 
 def test_whoever_is_placed_during_a_look_is_among_those_who_were_served() -> None:
-    """A look may find room for somebody, and goes on with others of his job."""
+    """The search may find capacity for a request, and continues with others of its job."""
     cluster = EngineCluster.settled()
     cluster.host("host-0")
     cluster.job("one", "two")

@@ -1,5 +1,6 @@
-"""Requests that turn out to be infeasible while they wait are rejected, like those that come later,
-once the executors have been known for long enough.
+"""Tests that requests which become infeasible while they wait are rejected.
+
+This happens once the executors have been known for long enough.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def test_a_request_from_before_the_first_executor_is_refused_like_one_that_comes
     cluster = EngineCluster(lost_timeout_ms=FOREVER_MS)
     cluster.submit("early", profile=HUGE)
     cluster.wait(10 * AFTER_MS)
-    assert waits(cluster)  # an executor that fits may come
+    assert waits(cluster)  # a suitable executor may register
 
     cluster.host()
     (late,) = cluster.submit("late", profile=HUGE)
@@ -225,7 +226,7 @@ def test_what_a_provider_could_start_counts(cpu: int, hosted: bool) -> None:
     provisioning = Provisioning(shapes=(shape,), total_max={"cpu_milli": 200_000})
     cluster = EngineCluster(lost_timeout_ms=FOREVER_MS)
     cluster.submit("early", profile=HUGE)
-    # A manager takes over that has been given providers.
+    # A new leader has providers.
     cluster.settings = replace(cluster.settings, provisioning=provisioning)
     cluster.restart_rm()
     cluster.host()
@@ -241,7 +242,7 @@ def test_explain_says_when_a_request_is_rejected() -> None:
 
     cluster.submit("early", "second", profile=HUGE)
     cluster.submit("patient", allow_pending=True, profile=HUGE)
-    assert "rejected" not in summary()  # whether it will be is not known yet
+    assert "rejected" not in summary()  # whether it will be is unknown yet
     a = cluster.host()
     assert "it is rejected at 22:13:51 UTC, unless" in summary()
     assert "rejected" not in summary("patient")

@@ -1,4 +1,4 @@
-"""Ranges, gangs and very many requests that turn out to be infeasible while they wait."""
+"""Tests of ranges, gangs and very many requests that become infeasible while they wait."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_request_that_lost_its_slot_is_rejected_where_no_executor_is_large_eno
     large.total = {**large.total, "cpu_milli": 4_000}
     cluster.register(large)
     cluster.wait(AFTER_MS)
-    assert not waits(cluster)  # it has its slot
+    assert not waits(cluster)  # it has a slot
     for name in ("early", "patient"):
         large.end((name, 1), "SLOT_BROKEN")
     cluster.report(large)
@@ -125,7 +125,7 @@ def test_very_many_requests_are_rejected_some_at_a_time(monkeypatch: pytest.Monk
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The first label of every scheduling class that is looked at."""
+    """Records the first label of every scheduling class that is checked."""
     seen: list[str] = []
 
     def counted(hosts: Any, elastic: Any, shape: Any) -> Any:

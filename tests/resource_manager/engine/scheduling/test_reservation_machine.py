@@ -1,5 +1,6 @@
-"""Random lives of a cluster where whoever is passed over once has capacity held for himself, and
-slots go on with further work: the books stay sound, and nothing is held for nobody.
+"""Random histories in which one skipped try is enough for a reservation, with reuse of slots.
+
+The invariants hold, and no reservation lacks a waiting owner.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.support.properties import examples
 
 
 class NothingIsHeldForNobody(GangsStayWhole):
-    """Jobs, gangs and slots that grow, of which two may have a reservation at once."""
+    """Jobs, gangs and resizes, of which two may have a reservation at once."""
 
     fairness = Fairness(starvation_timeout_ms=2_000, starvation_placements=1, reservations_max=2)
 
@@ -28,7 +29,7 @@ class NothingIsHeldForNobody(GangsStayWhole):
 
     @initialize()
     def a_full_cluster(self) -> None:
-        """Small ones in every place, and more of them in line."""
+        """Fills the cluster with small slots, and queues more of them."""
         specs = tuple(RequestSpec(f"r{self.made + n}", PROFILES[0]) for n in range(12))
         self.made += len(specs)
         self.acknowledged.update(each.allocation_id for each in specs)
@@ -37,7 +38,7 @@ class NothingIsHeldForNobody(GangsStayWhole):
 
     @rule(data=st.data(), same=st.booleans())
     def reuse(self, data: st.DataObject, same: bool) -> None:
-        """A slot is to go on with somebody who waits; or the same was asked before."""
+        """Asks to reuse a slot for a waiting request, or repeats a call."""
         if same and self.answers:
             self._ask_again(data.draw(st.sampled_from(sorted(self.answers))))
             return
@@ -59,7 +60,7 @@ class NothingIsHeldForNobody(GangsStayWhole):
         named = self.state.requests[asked[2]]
         if not outcome.reason:
             assert (named.state, named.reason) == ("RELEASED", "REUSED")
-            # What was agreed to once changes nothing any more, whatever became of the slot.
+            # A granted reuse, when repeated, changes nothing, whatever became of the slot.
             after = {key for key, slot in self.state.slots.items() if slot.state == "ALLOCATED"}
             assert running <= after
         before = self.answers.setdefault(asked, outcome.reason)
@@ -68,7 +69,7 @@ class NothingIsHeldForNobody(GangsStayWhole):
 
     @invariant()
     def what_came_since_takes_nothing_of_what_is_held(self) -> None:
-        """Once all has ended that was there when it began, all that is held is free."""
+        """Once all slots from before a reservation have ended, all that it reserves is free."""
         for host in self.state.hosts.values():
             if host.reserved is None or host.shrunk:
                 continue
@@ -78,7 +79,7 @@ class NothingIsHeldForNobody(GangsStayWhole):
 
 
 class NothingIsHeldForNobodySpread(NothingIsHeldForNobody):
-    """The same with the other strategy, and with decisions that stop after every try in vain."""
+    """The same with the other strategy, and decisions that end after each unsuccessful try."""
 
     strategy = "spread"
     classes_tried_max = 1

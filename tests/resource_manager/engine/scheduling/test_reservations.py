@@ -1,5 +1,7 @@
-"""Large requests while small ones flood: without reservations they would wait for ever, with them
-they are placed when what ran on their host at that moment has ended.
+"""Tests of large requests among many small ones.
+
+Without reservations they would wait forever. With them they are placed when the slots that ran on
+their host at that moment have ended.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ ENDS_EVERY_S = 2
 
 
 class Flood:
-    """Small slots without end: whenever one ends, another one waits already. One ends at a time,
-    the oldest first, so that no host is ever empty by itself.
+    """An endless supply of small slots: whenever one ends, another one waits already.
+
+    One ends at a time, the oldest first, so that no host ever becomes empty.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Flood:
         return min(name for name in self.cluster.running(host) if name.startswith("s"))
 
     def go_on(self, until: Any, *, most: int = 120) -> int:
-        """Time passes until something is so; answers with how many ended meanwhile."""
+        """Lets time pass until a condition holds; returns how many slots ended."""
         for ended in range(most):
             if until():
                 return ended
@@ -59,7 +62,7 @@ class Flood:
 
 
 def reserved(cluster: EngineCluster) -> dict[str, dict[str, Any]]:
-    """By holder: what is held for it on which host, in cores."""
+    """Returns reserved cores by owner and host."""
     return {
         each.holder.title: {
             name: kept.amounts["cpu_milli"] for name, kept in each.place.held.items()
@@ -89,7 +92,7 @@ def test_with_one_it_is_placed_when_what_ran_on_its_host_has_ended() -> None:
     assert len(there) in (3, 4)
     flood.go_on(lambda: cluster.where("big"))
     assert cluster.where("big") == host
-    # Nobody came there meanwhile, and not one had to end more than those that were there.
+    # No slot was placed there meanwhile, and only those that were there had to end.
     assert set(cluster.running(host)) == {"big"}
     assert {cluster.state_of(name) for name in there} == {"RELEASED"}
     assert not cluster.state.reservations
@@ -111,8 +114,8 @@ def test_others_go_on_with_what_is_beyond_the_need() -> None:
     before = set(cluster.running(host))
     flood.go_on(watch)
     assert cluster.where("wide") == host
-    assert len(cluster.running(host)) == 2  # its three cores, and one beyond
-    assert placed - before  # somebody came there while it was held
+    assert len(cluster.running(host)) == 2  # its three cores, and one more
+    assert placed - before  # slots were placed there while it was reserved
 
 
 def test_as_many_as_may_be_hold_something_the_longest_waiting_first() -> None:
@@ -133,7 +136,7 @@ def test_as_many_as_may_be_hold_something_the_longest_waiting_first() -> None:
 
 
 def test_all_but_the_longest_waiting_hold_no_more_than_their_part() -> None:
-    """Of 16 cores a quarter: one of those who take 3 or 4 beside the first, whatever that takes."""
+    """A quarter of 16 cores: one of the requests for 3 or 4 beside the first one, of any size."""
     cluster = EngineCluster.settled(
         starvation_timeout_ms=1_000 * STARVING_S, reserved_part_max=0.25
     )
@@ -164,7 +167,7 @@ def test_all_but_the_longest_waiting_hold_no_more_than_their_part() -> None:
 
 
 def test_nothing_new_is_held_while_the_longest_waiting_needs_what_is_held_for_others() -> None:
-    """Else those who need one host each would have one held, one after another, for ever."""
+    """Otherwise requests for one host each would get reservations one after another, forever."""
     cluster = EngineCluster.settled(
         starvation_timeout_ms=1_000 * STARVING_S, reservations_max=3, reserved_part_max=1.0
     )
@@ -223,7 +226,7 @@ def test_a_search_in_vain_is_not_made_again_before_something_has_changed(
     flood = Flood(cluster)
     cluster.job("three")
     cluster.drain("host-1")
-    for number in range(3):  # of two hosts one is drained
+    for number in range(3):  # one of two hosts is drained
         cluster.submit_gang(
             f"g{number}", [4_000 - number, 4_000], GangPlacement.SPREAD, job="three"
         )
@@ -237,7 +240,7 @@ def test_a_search_in_vain_is_not_made_again_before_something_has_changed(
 
 
 def beside_a_service(hosts: int) -> tuple[EngineCluster, Flood]:
-    """On host-0 a slot of 3 cores runs that never ends; else there are small ones everywhere."""
+    """On host-0 a slot of 3 cores runs forever; small slots fill the rest."""
     cluster = EngineCluster.settled(starvation_timeout_ms=5_000)
     cluster.host("host-0")
     cluster.job("services")
@@ -267,13 +270,13 @@ def test_where_no_other_host_would_do_nothing_stays_idle_for_ever() -> None:
     cluster, flood = beside_a_service(hosts=1)
     cluster.submit("big", job="large", cpu_milli=4_000)
     flood.go_on(lambda: reserved(cluster))
-    assert cluster.running() == ["web"]  # the fourth core is idle for the sake of the large one
+    assert cluster.running() == ["web"]  # the fourth core is idle for the large request
     cluster.wait(1_000 * (PATIENCE * 5 + 10))
     assert not reserved(cluster)
     assert len(cluster.running()) == 2
     flood.go_on(lambda: reserved(cluster), most=30)
     assert not reserved(cluster)
-    cluster.release("web", job="services")  # after all
+    cluster.release("web", job="services")  # it ends after all
     cluster.wait(60_000)
     flood.go_on(lambda: reserved(cluster), most=30)
     assert list(reserved(cluster)["big"]) == ["host-0"]
@@ -292,7 +295,8 @@ def test_others_do_not_wait_for_a_slot_that_did_not_end_for_somebody_either() ->
     flood.ask(4)
     cluster.submit("wide", job="large", cpu_milli=2_000)
     flood.go_on(lambda: reserved(cluster))
-    assert list(reserved(cluster)["wide"]) == ["host-1"]  # on host-0 is a core beside the service
+    # on host-0 one core is free beside the service
+    assert list(reserved(cluster)["wide"]) == ["host-1"]
 
 
 def test_a_job_is_held_for_once_at_a_time() -> None:
@@ -318,7 +322,7 @@ def test_nothing_is_held_for_a_request_that_is_gone() -> None:
     assert free
     cluster.cancel("big", job="large")
     assert not cluster.state.reservations
-    assert len(cluster.running(host)) == 4  # others have it at once
+    assert len(cluster.running(host)) == 4  # other requests use it at once
     assert cluster.history("reservation_ended") == ["big: it waits no more"]
 
 
@@ -333,7 +337,7 @@ def test_a_host_that_drains_holds_nothing_and_the_reservation_moves() -> None:
     ((second, _),) = reserved(cluster)["big"].items()
     assert second != first
     cluster.drain(second)
-    assert not reserved(cluster)  # there is no other one
+    assert not reserved(cluster)  # there is no other host
     cluster.undrain(second)
     cluster.wait(2_000)
     assert list(reserved(cluster)) == ["big"]
@@ -475,7 +479,7 @@ def test_members_of_a_range_are_held_for_one_by_one() -> None:
     assert list(reserved(cluster)) == ["wide.0"]
     flood.go_on(lambda: cluster.where("wide.0"))
     assert cluster.state.requests["wide.0"].generation == 1
-    # Its job is still to be served first: the next one does not wait anew.
+    # Its job is still next in order: the next request does not wait from the start.
     assert flood.go_on(lambda: "wide.1" in reserved(cluster)) <= 2
     flood.go_on(lambda: cluster.where("wide.1"))
     assert {cluster.where("wide.0"), cluster.where("wide.1")} == {"host-0", "host-1"}
@@ -488,7 +492,7 @@ def test_nothing_is_held_for_whoever_has_his_share() -> None:
     cluster.job("large", group="medium")
     cluster.job("other", group="medium")
     cluster.submit("o0", "o1", "o2", job="other")
-    cluster.wait(600_000)  # they are more than the share of their group, for now
+    cluster.wait(600_000)  # more than the share of their group, for now
     cluster.submit(*(f"s{n}" for n in range(20)), job="small")
     cluster.submit("big", job="large", cpu_milli=4_000)
     cluster.release("s0", job="small")
@@ -523,7 +527,7 @@ def test_who_has_all_that_he_asked_for_makes_nobody_look_well_served() -> None:
     cluster.wait(100_000)
     cluster.submit("big", job="large", cpu_milli=4_000)
     cluster.submit("c0", job="content")
-    cluster.release("s0", job="small")  # c0 comes first, and that is all that it wants
+    cluster.release("s0", job="small")  # c0 is first, and wants nothing more
     assert cluster.where("c0")
     assert not reserved(cluster)
     cluster.release("s1", job="small")
@@ -531,7 +535,7 @@ def test_who_has_all_that_he_asked_for_makes_nobody_look_well_served() -> None:
 
 
 def test_an_empty_host_that_is_held_is_not_given_back_as_idle() -> None:
-    """Of a gang that is to be spread one host is empty long before the other one."""
+    """For a gang with spread placement, one host is empty long before the other."""
     shape = ExecutorShape(
         "four", "test", {"cpu_milli": 4_000, "memory_bytes": 64 * GIB}, ResourceProfile(1_000, GIB)
     )
@@ -565,7 +569,7 @@ def test_so_many_placements_of_others_are_enough_where_that_is_set() -> None:
 
 
 def test_nobody_starves_while_nobody_is_placed() -> None:
-    """Everything is full of long work: whoever waits is passed over by nobody."""
+    """The cluster is full of long work: no waiting request is skipped for another."""
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     cluster.host("host-0")
     cluster.job("small", "large")
@@ -584,7 +588,7 @@ def test_waiting_before_a_restart_counts() -> None:
     cluster.restart()
     ended = flood.go_on(lambda: reserved(cluster))
     assert ended <= 12
-    cluster.restart()  # nothing of it is durable: it is made anew at once
+    cluster.restart()  # reservations are not durable: it is made again at once
     assert flood.go_on(lambda: reserved(cluster)) <= 2
 
 
@@ -592,7 +596,7 @@ def test_a_clock_that_was_set_back_makes_nobody_wait_for_less_than_nothing() -> 
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster)
     cluster.submit("big", job="large", cpu_milli=4_000)
-    cluster.state.requests["big"].create_time_ms += 10**9  # as of a clock that was ahead
+    cluster.state.requests["big"].create_time_ms += 10**9  # as written by a clock that was ahead
     cluster.restart()
     ended = flood.go_on(lambda: reserved(cluster))
     assert STARVING_S // ENDS_EVERY_S - 2 <= ended <= STARVING_S // ENDS_EVERY_S + 2
@@ -644,7 +648,7 @@ def test_no_smaller_amount_is_named_that_is_held_for_somebody_else() -> None:
     found = explain(cluster.state, "other")
     assert found.executors[0].dimensions[0].free == 3_000
     assert not found.would_fit_if
-    assert not found.blocked_by  # when they end, the large one comes
+    assert not found.blocked_by  # when they end, the large request is placed
     own = explain(cluster.state, "big")
     assert [each.message for each in own.would_fit_if] == [
         "fits now on host-0 if cpu_milli <= 3000"

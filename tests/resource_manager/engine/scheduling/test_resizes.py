@@ -1,4 +1,4 @@
-"""Changes of a slot's size: what the stories in `tests/scenarios/resizes` do not show."""
+"""Tests of resizes that the stories in `tests/scenarios/resizes` do not show."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def test_growth_that_no_state_contains_yet_is_taken_off_what_the_executor_said_i
     cluster.report(executor)
     assert cluster.free_cpu() == 2_000
     cluster.resize("r", size(2_500, 256))
-    assert cluster.free_cpu() == 500  # not what the books alone would leave
+    assert cluster.free_cpu() == 500  # not what the engine's bookings alone would leave
     held = cluster.report_of(executor)
-    cluster.report(executor, held)  # it left before the order arrived
+    cluster.report(executor, held)  # it left before the command arrived
     assert cluster.free_cpu() == 500
     cluster.deliver_all()
     assert cluster.free_cpu() == 500
@@ -201,8 +201,9 @@ def test_a_change_that_ended_is_not_mistaken_for_one_that_is_asked_again() -> No
 @pytest.mark.parametrize("behind", ["nothing", "one that waits", "one that is ordered"])
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_size_that_the_books_do_not_expect_is_believed(number: int, behind: str) -> None:
-    """An executor that crashed with a full disk may carry out a change that it refused, or take one
-    back that it confirmed.
+    """After a crash with a full disk, an executor may report an unexpected size.
+
+    It may execute a resize that it refused, or revert one that it confirmed.
     """
     cluster = cluster_with("r", "s")
     executor = cluster.executors["host-a"]

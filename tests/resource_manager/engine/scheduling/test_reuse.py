@@ -1,4 +1,4 @@
-"""A slot goes on with the next thread of its job, if that is what giving it back would come to."""
+"""Tests that a slot is reused by its job only if its release would have the same result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def names(prefix: str, count: int) -> list[str]:
 
 
 def alone(waiting: int = 3) -> EngineCluster:
-    """One job with four slots on one host, and some that wait."""
+    """Returns one job with four slots on one host, and some requests that wait."""
     cluster = EngineCluster.settled()
     cluster.host("host-0")
     cluster.submit(*names("r", 4 + waiting))
@@ -41,14 +41,14 @@ def test_a_job_alone_keeps_its_slots() -> None:
     assert (event.allocation_id, event.state, event.reason) == ("r4", "RELEASED", "REUSED")
     assert cluster.history("slot_reused") == ["by r4"]
     assert sorted(cluster.running()) == ["r0", "r1", "r2", "r3"]
-    assert outcome(cluster, "r0", "r5") == ""  # and again
+    assert outcome(cluster, "r0", "r5") == ""  # repeated
     durations = cluster.state.jobs["job"].durations
     assert durations is not None
     assert durations.handed_on == 2
 
 
 def test_two_jobs_of_one_group_take_turns() -> None:
-    """As many slots as are its share each may keep, and not one more."""
+    """Each may keep slots up to its share, and not one more."""
     cluster = EngineCluster.settled()
     cluster.host("host-0")
     cluster.job("first", "second")
@@ -73,13 +73,13 @@ def test_whoever_comes_first_gets_what_a_slot_frees() -> None:
     cluster.wait(60_000)
     assert not cluster.where("n0")
     assert outcome(cluster, "r0", "r4") == "FAIR_SHARE"
-    assert cluster.where("n0") == "host-0"  # in place of the slot that was given back
+    assert cluster.where("n0") == "host-0"  # in place of the released slot
     assert (cluster.state.requests["r0"].state, cluster.state.requests["r0"].reason) == (
         "RELEASED",
         "FAIR_SHARE",
     )
     assert cluster.state_of("r4") == "PENDING"
-    assert outcome(cluster, "r1", "r4") == ""  # the newcomer has what it asked for
+    assert outcome(cluster, "r1", "r4") == ""  # the newcomer has what it requested
 
 
 def test_whoever_comes_first_and_does_not_fit_there_stands_in_nobodys_way() -> None:
@@ -95,7 +95,7 @@ def test_whoever_comes_first_and_does_not_fit_there_stands_in_nobodys_way() -> N
 
 
 def test_groups_come_before_jobs() -> None:
-    """The first step of the choice decides, also between jobs of different groups."""
+    """The first level of the choice decides, also between jobs of different groups."""
     cluster = EngineCluster.settled()
     cluster.host("host-0", cpu_milli=10_000)
     cluster.job("default-job")
@@ -127,14 +127,14 @@ def test_the_same_call_gets_the_same_answer_also_after_a_restart() -> None:
         assert cluster.reuse(*wishes) == agreed
         assert cluster.reuse(("r2", 1, "r6")) == refused
         cluster.restart()
-    # What has happened since changes nothing of it.
+    # Later events do not change the answer.
     cluster.release("r0")
     assert cluster.reuse(*wishes) == agreed
     assert cluster.state.requests["r6"].state in ("PENDING", "GRANTED")
 
 
 def test_a_slot_is_agreed_to_once_it_is_asked_for_something_else() -> None:
-    """An old call that comes late does not take the slot from what it serves by now."""
+    """A late old call does not take the slot from the request that it serves now."""
     cluster = alone()
     assert outcome(cluster, "r0", "r4") == ""
     assert outcome(cluster, "r0", "r5") == ""
@@ -149,7 +149,7 @@ def test_what_was_agreed_to_stays_so_when_the_host_is_lost() -> None:
     cluster.keep_alive("job")
     cluster.wait(1_000)
     assert cluster.state_of("r0") == "LOST"
-    assert cluster.state.slots  # which may exist, for all that is known
+    assert cluster.state.slots  # which may exist
     (found,) = cluster.reuse(("r0", 1, "r4"))
     assert found.reason == ""
 
@@ -226,7 +226,7 @@ def test_a_slot_that_was_lost_and_stands_in_line_again_is_taken_back() -> None:
 @pytest.mark.parametrize(
     ("slot", "waiting", "why"),
     [
-        ("r0", "r1", slot_reuse.NOT_WAITING),  # it has a slot of its own
+        ("r0", "r1", slot_reuse.NOT_WAITING),  # it has a separate slot
         ("r0", "nobody", slot_reuse.NOT_WAITING),
         ("r0", "theirs", slot_reuse.NOT_WAITING),  # of another job
         ("r0", "larger", slot_reuse.NOT_THE_SAME),
@@ -267,7 +267,7 @@ def test_a_maximum_that_was_lowered_lets_no_slot_be_reused() -> None:
     cluster = alone()
     cluster.set_group("default", maximum={"cpu_milli": 3_000})
     assert outcome(cluster, "r0", "r4") == "FAIR_SHARE"
-    assert outcome(cluster, "r1", "r4") == ""  # now there are no more than may be
+    assert outcome(cluster, "r1", "r4") == ""  # now the number is within the limit
     assert len(cluster.running()) == 3
 
 
@@ -277,7 +277,7 @@ def test_what_is_held_for_somebody_is_not_kept_from_him_by_reusing_it() -> None:
     cluster.job("large")
     cluster.submit(*names("r", 5))
     cluster.submit("big", job="large", cpu_milli=4_000)
-    cluster.release("r0")  # r4 is placed: big was passed over
+    cluster.release("r0")  # r4 is placed: big was skipped
     assert cluster.state.reservations
     cluster.submit("r5")
     assert outcome(cluster, "r1", "r5") == "FAIR_SHARE"
@@ -351,7 +351,7 @@ def test_where_too_many_wait_to_look_at_the_slot_is_given_back(
         cluster.job(f"other-{number}")
         cluster.submit(f"x{number}", job=f"other-{number}", cpu_milli=3_000 + number)
     assert outcome(cluster, "r0", "r4") == "FAIR_SHARE"
-    assert cluster.where("r4")  # the choice itself decides, and nobody else fits
+    assert cluster.where("r4")  # the choice itself decides, and no other request fits
     assert outcome(cluster, "r1", "r5") == "FAIR_SHARE"
 
 
