@@ -1,4 +1,4 @@
-"""The command provider with real commands: what they are told, how they fail, what is kept."""
+"""Tests of the command provider with real commands: arguments, failures, stored notes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAY_STOPPED = 'echo "stopped $1" >> "$LOG"'
 
 
 class Site:
-    """A folder with the operator's commands, and lives of a provider that runs them."""
+    """A folder with the operator's commands, and successive providers that run them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class Site:
     def provider(
         self, start: str, stop: str = SAY_STOPPED, *, status: str = "", more: str = ""
     ) -> CommandProvider:
-        """One whose commands are these shell scripts; the handle is their second word."""
+        """Returns a provider with shell scripts as commands; the handle is their second word."""
         words = '"{executor_id}", "{handle}"'
         text = f"""
         [[shape]]
@@ -68,7 +68,7 @@ class Site:
 
     @property
     def done(self) -> list[str]:
-        """What the commands noted, line by line."""
+        """Returns what the commands noted, line by line."""
         return self.log.read_text().splitlines()
 
 
@@ -100,7 +100,8 @@ async def test_commands_are_told_what_they_need(
     assert told["FINEGRAIN_PROVIDED_AS"] == "far"
     assert told["FINEGRAIN_LABELS"] == "zone=a"
     assert told["FINEGRAIN_EXECUTOR__EXTENDED"] == "licence=2"
-    assert not {"FINEGRAIN_RM__LISTEN", "PGPASSWORD"} & told.keys()  # those are ours
+    # those belong to the resource manager
+    assert not {"FINEGRAIN_RM__LISTEN", "PGPASSWORD"} & told.keys()
 
 
 async def test_the_handle_is_what_the_start_command_says(site: Site) -> None:
@@ -145,7 +146,7 @@ async def test_a_failure_tells_exit_status_and_last_words_and_keeps_the_rest(sit
 
 
 async def test_the_cluster_token_is_kept_nowhere(site: Site) -> None:
-    """Messages are shown to whoever may list providers, and that takes the user token only."""
+    """Messages are shown to everyone who may list providers, for which the user token is enough."""
     provider = site.provider(
         'set -x; echo "token=$FINEGRAIN_JOIN_TOKEN"; : "$FINEGRAIN_JOIN_TOKEN"; exit 3',
         "env",
@@ -189,7 +190,7 @@ async def test_one_that_hangs_is_ended_with_all_its_children(site: Site) -> None
 async def test_one_that_runs_as_another_user_is_waited_for_and_holds_nothing_up(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """sudo and the like cannot be signalled by us."""
+    """A command that runs sudo or similar cannot be signalled by us."""
 
     def not_ours(_group: int, _number: int) -> None:
         raise PermissionError
@@ -203,7 +204,7 @@ async def test_one_that_runs_as_another_user_is_waited_for_and_holds_nothing_up(
         with pytest.raises(ProviderFailed, match="does it run as another user"):
             await provider.start("far-1-1", "far", again=False)
         command = int(site.done[0])
-        for _ in range(2):  # nobody else gets in its way
+        for _ in range(2):  # no other test interferes
             with pytest.raises(ProviderFailed, match=f"still runs: process {command}"):
                 await provider.stop("far-1-1", "far", "")
         first = await provider.status("far-1-2", "far", "")
@@ -265,7 +266,7 @@ async def test_asked_again_nothing_is_started_before_the_stop_succeeded(site: Si
 
 
 async def test_a_start_that_outlived_its_resource_manager_is_ended_first(site: Site) -> None:
-    """kill -9 of the resource manager leaves the command running, by the note that it made."""
+    """kill -9 of the resource manager leaves the command running; a note on disk names it."""
     provider = site.provider('echo "started $1" >> "$LOG"')
     await provider.start("far-1-1", "far", again=False)
     orphan = await asyncio.create_subprocess_exec("sleep", "1000", start_new_session=True)
@@ -352,8 +353,9 @@ async def test_what_status_says(site: Site, status: str, more: str, presence: Pr
 
 
 async def test_status_is_told_the_handle_though_the_books_never_heard_it(site: Site) -> None:
-    """The resource manager was killed between the registration and the end of the start command,
-    or the executor was adopted. An empty handle names nothing, so status would say: gone.
+    """The resource manager was killed before the start command ended, or adopted the executor.
+
+    An empty handle names nothing, so the status command would report that the executor is gone.
     """
     status = 'echo "asked $2" >> "$LOG"; [ -n "$2" ] || exit 3'
     by_name = site.provider("true", status=status)

@@ -1,4 +1,4 @@
-"""The providers' file: what it may say, and the one clear error for what it may not."""
+"""Tests of the providers' file: what it may contain, and the error for everything else."""
 
 from __future__ import annotations
 

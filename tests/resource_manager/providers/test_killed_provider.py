@@ -1,8 +1,8 @@
-"""A provider's process is killed again and again while it starts and stops executors.
+"""Tests a provider whose process is killed repeatedly while it starts and stops executors.
 
-Each life is a process of its own that is killed after a random time; the next one is told what the
-last one was told (it cannot know what of that was done). However it goes: one executor per id and
-share, and at the end nothing is left.
+Each run is a separate process that is killed after a random time. The next one gets the same
+orders, because it cannot know what was done. There must be one executor per id and share, and
+nothing may be left at the end.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_a_killed_provider_leaves_no_share_to_two_and_nothing_behind(tmp_path: P
     directory = folder / "rm" / "provided" / "process"
     configuration(folder, halves(SHARES))
     provider_context(folder / "rm")
-    wanted: dict[str, str] = {}  # what each executor was told last
+    wanted: dict[str, str] = {}  # last order for each executor
     number = died = 0
     try:
         for _ in range(LIVES):
@@ -84,7 +84,7 @@ def test_a_killed_provider_leaves_no_share_to_two_and_nothing_behind(tmp_path: P
 
 
 def one_life(folder: Path, wanted: dict[str, str], seconds: float) -> list[str]:
-    """Runs a provider that is told all of this, and kills it; what it had done by then."""
+    """Runs a provider with these orders, and kills it; returns what it had done."""
     wishes = json.dumps(sorted(wanted.items()))
     life = subprocess.Popen(
         [sys.executable, "-c", LIFE.format(shares=SHARES), str(folder), wishes],

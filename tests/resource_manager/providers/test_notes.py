@@ -1,4 +1,4 @@
-"""What providers must know after a crash of the host is on disk before they act on it."""
+"""Tests that notes which providers need after a host crash are on disk before they act."""
 
 from __future__ import annotations
 

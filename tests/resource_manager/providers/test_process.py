@@ -1,4 +1,4 @@
-"""The process provider with real executors: started, found again, and gone with all they had."""
+"""Tests of the process provider with real executors: started, found again, and removed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ KIND = "process"
 
 
 class Host:
-    """A resource manager's state directory on this host, and lives of its process provider."""
+    """A resource manager's state directory on this host, and successive process providers."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -52,7 +52,7 @@ class Host:
         self._made: list[ProcessProvider] = []
 
     def provider(self, text: str = "") -> ProcessProvider:
-        """The next life of the provider."""
+        """Returns a new provider, as after a restart."""
         read = configuration(self.folder, text or halves(2))
         made: ProcessProvider = make_provider(KIND, read, provider_context(self.state_dir))
         self._made.append(made)
@@ -68,7 +68,7 @@ class Host:
         return self.directory / "executors" / executor_id
 
     def endpoint(self, executor_id: str) -> dict[str, object]:
-        """Where a live executor serves; empty until it does."""
+        """Returns the endpoint of an executor; empty until it serves."""
         try:
             note = json.loads((self.path(executor_id) / "state" / "endpoint.json").read_text())
         except (OSError, ValueError):
@@ -77,12 +77,12 @@ class Host:
         return note if lives is not None and lives.is_running() else {}
 
     async def serves(self, executor_id: str) -> int:
-        """Waits until an executor serves; its process."""
+        """Waits until an executor serves; returns its pid."""
         note = await eventually(lambda: self.endpoint(executor_id), what="an executor serves")
         return int(note["pid"])
 
     def claims(self) -> dict[str, str]:
-        """Which share each executor has."""
+        """Returns the share of each executor."""
         found = {each.name: read_claim(each) for each in (self.directory / "executors").iterdir()}
         return {name: claim.share.name for name, claim in found.items() if claim}
 
@@ -95,7 +95,7 @@ async def host(tmp_path: Path) -> AsyncIterator[Host]:
 
 
 async def ended(provider: ProcessProvider) -> str:
-    """Waits until executor half-1-1 is seen to have ended; with what is said of it."""
+    """Waits until executor half-1-1 is reported as ended; returns the message."""
 
     async def look() -> str:
         seen = await provider.status("half-1-1", "half", "")
@@ -135,7 +135,7 @@ async def test_what_it_writes_is_bounded_as_long_as_it_lives(host: Host) -> None
     await provider.start("half-1-1", "half", again=False)
     await host.serves("half-1-1")
     output = host.path("half-1-1") / "output"
-    with output.open("ab") as file:  # as the executor does, which goes on to write to it
+    with output.open("ab") as file:  # like the executor, which continues to write to it
         for _ in range(3):
             file.write(b"x" * OUTPUT_BYTES_MAX + b" the last\n")
             file.flush()
@@ -213,7 +213,7 @@ async def test_asked_again_it_leaves_the_one_that_runs(host: Host) -> None:
 
 
 async def test_killed_before_the_process_was_started_the_next_life_starts_it(host: Host) -> None:
-    """What a provider that was killed after it claimed a share has left."""
+    """The provider was killed after it claimed a share."""
     provider = host.provider(halves(1))
     own = configuration(host.folder, halves(1)).shapes[KIND][0]
     claimed = ExecutorDirectory(host.directory, "half-1-1", ["never"], {})
@@ -315,7 +315,7 @@ async def test_one_that_does_not_end_in_time_is_killed_with_its_helper(host: Hos
 
 
 async def test_tasks_of_a_front_that_was_killed_end_with_the_executor(host: Host) -> None:
-    """The helper goes on when its front dies; a stop has to find it, however the front ended."""
+    """The helper continues when its front dies; a stop must find it in any case."""
     provider = host.provider(halves(1, isolation="auto"))
     await provider.start("half-1-1", "half", again=False)
     os.kill(await host.serves("half-1-1"), signal.SIGKILL)
@@ -400,7 +400,7 @@ async def test_without_a_resource_manager_a_command_ends_everything(
     for executor_id in ("half-1-1", "half-1-2"):
         await provider.start(executor_id, "half", again=False)
     await host.serves("half-1-1")
-    os.kill(await host.serves("half-1-1"), signal.SIGKILL)  # its helper goes on
+    os.kill(await host.serves("half-1-1"), signal.SIGKILL)  # its helper continues
     elsewhere = tmp_path / "other" / "process" / "executors" / "half-1-1" / "state"
     other = await asyncio.create_subprocess_exec(
         sys.executable, "-c", "import time; time.sleep(1000)", "task_executor", str(elsewhere)

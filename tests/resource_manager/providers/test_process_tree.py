@@ -1,4 +1,4 @@
-"""Which processes belong to a directory."""
+"""Tests which processes belong to a directory."""
 
 from __future__ import annotations
 

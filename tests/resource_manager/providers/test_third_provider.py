@@ -1,4 +1,4 @@
-"""A provider that somebody else installed: found by its entry point, configured, called."""
+"""Tests of a third-party provider: found by its entry point, configured, called."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ machine = "large"
 
 
 class Cloud:
-    """One machine per name, in memory."""
+    """A provider with one machine per name, in memory."""
 
     def __init__(self, region: str, machines: Mapping[str, str], around: ProviderContext) -> None:
         self.region, self.machines, self.around = region, machines, around
@@ -67,7 +67,7 @@ class Cloud:
 
 
 class CloudKind:
-    """How it is configured."""
+    """The configuration of `Cloud`."""
 
     def read_common(self, table: ConfigTable) -> dict[str, str]:
         settings = {"region": table.text("region", "eu-1")}
@@ -88,7 +88,7 @@ class CloudKind:
 
 
 class Broken:
-    """Cannot be made."""
+    """A provider that cannot be created."""
 
     def __init__(self) -> None:
         raise RuntimeError("a library is missing")

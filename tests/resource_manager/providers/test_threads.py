@@ -1,4 +1,4 @@
-"""Blocking work that somebody changes their mind about."""
+"""Tests of blocking work whose caller is cancelled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def descriptors() -> int:
 
 
 async def test_calls_that_wait_for_a_thread_take_no_descriptors() -> None:
-    """Whoever asks for a thousand executors at once can still be called."""
+    """Even after a request for a thousand executors, other calls still work."""
     gate = threading.Event()
     with ThreadPoolExecutor(1) as threads:
         before = descriptors()

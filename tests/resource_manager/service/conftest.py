@@ -1,4 +1,4 @@
-"""Logs as the daemon writes them, on the standard error that pytest shows."""
+"""Configures logs as in the daemon, on the standard error that pytest shows."""
 
 from __future__ import annotations
 

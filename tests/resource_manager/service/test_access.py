@@ -1,4 +1,4 @@
-"""Every method of the resource manager with every kind of caller: who is not meant gets nowhere."""
+"""Tests every method of the resource manager with every kind of caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Into how many threads to split a job, asked over real gRPC."""
+"""Tests the advice on the number of threads over real gRPC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input at the wire: one clear error that names the field; nothing is lost or half-done."""
+"""Tests bad input over the wire: one error that names the field; nothing is half done."""
 
 from __future__ import annotations
 

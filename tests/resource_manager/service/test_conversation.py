@@ -1,4 +1,4 @@
-"""The whole conversation over real gRPC: register, ask, carve, offer, give back."""
+"""Tests a whole conversation over real gRPC: register, request, carve, offer, release."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests may say of their cpus: each wrong combination names the field and the way out."""
+"""Tests cpu policies in requests: each invalid combination names the field and the remedy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REQUIRED, PREFERRED = pb.STRENGTH_REQUIRED, pb.STRENGTH_PREFERRED
 def asks(
     cpu_milli: int | None = 2000, cpu_limit_milli: int = 0, **policy: int
 ) -> slots_pb2.SlotRequest:
-    """A slot request; `cpu_milli` None: unknown."""
+    """Returns a slot request; without a profile if `cpu_milli` is None."""
     profile = None
     if cpu_milli is not None:
         profile = resources_pb2.ResourceProfile(cpu_milli=cpu_milli, task_heap_memory_bytes=GIB)
@@ -44,7 +44,7 @@ def asks(
 
 
 def taken_in(message: slots_pb2.SlotRequest) -> CpuPolicy:
-    """The policy of the request as the books have it."""
+    """Returns the request's policy as the engine gets it."""
     return decoding.slot_request(message, "requests[0]").cpu_policy
 
 

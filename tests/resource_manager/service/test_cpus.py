@@ -1,4 +1,4 @@
-"""Slots with cpus of their own: asked for, ordered, told, kept over a restart; over real gRPC."""
+"""Tests of slots with dedicated cpus over real gRPC, including a restart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LSR = pb.CpuPolicy(qos=pb.QOS_CLASS_LSR, bind=pb.BIND_POLICY_FULL_PCPUS)
 
 
 class PinningExecutor(ScriptedExecutor):
-    """Announces four cpus that slots can have to themselves."""
+    """An executor that announces four cpus for pinned slots."""
 
     def registration(self) -> rm_pb2.RegisterExecutorRequest:
         message = super().registration()
@@ -115,7 +115,7 @@ async def test_what_does_not_go_together_is_refused_as_a_whole(tmp_path: Path) -
 
 
 async def test_an_executor_without_cpus_for_slots_is_passed_by(tmp_path: Path) -> None:
-    """One that announces none is of an older version, and would not know what to do."""
+    """An executor that announces none is an older version, which could not obey."""
     async with running_rm(tmp_path) as rm, ScriptedExecutor(rm) as executor:
         job = await ScriptedJob(rm).register()
         stream = job.watch()

@@ -1,4 +1,4 @@
-"""What executors tell of their cpus, and what slots are told to have: both ways over the wire."""
+"""Tests of cpu messages in both directions: reports of executors, and assignments of slots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the resource manager tells of each way in which dialling an executor fails."""
+"""Tests the messages for each way in which dialling an executor fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from finegrain.v1.task_executor_pb2_grpc import (
 from resource_manager.service.dialling import Obstacle, cause_of, obstacle_of, was_reached
 from tests.support.patience import PATIENCE_S
 
-if TYPE_CHECKING:  # the typed base is abstract; what it does not serve is "unimplemented"
+if TYPE_CHECKING:  # the typed base is abstract; what it lacks must return "unimplemented"
     _Servicer = object
 else:
     _Servicer = TaskExecutorServiceServicer
@@ -38,7 +38,7 @@ KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Authorities `ca` and `other`; certificates `here` and `elsewhere` of the first one."""
+    """Returns a folder with authorities `ca` and `other`, and certificates of `ca`."""
     made = tmp_path_factory.mktemp("tls")
 
     def openssl(*words: str) -> None:

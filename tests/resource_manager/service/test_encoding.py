@@ -1,4 +1,4 @@
-"""Every field of every message that the RM makes of a value of the engine is set by it."""
+"""Tests that each field of each message that the RM makes of an engine value is set."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPECIAL: dict[Any, Any] = {
 SPECIAL["JobEvent.slot"] = slot_to_dict(full_value(Slot, SPECIAL), "7")
 
 DEPENDS = {
-    "JobView": {"detached"},  # it has a lease
+    "JobView": {"detached"},  # the job has a lease
 }
 
 
@@ -56,5 +56,5 @@ def test_a_request_and_a_slot_with_its_changes_are_whole() -> None:
     shown = slot_status(slot, "7", "no room")
     assert len(shown.ListFields()) == len(fields_of(slots_pb2.SlotStatus))
     assert [each.message for each in shown.resizes] == ["", "no room"]
-    shown.resizes[1].message = ""  # events do not say why
+    shown.resizes[1].message = ""  # events have no reason here
     assert slot_status_of_event(slot_to_dict(slot, "7")) == shown

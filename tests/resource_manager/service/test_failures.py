@@ -1,4 +1,4 @@
-"""What happens when the store fails, another leads, the process comes back, or the books lie."""
+"""Tests failures of the store, loss of leadership, restarts, and broken invariants."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ GRANTED = slots_pb2.REQUEST_STATE_GRANTED
 
 
 class FaultyStore:
-    """A real store whose commits fail as the test says, before or after they were durable.
+    """A real store whose commits fail as the test says, before or after they are durable.
 
-    Those that only keep tallies, which come when they like, do not count.
+    Commits of usage alone do not count, because their time is not fixed.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.failures: list[tuple[str, Exception]] = []  # ("before" or "after", what)
+        self.failures: list[tuple[str, Exception]] = []  # ("before" or "after", error)
         self.commits = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -95,7 +95,7 @@ async def test_a_commit_that_failed_did_nothing_and_a_repetition_does_it_once(
 ) -> None:
     async with running_rm(tmp_path) as rm, ScriptedExecutor(rm) as executor:
         job = await ScriptedJob(rm).register()
-        # The channel repeats UNAVAILABLE by itself; it must hear of the failure all the same.
+        # The channel retries UNAVAILABLE by itself; the caller must still see the failure.
         faulty().failures = [("before", BROKEN_DISK)]
         (result,) = await job.request(slot_request("slot-1"))
         assert not result.HasField("error")
@@ -137,7 +137,7 @@ async def test_a_group_that_could_not_be_stored_is_as_it_was_in_memory_too(
 
     wish = cluster_pb2.SetGroupRequest(name="low", weight=7)
     async with running_rm(tmp_path) as rm:
-        await ScriptedJob(rm).register()  # the groups that there are at first are stored with it
+        await ScriptedJob(rm).register()  # the predefined groups are stored with it
         faulty().failures = [("before", BROKEN_DISK)] * 4  # one for each attempt of the channel
         assert isinstance(await refusal(rm.cluster.SetGroup(wish)), StoreError)
         assert await weight() == 1.0
@@ -153,7 +153,7 @@ async def test_an_offer_that_was_stored_but_never_published_still_reaches_the_st
         stream = job.watch()
         await stream.read()
         store = faulty()
-        # The next commits are the acceptance with its order, and then the grant.
+        # The next commits are the acceptance with its command, and then the grant.
         executor.on_command = lambda _request: store.failures.append(("after", BROKEN_DISK))
         await job.request(slot_request("slot-1"))
         await eventually(executor.register_if_asked)
@@ -308,7 +308,7 @@ async def test_a_bug_in_a_step_is_internal_and_the_books_are_read_anew(
     caplog: pytest.LogCaptureFixture,
     bug: type[Exception],
 ) -> None:
-    """Planted where it hurts: half of the change is made already."""
+    """The bug is where it hurts most: half of the change is made already."""
 
     def planted(state: Any, event: Any) -> Any:
         result = step(state, event)
@@ -322,7 +322,7 @@ async def test_a_bug_in_a_step_is_internal_and_the_books_are_read_anew(
         await job.request(slot_request("slot-1"))
         with pytest.raises(grpc.RpcError) as told:
             await ScriptedJob(rm).register(name="poison")
-        assert told.value.code() is grpc.StatusCode.INTERNAL  # which no client repeats
+        assert told.value.code() is grpc.StatusCode.INTERNAL  # a code that clients do not retry
         assert (await rm.cluster.GetCluster(cluster_pb2.GetClusterRequest())).rm_epoch == 2
         (dropped,) = [each for each in caplog.records if "batch_dropped" in each.getMessage()]
         assert "JobRegistered: " in dropped.getMessage()

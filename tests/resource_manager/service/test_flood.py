@@ -1,4 +1,4 @@
-"""One job master that floods does not stop the others, and is told when to come back itself."""
+"""Tests that a job master that floods the RM blocks no other, and is itself told to retry later."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FLOOD_ITEMS = 1_100  # two parts
 
 
 def too_large(count: int) -> list[slots_pb2.SlotRequest]:
-    """Requests that fit nowhere and wait."""
+    """Returns requests that fit nowhere and wait."""
     return [
         slots_pb2.SlotRequest(
             allocation_id=new_id(), profile=profile(10**9, 64 * MIB), allow_pending=True
@@ -44,14 +44,14 @@ def too_large(count: int) -> list[slots_pb2.SlotRequest]:
 
 
 class Flood:
-    """Sends large calls in parallel for as long as it lives, and never reads its stream."""
+    """Sends large calls in parallel until it ends, and never reads its stream."""
 
     def __init__(self, job: ScriptedJob, *, calls: int) -> None:
         self._job = job
         self._calls = calls
         self.accepted = 0
         self.told_to_wait = 0
-        self.at_work = asyncio.Event()  # much was accepted, and some had to wait
+        self.at_work = asyncio.Event()  # set when much was accepted, and some calls had to wait
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Flood]:
@@ -110,7 +110,7 @@ async def test_a_call_in_parts_is_answered_in_order_and_refused_as_a_whole(tmp_p
     async with running_rm(tmp_path, job_requests_max=CALL_ITEMS + 1) as rm:
         job = await ScriptedJob(rm).register()
         requests = too_large(CALL_ITEMS)
-        requests[1_700].allocation_id = requests[3].allocation_id  # over a seam
+        requests[1_700].allocation_id = requests[3].allocation_id  # across a boundary between parts
         results = await job.request(*requests)
         assert [each.id for each in results] == [each.allocation_id for each in requests]
         assert [at for at, each in enumerate(results) if each.HasField("error")] == [1_700]
@@ -128,7 +128,7 @@ async def test_a_call_in_parts_is_answered_in_order_and_refused_as_a_whole(tmp_p
         error = await refusal(another.request(*mixed))
         assert isinstance(error, InvalidArgument)
         assert error.reason is Reason.MIXED_KNOWN_AND_UNKNOWN
-        assert await _live(rm, another) == 0  # none of its parts was taken in
+        assert await _live(rm, another) == 0  # none of its parts was accepted
 
         ids = [each.allocation_id for each in requests if each is not requests[1_700]]
         released = await job.release(*ids)
@@ -223,7 +223,7 @@ def test_calls_and_signs_of_life_are_counted_apart_and_by_job() -> None:
 
 
 async def test_one_large_call_of_a_job_is_prepared_at_a_time() -> None:
-    """Also where one comes just when another has ended and a third is about to go on."""
+    """Even if one comes exactly when another has ended and a third is about to continue."""
     admission = JobAdmission()
     inside: list[int] = []
     most = 0
@@ -236,7 +236,7 @@ async def test_one_large_call_of_a_job_is_prepared_at_a_time() -> None:
             await asyncio.sleep(0)
             inside.remove(number)
         if number:
-            await prepare(number - 1)  # at once, before whoever waits was woken
+            await prepare(number - 1)  # at once, before any waiter is woken
 
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*(prepare(5) for _ in range(3)))

@@ -1,4 +1,4 @@
-"""Whatever bytes arrive, the boundary takes them in or names a field; it never fails otherwise."""
+"""Tests that any bytes are either accepted or rejected with a field name."""
 
 from __future__ import annotations
 

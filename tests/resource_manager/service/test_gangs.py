@@ -1,4 +1,4 @@
-"""Gangs over real gRPC: checked as a whole, never cut, granted together, told of everywhere."""
+"""Tests of gangs over real gRPC: checked, submitted and granted as a whole, and published."""
 
 from __future__ import annotations
 
@@ -278,4 +278,4 @@ def test_a_large_call_is_cut_between_gangs_only(runs: list[tuple[str, int]], ran
     firsts = [
         ids.index(spec.gang_id) if spec.gang_id else int(spec.allocation_id[1:]) for spec in sent
     ]
-    assert firsts == sorted(firsts)  # a gang stands where its first member does
+    assert firsts == sorted(firsts)  # a gang is sorted by its first member

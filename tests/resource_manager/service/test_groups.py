@@ -1,4 +1,4 @@
-"""Resource groups over the wire: set, used, limited, struck, and there again after a restart."""
+"""Tests of resource groups over the wire: set, used, limited, deleted, and restarted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of hosts over the wire: set, read, told to executors, there again after a restart."""
+"""Tests of host policies over the wire: set, read, sent to executors, and restarted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.rm_service import (
 
 
 class Seeing(ScriptedExecutor):
-    """An executor that announces its cpus and reports how they are."""
+    """An executor that announces its cpus and reports their state."""
 
     seen: cpus_pb2.CpuState | None = None
 
@@ -123,7 +123,7 @@ async def test_what_is_refused_names_field_value_and_way_out(tmp_path: Path) -> 
 
 
 class Carving(Seeing):
-    """One that gives slots the cpus that it is told to."""
+    """An executor that gives slots the cpus of their commands."""
 
     async def ResizeSlot(
         self, request: Any, context: Any

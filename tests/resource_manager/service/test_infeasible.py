@@ -1,4 +1,4 @@
-"""A job master hears that a request which waits can never be served, over real gRPC."""
+"""Tests over real gRPC that a job master learns that a waiting request is infeasible."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_a_request_from_before_the_first_executor_is_rejected_in_the_words
         assert (event.allocation_id, event.state) == ("early", REJECTED)
         assert (event.reason, event.message) == (late.error.reason, late.error.message)
         stream.cancel()
-    # What was told is kept: the next manager tells the same.
+    # The event is stored: the next manager sends the same.
     async with running_rm(tmp_path) as rm:
         again = job.watch(1, rm)
         (told,) = await next_events(again, 1)

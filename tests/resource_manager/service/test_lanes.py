@@ -1,4 +1,4 @@
-"""Who is served next: fair turns by items, bounds, and nobody who waits for ever."""
+"""Tests the order of service between callers: fair by items, bounded, and without starvation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_flood_delays_another_by_one_batch_at_most(loop: asyncio.AbstractEvent
     queue = Queue(loop, LaneLimits(batch_items_max=2_000))
     for _ in range(40):
         queue.put("flood", 1_000)
-    assert queue.batch() == ["flood", "flood"]  # under way when the others come
+    assert queue.batch() == ["flood", "flood"]  # in progress when the others come
     queue.put("small")
     queue.put("other")
     assert queue.batch() == ["flood", "small", "other"]

@@ -1,4 +1,4 @@
-"""Nothing goes out while another may lead: the guard, with a store that loses its lease at will."""
+"""Tests that nothing is sent while another may lead, with a store that can lose its lease."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.rm_service import eventually
 
 
 class LeasedStore(GatedStore):
-    """Leads until a test says that it is unsure, or that another leads."""
+    """Leads until a test makes its leadership unsure, or another process the leader."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ async def test_a_lease_in_doubt_is_renewed_before_anything_goes_out() -> None:
 
 
 async def test_a_renewal_that_took_longer_than_the_lease_is_no_permission() -> None:
-    """As when the process is stopped between asking and hearing: another may lead by now."""
+    """The process may be stopped between request and answer: another may lead by now."""
     store = LeasedStore()
 
     def late() -> None:
@@ -96,7 +96,7 @@ async def test_a_renewal_that_took_longer_than_the_lease_is_no_permission() -> N
 
 
 async def test_many_in_doubt_ask_the_database_once() -> None:
-    """A database that is silent takes seconds to fail; nobody waits for that of all others."""
+    """A silent database takes seconds to fail; each caller must not wait for that separately."""
     store = LeasedStore()
     answers = threading.Event()
 
@@ -116,7 +116,7 @@ async def test_many_in_doubt_ask_the_database_once() -> None:
 
 @pytest.mark.parametrize("ask", ["a change", "a read"])
 async def test_who_was_replaced_answers_nobody_and_commands_nothing(ask: str) -> None:
-    """As after a stall: the commit was durable just in time, or nothing had to be committed."""
+    """As after a stall: the commit was durable just in time, or there was nothing to commit."""
     store = LeasedStore()
     async with started(store) as (runner, heard):
         await register(runner, "job-0")
@@ -149,7 +149,7 @@ async def test_a_database_that_does_not_say_is_no_permission() -> None:
 
 
 async def test_callers_are_sent_away_while_it_stays_unsure_who_leads() -> None:
-    """A commit that hangs (the way to the database is cut) must not keep them waiting."""
+    """A commit that hangs (the database is unreachable) must not keep callers waiting."""
     store = LeasedStore()
     limits = RunnerLimits(
         tick_interval_s=0.02,
@@ -184,7 +184,7 @@ async def test_callers_are_sent_away_while_it_stays_unsure_who_leads() -> None:
 
 
 async def test_whatever_goes_wrong_renewing_goes_on() -> None:
-    """A renewal that nobody expected to fail so must not be the last one."""
+    """A renewal that fails in an unexpected way must not be the last one."""
     store = LeasedStore()
     limits = RunnerLimits(renew_interval_s=0.01, maintain_interval_s=3600, check_interval_s=3600)
 
@@ -198,7 +198,7 @@ async def test_whatever_goes_wrong_renewing_goes_on() -> None:
 
 
 async def test_it_is_neither_ready_nor_dead_while_it_is_unsure_who_leads() -> None:
-    """With nothing to do it asks the database for nothing but its lease."""
+    """When idle, it asks the database for its lease only."""
     store = LeasedStore()
     limits = RunnerLimits(
         tick_interval_s=0.01,

@@ -1,4 +1,4 @@
-"""What operators see on the second port."""
+"""Tests of the metrics port."""
 
 from __future__ import annotations
 

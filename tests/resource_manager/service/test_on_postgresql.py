@@ -1,4 +1,4 @@
-"""The same service on PostgreSQL, and what happens when another one takes the lease."""
+"""Tests of the service on PostgreSQL, and of the loss of its lease."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_a_database_of_older_software_is_brought_up_to_date_at_the_start(
     know_next_version(monkeypatch, tmp_path / "migrations")
     async with running_rm(tmp_path, database_url=url) as newer:
         stream = job.watch(rm=newer)
-        await stream.read()  # it is still known
+        await stream.read()  # the job is still known
         stream.cancel()
     assert schema.current_version(url) == NEXT
 
@@ -73,7 +73,7 @@ async def test_whoever_lost_the_lease_steps_down(tmp_path: Path, server: Postgre
     database = server.create_database()
     url = server.url(database)
     async with running_rm(tmp_path, database_url=url) as rm:
-        # As another one would, had this one been frozen for longer than the lease.
+        # As if another process had taken over while this one was frozen for longer than its lease.
         taken = "UPDATE leadership SET rm_epoch = rm_epoch + 1, holder = 'another'"
         await asyncio.to_thread(server.execute, taken, database)
         done, _ = await asyncio.wait({rm.task}, timeout=PATIENCE_S)

@@ -1,4 +1,4 @@
-"""What a resource manager refuses to start with."""
+"""Tests of conditions under which a resource manager refuses to start."""
 
 from __future__ import annotations
 

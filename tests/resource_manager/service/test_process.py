@@ -1,4 +1,4 @@
-"""The daemon as a process: signals, kill -9, configuration errors, TLS."""
+"""Tests of the daemon as a process: signals, kill -9, configuration errors, TLS."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ sys.exit(run(ResourceManagerOptions(Path(given.pop("state_dir")), listen=listen,
 
 
 class Daemon:
-    """A resource manager in a process of its own."""
+    """A resource manager in a separate process."""
 
     def __init__(self, state_dir: Path, **options: Any) -> None:
         self.state_dir = state_dir
@@ -52,7 +52,7 @@ class Daemon:
         )
 
     def ready(self) -> str:
-        """Its address, once it serves."""
+        """Waits until it serves; returns its address."""
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             try:
@@ -67,7 +67,7 @@ class Daemon:
         raise AssertionError("the daemon does not get ready")
 
     def ended(self) -> tuple[int, str]:
-        """Exit code and what it wrote."""
+        """Waits for its end; returns the exit code and its output."""
         _, text = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, text
 
@@ -133,7 +133,7 @@ def test_what_cannot_work_ends_with_one_clear_line(
 
 
 def certificates(folder: Path) -> dict[str, str]:
-    """A certificate authority and one certificate for 127.0.0.1, by openssl."""
+    """Creates a certificate authority and a certificate for 127.0.0.1, with openssl."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], check=True, capture_output=True, cwd=folder)

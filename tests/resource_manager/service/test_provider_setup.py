@@ -1,4 +1,4 @@
-"""What providers are told about the resource manager, and what it does not start with."""
+"""Tests what providers are told about the resource manager, and which settings prevent a start."""
 
 from __future__ import annotations
 

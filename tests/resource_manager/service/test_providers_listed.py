@@ -1,4 +1,4 @@
-"""Whoever looks at the providers sees what can be asked for, what was, why, and what waits."""
+"""Tests that the list of providers shows shapes, provisions with their causes, and what waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wishes of the rules on their way to providers, and outcomes on their way back."""
+"""Tests how orders of the engine reach providers, and how outcomes come back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ID = "small-1-1"
 
 
 class Books:
-    """A runner: takes events, and may be away, or led by another one."""
+    """A runner that takes events, and may be unavailable or replaced as the leader."""
 
     def __init__(self) -> None:
         self.fatal: asyncio.Future[FinegrainError] = asyncio.get_running_loop().create_future()
@@ -67,7 +67,7 @@ class Books:
 
 @dataclass
 class Scripted:
-    """A provider that does as it is told; calls wait for `gate` where there is one."""
+    """A scripted provider; calls wait for `gate` if there is one."""
 
     start_outcome: Started | Exception = field(default_factory=lambda: Started("unit-1", "hello"))
     stop_outcomes: list[str | Exception] = field(default_factory=list)
@@ -123,7 +123,7 @@ class Scripted:
 
 @dataclass
 class Service:
-    """Provisioning between scripted ends."""
+    """The provisioning service between a scripted runner and a scripted provider."""
 
     books: Books
     provider: Scripted
@@ -139,7 +139,7 @@ class Service:
         return self.books.told
 
     async def looked_on(self) -> None:
-        """Waits for three more looks, each of which begins with two reads."""
+        """Waits for three more checks, each of which begins with two reads."""
         before = self.books.reads
         await eventually(lambda: self.books.reads >= before + 2 * 3 + 1, what="looks")
 
@@ -266,7 +266,7 @@ async def test_an_outcome_that_the_books_refuse_is_dropped() -> None:
 
 
 async def test_a_stop_while_a_failed_stop_is_being_told_is_another_call() -> None:
-    """The rules heard of the failure and ask again before this side learns that they heard."""
+    """The engine learns of the failure and asks again before this side learns that it did."""
     async with service(Scripted(stop_outcomes=[ProviderFailed("away")])) as at:
         at.books.refusals = [Unavailable("starting")]
         at.order(STOP)
@@ -365,7 +365,7 @@ async def test_looking_goes_on_when_the_books_are_away_for_a_moment() -> None:
 
 
 class Unreadable(Scripted):
-    """Its notes are on a disk that fails."""
+    """A provider whose notes are on a failing disk."""
 
     def owns(self, executor_id: str) -> bool:
         raise OSError(5, "Input/output error")
@@ -415,7 +415,7 @@ async def test_whoever_started_it_stops_it_though_its_shape_is_another_ones_now(
 
 
 async def test_what_the_books_know_nothing_of_is_stopped_after_a_while() -> None:
-    """They were restored to an earlier state; what registers meanwhile is known again."""
+    """A restored backup may lack an executor; one that registers in time is known again."""
     async with service(Scripted(known=frozenset({ID, "stray-1-1", "came-1-1"}))) as at:
         at.books.has(ProvidedExecutorState.ASKED)
         at.books.hosts["came-1-1"] = object()

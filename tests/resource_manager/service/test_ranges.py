@@ -1,4 +1,4 @@
-"""Ranges over real gRPC: taken whole, kept as some rows, run through a restart to their end."""
+"""Tests of ranges over real gRPC: accepted as a whole, stored in few rows, and completed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def members(first_index: int, count: int, range_id: str = "r") -> slots_pb2.Rang
 
 
 async def ask(job: ScriptedJob, *ranges: slots_pb2.RequestRange, requests: Any = ()) -> list[str]:
-    """The reasons of the outcomes of ranges; empty: taken in."""
+    """Submits ranges; returns the reasons of the outcomes, empty if accepted."""
     answer = await job.rm.rm.RequestResource(
         rm_pb2.RequestResourceRequest(job_id=job.job_id, ranges=ranges, requests=requests),
         metadata=job.metadata,
@@ -138,13 +138,13 @@ async def test_a_list_shows_runs_of_members_who_stand_alike(rm: RunningRm) -> No
         if not (token := answer.next_page_token):
             break
     assert pages == [("r.0", 3), ("r.5", 5), ("r.15", 15)]
-    # By the beginning of a name, which may cut a run in pieces.
+    # By a prefix of the ids, which may divide an interval.
     found = await listed(rm, allocation_ids=["r."])
     assert [name for name, _, _ in found] == ["r.0", "r.5", "r.15"]
 
 
 async def test_members_name_their_range_wherever_they_stand(rm: RunningRm) -> None:
-    """A request that is only called like one names none."""
+    """A request whose id only looks like a member's names no range."""
     job = await ScriptedJob(rm).register()
     async with ScriptedExecutor(rm, cpu_milli=1_000):
         stream = job.watch()
@@ -256,7 +256,7 @@ async def test_names_are_taken_once(rm: RunningRm) -> None:
     await job.request(slot_request("t.5", allow_pending=True))
     assert await ask(job, request_range("t", count=6)) == ["ALREADY_EXISTS"]
     assert await ask(job, request_range("t", count=5)) == [""]
-    assert await ask(job, request_range("u.4", count=2)) == [""]  # as a member of u would be called
+    assert await ask(job, request_range("u.4", count=2)) == [""]  # the id of a member of u
     assert await ask(job, request_range("u", count=5)) == ["ALREADY_EXISTS"]
     assert await ask(job, request_range("u", count=4)) == [""]
     assert await cancel(other, members(0, 10)) == ["ALLOCATION_UNKNOWN"]
@@ -319,7 +319,7 @@ async def test_a_range_that_nobody_could_serve_is_refused_as_a_whole(rm: Running
 
 
 async def test_a_range_runs_to_its_end_through_restarts_and_a_lost_table(tmp_path: Path) -> None:
-    """Every thread of work is done once more only where its slot was lost on the way."""
+    """Every thread of work is repeated only if its slot was lost."""
     count = 300
     done: Counter[int] = Counter()
     async with running_rm(tmp_path) as rm:
@@ -336,7 +336,7 @@ async def test_a_range_runs_to_its_end_through_restarts_and_a_lost_table(tmp_pat
         asked = await job.request_range(small, range_id="r")
         slots = asked.slots()
         await _work_off(slots, done, until=100)
-    executor.slots.popitem()  # one that the executor loses while nobody looks
+    executor.slots.popitem()  # the executor loses it unnoticed
     async with running_rm(tmp_path, address=address) as rm:
         executor.rm = rm
         await eventually(executor.register_if_asked)
@@ -358,7 +358,7 @@ async def test_a_range_runs_to_its_end_through_restarts_and_a_lost_table(tmp_pat
 
 
 async def _work_off(slots: fg.GrantedSlots, done: Counter[int], until: int | None = None) -> None:
-    """Gives each slot back as soon as it comes; its member's work is done."""
+    """Releases each slot as soon as it is granted, and counts its member's work as done."""
     async for slot in slots:
         index = int(slot.allocation_id.rpartition(".")[2])
         await slot.release()

@@ -1,4 +1,4 @@
-"""A database that is away is waited for; one that refuses the same again and again is not."""
+"""Tests that the RM waits for an unavailable database, but not for repeated equal refusals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_disk_that_is_full_each_time_a_batch_comes_is_waited_for_with_growing_
         recovery.recovered(float(round_number))
     assert recovery.pause_s() == 2.0
     assert recovery.failed(full, 200.0) is None
-    assert recovery.pause_s() == 0.2  # all was well for long enough
+    assert recovery.pause_s() == 0.2  # there was no failure for long enough
 
 
 def test_a_batch_that_is_refused_again_and_again_ends_the_process() -> None:

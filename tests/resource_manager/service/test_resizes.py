@@ -1,4 +1,4 @@
-"""A slot changes its size: asked for, ordered, carried out, told; over real gRPC."""
+"""Tests of resizes over real gRPC: requested, ordered, executed, published."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.rm_service import (
 
 
 class Granted(NamedTuple):
-    """Who takes part; the watch stream stands after the offers."""
+    """The participants; the watch stream is positioned after the grants."""
 
     rm: RunningRm
     executor: ScriptedExecutor
@@ -43,7 +43,7 @@ ORDERED = slots_pb2.SLOT_RESIZE_STATE_ORDERED
 
 @asynccontextmanager
 async def granted(state_dir: Path, *requests: slots_pb2.SlotRequest) -> AsyncIterator[Granted]:
-    """A job that has these slots on one executor of 4 cpus."""
+    """Runs a job that has these slots on one executor of 4 cpus."""
     async with running_rm(state_dir) as rm, ScriptedExecutor(rm) as executor:
         job = await ScriptedJob(rm).register()
         stream = job.watch()
@@ -229,7 +229,7 @@ async def test_a_refusal_is_told_also_if_another_wish_stands_behind(
 
 
 class OlderExecutor(ScriptedExecutor):
-    """Never heard of sizes that change, and minds the numbers of commands."""
+    """An executor that does not know resizes, and checks the numbers of commands."""
 
     async def ResizeSlot(self, request: Any, context: Any) -> Any:
         await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not implemented!")

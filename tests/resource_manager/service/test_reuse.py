@@ -1,4 +1,4 @@
-"""Slots are reused, and reservations and the order of service explained, over real gRPC."""
+"""Tests of reuse, and of explained reservations and order of service, over real gRPC."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def test_a_slot_goes_on_with_the_next_thread_unless_somebody_else_comes_fi
         assert set(executor.slots) == {"t0", "t2", "t3", "n0"}
         stream.cancel()
         theirs.cancel()
-    # Whoever takes over gives the same answers.
+    # A new leader gives the same answers.
     async with running_rm(tmp_path) as rm:
         job.rm = rm
         assert await job.reuse(("t0", 1, "t4")) == [agreed]

@@ -1,4 +1,4 @@
-"""What goes over the wire comes back as it was, and both ways to say a slot say the same."""
+"""Tests that values survive the wire unchanged, and both encodings of a slot agree."""
 
 from __future__ import annotations
 

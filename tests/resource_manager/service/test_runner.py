@@ -1,4 +1,4 @@
-"""The one writer: order, group commit, reads, overload, time."""
+"""Tests of the single writer: order, group commit, reads, overload, time."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ QUIET = RunnerLimits(
 
 
 class GatedStore(MemoryStore):
-    """Keeps what was committed for the test; `gate` holds a commit under way."""
+    """Records commits for the test; `gate` delays a commit in progress."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class GatedStore(MemoryStore):
 
 
 class Heard:
-    """A listener that remembers."""
+    """A listener that records events."""
 
     def __init__(self) -> None:
         self.effects: list[Effect] = []
@@ -306,14 +306,14 @@ async def test_signs_of_life_that_waited_count_before_anybody_is_called_lost() -
         await committing(store)
         seen.clear()
         second = register(runner, "job-1")
-        await asyncio.sleep(0.05)  # several ticks come due meanwhile and count as one
+        await asyncio.sleep(0.05)  # several ticks become due in the meantime and count as one
         store.gate.set()
         await asyncio.gather(first, second)
         assert seen[:3] == ["JobRegistered", "Ticked", "Decide"]
 
 
 async def test_time_that_passes_is_noticed_though_nobody_calls() -> None:
-    """Lapsed leases, ended pauses and lost executors have no caller that would wake the writer."""
+    """Expired leases, ended delays and lost executors have no caller that would wake the writer."""
     store, ticked = GatedStore(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -343,7 +343,7 @@ async def test_before_the_start_and_after_the_stop_callers_are_sent_away() -> No
 
 
 async def test_nobody_is_commanded_after_the_links_were_stopped() -> None:
-    """The last batch, after callers were sent away, may still decide something."""
+    """The last batch, after callers were rejected, may still decide something."""
     metrics = ResourceManagerMetrics("test")
     async with started(GatedStore()) as (runner, _):
         links = ExecutorLinks(runner, metrics, LinkOptions("token"))

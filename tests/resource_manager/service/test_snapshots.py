@@ -1,4 +1,4 @@
-"""The snapshot of a job with many requests: in parts, each as of its own moment, events between."""
+"""Tests of snapshots of large jobs: in parts with different moments, and events in between."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ PROFILE = ResourceProfile(1_000, 64 * MIB)
 
 
 class Service:
-    """One job, its books and its streams; nothing else listens."""
+    """One job, its state and its streams, without other listeners."""
 
     def __init__(self, runner: Runner, hub: WatchHub) -> None:
         self._runner = runner
         self._hub = hub
-        self.deaf = False  # to what is decided, as if it broke off after the commit
+        # if set, decisions are not published, as if the service failed after the commit
+        self.deaf = False
 
     def on_effects(self, effects: Sequence[Effect]) -> None:
         for effect in effects if not self.deaf else ():
@@ -108,7 +109,7 @@ async def test_what_happens_between_the_parts_is_told_in_its_place(
         async with aclosing(hub.watch("job", 0)) as stream:
             reader.take(await anext(stream))
             assert reader.living == {"r0", "r2", "r3", "r4"}
-            await service.cancel("r2", "r7", "r9")  # shown already, and yet to be shown
+            await service.cancel("r2", "r7", "r9")  # one shown already, the others not yet
             await service.submit("r10", "r11")
             while not reader.whole:
                 reader.take(await anext(stream))

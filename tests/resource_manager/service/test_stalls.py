@@ -1,4 +1,4 @@
-"""A resource manager that stood still heard nobody meanwhile: it must not blame the others."""
+"""Tests that a stalled resource manager does not count its own stall as silence of others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TICK_MS = 200
 
 
 class Standing:
-    """Books with one executor and one job, and a clock that a test moves."""
+    """A state with one executor and one job, and a clock that the test moves."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.now_ms = 100_000
@@ -44,13 +44,13 @@ class Standing:
         return Instant(self.now_ms, 1_700_000_000_000 + self.now_ms)
 
     def turn(self, *makes: Any) -> list[str]:
-        """One batch with a tick; the kinds of cluster events that came of it."""
+        """Runs one batch with a tick; returns the kinds of its cluster events."""
         items = [Item(self.loop.create_future(), make=make) for make in makes]
         effects: list[Effect] = self.driver.run_batch(items, ticked=True)
         return [each.event.kind for each in effects if isinstance(each, PublishClusterEvent)]
 
     def pass_by(self, milliseconds: int) -> list[str]:
-        """Time passes, and the process is awake."""
+        """Lets time pass while the process is awake."""
         kinds = []
         for _ in range(0, milliseconds, TICK_MS):
             self.now_ms += TICK_MS
@@ -84,7 +84,7 @@ def test_after_a_stall_silence_counts_anew(standing: Standing) -> None:
 
 
 def test_a_short_hitch_is_no_stall(standing: Standing) -> None:
-    """Else a busy host would never lose anybody."""
+    """Otherwise a busy host would never lose any executor."""
     kinds = standing.pass_by(2_000)
     standing.now_ms += 900
     kinds += standing.turn()

@@ -1,4 +1,4 @@
-"""A second resource manager waits for its turn: what it says meanwhile, and that it takes over."""
+"""Tests of a standby: what it answers while it waits, and that it takes over."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def another(tmp_path: Path, url: str, name: str = "b", **options: Any) -> Any:
-    """A resource manager on the same database, with the tokens of the first."""
+    """Runs a resource manager on the same database, with the tokens of the first."""
     (tmp_path / name).mkdir(mode=0o700)
     for token in ("cluster.token", "user.token"):
         shutil.copy2(tmp_path / "a" / token, tmp_path / name / token)
@@ -116,7 +116,7 @@ async def test_it_tells_when_to_come_back_and_that_here_is_not_the_place(
             await standby.rm.RegisterJob(rm_pb2.RegisterJobRequest())
     call: Any = caught.value
     trailing = dict(call.trailing_metadata())
-    assert trailing["grpc-retry-pushback-ms"] == "-1"  # the channel does not try here again
+    assert trailing["grpc-retry-pushback-ms"] == "-1"  # the channel does not retry here
     status = status_pb2.Status.FromString(trailing["grpc-status-details-bin"])
     kinds = [each.TypeName() for each in status.details]
     assert error_details_pb2.RetryInfo.DESCRIPTOR.full_name in kinds
@@ -148,7 +148,7 @@ async def test_it_takes_over_when_the_leader_leaves(tmp_path: Path, url: str) ->
 
         await eventually(serves)
         stream = job.watch(rm=second)
-        await stream.read()  # the job is known, and its secret holds
+        await stream.read()  # the job is known, and its secret is valid
         stream.cancel()
         answer = await second.cluster.GetCluster(cluster_pb2.GetClusterRequest())
         assert answer.rm_epoch == 2
@@ -171,7 +171,7 @@ async def test_without_standby_a_second_one_is_refused_with_the_way_out(
 
 
 async def test_one_that_was_replaced_does_not_call_itself_the_next_leader() -> None:
-    """Callers would wait for it, instead of turning elsewhere."""
+    """Otherwise callers would wait for it, instead of trying another one."""
     metrics = ResourceManagerMetrics("test")
     driver = EngineDriver(GatedStore(), EngineSettings(), metrics, holder="test")
     runner = Runner(driver, metrics)
@@ -194,13 +194,13 @@ async def test_one_that_was_replaced_does_not_call_itself_the_next_leader() -> N
 async def test_a_standby_without_the_tokens_of_the_leader_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It would take over one day, and nobody could talk to it."""
+    """It would take over one day, and no client could authenticate."""
     url = f"sqlite:///{tmp_path}/books.db"
     async with running_rm(tmp_path / "a", database_url=url, standby=True):
         listen = ListenOptions("127.0.0.1:0", metrics_address="")
         given = ResourceManagerOptions(tmp_path / "b", url, listen, standby=True)
         configure_logging(LogOptions(format="json"))
-        for _ in range(2):  # those that it made are not left behind
+        for _ in range(2):  # tokens that it made are not left behind
             assert await serve(given) == EXIT_FAILED
             assert "copy cluster.token and user.token there" in capsys.readouterr().err
 
@@ -281,7 +281,8 @@ async def test_one_that_is_told_to_end_while_it_is_replaced_does_not_begin_anew(
     )
     async with asyncio.timeout(PATIENCE_S):
         await serves.wait()
-        (tmp_path / "finegrain.db").rename(tmp_path / "taken.db")  # others' books are there now
+        # a different database is there now
+        (tmp_path / "finegrain.db").rename(tmp_path / "taken.db")
         assert await task == EXIT_OK
 
 

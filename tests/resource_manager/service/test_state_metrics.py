@@ -1,4 +1,4 @@
-"""What the gauges show of books in which somebody starves."""
+"""Tests of the gauges when a request starves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An executor's cpus, and why they do not suit: from the books of a real RM to a client."""
+"""Tests of an executor's cpus, and why they do not suit, from a real RM to a client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ONE_NODE = cpus_pb2.NUMA_POLICY_SINGLE_NUMA_NODE
 
 @dataclass
 class TwoNodes(ScriptedExecutor):
-    """Two NUMA nodes, each in a package of its own, with two cores of two threads."""
+    """Two NUMA nodes, each in a separate package, with two cores of two threads."""
 
     executor_id: str = "host-a"
     cpu_milli: int = 8000

@@ -1,4 +1,4 @@
-"""An executor that registers and reports, and that the resource manager cannot dial."""
+"""Tests of an executor that registers and reports, but that the resource manager cannot dial."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def events_of(rm: RunningRm, executor_id: str) -> dict[str, cluster_pb2.Cl
 
 
 async def where(rm: RunningRm, allocation_id: str) -> str:
-    """The executor that the slot was granted on; empty before that."""
+    """Returns the executor that a slot was granted on; empty before."""
     listed = await rm.cluster.ListRequests(
         cluster_pb2.ListRequestsRequest(allocation_ids=[allocation_id])
     )

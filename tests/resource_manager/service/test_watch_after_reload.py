@@ -1,4 +1,4 @@
-"""Streams after the books were read anew: what was stored and not published reaches all of them."""
+"""Tests that after a reload, streams get events that were stored but not published."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_one_stream_that_breaks_meanwhile_leaves_the_others_their_news(
         async with aclosing(first), aclosing(second):
             await anext(first)
             reader.take(await anext(second))
-            service.deaf = True  # stored, and its publication lost
+            service.deaf = True  # stored, but not published
             await service.cancel("r0")
             hub.resync()
             read = Runner.read
@@ -46,7 +46,7 @@ async def test_one_stream_that_breaks_meanwhile_leaves_the_others_their_news(
 async def test_a_stream_reads_on_past_what_slower_ones_had_not_read_when_the_books_were_dropped(
     tmp_path: Path,
 ) -> None:
-    """The events that are kept in memory end before those that were stored and never published."""
+    """The events in memory end before those that were stored and never published."""
     async with serving(tmp_path) as (service, hub):
         await service.submit("r0", "r1", "r2")
         quick, slow = hub.watch("job", 0), hub.watch("job", 0)

@@ -1,4 +1,4 @@
-"""Virtual time: when threads run, where, and that the same input gives the same run."""
+"""Tests of virtual time: when and where threads run, and that runs are reproducible."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_what_runs_is_known_at_every_moment() -> None:
 
 
 def test_an_executor_takes_no_order_that_cannot_be() -> None:
-    """The engine is checked by it: a slot that does not fit is a bug, not a wait."""
+    """This checks the engine: a slot that does not fit is a bug, not a wait."""
     cluster = Cluster(equal_nodes(1))
     cluster.submit("job", [1_000])
     cluster.run(until_ms=0)

@@ -1,4 +1,4 @@
-"""Pictures as text, compared character by character, and as PNG files with what belongs there."""
+"""Compares text pictures character by character, and PNG files by their content."""
 
 import importlib.util
 from pathlib import Path

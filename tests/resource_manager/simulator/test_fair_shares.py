@@ -1,4 +1,4 @@
-"""The real engine beside the ideal fluid schedule: fair, work-conserving, and nobody starves."""
+"""Compares the real engine with the ideal fluid schedule: fair, work-conserving, no starvation."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ from tests.support.properties import examples
 CONVERGED_S = COMES_MAX_S + 180
 STARVATION_TIMEOUT_MS = 60_000
 LOOK_MS = 1_000
-"""Whoever starves is looked at again after so long."""
+"""The interval at which starved requests are checked again."""
 
 
 @settings(max_examples=examples(20), derandomize=True)
@@ -46,7 +46,7 @@ def test_every_flow_gets_its_share_and_nothing_is_idle(mix: Mix) -> None:
 
 
 def test_the_measure_tells_what_is_unfair() -> None:
-    """What is fair with weights of 4 and 1 is unfair with 2 and 1."""
+    """A run that is fair with weights of 4 and 1 is unfair with 2 and 1."""
     groups = (MixedGroup("g", "", 1), MixedGroup("h", "", 4))
     jobs = tuple(
         MixedJob(f"job-{group.name}", group.name, 0, 12, alike=False, memory_mib=64, seed=1)
@@ -86,10 +86,10 @@ def test_the_measure_sees_who_gets_nothing_at_all() -> None:
 def test_large_threads_are_served_although_small_ones_flood(
     flood_ms: list[int], flood_group: str, large_cores: int, large_threads: int, hosts: int
 ) -> None:
-    """Every core that becomes free is taken by a small thread at once, so that never two are free.
+    """Small threads take every free core at once, so that two are never free.
 
-    Whoever is first in line waits for the timeout at most, and then until what ran on the host that
-    is held has ended; whoever is behind, for those before as well.
+    The first large thread waits at most for the timeout, and then until the slots of its reserved
+    host have ended. Later ones also wait for those before them.
     """
     fairness = Fairness(usage_measure="cpu", starvation_timeout_ms=STARVATION_TIMEOUT_MS)
     cluster = Cluster(equal_nodes(hosts, cpus=4), EngineSettings(fairness=fairness))
@@ -114,8 +114,10 @@ def test_large_threads_are_served_although_small_ones_flood(
 
 @pytest.mark.parametrize("cores", [2, 3, 4])
 def test_large_threads_get_their_share_of_what_small_ones_had(cores: int) -> None:
-    """No core that becomes free is enough for a large thread, and large threads are placed all the
-    time, where another one has ended: without help there would never be more of them.
+    """A single free core is too small for a large thread.
+
+    Large threads are placed where another one has ended. So without a reservation there would never
+    be more of them.
     """
     fairness = Fairness(usage_measure="cpu", starvation_timeout_ms=30_000)
     cluster = Cluster(equal_nodes(4, cpus=4), EngineSettings(fairness=fairness))
@@ -133,8 +135,9 @@ def test_large_threads_get_their_share_of_what_small_ones_had(cores: int) -> Non
 
 
 def test_another_job_that_asks_for_the_same_keeps_nobody_from_help() -> None:
-    """Large threads of one group are placed again and again where others of it have ended; those of
-    the other group never find room, since small ones of their own group take what it is due.
+    """Large threads of one group are placed where others of it have ended.
+
+    Those of the other group never fit, because small threads of their own group take its share.
     """
     fairness = Fairness(usage_measure="cpu", starvation_timeout_ms=30_000)
     cluster = Cluster(equal_nodes(4, cpus=4), EngineSettings(fairness=fairness))

@@ -1,4 +1,4 @@
-"""Figures 3-1 to 3-10 come out of the real engine as the paper describes them."""
+"""Tests that the real engine produces figures 3-1 to 3-10 of the paper."""
 
 import json
 from dataclasses import replace
@@ -55,7 +55,7 @@ def test_3_1_state_u_delays_job_1_and_job_1_delays_job_2(results: dict[str, Figu
     assert len(job_1) == 10
     assert job_1[-1][1] == "C6"  # thread #6
     assert job_1[-1][0] > job_1[-2][0] + 0.8 * STATE_U_MS / 1_000
-    # Job 2 begins when the first thread of Job 1 is over, although it is far shorter.
+    # Job 2 begins when the first thread of Job 1 has ended, although it is far shorter.
     assert results["3-1"].job("Job 2").started_s == job_1[0][0]
 
 
@@ -132,7 +132,7 @@ def test_3_8_a_thread_that_still_runs_counts_for_what_it_ran_so_far(
 
 
 def test_3_9_808_of_a_group_of_weight_4_count_202(results: dict[str, FigureResult]) -> None:
-    """In the log, and for the engine, which chooses by it."""
+    """In the log, and for the engine, which uses it for the choice."""
     choice = results["3-9"].choice
     assert choice is not None
     assert choice.groups == pytest.approx({"medium": 202, "default": 201.5})
@@ -175,7 +175,7 @@ def test_3_10_48_6_6_then_48_12_then_60(results: dict[str, FigureResult]) -> Non
 
 @pytest.mark.full
 def test_3_10_in_the_bare_measure_shares_swing_but_are_right_on_average() -> None:
-    """Without looking ahead whoever has received least takes all that is free at a moment."""
+    """Without lookahead the flow with the least usage takes all that is free at a moment."""
     result = run_figure(figure_3_10(30_000, SEED_MEASURE))
     assert [phase.ideal.keys() for phase in result.phases] == [each.keys() for each in THREE_PHASES]
     for phase, ideal in zip(result.phases, THREE_PHASES, strict=True):

@@ -1,4 +1,4 @@
-"""The ideal fluid schedule: cases reckoned by hand, and what must hold for any tree."""
+"""Tests of the ideal fluid schedule: cases computed by hand, and properties of any tree."""
 
 import math
 from collections.abc import Mapping
@@ -70,7 +70,7 @@ def test_a_minimum_is_served_before_weights_count() -> None:
     )
     shares = tree.shares({"small": 50, "a": 50, "b": 50}, 30)
     assert shares == pytest.approx({ROOT: 30, "small": 10, "a": 10, "b": 10})
-    # A minimum is a floor and no supplement: with more capacity, weights decide again.
+    # A minimum is a lower bound, not a supplement: with more capacity, weights decide again.
     shares = tree.shares({"small": 50, "a": 500, "b": 500}, 180)
     assert shares == pytest.approx({ROOT: 180, "small": 20, "a": 80, "b": 80})
 
@@ -159,7 +159,7 @@ bounds = st.tuples(amounts | st.just(0.0), amounts | st.just(math.inf))
 
 @st.composite
 def trees(draw: st.DrawFn) -> tuple[list[IdealFlow], dict[str, float]]:
-    """Flows three levels deep at most, and demands of the leaves."""
+    """Draws flows up to three levels deep, and demands of the leaves."""
     flows: list[IdealFlow] = []
     for index in range(draw(st.integers(1, 8))):
         parent = draw(st.sampled_from([ROOT, *(each.id for each in flows if each.id != ROOT)]))
@@ -206,7 +206,7 @@ def test_work_conserving_within_limits_and_summing_up(
 def test_who_wants_more_has_no_less_per_weight_than_a_sibling(
     tree: tuple[list[IdealFlow], dict[str, float]], capacity: float
 ) -> None:
-    """Max-min: only a minimum lets anybody have more per weight than one who wants more."""
+    """Max-min: a flow has more per weight than a sibling that wants more only by its minimum."""
     flows, demands = tree
     shares = IdealTree(flows).shares(demands, capacity)
     for flow in flows:
@@ -240,7 +240,7 @@ def test_whoever_wants_more_takes_from_siblings_and_gives_them_nothing(
     tree: tuple[list[IdealFlow], dict[str, float]], capacity: float, data: st.DataObject
 ) -> None:
     flows, demands = tree
-    # Not with minimums of groups: a group that wants more has more of its minimum, for all in it.
+    # Without minimums of groups: a group that wants more uses more of its minimum, for all in it.
     flows = [replace(flow, minimum=0.0) if _children(flows, flow.id) else flow for flow in flows]
     greedy = data.draw(st.sampled_from(sorted(demands)))
     shares = IdealTree(flows).shares(demands, capacity)

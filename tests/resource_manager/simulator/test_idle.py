@@ -1,4 +1,4 @@
-"""A run is watched for capacity that is idle beside work that fits."""
+"""Tests the check for capacity that is idle although work fits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from resource_manager.simulator.nodes import Node, equal_nodes
 
 
 def crowded(settings: EngineSettings | None = None) -> Cluster:
-    """Jobs of several sizes, gangs and labels among them, on nodes that are often full."""
+    """Returns jobs of several sizes, with gangs and labels, on nodes that are often full."""
     nodes = [
         *equal_nodes(3, cpus=4, memory_bytes=8 * GIB),
         Node("special", {"cpu_milli": 8_000, "memory_bytes": 4 * GIB}, (("zone", "a"),)),
@@ -62,7 +62,7 @@ def test_capacity_that_is_held_for_who_starves_is_not_idle() -> None:
 
 
 def test_who_starves_is_served_when_those_have_ended_who_were_there() -> None:
-    """The promise of a reservation, held against the true ends of threads."""
+    """Compares the promise of a reservation with the true ends of threads."""
     patience = EngineSettings(fairness=Fairness(starvation_timeout_ms=300))
     cluster = crowded(patience)
     promised: dict[Reservation, int] = {}
@@ -114,7 +114,7 @@ def test_what_a_group_above_must_not_have_is_not_idle_either() -> None:
 def test_an_engine_that_left_capacity_idle_would_be_found_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that forgets now and then to decide."""
+    """The engine of this test sometimes omits a decision."""
     decisions = itertools.count()
 
     def forgetful(state: State, event: Event) -> StepResult:

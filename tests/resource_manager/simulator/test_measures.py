@@ -1,4 +1,4 @@
-"""Waits, slowdowns and shares, worked out by hand."""
+"""Tests of waits, slowdowns and shares, computed by hand."""
 
 from __future__ import annotations
 

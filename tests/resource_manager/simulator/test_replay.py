@@ -1,4 +1,4 @@
-"""Whole logs, cut short, through the real engine."""
+"""Replays whole logs, shortened, through the real engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def small(*jobs: tuple[str, int, int, int, str]) -> Workload:
 
 
 def told(outcome: Outcome) -> dict[str, object]:
-    """All of it but how long it took."""
+    """Returns all of an outcome except its duration."""
     return asdict(replace(outcome, effort=Effort()))
 
 

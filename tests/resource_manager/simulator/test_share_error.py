@@ -1,4 +1,4 @@
-"""Share error and time to converge, on runs small enough to reckon by hand."""
+"""Tests of share error and convergence time, on runs that are small enough to compute by hand."""
 
 import math
 
@@ -18,7 +18,7 @@ TREE = IdealTree(
 
 
 def usage(at_s: float, a: float, b: float, *, a_wants: float = 99, b_wants: float = 99) -> Usage:
-    """Eight threads of capacity; by weight a has 6 of them and b 2."""
+    """Returns the usage of eight threads of capacity; by weight a has 6 of them and b 2."""
     return Usage(at_s, 8, {"a": a, "b": b}, {"a": a_wants, "b": b_wants})
 
 
@@ -34,7 +34,7 @@ def test_the_error_is_relative_to_what_was_due_in_the_window() -> None:
     assert comparison.error("b", 0, 50) == pytest.approx(0.5)
     assert comparison.error("a", 0, 50) == pytest.approx(1 / 6)
     assert comparison.error("small", 0, 50) == pytest.approx(0.5)
-    # Over both halves each received what was due.
+    # Over both halves each received its share.
     assert comparison.worst_error(0, 100) == pytest.approx(0)
     assert comparison.error("b", 25, 75) == pytest.approx(0)
     assert comparison.lag("b", 0, 100) == pytest.approx(50)
@@ -56,10 +56,10 @@ def test_what_a_flow_gets_when_nothing_is_due_to_it_is_infinitely_wrong() -> Non
 def test_converged_from_when_on_every_window_is_within_the_tolerance() -> None:
     run = [usage(0, 8, 0), usage(30, 4, 4), usage(40, 6, 2)]
     comparison = Comparison(TREE, run, end_s=200)
-    # A window that begins at 39 holds one second of two threads too many for b in 10.
+    # A window that begins at 39 has one second in 10 with two threads too many for b.
     assert comparison.converged_after_s(0, 200, window_s=10, tolerance=0.11) == 40
-    # One of 100 seconds that begins at 30 holds 20 too much of 200, one that begins at 0 holds 40
-    # too little. Nothing changes in between, so the answer is when something does.
+    # A window of 100 seconds that begins at 30 has 20 too much of 200, one that begins at 0 has 40
+    # too little. Nothing changes in between, so the answer is a time at which something changes.
     assert comparison.converged_after_s(0, 200, window_s=100, tolerance=0.11) == 30
     assert comparison.converged_after_s(0, 200, window_s=100, tolerance=0.2) == 0
     assert comparison.converged_after_s(30, 200, window_s=10, tolerance=0.11) == 10

@@ -1,4 +1,4 @@
-"""Curves of a replayed log, as slices of time."""
+"""Tests of curves of a replayed log, divided into time slices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits one job after the other and says so after each, until it is killed."""
+"""Commits one job after the other and prints each, until it is killed."""
 
 import sys
 

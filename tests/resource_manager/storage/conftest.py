@@ -1,4 +1,4 @@
-"""A fresh database per test, in SQLite and in a real PostgreSQL."""
+"""A new database per test, in SQLite and in a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.postgresql import PostgresqlServer
 from tests.support.stores import OpenStore
 
 MEMORY = "memory"
-"""Instead of the URL of a database."""
+"""Used instead of the URL of a database."""
 
 ON_BOTH = ("sqlite", pytest.param("postgresql", marks=pytest.mark.needs("postgresql")))
 
@@ -29,7 +29,7 @@ def postgresql_server() -> Iterator[PostgresqlServer]:
 
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
-    """Where a database file may be made."""
+    """The URL of a database file that does not exist yet."""
     return f"sqlite:///{tmp_path}/books.db"
 
 
@@ -50,7 +50,7 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def opened(url: str) -> Iterator[OpenStore]:
-    """Opens stores on the test's database; closes them all in the end."""
+    """Opens stores on the test's database; closes all of them at the end."""
     stores: list[Store] = []
 
     database = MemoryDatabase()
@@ -70,7 +70,7 @@ def opened(url: str) -> Iterator[OpenStore]:
 
 @pytest.fixture
 def store(opened: OpenStore) -> Store:
-    """A store that leads."""
+    """A store that is the leader."""
     made = opened()
     made.lead("first")
     return made

@@ -1,4 +1,4 @@
-"""The restore drill: a copy made under load comes back whole, above every epoch seen."""
+"""Tests restores: a copy made under load is complete, with an epoch above every epoch seen."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def test_a_backup_is_one_private_file(leading: Store, sqlite_url: str, copy: Pat
 
 
 def test_the_restore_drill(leading: Store, sqlite_url: str, copy: Path) -> None:
-    """Books of the backup, an epoch above what the executors saw, the replaced file kept.
+    """The restored database has the backup's rows and an epoch above what executors saw.
 
-    What was lost with that file is skipped: see test_lost_history.py.
+    The replaced file is kept. test_lost_history.py tests the numbers that were lost with that file.
     """
     changes = everything()
     leading.commit(changes)

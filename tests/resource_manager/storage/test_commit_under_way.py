@@ -1,6 +1,7 @@
-"""A PostgreSQL lease that ends in the middle of a commit: the next leader waits for the commit.
+"""Tests a PostgreSQL lease that expires in the middle of a commit.
 
-Else the successor could read its books while rows of its predecessor are still to appear.
+The next leader must wait for the commit. Otherwise it could read its state before rows of its
+predecessor appear.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tests.support.stores import inside
 pytestmark = pytest.mark.needs("postgresql")
 
 PATIENCE_S = 30.0
-LEASE_MS = 60_000  # so long that a silent commit is not broken off
+LEASE_MS = 60_000  # long enough that a silent commit is not aborted
 WAITING = text(
     "SELECT count(*) FROM pg_stat_activity "
     "WHERE datname = current_database() AND wait_event_type = 'Lock'"
@@ -34,7 +35,7 @@ WAITING = text(
 
 
 class SlowCommit:
-    """Holds every commit after its fence and before its rows, until `go_on` is set."""
+    """Pauses every commit after its fence and before its rows, until `go_on` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.fenced, self.go_on = threading.Event(), threading.Event()
@@ -52,7 +53,7 @@ class SlowCommit:
 
 @pytest.fixture
 def leader(postgresql_server: PostgresqlServer, postgresql_url: str) -> Iterator[Store]:
-    """One whose lease has run out, as after a long stop; it does not know."""
+    """A leader whose lease has expired, as after a long stop, and that does not know it."""
     with open_store(postgresql_url, lease_ms=LEASE_MS) as store:
         store.lead("leader")
         name = postgresql_url.partition("@/")[2].partition("?")[0]

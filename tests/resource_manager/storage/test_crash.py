@@ -1,4 +1,4 @@
-"""A process killed at any moment loses nothing it acknowledged and leaves nothing half-done."""
+"""Tests that a process killed at any moment loses nothing acknowledged, nor leaves a part."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMITTER = Path(__file__).with_name("committer.py")
 
 
 def start(url: str, first: int) -> subprocess.Popen[str]:
-    """Starts the committer; job number `first` comes first."""
+    """Starts the committer with job number `first`."""
     return subprocess.Popen(
         [sys.executable, str(COMMITTER), url, str(first)],
         cwd=REPOSITORY,
@@ -35,7 +35,7 @@ def start(url: str, first: int) -> subprocess.Popen[str]:
 
 
 def run_until(url: str, first: int, lines: int) -> tuple[int, int]:
-    """Runs the committer until it has acknowledged so many; returns its epoch and the last one."""
+    """Runs the committer until it acknowledged `lines` jobs; returns its epoch and the last job."""
     process = start(url, first)
     assert process.stdout is not None
     epoch = int(process.stdout.readline().split()[1])
@@ -51,7 +51,7 @@ def run_until(url: str, first: int, lines: int) -> tuple[int, int]:
 @pytest.mark.slow
 @pytest.mark.needs("postgresql")
 def test_a_leader_that_froze_writes_nothing_when_it_wakes_up(postgresql_url: str) -> None:
-    """Stopped in the middle of its commits; its lease runs out, another leads, then it goes on."""
+    """It is stopped during its commits; its lease expires, another leads, then it continues."""
     process = start(postgresql_url, 0)
     assert process.stdout is not None
     assert process.stdout.readline() == "epoch 1\n"
@@ -69,7 +69,7 @@ def test_a_leader_that_froze_writes_nothing_when_it_wakes_up(postgresql_url: str
 
 
 def test_lives_that_are_cut_short_do_not_let_the_log_grow(tmp_path: Path) -> None:
-    """Each leaves its log as `kill -9` does; the next one folds it in before it leads."""
+    """Each run leaves its log as `kill -9` does; the next one merges it before it leads."""
     path = tmp_path / "books.db"
     sizes = []
     for life in range(5):
@@ -97,7 +97,7 @@ def test_kill_9_during_commits_loses_nothing_acknowledged(url: str) -> None:
         with open_store(url) as store:
             books = store.load()
         stored = sorted(int(each.job_id.removeprefix("job-")) for each in books.jobs)
-        # The one under way when it died may be there, too.
+        # The commit in progress when it died may be there, too.
         assert stored in (list(range(last + 1)), list(range(last + 2)))
         assert len(books.requests) == 20 * len(stored)
         assert books.counters["last"] == stored[-1]

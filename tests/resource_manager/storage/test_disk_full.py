@@ -1,4 +1,4 @@
-"""No space left: a clear error, nothing lost, and going on when there is space again."""
+"""Tests a full disk: a clear error, nothing lost, and recovery when there is space again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
+    """Mounts a file system of 1 MiB."""
     folder = tmp_path / "small"
     folder.mkdir()
     subprocess.run(
@@ -33,7 +33,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill_up(store: Store) -> int:
-    """Commits until that is refused; returns how many were acknowledged."""
+    """Commits until a commit fails; returns the number of acknowledged commits."""
     for number in range(10_000):
         try:
             store.commit(Changes([job(f"job-{number}", name="x" * 200)]))
@@ -85,7 +85,7 @@ def test_a_backup_that_does_not_fit_leaves_the_older_one(small_disk: Path, sqlit
 
 
 def test_a_database_at_its_largest_size_says_so_and_goes_on(sqlite_url: str) -> None:
-    """SQLite's own answer to a full disk, on any machine."""
+    """The answer of SQLite to a full disk, on any machine."""
     with open_store(sqlite_url) as store:
         store.lead("first")
         with inside(store)._writing() as connection:

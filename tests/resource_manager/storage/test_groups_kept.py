@@ -1,4 +1,4 @@
-"""Resource groups and tallies in a database: replaced, struck, and made for books of version 3."""
+"""Tests of groups and usage in a database: replaced, deleted, and migrated from version 3."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_groups_and_tallies_are_replaced_and_struck(store: Store) -> None:
 
 
 ODD = ["Team A/β", "default", "high", "x" * 128]
-"""Names of groups that earlier versions took; the second and third one are delivered."""
+"""Names that earlier versions accepted; the second and third are predefined."""
 
 
 def test_jobs_of_version_3_keep_their_groups_whatever_these_are_called(url: str) -> None:

@@ -1,4 +1,4 @@
-"""What a caller has to do after a failure: wait for the database, leave the process, or neither."""
+"""Tests what a caller must do after a failure: wait for the database, exit, or neither."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_statement_that_the_server_refuses_is_no_reason_to_wait(postgresql_url
 def test_a_disk_that_fails_is_not_taken_for_another_leader(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever steps down is not started again; whoever ends for a failure is."""
+    """A process that steps down is not restarted; one that exits with a failure is."""
 
     def failing(path: Path) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))

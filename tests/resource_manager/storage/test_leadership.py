@@ -1,4 +1,4 @@
-"""One resource manager leads; its epoch fences the others out."""
+"""Tests that one resource manager leads, and that its epoch fences the others."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_leadership_that_was_given_back_is_free_at_once(store: Store, opened: Op
 
 
 class keeps_renewing:  # noqa: N801  reads as a phrase
-    """A leader that lives: renews in a thread of its own."""
+    """A live leader, which renews its lease in a separate thread."""
 
     def __init__(self, store: Store, pause_s: float = 0.05) -> None:
         self._store = store
@@ -113,7 +113,7 @@ def file_store(sqlite_url: str) -> Iterator[SqliteStore]:
 def test_a_lock_file_that_was_removed_cannot_make_two_leaders(
     file_store: SqliteStore, sqlite_url: str
 ) -> None:
-    """The second one gets a lock of its own, and with it an epoch that fences the first."""
+    """The second one gets a different lock, and with it an epoch that fences the first."""
     lock = file_store.location.path.with_name("books.db.lock")
     lock.unlink()
     with pytest.raises(NotLeader):
@@ -140,7 +140,7 @@ on_postgresql = pytest.mark.needs("postgresql")
 
 @on_postgresql
 def test_a_lease_that_nobody_renews_is_waited_for_and_taken(postgresql_url: str) -> None:
-    """As after a crash: the predecessor neither renews nor gives back."""
+    """As after a crash: the predecessor neither renews nor releases the lease."""
     crashed = open_store(postgresql_url, lease_ms=400)
     crashed.lead("crashed")
     with open_store(postgresql_url) as second:
@@ -152,7 +152,7 @@ def test_a_lease_that_nobody_renews_is_waited_for_and_taken(postgresql_url: str)
         with pytest.raises(NotLeader):
             crashed.lead("crashed")
         assert second.load().jobs == []
-        # Giving back what it no longer has must not hurt the new leader.
+        # Releasing a lease that it has lost must not affect the new leader.
         crashed.close()
         second.renew()
         second.commit(Changes(jobs=[job()]))
@@ -177,7 +177,7 @@ def test_a_leader_that_freezes_in_a_transaction_is_broken_off(postgresql_url: st
     frozen = open_store(postgresql_url, lease_ms=500)
     frozen.lead("frozen")
     session = connect(postgresql_url)
-    # What a commit does first, and then nothing more.
+    # The first step of a commit, and then nothing more.
     session.execute("SET LOCAL idle_in_transaction_session_timeout = 200")
     session.execute("SELECT 1 FROM leadership WHERE rm_epoch = 1 FOR SHARE")
     with open_store(postgresql_url) as second:
@@ -190,7 +190,7 @@ def test_a_leader_that_freezes_in_a_transaction_is_broken_off(postgresql_url: st
 
 @on_postgresql
 def test_a_commit_sets_the_guard_against_freezing(postgresql_url: str) -> None:
-    """Seen from inside a transaction of the store itself."""
+    """As seen from inside a transaction of the store."""
     with open_store(postgresql_url, lease_ms=1000) as store:
         store.lead("first")
         with inside(store)._writing() as connection:
@@ -214,7 +214,7 @@ def test_a_server_that_may_forget_commits_is_told_not_to(
 
 @on_postgresql
 def test_of_several_contenders_one_takes_over(postgresql_url: str) -> None:
-    """Several at once want the lease of a dead leader."""
+    """Several want the lease of a dead leader at the same time."""
     dead = open_store(postgresql_url, lease_ms=300)
     dead.lead("dead")
     stores = [open_store(postgresql_url, lease_ms=30_000) for _ in range(3)]
@@ -241,11 +241,11 @@ def test_of_several_contenders_one_takes_over(postgresql_url: str) -> None:
         store.close()
 
 
-# How far a lease is relied on without asking.
+# How long a lease is trusted without asking.
 
 
 class Clock:
-    """Boot time of this host, as a test says."""
+    """The boot time clock of this host, set by the test."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -261,7 +261,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def leased(postgresql_url: str, clock: Clock) -> Iterator[PostgresqlStore]:
-    """A store with a lease of a minute, by the test's clock."""
+    """A store with a lease of one minute, by the test's clock."""
     made = PostgresqlStore(
         DatabaseUrl.parse(postgresql_url),
         postgresql_engine(DatabaseUrl.parse(postgresql_url)),
@@ -269,7 +269,7 @@ def leased(postgresql_url: str, clock: Clock) -> Iterator[PostgresqlStore]:
         lease_ms=60_000,
         clock=clock,
     )
-    open_store(postgresql_url).close()  # makes the tables
+    open_store(postgresql_url).close()  # creates the tables
     yield made
     made.close()
 
@@ -290,7 +290,7 @@ def test_a_lease_is_relied_on_for_less_than_it_lasts(leased: PostgresqlStore, cl
 def test_a_lease_counts_from_before_it_was_asked_for(
     leased: PostgresqlStore, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, first: bool
 ) -> None:
-    """The answer may be late: what the database granted began before it."""
+    """The answer may be late: the granted lease began before it."""
     if not first:
         leased.lead("first")
     about_lease = leased._on_lease_connection
@@ -331,12 +331,12 @@ def test_in_sqlite_leading_ends_with_the_process_only(file_store: SqliteStore) -
 def test_renewing_while_the_own_epoch_is_raised_does_not_look_like_being_replaced(
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a failed commit: the books are read anew while the lease is renewed beside it."""
+    """As after a failed commit: the state is reloaded while the lease is renewed in parallel."""
     scalar = Connection.scalar
 
     def slow(connection: Connection, *args: Any, **kwargs: Any) -> Any:
         found = scalar(connection, *args, **kwargs)
-        time.sleep(0.02)  # the new epoch is in the database, and not yet known to this process
+        time.sleep(0.02)  # the new epoch is in the database, but this process does not know it yet
         return found
 
     with open_store(postgresql_url) as store:
@@ -352,7 +352,7 @@ def test_renewing_while_the_own_epoch_is_raised_does_not_look_like_being_replace
 def test_a_leader_whose_taking_was_not_heard_of_still_leads(
     postgresql_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connection breaks after the database took the new epoch, before it could say so."""
+    """The connection breaks after the database stored the new epoch, before its answer."""
     scalar = Connection.scalar
     lost = 0
 
@@ -436,7 +436,7 @@ def test_a_leader_that_stops_anywhere_in_a_commit_blocks_nobody(
 def test_a_leader_that_waits_for_a_lock_gives_up_within_its_lease(
     postgresql_server: PostgresqlServer, postgresql_url: str
 ) -> None:
-    """Else its session would keep the row locked after it died."""
+    """Otherwise its session would keep the row locked after it died."""
     from psycopg import connect
 
     with open_store(postgresql_url, lease_ms=300) as store:
@@ -449,7 +449,7 @@ def test_a_leader_that_waits_for_a_lock_gives_up_within_its_lease(
         store.commit(Changes(jobs=[job()]))
 
 
-# Who leads, told to those who wait.
+# The leader's address, for waiting standbys.
 
 
 def test_who_is_refused_learns_where_the_leader_is(opened: OpenStore) -> None:
@@ -459,7 +459,7 @@ def test_who_is_refused_learns_where_the_leader_is(opened: OpenStore) -> None:
         opened().lead("second", wait_s=0)
     assert caught.value.details["leader_address"] == "rm-a:7170"
     assert "--standby" in caught.value.message
-    first.lead("first", address="rm-a.example:7170")  # told another one by now
+    first.lead("first", address="rm-a.example:7170")  # would see another leader by now
     with pytest.raises(StoreError) as caught:
         opened().lead("second", wait_s=0)
     assert caught.value.details["leader_address"] == "rm-a.example:7170"

@@ -1,4 +1,4 @@
-"""Books that a restore puts in the place of newer ones name nothing that those have named."""
+"""Tests that a restored database never reuses numbers of the one that it replaces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.books import job
 
 
 def _asked_and_told(store: Store) -> None:
-    """One job with one request that was placed four times, and two events."""
+    """Stores a job with one request that was placed four times, and two events."""
     owner = job("job-1")
     owner.last_sequence = 2
     spec = RequestSpec("a-1", None)

@@ -1,4 +1,4 @@
-"""Reaching a PostgreSQL that is not as it should be: one clear error with the way out."""
+"""Tests of a PostgreSQL that cannot be used: one clear error with the remedy."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_wrong_password(postgresql_server: PostgresqlServer, postgresql_url: s
     assert error.reason is Reason.STORE_UNAVAILABLE
     assert f"refuses user {PASSWORD_USER}" in error.message
     assert "geheim" not in error.message
-    # The right password, and still no right to make tables.
+    # The right password, but no right to create tables.
     error = refusal(postgresql_server.url(name, PASSWORD_USER, "right"))
     assert f"does not let user {PASSWORD_USER}" in error.message
 
@@ -113,7 +113,7 @@ def test_two_processes_may_make_the_database_at_once(postgresql_url: str) -> Non
 def test_a_server_that_goes_away_is_an_error_and_comes_back(
     postgresql_server: PostgresqlServer, postgresql_url: str
 ) -> None:
-    """Its sessions are ended, as by a restart: the books stay as acknowledged."""
+    """Its sessions end, as in a restart: acknowledged state stays."""
     name = database_of(postgresql_url)
     with open_store(postgresql_url) as store:
         store.lead("first")

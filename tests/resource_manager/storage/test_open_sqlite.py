@@ -1,4 +1,4 @@
-"""Opening a database file that is not as it should be: one clear error with the way out."""
+"""Tests of opening an unusable database file: one clear error with the remedy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def made(sqlite_url: str, path: Path) -> Path:
-    """A finished database with a thousand requests, closed."""
+    """Returns a complete database with a thousand requests, closed."""
     with open_store(sqlite_url) as store:
         store.lead("first")
         store.commit(Changes([job()], [request(f"slot-{n}") for n in range(1000)]))
@@ -282,7 +282,7 @@ def test_a_making_that_was_interrupted_leaves_no_half_database(
 
 
 def test_what_a_power_cut_left_of_a_making_is_cleared_away(sqlite_url: str, path: Path) -> None:
-    """No process ran to its end here: the unfinished file is still there under its own name."""
+    """No process completed its creation: the unfinished file still has its temporary name."""
     unfinished = sqlite_file.temporary_name(path)
     for suffix in ("", "-wal", "-shm"):
         unfinished.with_name(unfinished.name + suffix).write_bytes(b"half")

@@ -1,4 +1,4 @@
-"""Rows: every field of what is kept has a column, goes there and comes back, spelled as ever."""
+"""Tests of rows: every durable field has a column, round-trips, and keeps its spelling."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_durable_field_comes_back_from_its_row(codec: Codec[Any]) -> None:
     assert len(row) == len(codec.table.columns)
     assert None not in row
     assert codec.decode(row) == value
-    assert {type(each) for each in row} <= {str, int, bool}  # what every driver takes
+    assert {type(each) for each in row} <= {str, int, bool}  # types that every driver accepts
 
 
 @pytest.mark.parametrize("codec", MOVES, ids=lambda codec: codec.table.name)
@@ -105,7 +105,7 @@ def test_a_new_field_without_a_column_is_noticed() -> None:
     ],
 )
 def test_texts_are_spelled_as_ever(value: Any, text: str) -> None:
-    """Rows of earlier versions stay, and rows are compared."""
+    """Rows of earlier versions remain, and rows are compared."""
     stored = TEXTS[type(value)]
     assert stored.write(value) == text
     assert stored.read(text) == value

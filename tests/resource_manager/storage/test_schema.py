@@ -1,4 +1,4 @@
-"""Migrations: their sum is the declared schema, and every step is walked."""
+"""Tests that the migrations add up to the declared schema, and runs every step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BROKEN = STEP + '    op.execute("INSERT INTO no_such_table VALUES (1)")\n'
 
 @pytest.fixture
 def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Makes this software one that knows one more migration."""
+    """Makes this software know one more migration."""
 
     def use(step: str) -> None:
         know_next_version(monkeypatch, tmp_path / "migrations", step)
@@ -38,7 +38,7 @@ def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
 
 
 def sqlite_objects(path: Path) -> dict[str, str]:
-    """Every table and index with the text that made it, white space and quotes aside."""
+    """Returns every table and index with its SQL, without white space and quotes."""
     with closing(sqlite3.connect(path)) as connection:
         rows = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
         return {
@@ -212,8 +212,9 @@ def test_the_version_of_the_file_and_of_alembic_agree(sqlite_url: str, tmp_path:
 
 
 def test_migrations_are_found_where_a_wheel_puts_them(tmp_path: Path) -> None:
-    """Below `resource_manager/`, from any working directory, with no repository around."""
-    site = tmp_path / "site-packages-100%"  # which the configuration of alembic would take apart
+    """Below `resource_manager/`, from any working directory, without a repository."""
+    # a name that the configuration of alembic would interpret
+    site = tmp_path / "site-packages-100%"
     for package in ("finegrain", "resource_manager"):
         shutil.copytree(
             REPOSITORY / package,

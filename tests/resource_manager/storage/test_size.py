@@ -1,4 +1,4 @@
-"""What the books weigh in memory once they were read: bounds per thing, counted, not timed."""
+"""Tests the memory of a loaded state: limits per entity, in bytes, without timing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REQUESTS = 5_000
 
 
 def weight(folder: Path, size: Size) -> int:
-    """Bytes that the books of this size take."""
+    """Returns the bytes of a state of this size."""
     folder.mkdir()
     with open_store(sqlite_url(folder / "books.db")) as store:
         store.lead("test")
@@ -35,7 +35,7 @@ def weight(folder: Path, size: Size) -> int:
 
 
 def _allocated(make: Callable[[], State]) -> int:
-    make()  # whatever is kept for later, such as decoded profiles, is kept now
+    make()  # caches, such as decoded profiles, are filled now
     gc.collect()
     tracemalloc.start()
     try:
@@ -60,7 +60,7 @@ def test_executors_and_waiting_requests_stay_within_their_bounds(tmp_path: Path)
 
 @pytest.mark.full
 def test_a_slot_costs_no_more_than_its_request(tmp_path: Path) -> None:
-    """Profiles, bookings and isolation reports are shared by those that are alike."""
+    """Equal profiles, bookings and isolation reports are shared."""
     few = weight(tmp_path / "few", Size(executors=10, slots=500))
     many = weight(tmp_path / "many", Size(executors=10, slots=500 + REQUESTS))
     assert (many - few) / REQUESTS < 2 * PER_REQUEST_BYTES

@@ -1,4 +1,4 @@
-"""What `Store` promises about rows, on every database."""
+"""Tests what `Store` promises about rows, on every database."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_a_deleted_job_takes_its_requests_and_its_log_along(store: Store) -> Non
     assert {each.job_id for each in books.jobs} == {"job-2", "job-3"}
     assert [each.allocation_id for each in books.requests] == ["slot-2"]
     assert store.read_job_events("job-1", 0, 10) == []
-    # Its slot may still stand on a host; it goes when that is confirmed.
+    # Its slot may still exist on a host; it is deleted when that is confirmed.
     assert len(books.slots) == 2
 
 
@@ -228,7 +228,7 @@ def test_a_move_changes_where_rows_stand_and_nothing_else(store: Store) -> None:
     freed = replace(slots[2], cpus="4-5", allocated_time_ms=None, isolation=None)
     carved = replace(slots[0], allocated_time_ms=5, isolation=Isolation("quota", notes=("a",)))
     moves = Changes(moved_requests=[ended], moved_slots=[freed, carved])
-    for _ in range(2):  # once more leaves the same rows
+    for _ in range(2):  # repeating it leaves the same rows
         store.commit(moves)
         books = store.load()
         assert sorted(books.requests, key=lambda each: each.allocation_id) == [
@@ -420,7 +420,8 @@ def test_ids_are_told_apart_by_case_and_accents(store: Store) -> None:
     ],
 )
 def test_no_durable_field_is_left_out_of_the_round_trip(kind: type) -> None:
-    """`everything` moves each one away from its default, so that the round trip would miss it."""
+    """The round trip can only find lost fields that `everything` sets to another than the
+    default."""
     durable = inspect.getsource(kind).partition("# runtime")[0]
     changes = everything()
     stored = chain(

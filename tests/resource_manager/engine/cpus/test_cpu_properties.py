@@ -94,8 +94,7 @@ def situations(draw: st.DrawFn) -> tuple[CpuLayout, int, ExclusiveClaims, CpuDem
 
 
 def unsuitable(layout: CpuLayout, free: int, claims: ExclusiveClaims, wish: CpuDemand) -> bool:
-    """Returns whether a required policy rules out the demand; computed differently than in the
-    code."""
+    """Returns whether a required policy rules out the demand, computed independently."""
     if wish.exclusive_required:
         cores = [core.mask for core in layout.cores]
         nodes = [node.mask for node in layout.nodes]
@@ -188,10 +187,10 @@ def test_even_shares_differ_by_at_most_one_group(
 
 
 def has_even_shares(layout: CpuLayout, free: int, need: int, group: int) -> bool:
-    """Returns whether some nodes could each give an equal number of groups of free cpus, or one
-    more.
+    """Returns whether some nodes could each give an equal number of groups, or one more.
 
-    Tries every number of nodes that an empty regular host would need, or more.
+    The groups consist of free cpus. Tries every number of nodes that an empty regular host would
+    need, or more.
     """
     groups, left = divmod(need, group)
     if left or not groups:

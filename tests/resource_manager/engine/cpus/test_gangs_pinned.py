@@ -115,8 +115,7 @@ def test_members_that_differ_are_tried_in_the_order_in_which_they_are_placed() -
 
 
 def test_members_move_on_only_to_hosts_that_suit_them() -> None:
-    """A member that fits anywhere first takes the only host of another; the search corrects
-    that."""
+    """A member that fits anywhere takes the only host of another; the search corrects that."""
     small = numa_host("host-a", cores=2)
     large = numa_host("host-b")
     cluster = EngineCluster.settled(small, large)

@@ -271,8 +271,10 @@ def test_whom_default_slots_stop_is_served_when_the_largest_of_them_is_no_more()
 )
 @settings(max_examples=examples(40))
 def test_minima_are_served_first(minima: list[int], weights: list[float], running: int) -> None:
-    """Whatever the weights: after all returned capacity is placed, each waiting group has its
-    minimum."""
+    """Whatever the weights, each waiting group has its minimum in the end.
+
+    The end is when all returned capacity is placed again.
+    """
     cluster = cluster_of(5, cpu_milli=sum(minima) * 200 + 1_000)
     capacity = 5 * ((sum(minima) * 200 + 1_000) // 200)
     one = ResourceProfile(200, 4 * MIB)

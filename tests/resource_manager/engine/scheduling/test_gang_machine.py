@@ -1,5 +1,4 @@
-"""Random histories of gangs: all members have the same state, and no job master sees half a
-gang."""
+"""Random histories of gangs: all members have equal states, no job master sees half a gang."""
 
 from __future__ import annotations
 
@@ -150,8 +149,7 @@ class GangsStayWhole(BooksStaySound):
 
     @invariant()
     def what_is_remembered_of_a_search_is_true(self) -> None:
-        """A cached failed search is right: a full search gives the same result with and without
-        it."""
+        """A cached failed search is right: the result is the same with and without it."""
         self.state.hosts.refresh(self.state.queue)
         for gang, _ in waiting_gangs(self.state.gangs):
             waiting = self.state.gangs.waiting[gang.gang_id]

@@ -1,4 +1,4 @@
-"""Logs of four formats, each cut from a real one, and what is said about broken ones."""
+"""Tests of logs in four formats, each cut from a real one, and of errors for broken ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a log is run, whose it is, and on which nodes it can run."""
+"""Tests which parts of a log are run, who owns them, and on which nodes they can run."""
 
 from __future__ import annotations
 
