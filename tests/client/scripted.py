@@ -1,4 +1,4 @@
-"""A resource manager and an executor in one process that do as they are told, over real gRPC."""
+"""A scripted resource manager and executor in one process, over real gRPC."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PENDING, GRANTED, LOST, RELEASED, CANCELLED = (
 
 @dataclass
 class Program:
-    """What a command does: what it writes, when it ends, what it read."""
+    """The behaviour of a command: its output, its end, and the input that it read."""
 
     stdout: bytes = b""
     stderr: bytes = b""
@@ -52,7 +52,7 @@ class Program:
 
 
 if TYPE_CHECKING:
-    # The stubs make every method abstract; at run time those not scripted answer UNIMPLEMENTED.
+    # The stubs make every method abstract; methods without a script return UNIMPLEMENTED.
     _Servicer = object
 else:
 
@@ -65,15 +65,16 @@ else:
 
 
 class Scripted(_Servicer):
-    """Both services; attributes are what the test sets and sees."""
+    """Both services; tests set and read its attributes."""
 
     def __init__(self) -> None:
         self.address = ""
         self.auto_grant = True
-        self.others_first = False  # no slot may be reused
+        self.others_first = False  # if set, no slot may be reused
         self.auto_resize = True
-        self.explained: resource_manager_pb2.ExplainResponse | None = None  # instead of the usual
-        self.sized: dict[str, slots_pb2.SlotStatus] = {}  # slots as they are
+        # replaces the usual answer
+        self.explained: resource_manager_pb2.ExplainResponse | None = None
+        self.sized: dict[str, slots_pb2.SlotStatus] = {}  # present slots
         self.rejections: dict[str, FinegrainError] = {}  # by label "name"
         self.failures: dict[str, deque[FinegrainError]] = defaultdict(deque)  # by method
         self.calls: dict[str, list[Any]] = defaultdict(list)
@@ -81,26 +82,27 @@ class Scripted(_Servicer):
         self.live: Counter[str] = Counter()
         self.events: list[resource_manager_pb2.JobEvent] = []
         self.first_kept = 1
-        self.cluster_events: list[tuple[str, str]] = []  # kind and message of one more
+        self.cluster_events: list[tuple[str, str]] = []  # kind and message of one more event
         self.snapshot: list[resource_manager_pb2.RequestStatus] = []
         self.ended: list[resource_manager_pb2.RequestStatus] = []
-        self.withheld: set[int] = set()  # events that no WatchJob sends
-        self.break_watch_after: deque[int] = deque()  # events until a WatchJob breaks
-        self.break_snapshot_after: deque[int] = deque()  # parts until the snapshot of one breaks
-        self.break_output_after: deque[int] = deque()  # chunks until a WatchTask breaks
+        self.withheld: set[int] = set()  # events that WatchJob does not send
+        self.break_watch_after: deque[int] = deque()  # number of events until a WatchJob breaks
+        self.break_snapshot_after: deque[int] = deque()  # number of parts until a snapshot breaks
+        self.break_output_after: deque[int] = deque()  # number of chunks until a WatchTask breaks
         self.chunk_bytes = 4
         self.programs: dict[str, Program] = {}
         self.tasks: dict[str, te.SubmitTaskRequest] = {}
         self.cancelled: set[str] = set()  # tasks
         self.signals: list[int] = []
-        self.blocked: dict[str, asyncio.Event] = {}  # methods that wait
+        self.blocked: dict[str, asyncio.Event] = {}  # methods that wait for the event
         self.changed = asyncio.Condition()
-        self.run_for_real: set[str] = set()  # programs that are run here once their input ends
-        self.executor_address = ""  # where GetExecutor says the executor is, if elsewhere
+        # programs that are really run here once their input ends
+        self.run_for_real: set[str] = set()
+        self.executor_address = ""  # the address that GetExecutor returns, if set
         self.interrupt_watches = False  # ends running WatchTask streams
         self.server: grpc.aio.Server | None = None
 
-    # What tests call.
+    # For tests.
 
     async def tell(
         self,
@@ -112,7 +114,7 @@ class Scripted(_Servicer):
         count: int = 0,
         message: str = "",
     ) -> None:
-        """One more event of the job."""
+        """Adds an event to the job's log."""
         event = rm.JobEvent(
             sequence=len(self.events) + 1, allocation_id=allocation_id, state=state, reason=reason
         )
@@ -124,7 +126,7 @@ class Scripted(_Servicer):
         await self.wake()
 
     async def stop(self) -> None:
-        """Stops serving, as a crash would."""
+        """Stops serving, like a crash."""
         assert self.server is not None
         await self.server.stop(0)
 
@@ -146,7 +148,7 @@ class Scripted(_Servicer):
             self.changed.notify_all()
 
     def slot(self, allocation_id: str, generation: int) -> slots_pb2.SlotStatus:
-        """Each is one and the same until its request is placed anew."""
+        """Returns the slot; it stays the same until its request is placed again."""
         known = self.sized.get(allocation_id)
         if known is not None and known.generation == generation:
             return known
@@ -201,7 +203,7 @@ class Scripted(_Servicer):
             name = each.request.required_labels.get("name", "")
             if name in self.rejections:
                 result.error.CopyFrom(item_error(self.rejections[name]))
-            elif self.auto_grant and each.count <= 10:  # of larger ones, what the test says
+            elif self.auto_grant and each.count <= 10:  # for larger ones, only what the test sets
                 for index in range(each.first_index, each.first_index + each.count):
                     await self.tell(f"{each.range_id}.{index}", GRANTED)
         return answer
@@ -223,7 +225,7 @@ class Scripted(_Servicer):
         )
 
     async def ReuseSlots(self, request: Any, context: Any) -> Any:
-        """Agreed to, unless `others_first`."""
+        """Agrees, unless `others_first`."""
         await self._begin("ReuseSlots", request, context)
         answer = rm.ReuseSlotsResponse()
         for each in request.slots:
@@ -236,7 +238,7 @@ class Scripted(_Servicer):
         return answer
 
     async def ResizeSlot(self, request: Any, context: Any) -> Any:
-        """Of both services: durable at once, carried out at once too if `auto_resize`."""
+        """For both services: durable at once, and executed at once too if `auto_resize`."""
         await self._begin("ResizeSlot", request, context)
         slot = self.sized[request.allocation_id]
         if request.resize_number != slot.resize_number + 1:
@@ -260,7 +262,7 @@ class Scripted(_Servicer):
         return kind(slot=slot)
 
     async def carry_out(self, allocation_id: str) -> None:
-        """The slot gets the size that waits."""
+        """Applies the waiting resize of a slot."""
         slot = self.sized[allocation_id]
         wish = slot.resizes.pop()
         slot.profile.CopyFrom(wish.profile)
@@ -268,7 +270,7 @@ class Scripted(_Servicer):
         await self.tell(allocation_id, GRANTED, generation=slot.generation, reason="RESIZED")
 
     async def refuse(self, allocation_id: str) -> None:
-        """The size that waits is not to be had."""
+        """Refuses the waiting resize of a slot."""
         slot = self.sized[allocation_id]
         slot.resizes.pop()
         reason = "RESIZE_REFUSED"
@@ -467,7 +469,7 @@ class Scripted(_Servicer):
         await self._begin("CancelTask", request, context)
         if request.task_id not in self.tasks:
             await _abort(context, NotFound("no such task", reason=Reason.TASK_UNKNOWN))
-        self.cancelled.add(request.task_id)  # this one alone, as an executor does
+        self.cancelled.add(request.task_id)  # only this task, as an executor does
         await self.wake()
         return te.CancelTaskResponse()
 
@@ -577,9 +579,9 @@ async def _abort(context: Any, error: FinegrainError) -> None:
 async def serving(
     servant: Scripted, address: str = "127.0.0.1:0"
 ) -> AsyncIterator[grpc.aio.Server]:
-    """Serves until the end of the block; `servant.address` tells where."""
+    """Serves until the end of the block, at `servant.address`."""
     server = grpc.aio.server(options=SERVER_OPTIONS)
-    service: Any = servant  # all three services in one
+    service: Any = servant  # all three services in one object
     resource_manager_pb2_grpc.add_ResourceManagerServiceServicer_to_server(service, server)
     cluster_pb2_grpc.add_ClusterServiceServicer_to_server(service, server)
     task_executor_pb2_grpc.add_TaskExecutorServiceServicer_to_server(service, server)

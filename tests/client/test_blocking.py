@@ -1,4 +1,4 @@
-"""The blocking twin: the same names, on a private loop, safe to interrupt."""
+"""Tests of the blocking client: the same names, on a private loop, safe to interrupt."""
 
 import asyncio
 import inspect
@@ -23,7 +23,7 @@ TEXT = b"the quick brown fox"
 
 
 class Served:
-    """A scripted cluster on a loop and thread of its own."""
+    """A scripted cluster on a separate loop and thread."""
 
     def __init__(self) -> None:
         self.servant = Scripted()
@@ -209,7 +209,7 @@ def test_an_iterator_that_is_closed_listens_no_longer(
 
 
 class Room:
-    """An async context manager that writes down what happens to it."""
+    """An async context manager that records what happens to it."""
 
     def __init__(self) -> None:
         self.happened: list[str] = []
@@ -223,7 +223,7 @@ class Room:
 
 
 class InterruptedLoop(PrivateLoop):
-    """Ctrl-C comes just when the first call is done."""
+    """A loop that gets Ctrl-C exactly when the first call is done."""
 
     interrupted = False
 

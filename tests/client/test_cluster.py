@@ -1,4 +1,4 @@
-"""The operators' side: pages, batches, events, values as JSON, where to connect."""
+"""Tests of operators' calls: pages, batches, events, values as JSON, addresses."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""CPUs as job masters ask for them and see them, and settings of hosts as operators' programs make
-them.
-"""
+"""Tests of cpu policies and assignments of slots, and of operators' host policies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every field of every answer reaches the value that the client returns."""
+"""Tests that every field of every answer reaches the value that the client returns."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ GIVEN: dict[type, dict[str, Any]] = {
     status.ExecutorStatus: {"slot_list": ()},
 }
 NOT_READ = {
-    "OutputChunk",  # made of a stream of them
-    "CpuAssignment",  # read with checks that are shared with the servers, as are those below
+    "OutputChunk",  # built from a stream of them
+    "CpuAssignment",  # this and the next ones are read with checks shared with the servers
     "CpuPolicy",
     "HostPolicy",
     "HostSettings",
-    "Cpu",  # made of the cores of a topology
+    "Cpu",  # built from the cores of a topology
 }
 ELSEWHERE = {
     "ExecutorStatus": {".slot_list"},  # given by the caller
-    "JobEvent": {".from_snapshot"},  # set where a snapshot is read
+    "JobEvent": {".from_snapshot"},  # set when a snapshot is read
     "TopologyReport": {".cpus[].core"},  # the first one is number 0
     "TaskStatus": {".result.stdout", ".result.stderr"},  # collected from the stream
 }

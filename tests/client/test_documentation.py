@@ -1,4 +1,4 @@
-"""The guide and the examples do what they say."""
+"""Tests that the guide and the examples work as written."""
 
 import ast
 import asyncio
@@ -80,7 +80,7 @@ async def test_hello_says_where_it_ran(
 async def test_wordcount_counts(
     servant: Scripted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The scripted executor runs the commands as they are, on this host."""
+    """The scripted executor really runs the commands, on this host."""
     files = []
     for number, text in enumerate(["the fox and the dog", "the end", "Fox!"]):
         files.append(tmp_path / f"{number}.txt")

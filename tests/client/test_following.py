@@ -1,4 +1,4 @@
-"""Several resource managers, one of which leads: it is found, and followed when that changes."""
+"""Tests of several resource managers: the client finds the leader, and follows changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.client.scripted import Scripted, serving
 
 
 class OneOfTwo(Scripted):
-    """A resource manager that stands by as long as `leader` names another one."""
+    """A resource manager that is a standby while `leader` names another one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class OneOfTwo(Scripted):
         await super()._begin(method, request, context)
 
     async def give_way_to(self, other: OneOfTwo) -> None:
-        """`other` leads from now on, and knows everything; streams end here."""
+        """Makes `other` the leader with the same state; ends all streams here."""
         other.events = self.events
         self.leader, other.leader = other, None
         async with self.changed:
@@ -69,7 +69,7 @@ async def test_a_job_goes_on_with_whoever_leads() -> None:
                 await leader.give_way_to(other)
             heard = [await anext(events) for _ in range(3)]
             assert [each.sequence for each in heard] == [1, 2, 3]
-            # Each stream went on where the one before had ended.
+            # Each stream continued where the previous one had ended.
             assert one.calls["WatchJob"][0].from_sequence == 1
             assert two.calls["WatchJob"][-1].from_sequence in (2, 4)
 

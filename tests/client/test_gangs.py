@@ -1,4 +1,4 @@
-"""Gangs: asked for whole, granted whole, given up whole."""
+"""Tests of gangs: requested, granted and given up as a whole."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ CANCELLED = slots_pb2.REQUEST_STATE_CANCELLED
 
 
 async def asked_ids(servant: Scripted) -> list[str]:
-    """The members, once they have been asked for."""
+    """Returns the members once they have been requested."""
     await eventually(lambda: servant.calls["RequestResource"])
     return [each.allocation_id for each in servant.calls["RequestResource"][-1].requests]
 

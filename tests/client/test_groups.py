@@ -1,4 +1,4 @@
-"""Resource groups as operators' programs see and set them."""
+"""Tests of resource groups in operators' programs: read and set."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A job: registered, kept alive, its requests served, everything given back on the way out."""
+"""Tests of a job: registered, kept alive, served, and everything released at its end."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Offers that executors make directly: answered from the job's own books."""
+"""Tests of direct offers by executors, which are answered from the job's own state."""
 
 import hashlib
 from typing import Any
@@ -34,7 +34,7 @@ async def test_only_what_the_job_wants_is_accepted(servant: Scripted, job: fg.Jo
     assert asked.target_address == address
     answers = await _offer(address, (request.allocation_id, 1), ("unknown", 1))
     assert answers == ["", "ALLOCATION_UNKNOWN"]
-    # An offer alone, which anybody could make, never shows the job's secret to anybody.
+    # An offer alone, which anyone could send, never reveals the job's secret.
     assert request.state is fg.RequestState.PENDING
 
 

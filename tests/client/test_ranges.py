@@ -1,4 +1,4 @@
-"""Ranges: many equal requests as one, of which only those with slots are requests by themselves."""
+"""Tests of ranges: many equal requests, of which only those with slots are separate requests."""
 
 import asyncio
 
@@ -171,7 +171,7 @@ async def test_a_snapshot_tells_what_became_of_members_meanwhile(
         servant.ended = [
             servant.snapshot_of("r.1", CANCELLED, "TERMINATED", count=98),
             servant.snapshot_of("r.99", LOST, "EXECUTOR_LOST", count=1),
-        ]  # and nobody knows those from 100 to 399 any more
+        ]  # members 100 to 399 are no longer known
         servant.first_kept = 1000
         await servant.tell("another", PENDING)
         assert (await anext(slots)).allocation_id == "r.0"
@@ -208,7 +208,7 @@ async def test_another_process_takes_a_range_up_where_it_stands(
 async def test_another_process_finds_a_range_of_which_nobody_waits(
     servant: Scripted, cluster: fg.Cluster, job: fg.Job
 ) -> None:
-    """Nothing but the word of the RM says that these are members, and that another is none."""
+    """Only the RM's answer tells that these are members, and that another is not."""
     servant.snapshot = [
         servant.snapshot_of("r.0", GRANTED, range_id="r"),
         servant.snapshot_of("r.7", GRANTED, range_id="r"),

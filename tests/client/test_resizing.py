@@ -1,4 +1,4 @@
-"""A slot changes its size: said in parts, asked for whole, heard of however the news come."""
+"""Tests of resizes: partial sizes, complete requests, and events by any path."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ async def slot(servant: Scripted, job: fg.Job) -> fg.Slot:
 
 
 async def under_way(servant: Scripted, slot: fg.Slot, number: int) -> None:
-    """The resource manager has taken the change in."""
+    """Waits until the resource manager has accepted the resize."""
     theirs = servant.sized[slot.allocation_id]
     await eventually(lambda: [each.resize_number for each in theirs.resizes] == [number])
 
@@ -239,7 +239,7 @@ async def test_operators_wait_for_the_outcome_as_well(
     servant.snapshot = [servant.snapshot_of(slot.allocation_id, GRANTED)]
     grown = await cluster.resize(slot.allocation_id, cpu_milli=1000)
     assert (grown.profile.cpu_milli, grown.resize_number) == (1000, 1)
-    await eventually(lambda: slot.profile.cpu_milli == 1000)  # its job master hears of it
+    await eventually(lambda: slot.profile.cpu_milli == 1000)  # its job master learns it
     servant.auto_resize = False
     waits = await cluster.resize(slot.allocation_id, cpu_milli=4000, wait=False)
     assert [each.resize_number for each in waits.resizes] == [2]

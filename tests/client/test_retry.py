@@ -1,4 +1,4 @@
-"""Which calls are tried again, how often and until when."""
+"""Tests which calls are retried, how often and for how long."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Slots whose work is done go on with further requests of their job, or are given back."""
+"""Tests of slots that are reused for further requests of their job, or released."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ reservation {
 async def granted_and_waiting(
     servant: Scripted, job: fg.Job, count: int
 ) -> tuple[fg.Slot, list[fg.Request]]:
-    """A slot, and requests that wait."""
+    """Returns a granted slot, and requests that wait."""
     (request,) = await job.request_slots(fg.SlotSpec())
     slot = await request.granted(timeout_s=10)
     servant.auto_grant = False
@@ -63,7 +63,7 @@ async def test_a_slot_that_may_not_go_on_was_given_back(servant: Scripted, job: 
     assert not await slot.reuse_for(waiting[0])
     assert slot.has_ended
     assert not waiting[0].has_ended
-    await slot.release()  # it is: nothing more to tell
+    await slot.release()  # it is released already: nothing more to send
     assert not servant.calls["ReleaseSlots"]
 
 

@@ -1,4 +1,4 @@
-"""What is asked for: defaults, unknown slots, bad amounts, batches."""
+"""Tests of slot specs: defaults, unknown slots, bad amounts, batches."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tasks: started once, watched to the end, fed, signalled, and told when their slot is lost."""
+"""Tests of tasks: started once, watched until the end, fed, signalled, and lost with their slot."""
 
 import asyncio
 import signal
@@ -58,7 +58,7 @@ async def test_output_goes_on_where_it_broke(servant: Scripted, slot: fg.Slot) -
 
 async def test_output_as_it_comes(servant: Scripted, slot: fg.Slot) -> None:
     servant.programs["say"] = Program(stdout=TEXT, stderr=b"hm")
-    servant.break_output_after.extend([1, 4])  # the states first, then the output
+    servant.break_output_after.extend([1, 4])  # first the states, then the output
     task = await slot.run(["say"], output="stream")
     assert (await task.wait(timeout_s=10)).stdout == b""
     chunks = [each async for each in task.output()]
@@ -266,7 +266,7 @@ async def test_nothing_is_left_behind(servant: Scripted, cluster: fg.Cluster) ->
 
 
 async def test_a_secret_is_not_sent_in_clear_over_a_network(servant: Scripted, job: fg.Job) -> None:
-    servant.address = "192.0.2.1:1"  # where the executor claims to be
+    servant.address = "192.0.2.1:1"  # the address that the executor claims
     (request,) = await job.request_slots(fg.SlotSpec())
     slot = await request.granted(timeout_s=10)
     with pytest.raises(fg.ConfigurationError, match="clear"):

@@ -1,4 +1,4 @@
-"""What the RM says about an executor's cpus becomes plain values."""
+"""Tests that the RM's report about an executor's cpus becomes plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public API is typed: programs written against it pass strict checks, wrong ones do not."""
+"""Tests that the public API is typed: correct programs pass strict checks, wrong ones do not."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The watch stream: no gap, no repeat, whatever breaks."""
+"""Tests of the watch stream: no gap and no repeat, whatever breaks."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The guide to batches does what it says."""
+"""Tests that the guide to batches works as written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCKS = re.findall(r"(<!-- blocking -->\n)?```python\n(.*?)```", GUIDE.read_tex
 
 
 class Generous(Scripted):
-    """Grants whatever is asked for at once, however much."""
+    """Grants all requests at once, however many."""
 
     async def RequestResource(self, request: Any, context: Any) -> Any:
         self.auto_grant = False
@@ -50,7 +50,7 @@ async def test_every_block_of_the_guide_runs_in_order(
 ) -> None:
     names: dict[str, Any] = {}
     for blocking, whole in BLOCKS:
-        text = whole.replace("500,  # threads", "50,  # threads")  # which show the same, sooner
+        text = whole.replace("500,  # threads", "50,  # threads")  # which show the same, faster
         servant.events.clear()
         if blocking:
             await asyncio.to_thread(exec, text, dict(names))

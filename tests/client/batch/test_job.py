@@ -1,4 +1,4 @@
-"""A batch as its owner holds it, against a cluster that does as it is told."""
+"""Tests of a batch from its owner's view, against a scripted cluster."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SPEC = fg.BatchSpec(3, ["work", "{index}"], retry_delay_s=0)
 
 @pytest.fixture
 def endless(servant: Scripted) -> Scripted:
-    """Its commands do not end."""
+    """Makes the commands of the cluster run forever."""
     servant.programs["work"] = Program(stdout=b"so far", ends=False)
     return servant
 
@@ -120,7 +120,7 @@ async def test_cancelling_before_the_job_of_the_last_runner_is_taken_up_ends_it(
     await batch.leave()
     await running
     running = asyncio.create_task(batch.run())
-    await asyncio.sleep(0)  # it opens the state file
+    await asyncio.sleep(0)  # the batch opens its state file
     await batch.cancel()
     assert (await running).state is fg.BatchState.CANCELLED
     assert len(endless.calls["EndJob"]) == 1
@@ -153,7 +153,7 @@ async def test_who_has_ended_the_job_is_known_although_the_runner_was_killed_ove
     again = fg.BatchJob(cluster, state_file=batch.state_file)
     running = asyncio.create_task(again.run())
     await eventually(lambda: len(endless.calls["RequestResource"]) == 2)
-    endless.failures["WatchJob"].append(over)  # it hears so only after the snapshot
+    endless.failures["WatchJob"].append(over)  # it learns this only after the snapshot
     await endless.wake()
     if by_its_runner:
         await eventually(lambda: len(endless.calls["RegisterJob"]) == 2)
@@ -213,7 +213,7 @@ async def test_what_restored_books_do_not_know_is_asked_for_anew(
     await endless.tell(f"{range_id}.0", PENDING, reason="EXECUTOR_LOST")
     await eventually(lambda: batch.progress.running == 0)
     endless.auto_grant = True
-    endless.first_kept = 1000  # what it asks for next is not kept, and the snapshot is empty
+    endless.first_kept = 1000  # the RM does not keep its next events, and the snapshot is empty
     await endless.tell("another", GRANTED)
     await eventually(lambda: len(endless.tasks) == 4)
     await endless.end_program("work")

@@ -1,5 +1,7 @@
-"""A runner that is killed at any step of a random life, and started again: every thread has exactly
-one result, and everything that was said to be so stays so."""
+"""Tests a runner that is killed at any step of a random history, and restarted.
+
+Every thread has exactly one result, and everything that was reported stays true.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,11 @@ from tests.support.properties import examples
 ALWAYS = 1_000
 
 IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-"""Thousands of commits, each of them synced: a disk would only make it slow."""
+"""In memory: there are thousands of synced commits, which a disk would only slow down."""
 
 
 async def disturb(world: World, trouble: int) -> None:
-    """The world goes on by itself; `trouble` of a hundred of its steps are bad luck."""
+    """Lets the world act by itself; `trouble` percent of its steps are failures."""
     while True:
         await asyncio.sleep(0)
         if world.chance(100) < trouble:
@@ -85,7 +87,7 @@ def test_every_thread_has_one_result_whenever_the_runner_is_killed(
         inhabit(world, monkeypatch)
         world_goes_on = asyncio.create_task(disturb(world, trouble))
         try:
-            async with asyncio.timeout(PATIENCE_S):  # takes less than one; else it hangs
+            async with asyncio.timeout(PATIENCE_S):  # takes less than one second; else it hangs
                 for steps in lives:
                     if await live(world, spec, folder, steps) is not None:
                         break
@@ -105,7 +107,7 @@ def test_every_thread_has_one_result_whenever_the_runner_is_killed(
             kept = (folder / "results" / f"{each.index}.stdout").read_bytes()
             assert kept == output_of(each.index, each.attempt)
         assert not list((folder / "results").glob("*.part"))
-        # A runner killed between registering a job and writing that down leaves it to its lease.
+        # A runner killed between registering a job and recording it leaves the job to its lease.
         assert all(job.over or not job.asked for job in world.jobs.values())
         if not (trouble or failing or speculate):  # kills alone make nothing run twice
             assert set(world.starts.values()) == {1}

@@ -1,4 +1,4 @@
-"""The output of a thread of work is on disk before its result is recorded."""
+"""Tests that the output of a thread of work is on disk before its result is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler of a batch decides: what runs where, is tried again, and is queued."""
+"""Tests of the batch scheduler: what runs where, is retried, and is queued."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Scenario:
 
     @property
     def why(self) -> str:
-        """Why nothing more is started."""
+        """Returns why nothing more is started."""
         return self.scheduler.stopping
 
     def decide(self) -> Actions:
@@ -108,7 +108,7 @@ def test_a_slot_that_may_not_go_on_is_gone_and_the_request_waits_on() -> None:
 
 
 def test_a_request_that_was_named_and_ended_otherwise_is_asked_for_anew() -> None:
-    """Else somebody would be believed to wait in line whom nobody knows."""
+    """Otherwise the scheduler would count a waiting request that the RM does not know."""
     scenario = Scenario(2)
     scenario.decide()
     scenario.grant(0)
@@ -176,7 +176,7 @@ def test_a_lost_slot_is_no_failure_and_its_thread_comes_first() -> None:
 
 
 def test_a_slot_that_comes_back_with_its_task_goes_on_with_it() -> None:
-    """Its executor was silent for too long, and was not dead: the same attempt is taken up."""
+    """Its executor was silent too long, but not dead: the same attempt continues."""
     scenario = Scenario(1)
     scenario.decide()
     scenario.grant(0)
@@ -188,7 +188,7 @@ def test_a_slot_that_comes_back_with_its_task_goes_on_with_it() -> None:
 
 
 def test_a_slot_that_comes_back_too_late_is_not_used() -> None:
-    """Something may still run in it, and its thread runs elsewhere."""
+    """Its task may still run there, and its thread runs elsewhere."""
     scenario = Scenario(1)
     scenario.decide()
     scenario.grant(0)
@@ -268,7 +268,7 @@ def test_too_many_failures_stop_a_batch() -> None:
 
 
 def straggling(**spec: Any) -> Scenario:
-    """Nine of ten threads took a second, the last one runs for three."""
+    """Nine of ten threads took one second, the last one runs for three."""
     scenario = Scenario(10, speculate=True, **spec)
     scenario.decide()
     scenario.grant(*range(10))
@@ -356,7 +356,7 @@ def test_a_runner_that_comes_back_takes_up_what_runs_and_repeats_what_is_lost() 
     assert actions.changes.ended == [(2, 1, "lost", "its slot was gone when the runner came back")]
     assert (
         scenario.scheduler.held_slots["r.0"].phase is Phase.RELEASING
-    )  # it ran a thread, and nobody waits
+    )  # it ran a thread, and no thread waits
     assert actions.ask == (0, 1)
 
 

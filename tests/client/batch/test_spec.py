@@ -1,4 +1,4 @@
-"""What a batch may look like, what its commands are, and how long it will take."""
+"""Tests of batch specs, of their commands, and of the estimated duration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state file: one runner, one result, and nothing half-written."""
+"""Tests of the state file: one runner, one result per thread, and nothing half written."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_was_written_is_there_after_a_kill(path: Path) -> None:
-    """A process that ends without a word, right after `write` returned."""
+    """The process ends right after `write` returned, without cleanup."""
     code = f"""
 import os
 import finegrain_client as fg
@@ -86,7 +86,7 @@ def test_the_first_result_stays(path: Path) -> None:
 
 
 def test_a_file_is_for_its_owner_only(path: Path) -> None:
-    """It holds the secret of the batch's job."""
+    """It contains the secret of the batch's job."""
     state = StateFile.create(path, SPEC, None)
     modes = {stat.S_IMODE(each.stat().st_mode) for each in path.parent.iterdir()}
     state.close()
@@ -105,7 +105,7 @@ def test_two_runners_never_work_on_one_batch(path: Path) -> None:
 
 
 def test_whoever_has_just_taken_the_lock_is_not_taken_for_the_last_one(path: Path) -> None:
-    """Its pid may be anybody's by now, and whoever stops a batch sends it a signal."""
+    """The old pid may belong to another process by now, and stopping a batch signals that pid."""
     StateFile.create(path, SPEC, None).close()
     left = json.loads(lock_path(path).read_text())
     lock_path(path).write_text(json.dumps(left | {"began": "12"}))
@@ -156,7 +156,7 @@ def test_failures_can_be_forgotten(path: Path) -> None:
     known = state.known()
     assert (known.final, known.failures, known.losses) == ({}, {}, {})
     assert known.attempts == {1: 2}
-    assert known.lost == [BEGUN]  # its slot may come back with what runs there
+    assert known.lost == [BEGUN]  # its slot may return with the attempt in it
 
 
 @pytest.mark.parametrize("content", [b"not a database at all" * 100, b""])

@@ -1,5 +1,7 @@
-"""A cluster for batch runners that lives in memory, does as a source of chance says, and lets
-runners be killed at any step: before or after any call, before or after any commit."""
+"""A simulated cluster in memory for batch runners, driven by a random source.
+
+Runners can be killed at any step: before or after any call, before or after any commit.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ class Killed(BaseException):
 
 @dataclass
 class Life:
-    """One runner's life: how many steps it has left."""
+    """One run of a runner: the number of steps until it is killed."""
 
     steps_left: int | None = None
 
@@ -50,7 +52,7 @@ class Life:
 
 @dataclass
 class WorldTask:
-    """A task at an executor."""
+    """A task on an executor."""
 
     task_id: str
     thread: int
@@ -62,7 +64,7 @@ class WorldTask:
 
 @dataclass
 class WorldSlot:
-    """A slot at an executor."""
+    """A slot on an executor."""
 
     allocation_id: str
     generation: int
@@ -72,11 +74,11 @@ class WorldSlot:
 
 @dataclass
 class WorldJob:
-    """A job in the books."""
+    """A job in the state of the resource manager."""
 
     job_id: str
     secret: str
-    over: str = ""  # why
+    over: str = ""  # end reason; empty while it is active
     range_id: str = ""
     waiting: dict[int, None] = field(default_factory=dict)
     granted: dict[int, WorldSlot] = field(default_factory=dict)
@@ -86,12 +88,12 @@ class WorldJob:
 
 
 class World:
-    """Everything outside the runner. `chance(n)` gives a number below n."""
+    """Everything outside the runner. `chance(n)` returns a number below n."""
 
     def __init__(self, chance: Callable[[int], int], slots: int, fail: Mapping[int, int]) -> None:
         self.chance = chance
         self.slots_max = slots
-        self.fail = fail  # by thread: how many of its runs fail
+        self.fail = fail  # by thread: how many of its attempts fail
         self.failed = Counter[int]()
         self.jobs: dict[str, WorldJob] = {}
         self.life = Life()
@@ -99,11 +101,11 @@ class World:
         self.running: dict[str, WorldTask] = {}
         self.starts = Counter[int]()  # tasks that were really started, by thread
         self.agrees = True
-        self.durable_results: dict[int, str] = {}  # as they were recorded first
+        self.durable_results: dict[int, str] = {}  # the first recorded ones
         self.durable_attempts: set[tuple[int, int]] = set()
         self._ids = itertools.count(1)
 
-    # What happens by itself.
+    # Events of the world itself.
 
     def poke(self) -> None:
         self.changed.set()
@@ -144,7 +146,7 @@ class World:
             task.ended.set()
 
     def lose_one(self, *, comes_back: bool) -> bool:
-        """An executor is lost with a slot; it may come back with it, or the slot is placed anew."""
+        """Loses an executor with a slot; it may return, or the slot is placed again."""
         living = [(job, m) for job in self.jobs.values() if not job.over for m in job.granted]
         if not living:
             return False
@@ -192,7 +194,7 @@ class World:
             news = RequestFinished(f"{job.range_id}.{member}", member, state, reason, "")
             self.tell(job, news)
 
-    # As the runner sees it.
+    # The runner's view.
 
     def job(self, name: str, *, group: str, lease_s: float) -> WorldJobHandle:
         number = next(self._ids)
@@ -228,7 +230,7 @@ def output_of(thread: int, attempt: int) -> bytes:
 
 
 class WorldJobHandle:
-    """What `Job` is to a runner."""
+    """Takes the place of `Job` for a runner."""
 
     def __init__(self, world: World, job: WorldJob, *, new: bool) -> None:
         self.world, self.inner, self._new = world, job, new
@@ -255,12 +257,12 @@ class WorldJobHandle:
 
 
 class WorldSlots:
-    """What `BatchSlots` is to a runner."""
+    """Takes the place of `BatchSlots` for a runner."""
 
     def __init__(self, handle: WorldJobHandle, row: JobRow, _slot: fg.SlotSpec) -> None:
         self.world, self.job, self.life = handle.world, handle.inner, handle.life
         self.job.range_id = self.range_id = row.range_id
-        self._from = len(self.job.log) - bool(self.job.over)  # its end is told, however late
+        self._from = len(self.job.log) - bool(self.job.over)  # its end is published, however late
         self._handles: dict[SlotKey, SlotHandle] = {}
 
     @property
@@ -336,7 +338,7 @@ class WorldSlots:
 
 
 class SlotHandle:
-    """What `Slot` is to a runner."""
+    """Takes the place of `Slot` for a runner."""
 
     executor_id = "host-a"
     profile = ResourceProfile(cpu_milli=1000)
@@ -368,7 +370,7 @@ class SlotHandle:
 
 
 class TaskHandle:
-    """What `Task` is to a runner."""
+    """Takes the place of `Task` for a runner."""
 
     def __init__(
         self, slot: SlotHandle, task: WorldTask, output: Callable[[OutputChunk], None]
@@ -399,7 +401,7 @@ def lost(slot: WorldSlot) -> fg.SlotLost:
 
 
 class Disk(Executor):
-    """Does at once what it is given; the runner may be killed before and after it."""
+    """Executes work at once; the runner may be killed before and after it."""
 
     def __init__(self, world: World) -> None:
         self.world, self.life = world, world.life
@@ -417,7 +419,7 @@ class Disk(Executor):
 
 
 def inhabit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runners live in this world from now on."""
+    """Makes all runners use this world."""
 
     def write(self: StateFile, job: int, changes: Changes) -> None:
         real_write(self, job, changes)
@@ -435,7 +437,7 @@ def inhabit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 async def live(
     world: World, spec: fg.BatchSpec, folder: Path, steps: int | None
 ) -> fg.BatchOutcome | None:
-    """One runner's life; None: it was killed."""
+    """Runs one runner; returns None if it was killed."""
     world.life = Life(steps)
     cluster: Any = world
     batch = fg.BatchJob(cluster, spec, state_file=folder / "state", results_dir=folder / "results")
