@@ -84,7 +84,7 @@ class UsageChecks:
         left, counted_s = _decay(past_s, fairness)
         window_s = (fairness.usage_interval_ms + LATE_MS) / 1_000
         for flow in _flows(state):
-            # A restart computes anew what slots cost.
+            # A restart recomputes what slots cost.
             expected = self._known.get(flow.id, 0.0) * left + flow.rate * counted_s
             found = state.flows.usage(flow).service
             peak = max((each for _, each in self._peaks.get(flow.id, ())), default=0.0)

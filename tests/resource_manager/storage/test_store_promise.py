@@ -420,8 +420,10 @@ def test_ids_are_told_apart_by_case_and_accents(store: Store) -> None:
     ],
 )
 def test_no_durable_field_is_left_out_of_the_round_trip(kind: type) -> None:
-    """The round trip can only find lost fields that `everything` sets to another than the
-    default."""
+    """`everything` must set each field to something other than its default.
+
+    Otherwise the round trip would not notice that the field is lost.
+    """
     durable = inspect.getsource(kind).partition("# runtime")[0]
     changes = everything()
     stored = chain(

@@ -186,7 +186,7 @@ def test_a_gang_that_is_broken_up_leaves_no_cpus_behind() -> None:
 
 
 def test_a_search_that_begins_anew_has_forgotten_what_it_found_on_the_way() -> None:
-    """Each search gives something up once, but not the same."""
+    """Both attempts place one member on the host, but of different sizes."""
     cluster = EngineCluster.settled(numa_host(nodes=1, cores=4))
     there = cluster.state.hosts["host-a"]
 

@@ -256,7 +256,7 @@ class Lives(RuleBasedStateMachine):
         for flow_id, service in found.items():
             lost = self.peaks.get(flow_id, 0.0) * (10 + back_s) + service * hidden
             assert abs(true[flow_id] - service) <= lost + 1e-6
-        for flow in flows_of(self.true):  # both are compared anew from here on
+        for flow in flows_of(self.true):  # both are compared from here on
             self.true.tree.set_usage(flow, found[flow.id], 0.0)
         self.life.write()
         self.peaks = {}

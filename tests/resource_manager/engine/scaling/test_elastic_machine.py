@@ -130,7 +130,7 @@ class NothingStrays(GangsStayWhole):
         if seen:
             self.cluster.batch(ProvisionEnded(self.cluster.at, name, "it broke"))
 
-    # What goes on meanwhile.
+    # Other events.
 
     @rule()
     def provided_ones_report(self) -> None:

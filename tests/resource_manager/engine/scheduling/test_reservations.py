@@ -92,7 +92,7 @@ def test_with_one_it_is_placed_when_what_ran_on_its_host_has_ended() -> None:
     assert len(there) in (3, 4)
     flood.go_on(lambda: cluster.where("big"))
     assert cluster.where("big") == host
-    # No slot was placed there meanwhile, and only those that were there had to end.
+    # No slot was placed there in the meantime, and only those that were there had to end.
     assert set(cluster.running(host)) == {"big"}
     assert {cluster.state_of(name) for name in there} == {"RELEASED"}
     assert not cluster.state.reservations
