@@ -213,7 +213,8 @@ async def test_what_restored_books_do_not_know_is_asked_for_anew(
     await endless.tell(f"{range_id}.0", PENDING, reason="EXECUTOR_LOST")
     await eventually(lambda: batch.progress.running == 0)
     endless.auto_grant = True
-    endless.first_kept = 1000  # the RM does not keep its next events, and the snapshot is empty
+    # the position that it asks for next is no longer kept, and the snapshot is empty
+    endless.first_kept = 1000
     await endless.tell("another", GRANTED)
     await eventually(lambda: len(endless.tasks) == 4)
     await endless.end_program("work")
