@@ -110,8 +110,7 @@ class Cluster:
         for each in self.executors:
             each.start()
         for each in self.executors:
-            # Requests that no host could serve are rejected only once all executors have
-            # registered.
+            # Wait for all: before, a request that no host could serve would wait for one that can.
             eventually(each.has_registered, f"{each.name} registers")
         for number in range(self.shape.masters):
             self.add_master(f"master-{number}")

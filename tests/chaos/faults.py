@@ -95,7 +95,7 @@ def _fault(kind: str, chance: random.Random, length_s_max: float) -> Fault:
         length_s=length_s,
         one_way=chance.choice((0, 0, 1, 2)) if kind.startswith("cut") else 0,
         again=short and chance.random() < 0.2,
-        # The database server ends with the thread that started it, so use the main thread.
+        # The server ends with the thread that starts it, so that must not be a short-lived one.
         together=not short and not kind.startswith("database") and chance.random() < 0.4,
     )
 

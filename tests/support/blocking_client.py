@@ -113,8 +113,7 @@ class ModuleWriter:
         for name, member in _members(inner):
             if isinstance(member, property):
                 members.append(self._property(inner, name, member))
-            # a loop owner closes its loop as well, in a hand-written `close`
-            elif (base, name) != ("LoopOwner", "close"):
+            elif (base, name) != ("LoopOwner", "close"):  # `LoopOwner.close` also ends the loop
                 members.append(self._method(member))
         return _block(head, _docstring(inner.__doc__), "\n\n".join(members))
 

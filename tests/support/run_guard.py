@@ -77,8 +77,7 @@ def _watch(child: int) -> None:
         info = signal.sigwaitinfo(WATCHED)
         if info.si_signo == FRONT_GONE:
             os.kill(child, signal.SIGKILL)
-        # the terminal sends its signals to all processes itself
-        elif info.si_signo != signal.SIGCHLD and info.si_pid:
+        elif info.si_signo != signal.SIGCHLD and info.si_pid:  # a terminal signals all processes
             os.kill(child, info.si_signo)
     left = _end_descendants(ENDING_S if status == 0 else 0)
     with suppress(OSError):  # the reader of standard error may have ended
