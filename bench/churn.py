@@ -6,8 +6,8 @@ are refused, and how much capacity is stranded.
 
 Slots of the sizes of a real cluster arrive at a cluster of its hosts and stay for exponentially
 distributed times, so that their number times their mean size is `--load` of the capacity of the
-scarcer resource. A request that no host has room for is refused and does not come back. At first so
-many arrive at once; then they come and go. One turnover is one mean duration.
+scarcer resource. A request that no host has room for is refused and does not come back. `--slots`
+arrive at once, then slots come and go. One turnover is one mean duration.
 
 Prints for each policy, at every half turnover: slots, the part of arrivals that was refused since
 the line before, what is allocated, and what is stranded: free cpu and memory of hosts where no size
@@ -88,7 +88,7 @@ def mean(sizes: tuple[Size, ...]) -> tuple[float, float]:
 
 
 def cluster_for(slots: int, load: float, seed: int) -> list[Size]:
-    """Returns hosts, in random order: so many slots need this part of their scarcer resource."""
+    """Returns hosts in random order; `slots` need the part `load` of their scarcer resource."""
     scarcer = max(needed / there for needed, there in zip(mean(SLOTS), mean(HOSTS), strict=True))
     count = round(slots * scarcer / load)
     of_trace = sum(each.frequency for each in HOSTS)
@@ -216,7 +216,7 @@ class Churn:
         self.spent_s = 0.0  # of CPU, with placing
 
     def run(self, slots: int, turnovers: float) -> None:
-        """Fills the cluster with so many slots, and lets them come and go."""
+        """Fills the cluster with `slots`, then lets slots come and go for `turnovers`."""
         for _ in range(slots):
             self._arrive()
         now, shown_at = 0.0, 0.0

@@ -84,7 +84,7 @@ class LocalCluster:
             itself.
         state_dir: directory for everything, used again if it exists; None: a temporary directory.
         listen: address of the resource manager; port 0: the kernel chooses.
-        metrics_listen: likewise for its metrics.
+        metrics_listen: address of its metrics; port 0: the kernel chooses.
         cpus: divide only these cpus.
         memory_bytes: divide only this much memory.
         isolation: "auto", or "none": no limits are enforced.

@@ -50,7 +50,7 @@ class BatchSpec:
             60 s.
         on_failure: what to do when a thread has failed for good: "continue" with the others, or
             "stop": start nothing more, and let running threads finish.
-        failures_max: stop likewise when more than this many threads have failed for good; None: no
+        failures_max: also stop when more than this many threads have failed for good; None: no
             limit.
         speculate: run a thread a second time if it takes far longer than the others and no thread
             waits. The first run to finish counts, and the other is cancelled.

@@ -31,7 +31,7 @@ def reservations(state: State) -> Iterator[str]:
     if sorted(jobs) != sorted(reservations.by_job):
         yield f"jobs {sorted(jobs)} have reservations, {sorted(reservations.by_job)} are counted"
     if reserved.keys() != reservations.on_host.keys():
-        yield f"{sorted(reserved)} hold for somebody, {sorted(reservations.on_host)} are counted"
+        yield f"{sorted(reserved)} have reserves, {sorted(reservations.on_host)} are counted"
     for name, host in state.hosts.items():
         wanted = reserved.get(name)
         holds = None if host.reserved is None else Held(host.reserved.amounts, host.reserved.slots)

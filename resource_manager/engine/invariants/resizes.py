@@ -45,7 +45,7 @@ def line(state: State) -> Iterator[str]:
             yield f"slot {key} waits for another size: {waits}; stands in line: {is_queued}"
         queued.discard(wanted.arrival_number)
     if queued:
-        yield f"nobody waits for another size at the places {sorted(queued)} in line"
+        yield f"no resize waits at the queue positions {sorted(queued)}"
 
 
 def _booking(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
