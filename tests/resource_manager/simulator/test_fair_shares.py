@@ -30,6 +30,9 @@ CONVERGED_S = COMES_MAX_S + 180
 STARVATION_TIMEOUT_MS = 60_000
 LOOK_MS = 1_000
 """The interval at which starved requests are checked again."""
+LARGE_MS = 5_000
+FLOOD_WEIGHTS = {"default": 1, "low": 1, "critical": 64}
+"""The weight of the flood beside the large threads' 1, by the flood's group."""
 
 
 @settings(max_examples=examples(20), derandomize=True)
@@ -78,7 +81,7 @@ def test_the_measure_sees_who_gets_nothing_at_all() -> None:
 @settings(max_examples=examples(15), derandomize=True)
 @given(
     flood_ms=st.lists(st.integers(5_000, 40_000), min_size=1, max_size=4),
-    flood_group=st.sampled_from(["default", "low", "critical"]),
+    flood_group=st.sampled_from(sorted(FLOOD_WEIGHTS)),
     large_cores=st.integers(2, 4),
     large_threads=st.integers(1, 3),
     hosts=st.integers(1, 3),
@@ -89,7 +92,8 @@ def test_large_threads_are_served_although_small_ones_flood(
     """Small threads take every free core at once, so that two are never free.
 
     The first large thread waits at most for the timeout, and then until the slots of its reserved
-    host have ended. Later ones also wait for those before them.
+    host have ended. Later ones also wait for those before them, and until their job's share covers
+    what those before them received: nothing is reserved for a job that has had more than its share.
     """
     fairness = Fairness(usage_measure="cpu", starvation_timeout_ms=STARVATION_TIMEOUT_MS)
     cluster = Cluster(equal_nodes(hosts, cpus=4), EngineSettings(fairness=fairness))
@@ -99,16 +103,21 @@ def test_large_threads_are_served_although_small_ones_flood(
     longest_ms = max(flood)
     cluster.submit("flood", flood, group=flood_group)
     cluster.submit(
-        "large", [5_000] * large_threads, profile=ResourceProfile(large_cores * 1_000), at_ms=7_000
+        "large",
+        [LARGE_MS] * large_threads,
+        profile=ResourceProfile(large_cores * 1_000),
+        at_ms=7_000,
     )
+    reserved_after_ms = STARVATION_TIMEOUT_MS + longest_ms + 2 * LOOK_MS
+    entitled_cores = 4 * hosts / (1 + FLOOD_WEIGHTS[flood_group])
+    earned_after_ms = large_cores * LARGE_MS / entitled_cores
 
-    cluster.run(400_000)
+    cluster.run(1_000_000)
 
     starts = sorted(run.start_ms for run in cluster.log if run.job_id == "large")
     assert len(starts) == large_threads
-    for number, start_ms in enumerate(starts, start=1):
-        bound_ms = STARVATION_TIMEOUT_MS + longest_ms + 2 * LOOK_MS
-        assert start_ms - 7_000 <= number * bound_ms
+    for number, start_ms in enumerate(starts):
+        assert start_ms - 7_000 <= (number + 1) * reserved_after_ms + number * earned_after_ms
     assert not idle.findings
 
 
