@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from finegrain.resources import shortfall
 from finegrain.values.explanations import GangSpot
 from finegrain.values.states import GangPlacement
-from resource_manager.engine.explain.cpus import required_policies, with_preferred
 from resource_manager.engine.model.entities import GangSpec, Request
 from resource_manager.engine.model.scheduling_key import cpu_key
+from resource_manager.engine.placement.cpu_constraint import required_policies, with_preferred
 from resource_manager.engine.placement.feasibility import Feasibility
 from resource_manager.engine.placement.gang_matching import Candidates
 from resource_manager.engine.placement.gang_room import Ask, Room

@@ -10,17 +10,15 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from finegrain.resources import Amounts
-from resource_manager.engine.cpus.refusals import CpuRefusal
-from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import Instant, Provision, Request
 from resource_manager.engine.model.settings import ExecutorShape
 from resource_manager.engine.placement.elastic import (
     PENDING,
     Content,
     Elastic,
-    could_serve,
     of_shape,
 )
+from resource_manager.engine.placement.fit import Fit
 from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
@@ -250,13 +248,16 @@ def _why_not(
 ) -> str:
     """Says for each shape that could serve a class why none of it is ordered now."""
     reasons: dict[str, None] = {}
+    fit = Fit(wanted)
     for name, shape in elastic.shapes.items():
-        if not could_serve(elastic.capacities[name], wanted):
+        obstacle = elastic.obstacle(name, fit)
+        refusal = obstacle.cpu_refusal if obstacle is not None else None
+        if obstacle is not None and refusal is None:
             continue
         backoff = elastic.backoffs[name]
-        if not elastic.suits(name, wanted):
+        if refusal is not None:
             lack = f"the last one of shape {name} that came had cpus and NUMA nodes that do not"
-            reasons[f"{lack} suit it: {_lack(elastic.seen[name], wanted)}"] = None
+            reasons[f"{lack} suit it: {refusal.text}"] = None
         elif not elastic.ask_for(shape):
             reasons[f"one of shape {name} alone would be above the maximum"] = None
         elif backoff.failures:
@@ -268,11 +269,6 @@ def _why_not(
         else:
             reasons["the maximum would be exceeded"] = None
     return "; ".join(reasons) or f"no shape could serve {class_text(wanted)}"
-
-
-def _lack(seen: Host, wanted: SchedulingClass) -> str:
-    given = seen.assign(wanted)
-    return given.text if isinstance(given, CpuRefusal) else ""
 
 
 def _time_ms(started: Instant, at_ms: int) -> int:

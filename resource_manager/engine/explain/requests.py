@@ -1,7 +1,7 @@
 """Explains why a request waits, and the smallest changes with which it would fit.
 
-The checks are those of placement (`placement/feasibility.py`), so the answer matches what placement
-does. It is about one moment, and reserves nothing.
+The checks are those of placement (`placement/fit.py`), so the answer matches what placement does.
+It is about one moment, and reserves nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from finegrain.errors import Reason
 from finegrain.values.explanations import Counterfactual, Dimension
 from finegrain.values.states import RequestState, SlotState
-from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.explain.fairness import Step, steps
 from resource_manager.engine.explain.gangs import GangExplanation, explain_gang
 from resource_manager.engine.explain.lists import RequestView, request_view
@@ -24,6 +24,7 @@ from resource_manager.engine.explain.reservations import (
     reservation_of,
 )
 from resource_manager.engine.explain.resizes import ResizeExplanation, explain_resizes
+from resource_manager.engine.explain.survey import Survey
 from resource_manager.engine.explain.waiting_reasons import (
     pending_reason,
     rejection_notice,
@@ -34,8 +35,7 @@ from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host, known_request
 from resource_manager.engine.model.entities import Request, Slot
-from resource_manager.engine.placement.feasibility import Blocker, Judgement
-from resource_manager.engine.placement.survey import Survey
+from resource_manager.engine.placement.fit import CPUS, Verdict
 from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.state import State
@@ -133,7 +133,7 @@ def explain(
         else "",
         Reason.WAITING_GROUP_LIMIT: _quota_message(block) if block is not None else "",
         Reason.WAITING_RESERVATION: _kept(others),
-        Reason.WAITING_TOPOLOGY: _misfit(survey),
+        Reason.WAITING_TOPOLOGY: _topology_text(survey),
     }
     notice = rejection_notice(state, request)
     fairness = state.settings.fairness
@@ -151,7 +151,7 @@ def explain(
             Dimension(one.name, one.asked, sum(one.free), max(one.free), sum(one.total))
             for one in survey.dimensions()
         ],
-        would_fit_if=counterfactuals(state.settings, request, survey),
+        would_fit_if=counterfactuals(state.settings, survey),
         blocked_by=blocking_slots(survey),
         planned_on=planned,
         gang=explain_gang(state, request),
@@ -164,15 +164,14 @@ def explain(
     )
 
 
-def _verdict(one: Judgement) -> ExecutorVerdict:
+def _verdict(one: Verdict) -> ExecutorVerdict:
+    free, total = one.at.free, one.host.total
     return ExecutorVerdict(
         executor_id=one.host.host_id,
         fits=one.fits,
         blockers=one.blockers,
         dimensions=tuple(
-            Dimension(
-                name, asked, one.free.get(name, 0), one.free.get(name, 0), one.total.get(name, 0)
-            )
+            Dimension(name, asked, free.get(name, 0), free.get(name, 0), total.get(name, 0))
             for name, asked in one.asked.items()
         ),
         message=_verdict_message(one),
@@ -180,33 +179,13 @@ def _verdict(one: Judgement) -> ExecutorVerdict:
     )
 
 
-def _verdict_message(one: Judgement) -> str:
-    """Says, for people, what one executor lacks."""
+def _verdict_message(one: Verdict) -> str:
+    """Says, for people, what one executor lacks: first what may become free, then the rest."""
     if one.fits:
         return "fits now"
-    parts = [
-        f"{name} short by {missing} (asked {one.asked[name]}, free {one.free.get(name, 0)},"
-        f" total {one.total.get(name, 0)})"
-        for name, missing in one.missing.items()
-    ]
-    refusal = one.cpu_refusal
-    if refusal is not None and not (one.missing and refusal.blocker is CpuBlocker.CPU_NOT_ENOUGH):
-        parts.append(f"{refusal.blocker}: {refusal.text}")
-    executor = one.host.executor
-    texts = {
-        Blocker.LOST: "is lost",
-        Blocker.UNCONFIRMED: "has not registered with this incarnation of the RM yet",
-        Blocker.DRAINING: f"is draining: {executor.drain_reason or 'no reason given'}",
-        Blocker.UNREACHABLE: f"reports, but cannot be dialled: {one.host.reach.cause}",
-        Blocker.LABEL_MISMATCH: "lacks a required label",
-        Blocker.TOTAL_TOO_SMALL: "is too small even when empty",
-        Blocker.SLOT_LIMIT: f"has {len(one.host.slots)} slots of at most"
-        f" {executor.registration.slots_max}",
-        Blocker.REFUSED: "refused such a slot lately and is asked again later",
-        Blocker.HELD: "has room, which is held for somebody who was passed over for too long",
-    }
-    parts.extend(text for blocker, text in texts.items() if blocker in one.blockers)
-    return "; ".join(parts)
+    obstacles = sorted(one.obstacles, key=lambda obstacle: not obstacle.transient)
+    texts = (obstacle.constraint.text(obstacle, one.asked, one.at) for obstacle in obstacles)
+    return "; ".join(filter(None, texts))
 
 
 def _requests_ahead(gangs: GangLedger, queue: WaitingQueue, request: Request) -> int:
@@ -248,13 +227,14 @@ def _kept(others: list[ReservationView]) -> str:
     return f"there is room, which is held for {names}, passed over for too long"
 
 
-def _misfit(survey: Survey) -> str:
+def _topology_text(survey: Survey) -> str:
     """Says how many hosts have the amounts, and why the first one does not suit."""
-    if not survey.misfits:
+    blocked = survey.blocked_only_by.get(CPUS, ())
+    if not blocked:
         return "what is free does not suit on any executor"
-    count = len(survey.misfits) + survey.unasked
+    count = len(blocked) + survey.unchecked
     some = "1 executor has the amounts" if count == 1 else f"{count} executors have the amounts"
-    one = survey.judge(min(survey.misfits))
+    one = survey.verdict(min(host_id for _, _, host_id in blocked))
     text = f"{some}, but not on cpus and NUMA nodes that suit"
     return f"{text} ({one.host.host_id}: {one.cpu_refusal.text})" if one.cpu_refusal else text
 

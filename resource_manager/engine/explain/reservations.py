@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 
 from finegrain.resources import Amounts
 from resource_manager.engine.model.entities import Instant, Job, Request, Slot
+from resource_manager.engine.placement.feasibility import blocking_reservations
 from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.placement.reserved import Reservation, held_from
+from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
@@ -67,7 +68,7 @@ def held_for_others(state: State, scheduling_class: SchedulingClass) -> list[Res
     """Returns the reservations that keep a request of the class from hosts where it would fit."""
     return [
         _view(state.jobs, state.hosts, state.started, each)
-        for each in held_from(state.hosts, state.reservations, scheduling_class)
+        for each in blocking_reservations(state.hosts, state.reservations, scheduling_class)
     ]
 
 

@@ -6,23 +6,26 @@ moment; it reserves nothing.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from finegrain.errors import Reason
-from finegrain.resources import Amounts, add, fits, shortfall, subtract
+from finegrain.resources import Amounts, add, fits, shortfall, total_of
 from finegrain.values.explanations import Dimension
 from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.explain.remedies import slots_in_the_way
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import ResizeBackoff
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
-from resource_manager.engine.lifecycle.resizes import ResizeMoves, growth, is_blocked_by_reservation
+from resource_manager.engine.lifecycle.resizes import ResizeMoves, growth, growth_obstacles
 from resource_manager.engine.model.entities import Resize, Slot
+from resource_manager.engine.placement.constraint import Blocker
+from resource_manager.engine.placement.fit import AMOUNTS, AVAILABLE
 from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.state import State
 
-MILLION = 1_000_000
 SLOTS_NAMED_MAX = 5
 
 
@@ -83,15 +86,16 @@ def _waiting(
     backoff = host.resize_backoffs.get((slot.allocation_id, slot.generation))
     if backoff is not None and backoff.active:
         return _reserved(backoff)
+    obstacles = {each.blocker: each for each in growth_obstacles(host, slot)}
     total, need = host.total, add(slot.booked, growth_needed)
-    if beyond := [name for name in growth_needed if need[name] > total.get(name, 0)]:
+    if Blocker.TOTAL_TOO_SMALL in obstacles:
+        beyond = [name for name in growth_needed if need[name] > total.get(name, 0)]
         lacks = ", ".join(f"{name} {need[name]} of {total.get(name, 0)}" for name in beyond)
         return f"{host.host_id} has become too small for it, even when empty ({lacks})"
-    if growth_needed and not host.eligible:
+    if any(each.constraint is AVAILABLE for each in obstacles.values()):
         return f"nothing grows on {host.host_id} now{_absence(host)}"
-    missing = shortfall(growth_needed, host.free())
-    if missing:
-        return _lacking(host, slot, growth_needed, missing)
+    if any(each.constraint is AMOUNTS for each in obstacles.values()):
+        return _lacking(host, slot, growth_needed)
     block = quotas.growth_block(slot.job_id, growth_needed)
     if block is not None:
         group, name = block.group_id.removeprefix(GROUP), block.dimension
@@ -102,9 +106,7 @@ def _waiting(
     found = resizes.assignment_for(host, slot)
     if isinstance(found, CpuRefusal):
         return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
-    if not fits(growth_needed, host.spare()) or (
-        growth_needed and is_blocked_by_reservation(host, slot)
-    ):
+    if Blocker.HELD in obstacles:
         owner = reservations.on_host[host.host_id].holder.title
         return f"there is room on {host.host_id}, which is held for {owner}"
     return "has not been considered yet"
@@ -127,8 +129,9 @@ def _absence(host: Host) -> str:
     return ""
 
 
-def _lacking(host: Host, slot: Slot, growth_needed: Amounts, missing: Amounts) -> str:
+def _lacking(host: Host, slot: Slot, growth_needed: Amounts) -> str:
     free = host.free()
+    missing = shortfall(growth_needed, free)
     lacks = ", ".join(
         f"{name} grows by {growth_needed[name]} and {free.get(name, 0)} are free"
         for name in missing
@@ -137,40 +140,14 @@ def _lacking(host: Host, slot: Slot, growth_needed: Amounts, missing: Amounts) -
         f"{name} <= {slot.booked.get(name, 0) + free.get(name, 0)}" for name in missing
     )
     text = f"{lacks} on {host.host_id}; it fits now if {fitting}"
-    names = [
-        f"{each.allocation_id}/{each.generation}" for each in _in_the_way(host, slot, growth_needed)
-    ]
+
+    def fits_without(ended: Sequence[Slot]) -> bool:
+        return fits(growth_needed, add(free, total_of(other.booked for other in ended)))
+
+    others = (other for other in host.slots.values() if other is not slot)
+    blocking = slots_in_the_way(others, missing, fits_without)
+    names = [f"{other.allocation_id}/{other.generation}" for other in blocking]
     if not names:
         return text
     more = f" and {len(names) - SLOTS_NAMED_MAX} more" if len(names) > SLOTS_NAMED_MAX else ""
     return f"{text}, or without {', '.join(names[:SLOTS_NAMED_MAX])}{more}"
-
-
-def _in_the_way(host: Host, slot: Slot, growth_needed: Amounts) -> list[Slot]:
-    """Returns a few other slots without which the growth would fit; empty if that does not help."""
-    free: Amounts = host.free()
-    missing = shortfall(growth_needed, free)
-
-    def helps(other: Slot) -> tuple[bool, int, str]:
-        gives = sum(
-            min(other.booked.get(name, 0), lack) * MILLION // lack for name, lack in missing.items()
-        )
-        return other.state is not SlotState.FREEING, -gives, other.allocation_id
-
-    chosen: list[Slot] = []
-    for other in sorted(host.slots.values(), key=helps):
-        if fits(growth_needed, free):
-            break
-        if other is not slot:
-            chosen.append(other)
-            free = add(free, other.booked)
-    if not fits(growth_needed, free):
-        return []
-    needed = []
-    for other in chosen:
-        without = subtract(free, other.booked)
-        if fits(growth_needed, without):
-            free = without
-        else:
-            needed.append(other)
-    return needed

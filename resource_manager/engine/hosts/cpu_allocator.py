@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from finegrain.resources import ResourceProfile
     from resource_manager.engine.hosts.allowed_cpus import HostCpus
     from resource_manager.engine.model.entities import Executor, Registration, Slot, SlotKey
-    from resource_manager.engine.model.scheduling_key import CpuKey
+    from resource_manager.engine.model.scheduling_key import CpuKey, Labels
 
 CpuKind = tuple[object, ...]
 """Everything that decides which requests fit the cpus of an empty host. Equal hosts share one
@@ -65,6 +65,10 @@ class ResourceRequest(Protocol):
     @property
     def profile(self) -> ResourceProfile | None:
         """None: a default slot."""
+
+    @property
+    def labels(self) -> Labels:
+        """Labels that it requires of a host."""
 
     @property
     def cpus(self) -> CpuKey | None:
@@ -217,15 +221,6 @@ class CpuAllocator:
         if not self.needs_topology(request):
             return None
         return fits_empty(self.cpus, self._cpu_request(request))
-
-    def suits_without(self, request: ResourceRequest, unavailable_slot: SlotKey) -> bool:
-        """Returns True if the host would fit one such slot if another slot were not there."""
-        if not self.needs_topology(request):
-            return True
-        ledger = self.cpus.scratch() if self.cpus is not None else None
-        if ledger is not None:
-            ledger.remove(unavailable_slot)
-        return isinstance(assign(ledger, self._cpu_request(request)), CpuAssignment)
 
     def score(self, request: ResourceRequest) -> int:
         """Returns how well this host fits such a slot that has room here; higher is better."""

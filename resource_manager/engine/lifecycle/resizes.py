@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import InvariantBroken, Reason
-from finegrain.resources import Amounts, ResourceProfile, fits, shortfall
+from finegrain.resources import Amounts, ResourceProfile, shortfall
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.cpus.refusals import CpuRefusal
@@ -55,10 +55,13 @@ from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.entities import Request, Resize, Slot, SlotKey
 from resource_manager.engine.model.reported import ReportedSlot
+from resource_manager.engine.model.scheduling_key import CpuKey, Labels, SchedulingKey
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.state_tables import ResizeInput
 from resource_manager.engine.model.timers import Timer, Timers, backoff_ms
 from resource_manager.engine.model.transitions import Transitions
+from resource_manager.engine.placement.constraint import HostView, Obstacle
+from resource_manager.engine.placement.fit import AMOUNTS, AVAILABLE, NOT_RESERVED
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.queue.non_batchable import NonBatchable
 from resource_manager.engine.queue.queue import WaitingQueue
@@ -97,14 +100,12 @@ class ResizeMoves:
         """
         slot = self.slots[item.name, item.generation]
         host = self.hosts[slot.executor_id]
-        needed = growth(host, slot)
-        if needed and not (host.eligible and fits(needed, host.spare())):
-            return False
-        if needed and is_blocked_by_reservation(host, slot):
+        if growth_obstacles(host, slot):
             return False
         found = self.assignment_for(host, slot)
         if isinstance(found, CpuRefusal):
             return False
+        needed = growth(host, slot)
         self.order(slot, found)
         if needed or found is not None:
             placing.follow([host])
@@ -435,15 +436,40 @@ def growth(host: Host, slot: Slot) -> Amounts:
     return shortfall(need, slot.booked)
 
 
-def is_blocked_by_reservation(host: Host, slot: Slot) -> bool:
-    """Returns True if the host has reserved capacity and the slot has cpus or NUMA shares of its
-    own.
+@dataclass(frozen=True, slots=True)
+class _Growing:
+    """A slot that is to grow, as the constraints of placement see it."""
 
-    Such a slot cannot grow there: amounts do not tell which cpus or nodes the owner of the
-    reservation needs. (The owner's own resize is not checked with this function.)
+    profile: ResourceProfile | None
+    best_effort: bool
+    topology_constrained: bool  # it has cpus or NUMA shares of its own
+    labels: Labels = ()
+    cpus: CpuKey | None = None
+
+    @property
+    def key(self) -> SchedulingKey:
+        """Everything that a host is chosen by."""
+        return self.profile, self.labels, self.cpus
+
+
+def growth_obstacles(host: Host, slot: Slot) -> tuple[Obstacle, ...]:
+    """Returns what stands between the waiting resize of a slot and the growth that it needs, quotas
+    and cpus aside (see `ResizeMoves.assignment_for`); none if it needs no growth.
+
+    A resize by the owner of a reservation on the host is not checked with this function.
     """
-    current = slot.assignment
-    return host.reserved is not None and current is not None and bool(current.cpus or current.numa)
+    needed = growth(host, slot)
+    if slot.wanted is None or not needed:
+        return ()
+    had = slot.assignment
+    own_cpus = had is not None and bool(had.cpus or had.numa)
+    request = _Growing(slot.wanted.profile, slot.best_effort, own_cpus)
+    at = HostView.growing(host, slot)
+    return tuple(
+        obstacle
+        for constraint in (AVAILABLE, AMOUNTS, NOT_RESERVED)
+        for obstacle in constraint.obstacles(request, needed, at)
+    )
 
 
 def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:

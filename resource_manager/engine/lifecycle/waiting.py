@@ -21,6 +21,7 @@ from resource_manager.engine.placement.elastic import Elastic
 from resource_manager.engine.placement.feasibility import (
     INFEASIBLE,
     Feasibility,
+    blocking_reservations,
     feasibility,
     free_sums,
     has_room,
@@ -30,7 +31,7 @@ from resource_manager.engine.placement.feasibility import (
 )
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import Need
-from resource_manager.engine.placement.reserved import Reservations, held_from
+from resource_manager.engine.placement.reserved import Reservations
 from resource_manager.engine.planning.gang_feasibility import gang_feasibility
 from resource_manager.engine.queue.gangs import (
     GangKind,
@@ -95,7 +96,7 @@ class WaitingReasons:
             case Feasibility.LABELS:
                 return Reason.WAITING_LABELS
             case Feasibility.POSSIBLE if any(
-                True for _ in held_from(self.hosts, self.reservations, scheduling_class)
+                True for _ in blocking_reservations(self.hosts, self.reservations, scheduling_class)
             ):
                 return Reason.WAITING_RESERVATION
             case Feasibility.POSSIBLE:

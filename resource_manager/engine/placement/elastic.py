@@ -8,24 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from finegrain.resources import (
     BEST_EFFORT_CPU_MILLI,
     CPU_MILLI,
     Amounts,
     booking,
-    fits,
     has_separate_pools,
 )
 from finegrain.values.states import ProvidedExecutorState
-from resource_manager.engine.model.entities import Provision
+from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import Executor, Provision, Registration
 from resource_manager.engine.model.scheduling_key import SLOTS, in_grains
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
+from resource_manager.engine.placement.constraint import HostView, Obstacle
+from resource_manager.engine.placement.fit import CPUS, LABELS, Fit
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
-
-if TYPE_CHECKING:
-    from resource_manager.engine.hosts.host import Host
 
 UNBOUNDED = 1 << 53
 """Stands for "no limit" where a number is needed."""
@@ -160,42 +159,60 @@ class Elastic:
         self.asked_up_to: dict[str, int] = {}  # totals of what was asked for last, then
         self.present: tuple[int, dict[str, int]] | None = None  # by version of the cluster
         self.seen: dict[str, Host] = {}  # by shape: the last one that came, as if it were empty
+        # by shape: an executor of it, as if it were empty; nothing is known of its cpus
+        self._promised = {each.name: HostView.empty(host_of(each)) for each in provisioning.shapes}
 
     def ask_for(self, shape: ExecutorShape) -> bool:
         """True if one of this shape may ever be asked for."""
         limits = self.provisioning.total_max
         return all(shape.total.get(name, 0) <= limit for name, limit in limits.items())
 
-    def fits_a_shape(self, shape: SchedulingClass, *, labels: bool = True) -> bool:
-        """True if an executor that could be asked for could serve such a request when empty;
-        `labels` False: if it carried what is asked for.
+    def fits_a_shape(self, request: ResourceRequest, *, labels: bool = True) -> bool:
+        """Returns True if an executor that could be ordered could serve such a request when empty.
+
+        Args:
+            request: what is asked for.
+            labels: False: whatever labels it carries.
         """
+        fit = Fit(request)
         return any(
-            self.ask_for(self.shapes[name])
-            and could_serve(capacity, shape, labels=labels)
-            and self.suits(name, shape)
-            for name, capacity in self.capacities.items()
+            self.ask_for(shape) and self.obstacle(name, fit, labels=labels) is None
+            for name, shape in self.shapes.items()
         )
 
-    def suits(self, name: str, shape: SchedulingClass) -> bool:
-        """True if cpus and NUMA nodes of executors of a shape of this name suit such a request, as
-        far as is known: by the last one that came.
+    def obstacle(self, name: str, fit: Fit, *, labels: bool = True) -> Obstacle | None:
+        """Returns why an executor of a shape could not serve a request even when empty; None: it
+        could, as far as is known. Its cpus and NUMA nodes are taken for those of the last one that
+        came.
+
+        Args:
+            name: the shape.
+            fit: compares the request with hosts.
+            labels: False: whatever labels it carries.
         """
-        seen = self.seen.get(name)
-        return seen is None or seen.could_suit(shape)
+        besides = (CPUS,) if labels else (CPUS, LABELS)
+        found = fit.size_obstacle(self._promised[name], besides=besides)
+        if found is None and name in self.seen:
+            return CPUS.obstacle(fit.request, HostView.empty(self.seen[name]))
+        return found
 
 
-def could_serve(capacity: Capacity, shape: SchedulingClass, *, labels: bool = True) -> bool:
-    """True if an empty executor could serve such a request; `labels` False: whatever it carries."""
-    if labels and any(capacity.labels.get(name) != value for name, value in shape.labels):
-        return False
-    if shape.profile is None:
-        return bool(capacity.default) and fits(capacity.default, capacity.amounts)
-    amounts = capacity.amounts  # asked for each of very many: `fits` takes three times as long
-    for name, amount in shape.amounts[capacity.separate].items():
-        if amounts.get(name, 0) < amount:
-            return False
-    return True
+def host_of(shape: ExecutorShape) -> Host:
+    """Returns the ledger of an executor of a shape. Unless the shape says otherwise, it offers all
+    its cpu to best-effort slots once more, as executors do.
+    """
+    total = {BEST_EFFORT_CPU_MILLI: shape.total.get(CPU_MILLI, 0), **shape.total}
+    registration = Registration(
+        executor_id=shape.name,
+        instance_id="",
+        address="",
+        total=total,
+        reserved={},
+        default_profile=shape.default_profile,
+        labels=shape.labels,
+        slots_max=shape.slots_max,
+    )
+    return Host.of(Executor(registration, registration_number=0))
 
 
 def capacity_of(shape: ExecutorShape) -> Capacity:

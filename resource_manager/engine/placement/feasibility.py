@@ -1,27 +1,27 @@
-"""Could a shape ever be served, and does one host serve it now? The facts behind placing, refusing
-and explaining.
+"""Whether some host could serve a scheduling class, now or when empty.
 
-`judge` looks at one host; `feasibility` asks the index about all of them without looking at each,
-and remembers the answer with the shape until some host's size, labels or availability changes.
+Asks the index, so that not every host is looked at, and `fit.py` about the hosts that it offers.
+What hosts could serve when empty is cached with the class until the size, labels or availability of
+a host changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from itertools import chain, islice
 
-from finegrain.resources import Amounts, shortfall
-from finegrain.values.states import ExecutorState
+from finegrain.resources import Amounts
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.hosts.host import KNOWN, ONLINE, Host
 from resource_manager.engine.model.scheduling_key import Labels
+from resource_manager.engine.placement.constraint import Blocker, HostView
 from resource_manager.engine.placement.elastic import Elastic
+from resource_manager.engine.placement.fit import CPUS, LABELS, Fit
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import Need
 from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.placement.reserved import is_held_from
+from resource_manager.engine.placement.reserved import Reservation, Reservations
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 ASKED_MAX = 64
@@ -42,75 +42,6 @@ INFEASIBLE = frozenset({Feasibility.LABELS, Feasibility.NEVER})
 """Verdicts with which a request is rejected, unless it allows to wait."""
 
 
-class Blocker(StrEnum):
-    """What can stand between a shape and a host, besides INSUFFICIENT_<DIMENSION>."""
-
-    LOST = "LOST"
-    UNCONFIRMED = "UNCONFIRMED"
-    DRAINING = "DRAINING"
-    UNREACHABLE = "UNREACHABLE"  # it reports, but cannot be dialled
-    LABEL_MISMATCH = "LABEL_MISMATCH"
-    TOTAL_TOO_SMALL = "TOTAL_TOO_SMALL"
-    SLOT_LIMIT = "SLOT_LIMIT"
-    REFUSED = "REFUSED"  # the host refused this shape lately
-    HELD = "HELD"  # for somebody who was passed over for too long
-    TOPOLOGY = "TOPOLOGY"  # its cpus or NUMA nodes do not suit, whatever amounts there are
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """What one host can do for a shape now. Amounts by dimension."""
-
-    host: Host
-    asked: dict[str, int]
-    free: dict[str, int]
-    total: dict[str, int]
-    missing: dict[str, int]
-    blockers: tuple[str, ...]
-    cpu_refusal: CpuRefusal | None = None  # why cpus or NUMA nodes do not suit; None: they do
-
-    @property
-    def fits(self) -> bool:
-        """True if a slot could be placed here now."""
-        return not self.blockers
-
-
-def judge(host: Host, scheduling_class: SchedulingClass) -> Judgement:
-    """All that stands between a shape and a host."""
-    asked = host.booking_for(scheduling_class)
-    free = host.free()
-    total = dict(host.total)
-    missing = shortfall(asked, free)
-    blockers: list[str] = []
-    if host.executor.state is not ExecutorState.ACTIVE:
-        blockers.append(Blocker(host.executor.state.value))
-    if host.executor.draining:
-        blockers.append(Blocker.DRAINING)
-    if host.reach.unreachable:
-        blockers.append(Blocker.UNREACHABLE)
-    if not carries(host, scheduling_class.labels):
-        blockers.append(Blocker.LABEL_MISMATCH)
-    if shortfall(asked, total):
-        blockers.append(Blocker.TOTAL_TOO_SMALL)
-    blockers.extend(f"INSUFFICIENT_{name.upper()}" for name in missing)
-    if host.slots_left() < 1:
-        blockers.append(Blocker.SLOT_LIMIT)
-    if host.refuses(scheduling_class):
-        blockers.append(Blocker.REFUSED)
-    if is_held_from(host, scheduling_class):
-        blockers.append(Blocker.HELD)
-    if scheduling_class.profile is None and not asked:
-        blockers.append(Blocker.TOTAL_TOO_SMALL)
-    poolless = scheduling_class.best_effort and host.lacks_best_effort_pool
-    given = (
-        host.assign(scheduling_class) if poolless or host.needs_topology(scheduling_class) else None
-    )
-    refusal = given if isinstance(given, CpuRefusal) else None
-    if refusal is not None:
-        blockers.append(Blocker.TOPOLOGY)
-    return Judgement(host, asked, free, total, missing, tuple(dict.fromkeys(blockers)), refusal)
-
-
 def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
     """What the sizes of the hosts say, and of those that can be asked for; the indexes must be
     fresh.
@@ -125,19 +56,16 @@ def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClas
 
 def _feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
     if not hosts and not elastic.provisioning:
-        return Feasibility.POSSIBLE  # nobody has come yet; somebody may any moment
-    if elastic.capacities and elastic.fits_a_shape(scheduling_class):
-        return Feasibility.POSSIBLE  # such an executor can be asked for
-    if _some_host_could(
-        hosts, scheduling_class, scheduling_class.labels, _needs(scheduling_class, ONLINE)
-    ):
+        return Feasibility.POSSIBLE  # none has registered yet, and one may at any moment
+    if elastic.shapes and elastic.fits_a_shape(scheduling_class):
+        return Feasibility.POSSIBLE  # such an executor can be ordered
+    labels = scheduling_class.labels
+    if _some_host_could(hosts, scheduling_class, labels, ONLINE):
         return Feasibility.POSSIBLE
-    if _some_host_could(
-        hosts, scheduling_class, scheduling_class.labels, _needs(scheduling_class, KNOWN)
-    ):
+    if _some_host_could(hosts, scheduling_class, labels, KNOWN):
         return Feasibility.OFFLINE
-    if scheduling_class.labels and (
-        _some_host_could(hosts, scheduling_class, (), _needs(scheduling_class, KNOWN))
+    if labels and (
+        _some_host_could(hosts, scheduling_class, (), KNOWN)
         or elastic.fits_a_shape(scheduling_class, labels=False)
     ):
         return Feasibility.LABELS
@@ -145,64 +73,76 @@ def _feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingCla
 
 
 def _some_host_could(
-    hosts: Hosts, scheduling_class: SchedulingClass, labels: Labels, needs: list[Need]
+    hosts: Hosts, scheduling_class: SchedulingClass, labels: Labels, prefix: str
 ) -> bool:
-    """True if some host with these labels covers one of these needs, in columns that say what it
-    has when empty, and its cpus and NUMA nodes would suit then.
+    """Returns True if some host with these labels could serve a class when empty.
 
-    Hosts that are alike are asked once. From both ends at once: few hosts may cover, or few may
-    carry or be of a kind that suits.
+    Args:
+        hosts: all hosts.
+        scheduling_class: the class; its own labels are ignored.
+        labels: what the host must carry.
+        prefix: of index columns: of hosts that are online, or of all that are known.
     """
-    indexes = hosts.indexes
-    if not (scheduling_class.topology_constrained or indexes.aligning):
-        return some_host_covers(hosts, labels, needs)
-    index, could = indexes.of(labels), _CouldSuit(scheduling_class)
-    wanted = labels if index is indexes.main else ()
-    suiting: Iterable[str] = hosts
-    if (
-        scheduling_class.policy.topology_constrained and scheduling_class.profile is not None
-    ):  # default slots differ within a kind
-        kinds = [names for names in indexes.kinds.values() if could(hosts[next(iter(names))])]
-        suiting = chain.from_iterable(kinds)
-    if wanted:
-        suiting = indexes.carriers(wanted)
-    for at, name in zip(index.covering(needs), suiting, strict=False):
-        for host in (hosts[index.ids[at]], hosts[name]):
-            if not (carries(host, wanted) and index.knows(host.host_id) and could(host)):
-                continue
-            if any(index.covers(index.position[host.host_id], need) for need in needs):
-                return True
-    return False
+    needs: list[Need] = [
+        {prefix + name: amount for name, amount in need.items()}
+        for need in (scheduling_class.pooled_need, scheduling_class.separate_need)
+    ]
+    if not is_exact_somewhere(hosts, scheduling_class):
+        return some_host_covers(hosts, labels, needs)  # amounts decide, and the index has those
+    fit = Fit(scheduling_class)
 
+    def could(host: Host) -> bool:
+        online = prefix == KNOWN or host.online
+        return online and fit.size_obstacle(HostView.empty(host), besides=(LABELS,)) is None
 
-class _CouldSuit:
-    """Whether cpus and NUMA nodes of hosts would suit one of a shape if they were empty."""
-
-    def __init__(self, scheduling_class: SchedulingClass) -> None:
-        self._shape = scheduling_class
-        self._known: dict[tuple[object, int], bool] = {}
-
-    def __call__(self, host: Host) -> bool:
-        if not host.needs_topology(self._shape):
-            return True
-        booked = id(host.default_booking) if self._shape.profile is None else host.separate_pools
-        kind = id(host.cpu_kind), booked
-        known = self._known.get(kind)
-        if known is None:
-            known = self._known[kind] = host.could_suit(self._shape)
-        return known
+    likely: Iterable[str] = hosts
+    if scheduling_class.policy.topology_constrained and scheduling_class.profile is not None:
+        # The cpus of all hosts of a kind suit, or none. (Default slots differ within a kind.)
+        kinds = [
+            names
+            for names in hosts.indexes.kinds.values()
+            if CPUS.obstacle(scheduling_class, HostView.empty(hosts[next(iter(names))])) is None
+        ]
+        likely = chain.from_iterable(kinds)
+    return _some_host(hosts, labels, needs, likely, could)
 
 
 def some_host_covers(hosts: Hosts, labels: Labels, needs: list[Need]) -> bool:
+    """Returns True if some host with these labels covers one of these needs."""
     index = hosts.indexes.of(labels)
     if not labels or index is not hosts.indexes.main:
         return next(index.covering_by_block(needs), None) is not None
-    # From both ends at once: few hosts may cover, or few may carry.
-    for at, name in zip(index.covering(needs), hosts.indexes.carriers(labels), strict=False):
-        if carries(hosts[index.ids[at]], labels):
-            return True
-        if any(index.covers(index.position[name], need) for need in needs):
-            return True
+
+    def covers(host: Host) -> bool:
+        return any(index.covers(index.position[host.host_id], need) for need in needs)
+
+    return _some_host(hosts, labels, needs, hosts, covers)
+
+
+def _some_host(
+    hosts: Hosts,
+    labels: Labels,
+    needs: list[Need],
+    likely: Iterable[str],
+    serves: Callable[[Host], bool],
+) -> bool:
+    """Returns True if some host serves. Goes through two lists at the same time, since either may
+    be short: hosts that cover a need, and those that carry the labels or are likely to serve.
+
+    Args:
+        hosts: all hosts.
+        labels: what the host must carry.
+        needs: what it must cover, in columns of the index; one of them.
+        likely: hosts; no other one serves.
+        serves: whether a host that carries the labels does.
+    """
+    index = hosts.indexes.of(labels)
+    if labels and index is hosts.indexes.main:
+        likely = hosts.indexes.carriers(labels)
+    for at, name in zip(index.covering(needs), likely, strict=False):
+        for host in (hosts[index.ids[at]], hosts[name]):
+            if carries(host, labels) and serves(host):
+                return True
     return False
 
 
@@ -220,12 +160,6 @@ def free_sums(hosts: Hosts, scheduling_class: SchedulingClass) -> Amounts:
     }
 
 
-def _needs(scheduling_class: SchedulingClass, prefix: str) -> list[Need]:
-    pooled, separate = scheduling_class.pooled_need, scheduling_class.separate_need
-    needs = [pooled] if pooled == separate else [pooled, separate]
-    return [dict(zip(map(prefix.__add__, need), need.values(), strict=True)) for need in needs]
-
-
 def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
     """True if some host has room for one now, whether or not it would take it; the indexes must be
     fresh. Of hosts that have to be asked only so many are: whoever waits has asked them all.
@@ -239,7 +173,7 @@ def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
         host = hosts[index.ids[at]]
         if index is hosts.indexes.main and not carries(host, scheduling_class.labels):
             continue
-        if host.suits(scheduling_class):
+        if CPUS.obstacle(scheduling_class, HostView.now(host)) is None:
             return True
         asked += 1
         if asked == ASKED_MAX:
@@ -263,10 +197,22 @@ def large_and_unsuited(
     amounts = [
         {KNOWN + name: amount for name, amount in need.items()} for need in scheduling_class.amounts
     ]
-    index = hosts.indexes.main
+    index, fit = hosts.indexes.main, Fit(scheduling_class)
     covering = (hosts[index.ids[at]] for at in index.covering(amounts))
     large = [host for host in islice(covering, ASKED_MAX) if carries(host, scheduling_class.labels)]
     for host in sorted(large, key=lambda host: host.cpus is None):
-        if (refusal := host.never_suits(scheduling_class)) is not None:
-            return host, refusal
+        obstacle = fit.size_obstacle(HostView.empty(host))
+        if obstacle is not None and obstacle.cpu_refusal is not None:
+            return host, obstacle.cpu_refusal
     return None
+
+
+def blocking_reservations(
+    hosts: Hosts, reservations: Reservations, scheduling_class: SchedulingClass
+) -> Iterator[Reservation]:
+    """Yields the reservations without which a request of the class would fit somewhere."""
+    fit = Fit(scheduling_class)
+    for each in reservations.all():
+        reserved = (hosts[name] for name in each.place.held if name in hosts)
+        if any(fit.verdict(HostView.now(host)).blockers == (Blocker.HELD,) for host in reserved):
+            yield each

@@ -8,12 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from finegrain.resources import Amounts, fits, shortfall, total_of
+from finegrain.resources import Amounts, shortfall, total_of
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import SlotKey
-from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 if TYPE_CHECKING:
     from resource_manager.engine.fairness.starvation import Mark, Waiter
@@ -136,32 +133,3 @@ class Reservations:
         del self.by_job[ended.holder.job_id]
         for name in ended.place.held:
             del self.on_host[name]
-
-
-def is_held_from(host: Host, scheduling_class: SchedulingClass) -> bool:
-    """True if one of a shape would fit on a host but for what is held there."""
-    if host.reserved is None:
-        return False
-    need = host.booking_for(scheduling_class)
-    if not need or host.slots_left() < 1 or not fits(need, host.free()):
-        return False
-    if host.needs_topology(scheduling_class):  # there for nobody else, as long as anything is held
-        return host.suits(scheduling_class)
-    return host.spare_slots() < 1 or not fits(need, host.spare())
-
-
-def held_from(
-    hosts: Hosts, reservations: Reservations, scheduling_class: SchedulingClass
-) -> Iterator[Reservation]:
-    """Reservations without which one of a shape would fit somewhere."""
-    for each in reservations.all():
-        holding = (hosts.get(name) for name in each.place.held)
-        if any(
-            host is not None
-            and host.eligible
-            and carries(host, scheduling_class.labels)
-            and not host.refuses(scheduling_class)
-            and is_held_from(host, scheduling_class)
-            for host in holding
-        ):
-            yield each

@@ -25,7 +25,9 @@ from resource_manager.engine.lifecycle.provisions import ProvisionMoves
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.model.entities import Provision, Request
 from resource_manager.engine.model.texts import amounts_text
+from resource_manager.engine.placement.constraint import Constraint, HostView
 from resource_manager.engine.placement.elastic import PENDING, Content, Elastic
+from resource_manager.engine.placement.fit import AMOUNTS, CPUS, LABELS, Fit
 from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.placement_pass import PlacementPass
@@ -150,16 +152,20 @@ def _judge(
         provision_moves.proved(provision)
 
 
+_LACKS: dict[Constraint, str] = {
+    LABELS: "without the labels of",
+    AMOUNTS: "that is too little for",
+    CPUS: "its cpus and NUMA nodes do not suit",
+}
+
+
 def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
     """Yields reasons why an executor could not serve, even when empty, what was planned on it."""
-    total = host.total
+    total, empty = host.total, HostView.empty(host)
     for scheduling_class in content.shapes:
-        if not carries(host, scheduling_class.labels):
-            yield f"without the labels of {class_text(scheduling_class)}"
-        elif not (need := host.booking_for(scheduling_class)) or shortfall(need, total):
-            yield f"that is too little for {class_text(scheduling_class)}"
-        elif not host.could_suit(scheduling_class):
-            yield f"its cpus and NUMA nodes do not suit {class_text(scheduling_class)}"
+        obstacle = Fit(scheduling_class).size_obstacle(empty)
+        if obstacle is not None:
+            yield f"{_LACKS[obstacle.constraint]} {class_text(scheduling_class)}"
     together: dict[str, dict[str, int]] = {}
     trials = Trials(as_if_empty)
     for (gang_id, number), count in content.members.items():

@@ -30,9 +30,9 @@ from resource_manager.engine.placement.elastic import (
     Capacity,
     Content,
     LastPlan,
-    could_serve,
     of_shape,
 )
+from resource_manager.engine.placement.fit import Fit
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.planning.exactness import amounts_of, counted, offering, together
@@ -280,12 +280,8 @@ class _BacklogBuilder:
 
     def _is_served(self, scheduling_class: SchedulingClass) -> bool:
         """Returns True if a pending or orderable executor could serve one request of the class."""
-        elastic = self._state.elastic
-        return any(
-            could_serve(elastic.capacities[name], scheduling_class)
-            and elastic.suits(name, scheduling_class)
-            for name in self._names
-        )
+        fit = Fit(scheduling_class)
+        return any(self._state.elastic.obstacle(name, fit) is None for name in self._names)
 
     def _kept(self) -> dict[str, Counts]:
         """Returns the last plan as numbers, without kinds that are no longer queued."""

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from finegrain.resources import add, fits, subtract
+from finegrain.resources import fits, subtract
 from resource_manager.engine.fairness.flows import Flow, SortKey
 from resource_manager.engine.fairness.quotas import counted, fulfilment, room
 from resource_manager.engine.hosts.host import UNLIMITED, Host
 from resource_manager.engine.lifecycle.resizes import growth
 from resource_manager.engine.model.entities import Slot
-from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.placement.constraint import HostView
+from resource_manager.engine.placement.fit import Fit
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
@@ -139,32 +140,18 @@ class NextTurn:
 
 
 class _There:
-    """What an executor would have for anybody if a slot were gone."""
+    """What an executor would have if a slot were gone."""
 
     def __init__(self, host: Host, slot: Slot) -> None:
         self.host = host
-        self._gone = slot.allocation_id, slot.generation
-        self.amounts: dict[str, int] = add(host.free(), slot.booked)
-        self.slots = host.slots_left() + (host.slots_left() != UNLIMITED)
-        if host.reserved is not None:
-            others = {key: each for key, each in host.slots.items() if each is not slot}
-            self.amounts = host.reserved.spare(self.amounts, host.total, others)
-            if self.slots != UNLIMITED:
-                self.slots = host.reserved.spare_slots(
-                    self.slots, host.executor.registration.slots_max, others
-                )
-        # False: it is held for somebody.
-        self.is_left = self.slots > 0 and fits(slot.booked, self.amounts)
+        self._at = HostView.without(host, [slot])
+        self.amounts = self._at.spare()
+        # False: it is reserved for somebody.
+        self.is_left = self._at.spare_slots() > 0 and fits(slot.booked, self.amounts)
 
     def fits(self, scheduling_class: SchedulingClass) -> bool:
-        """True if one of this shape would fit."""
-        host = self.host
-        need = host.booking_for(scheduling_class)
-        if not need or not fits(need, self.amounts) or self.slots < 1:
-            return False
-        if not carries(host, scheduling_class.labels) or host.refuses(scheduling_class):
-            return False
-        return host.suits_without(scheduling_class, self._gone)
+        """Returns True if one request of a class would fit."""
+        return Fit(scheduling_class).fits(self._at)
 
 
 class _Without:

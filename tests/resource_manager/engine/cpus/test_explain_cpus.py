@@ -25,8 +25,8 @@ from finegrain.cpu_policy import (
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.cpus.refusals import CpuBlocker
+from resource_manager.engine.explain import survey
 from resource_manager.engine.explain.requests import Explanation, explain
-from resource_manager.engine.placement import survey
 from tests.support.engine_cluster import BE, LSE, LSR, EngineCluster, numa_host
 from tests.support.properties import examples
 
@@ -248,7 +248,7 @@ def test_the_host_that_is_nearest_comes_first_and_hosts_that_fit_are_counted() -
 def test_of_very_many_hosts_so_many_are_asked_and_all_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(survey, "ASKED_MAX", 2)
+    monkeypatch.setattr(survey, "COSTLY_CHECKS_MAX", 2)
     cluster = EngineCluster.settled(*(numa_host(f"host-{number}") for number in range(5)))
     for number in range(10):
         cluster.submit(f"large-{number}", cpu_milli=5_000, policy=ONE_NODE)

@@ -23,7 +23,8 @@ from resource_manager.engine.explain.waiting_reasons import pending_by_reason
 from resource_manager.engine.model.effects import Changes
 from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.model.events import SlotsReuseAsked
-from resource_manager.engine.placement.feasibility import Blocker, judge
+from resource_manager.engine.placement.constraint import Blocker, HostView
+from resource_manager.engine.placement.fit import Fit
 from tests.support.engine_cluster import BE, LSE, LSR, EngineCluster, host, numa_host
 
 ONE_NODE = CpuPolicy(numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
@@ -78,7 +79,9 @@ def test_amounts_that_suffice_are_not_enough_where_threads_are_scattered() -> No
     cluster.submit("whole", cpu_milli=2_000, policy=WHOLE_CORES)
     assert cluster.waiting_reason("whole") == Reason.WAITING_TOPOLOGY
     assert pending_by_reason(cluster.state) == {Reason.WAITING_TOPOLOGY: 1}
-    judged = judge(cluster.state.hosts["host-a"], cluster.state.queue.classes()[0])
+    judged = Fit(cluster.state.queue.classes()[0]).verdict(
+        HostView.now(cluster.state.hosts["host-a"])
+    )
     assert judged.blockers == (Blocker.TOPOLOGY,)
     assert judged.cpu_refusal is not None
     assert judged.cpu_refusal.blocker is CpuBlocker.WHOLE_CORES_NOT_ENOUGH

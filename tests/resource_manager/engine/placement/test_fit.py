@@ -1,11 +1,14 @@
-"""Random histories of clusters with several kinds of hosts.
+"""Random histories of clusters with several kinds of hosts: what `explain` says is what happens.
 
-A request waits only if no host suits it, which is checked host by host. No slot has what belongs to
-another.
+The scheduling cycle finds hosts by the index, and `explain` by looking at each host. A request is
+placed only on a host of which the verdict is that it fits, and waits only if there is no such host.
+It is infeasible only if something about the size of every host stands against it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -22,18 +25,21 @@ from finegrain.cpu_policy import (
     QosClass,
 )
 from finegrain.cpuset import CpuSet
-from finegrain.resources import MIB, ResourceProfile, fits
+from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.states import RequestState
+from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.model.entities import RequestSpec
+from resource_manager.engine.lifecycle.moves import RequestMoves
+from resource_manager.engine.model.entities import Request, RequestSpec
 from resource_manager.engine.model.events import (
     DrainRequested,
     JobRegistered,
     UndrainRequested,
 )
 from resource_manager.engine.model.settings import Fairness
-from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.queue.scheduling_classes import SchedulingClass
+from resource_manager.engine.placement.constraint import HostView
+from resource_manager.engine.placement.feasibility import Feasibility, feasibility
+from resource_manager.engine.placement.fit import Fit
 from tests.support.engine_cluster import BE, LSE, LSR, EngineCluster, FakeExecutor, numa_host
 
 STEPS = 60
@@ -58,26 +64,11 @@ POLICIES = [
 ]
 
 
-def serves(one: Host, shape: SchedulingClass) -> bool:
-    """Checks without any index, as if it were the only host."""
-    need = one.booking_for(shape)
-    if one.reserved is not None and one.needs_topology(shape):
-        return False  # cpus and nodes of a reserved host are for the reservation's owner only
-    return (
-        one.eligible
-        and carries(one, shape.labels)
-        and not one.refuses(shape)
-        and one.spare_slots() > 0
-        and bool(need)
-        and fits(need, one.spare())
-        and one.suits(shape)
-    )
-
-
 class Life:
     def __init__(self, seed: int, **settings: Any) -> None:
         self.random = Random(seed)
         self.number = 0
+        self.blockers: set[str] = set()  # that explanations have named
         self.cluster = EngineCluster(
             numa_host("host-a", labels=SSD),
             numa_host("host-b", policy={"alignment": "SingleNUMANode"}, slots_max=5),
@@ -104,15 +95,37 @@ class Life:
     def step(self) -> None:
         self.random.choice(self.acts)()
         self.cluster.settle()
-        self.nobody_waits_beside_room()
+        self.verdicts_hold()
 
-    def nobody_waits_beside_room(self) -> None:
+    def verdicts_hold(self) -> None:
         state = self.cluster.state
         while state.unfinished:
             self.cluster.batch()
         for shape in state.queue.classes():
-            found = [name for name, each in state.hosts.items() if serves(each, shape)]
-            assert not found, f"{shape.profile} {shape.cpus} waits, beside room on {found}"
+            fit = Fit(shape)
+            owned = {
+                name
+                for each in state.reservations.all()
+                if each.holder.who is shape
+                for name in each.place.held
+            }
+            found = [name for name, host in state.hosts.items() if fit.fits(HostView.now(host))]
+            assert owned.issuperset(found), f"{shape.profile} {shape.cpus} waits, but fits {found}"
+            could = [
+                host
+                for host in state.hosts.values()
+                if host.online and fit.size_obstacle(HostView.empty(host)) is None
+            ]
+            possible = feasibility(state.hosts, state.elastic, shape) is Feasibility.POSSIBLE
+            assert possible == bool(could), f"{shape.profile} {shape.cpus} could go to {could}"
+        waiting = [r for r in state.requests.values() if r.state is RequestState.PENDING]
+        for request in self.random.sample(waiting, min(2, len(waiting))):
+            explained = explain(state, request.spec.allocation_id)
+            assert explained.executors_fitting == 0
+            assert not any(verdict.fits for verdict in explained.executors)
+            assert all(verdict.message for verdict in explained.executors)
+            for verdict in explained.executors:
+                self.blockers.update(verdict.blockers)
 
     def ask(self) -> None:
         random, policy = self.random, self.random.choice(POLICIES)
@@ -203,7 +216,21 @@ class Life:
     ],
     ids=["pack", "spread", "first fit", "held", "step by step", "step by step, spread"],
 )
-def test_nobody_waits_beside_room(seed: int, settings: dict[str, Any]) -> None:
+def test_requests_are_placed_where_they_fit_and_nowhere_else(
+    seed: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, placed = RequestMoves.place, Counter[str]()
+
+    def place_checked(moves: RequestMoves, requests: Sequence[Request], host: Host) -> None:
+        shape = moves.queue.class_of(requests[0].spec)
+        reserved = host.reserved is not None
+        verdict = Fit(shape).verdict(HostView.now(host, owns_reservation=reserved))
+        assert verdict.fits, f"placed on {host.host_id} in spite of {verdict.blockers}"
+        placed[host.host_id] += len(requests)
+        place(moves, requests, host)
+
+    monkeypatch.setattr(RequestMoves, "place", place_checked)
     life = Life(seed, **settings)
     for _ in range(STEPS):
         life.step()
+    assert len(placed) > 3

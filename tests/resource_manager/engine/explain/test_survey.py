@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.values.states import ExecutorState
 from resource_manager.engine.explain.requests import explain
+from resource_manager.engine.explain.survey import Survey
 from resource_manager.engine.model.entities import RequestSpec
-from resource_manager.engine.placement.feasibility import Blocker, Judgement
-from resource_manager.engine.placement.survey import MILLION, Survey
+from resource_manager.engine.placement.constraint import Blocker
+from resource_manager.engine.placement.fit import LABELS, Verdict
 from tests.resource_manager.engine.placement.test_placing import (
     ONE_POOL,
     SSD,
@@ -26,10 +27,9 @@ from tests.support.properties import examples
 moods = st.sampled_from(["", "", "", "draining", "unreachable", "lost", "full", "busy"])
 
 
-def distance(one: Judgement) -> tuple[int, int, str]:
-    hard = sum(not blocker.startswith("INSUFFICIENT_") for blocker in one.blockers)
-    lacks = [missing * MILLION // one.asked[name] for name, missing in one.missing.items()]
-    return hard, max(lacks, default=0), one.host.host_id
+def distance(one: Verdict) -> tuple[int, int, str]:
+    hard = sum(not each.transient for each in one.obstacles)
+    return hard, max((each.lack for each in one.obstacles), default=0), one.host.host_id
 
 
 @settings(max_examples=examples(50))
@@ -52,18 +52,21 @@ def test_a_glance_and_a_judgement_agree(
             host.book(host.booking_of(ResourceProfile(3_900, 100 * MIB)), 1)
     shape = cluster.state.queue.class_of(RequestSpec("", profile, required_labels=labels))
     survey = Survey.of(cluster.state.hosts.values(), shape)
-    judged = sorted((survey.judge(name) for name in survey.hosts), key=distance)
+    judged = sorted((survey.verdict(name) for name in survey.hosts), key=distance)
     usable = [
         one for one in judged if one.host.eligible and Blocker.LABEL_MISMATCH not in one.blockers
     ]
-    assert survey.nearest(len(judged)) == judged
+    nearest = [(one.host.host_id, one.obstacles) for one in survey.nearest(len(judged))]
+    assert nearest == [(one.host.host_id, one.obstacles) for one in judged]
     assert survey.fitting == sum(one.fits for one in judged)
     assert survey.usable == len(usable)
-    assert set(survey.unlabelled) == {
+    assert {host_id for _, _, host_id in survey.blocked_only_by.get(LABELS, ())} == {
         one.host.host_id for one in judged if one.blockers == (Blocker.LABEL_MISMATCH,)
     }
     for dimension in survey.dimensions():
-        there = [one.free.get(dimension.name, 0) for one in usable if dimension.name in one.asked]
+        there = [
+            one.at.free.get(dimension.name, 0) for one in usable if dimension.name in one.asked
+        ]
         assert sorted(dimension.free) == sorted(there)
         assert dimension.asked == min(
             one.asked[dimension.name] for one in usable if dimension.name in one.asked
@@ -79,8 +82,8 @@ def test_a_host_whose_default_slot_is_nothing_would_not_fit_without_the_labels_e
     cluster.register(FakeExecutor("host-a", ONE_POOL, ResourceProfile()))
     shape = cluster.state.queue.class_of(RequestSpec("", None, required_labels=SSD))
     survey = Survey.of(cluster.state.hosts.values(), shape)
-    assert survey.unlabelled == []
-    assert survey.judge("host-a").blockers == (Blocker.LABEL_MISMATCH, Blocker.TOTAL_TOO_SMALL)
+    assert LABELS not in survey.blocked_only_by
+    assert survey.verdict("host-a").blockers == (Blocker.LABEL_MISMATCH, Blocker.TOTAL_TOO_SMALL)
 
 
 def test_nobody_is_told_to_ask_for_less_than_may_be_asked_for() -> None:

@@ -1,0 +1,218 @@
+"""The constraint that a host's cpus and NUMA nodes suit a slot, whatever amounts are free.
+
+The verdict is that of the code that assigns cpus to slots (`cpus/assign.py`). A remedy is a policy
+that would have to be preferred instead of required, fewer cpus, or less memory on one node. Each
+one is tried with the same code; tries are limited, so a change that is not reported may still help.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import PLAIN, BindPolicy, CpuPolicy, ExclusivePolicy, QosClass
+from finegrain.resources import CPU_MILLI, Amounts, shortfall
+from finegrain.values.explanations import Dimension
+from resource_manager.engine.cpus.assign import assign
+from resource_manager.engine.cpus.ledger import CpuLedger
+from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.request import CpuRequest
+from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.placement.constraint import (
+    MILLION,
+    NO_OBSTACLE,
+    Blocker,
+    Constraint,
+    HostView,
+    Obstacle,
+    Remedy,
+)
+
+MILLI_PER_CPU = 1_000
+
+FEWER_TRIED_MAX = 12
+"""How many smaller numbers of cpus are tried on one host."""
+
+LOWERED_TRIED_MAX = 4
+"""How many numbers of cpus are tried where free amounts are too small as well."""
+
+CPU_LIMIT = "cpu_limit_milli"
+
+
+class CpusSuit(Constraint):
+    """The host's cpus and NUMA nodes suit a slot."""
+
+    of_size = True
+    costly = True
+    remedies_sought_on = 3
+
+    def matters_on(self, host: Host, request: ResourceRequest) -> bool:
+        """See `Constraint`."""
+        return host.needs_topology(request) or (request.best_effort and host.lacks_best_effort_pool)
+
+    def obstacles(
+        self, request: ResourceRequest, asked: Amounts, at: HostView
+    ) -> tuple[Obstacle, ...]:
+        """See `Constraint`."""
+        host = at.host
+        if not self.matters_on(host, request):
+            return NO_OBSTACLE
+        given: CpuAssignment | CpuRefusal | None
+        as_asked = asked is host.booking_for(request)
+        if as_asked and at.is_now:  # cached: the host is asked again when the slot is placed
+            given = host.assign(request)
+        elif as_asked and at.is_empty:  # hosts that are alike share the answer
+            given = host.never_suits(request)
+        else:
+            given = assign(at.cpus(), _cpu_request(request, asked))
+        if not isinstance(given, CpuRefusal):
+            return NO_OBSTACLE
+        return (Obstacle(self, Blocker.TOPOLOGY, not given.lasting, 1, cpu_refusal=given),)
+
+    def obstacle(self, request: ResourceRequest, at: HostView) -> Obstacle | None:
+        """Returns why the condition is not met; None: it is."""
+        return next(iter(self.obstacles(request, at.host.booking_for(request), at)), None)
+
+    def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
+        """See `Constraint`."""
+        refusal = obstacle.cpu_refusal
+        if refusal is None:
+            return ""
+        if refusal.blocker is CpuBlocker.CPU_NOT_ENOUGH and shortfall(asked, at.free):
+            return ""  # the free amounts say the same
+        return f"{refusal.blocker}: {refusal.text}"
+
+    def remedies(
+        self, request: ResourceRequest, at: HostView, settings: EngineSettings
+    ) -> Iterator[Remedy]:
+        """Yields changes each of which helps on its own."""
+        host, ledger = at.host, at.cpus()
+        if ledger is None:
+            return
+        wanted = _cpu_request(request, host.booking_for(request))
+        found = [*_preferred(ledger, wanted), *_lower_amounts(host, ledger, wanted)]
+        yield from found
+        shared = replace(wanted, policy=_shared(wanted.policy))
+        if not found and wanted.policy.qos.is_pinned and not _refused(ledger, shared):
+            text = f"if it ran in the shared pool (qos {QosClass.LS})"
+            yield Remedy(MILLION, text, relaxed=("qos",))
+
+
+def required_policies(policy: CpuPolicy) -> list[str]:
+    """Returns the names of the required policies, ordered by how often they are the obstacle."""
+    strengths = (
+        ("numa", policy.numa_required),
+        ("bind", policy.bind_required),
+        ("exclusive", policy.exclusive_required),
+    )
+    return [name for name, is_required in strengths if is_required]
+
+
+def with_preferred(policy: CpuPolicy, names: Iterable[str]) -> CpuPolicy:
+    """Returns the policy with these parts preferred instead of required."""
+    for name in names:
+        match name:
+            case "numa":
+                policy = replace(policy, numa_required=False)
+            case "bind":
+                policy = replace(policy, bind_required=False)
+            case _:
+                policy = replace(policy, exclusive_required=False)
+    return policy
+
+
+def cpu_amounts_to_try(request: ResourceRequest, cpu_milli: int) -> list[int]:
+    """Returns cpu amounts to try where so much is free: all of it; for dedicated cpus whole ones,
+    and some smaller numbers.
+    """
+    if request.cpus is None or not request.cpus[0].qos.is_pinned:
+        return [cpu_milli]
+    cpus = cpu_milli // MILLI_PER_CPU
+    return [count * MILLI_PER_CPU for count in range(cpus, max(cpus - LOWERED_TRIED_MAX, 0), -1)]
+
+
+def _cpu_request(request: ResourceRequest, asked: Amounts) -> CpuRequest:
+    policy, limit_milli = request.cpus or (PLAIN, 0)
+    return CpuRequest.of(policy, asked, limit_milli)
+
+
+def _preferred(ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
+    """Yields policies that would have to be preferred: each one that helps alone, else all
+    together.
+
+    A policy that gives way counts as a smaller change than any of amounts.
+    """
+    required = required_policies(wanted.policy)
+    helped = False
+    for name in required:
+        if not _refused(ledger, replace(wanted, policy=with_preferred(wanted.policy, [name]))):
+            helped = True
+            yield Remedy(1, f"if {name} were preferred instead of required", relaxed=(name,))
+    if helped or len(required) < 2:
+        return
+    if not _refused(ledger, replace(wanted, policy=with_preferred(wanted.policy, required))):
+        names = f"{', '.join(required[:-1])} and {required[-1]}"
+        text = f"if {names} were preferred instead of required"
+        yield Remedy(len(required), text, relaxed=tuple(required))
+
+
+def _shared(policy: CpuPolicy) -> CpuPolicy:
+    return replace(
+        policy,
+        qos=QosClass.LS,
+        bind=BindPolicy.DEFAULT,
+        bind_required=False,
+        exclusive=ExclusivePolicy.DEFAULT,
+        exclusive_required=False,
+    )
+
+
+def _lower_amounts(host: Host, ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
+    """Yields for each dimension the largest of the tried amounts that fits."""
+    for name, asked in wanted.amounts:
+        dedicated = name == CPU_MILLI and wanted.policy.qos.is_pinned
+        for amount in (
+            _fewer_cpus(ledger, asked) if dedicated else _on_one_node(ledger, name, asked)
+        ):
+            amounts = tuple(sorted((dict(wanted.amounts) | {name: amount}).items()))
+            if not _refused(ledger, replace(wanted, amounts=amounts)):
+                fewer = (asked - amount) // MILLI_PER_CPU
+                title = f"{fewer} cpu{'s' if fewer > 1 else ''} fewer: " if dedicated else ""
+                yield _at_most(host, name, asked, amount, title)
+                break
+    limit_milli = wanted.cpu_limit_milli
+    if wanted.policy.bind is BindPolicy.CONSTRAINED_BURST and limit_milli:
+        for limit in _on_one_node(ledger, CPU_MILLI, limit_milli):
+            if not _refused(ledger, replace(wanted, cpu_limit_milli=limit)):
+                yield _at_most(host, CPU_LIMIT, limit_milli, limit)
+
+
+def _at_most(host: Host, name: str, asked: int, amount: int, title: str = "") -> Remedy:
+    lower = Dimension(name, asked, amount, amount, host.total.get(name, 0))
+    return Remedy((asked - amount) * MILLION // asked, f"if {title}{name} <= {amount}", (lower,))
+
+
+def _fewer_cpus(ledger: CpuLedger, asked: int) -> list[int]:
+    """Returns smaller amounts of dedicated cpu to try, largest first, in thousandths of a cpu."""
+    cpus = asked // MILLI_PER_CPU
+    room = ledger.pin_room()
+    tried = {room.cpus, room.whole_core_cpus, room.whole_cores, room.most_on_a_node}
+    tried |= {cpus - less for less in range(1, FEWER_TRIED_MAX - len(tried) + 1)}
+    return [count * MILLI_PER_CPU for count in sorted(tried, reverse=True) if 0 < count < cpus]
+
+
+def _on_one_node(ledger: CpuLedger, name: str, asked: int) -> list[int]:
+    """Returns what the NUMA node with the most left of a dimension has, if that is less than
+    asked.
+    """
+    if not ledger.reports(name):
+        return []
+    most = max(ledger.available(at, name) for at in range(len(ledger.layout.nodes)))
+    return [most] if 0 < most < asked else []
+
+
+def _refused(ledger: CpuLedger, wanted: CpuRequest) -> bool:
+    return isinstance(assign(ledger, wanted), CpuRefusal)

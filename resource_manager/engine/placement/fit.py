@@ -1,0 +1,348 @@
+"""Whether a request fits on a host, what stands between them, and what would help.
+
+This is the only place that decides it. Placement filters hosts by the index columns of the
+constraints, and asks the exact ones on the hosts that are left. `explain` shows the obstacles of
+each host. A request is infeasible if an obstacle remains on every host even when empty. A shape of
+executors that can be ordered is a host like any other.
+
+To add a kind of constraint, write a subclass of `Constraint` and list it in `CONSTRAINTS`.
+CONTRIBUTING.md has an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from finegrain.resources import (
+    BEST_EFFORT_CPU_MILLI,
+    CPU_MILLI,
+    MEMORY_BYTES,
+    MEMORY_GRAIN_BYTES,
+    MEMORY_PARTS,
+    Amounts,
+    fits,
+    round_down,
+    shortfall,
+)
+from finegrain.values.explanations import Dimension
+from finegrain.values.states import ExecutorState
+from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.placement.constraint import (
+    MILLION,
+    NO_OBSTACLE,
+    Blocker,
+    Constraint,
+    HostView,
+    Obstacle,
+    Remedy,
+)
+from resource_manager.engine.placement.cpu_constraint import CpusSuit, cpu_amounts_to_try
+from resource_manager.engine.placement.indexes import carries
+
+
+class Available(Constraint):
+    """The executor is registered, can be dialled, and is not being drained."""
+
+    def obstacles(
+        self, request: ResourceRequest, asked: Amounts, at: HostView
+    ) -> tuple[Obstacle, ...]:
+        """See `Constraint`."""
+        host = at.host
+        if host.eligible:
+            return NO_OBSTACLE
+        blockers = []
+        if host.executor.state is not ExecutorState.ACTIVE:
+            blockers.append(Blocker(host.executor.state.value))
+        if host.executor.draining:
+            blockers.append(Blocker.DRAINING)
+        if host.reach.unreachable:
+            blockers.append(Blocker.UNREACHABLE)
+        return tuple(Obstacle(self, blocker) for blocker in blockers)
+
+    def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
+        """See `Constraint`."""
+        match obstacle.blocker:
+            case Blocker.LOST:
+                return "is lost"
+            case Blocker.UNCONFIRMED:
+                return "has not registered with this incarnation of the RM yet"
+            case Blocker.DRAINING:
+                return f"is draining: {at.host.executor.drain_reason or 'no reason given'}"
+            case _:
+                return f"reports, but cannot be dialled: {at.host.reach.cause}"
+
+
+class CarriesLabels(Constraint):
+    """The executor carries the labels that the request requires."""
+
+    phrase = "lacks a required label"
+    of_size = True
+    remedies_sought_on = 5
+
+    def applies(self, request: ResourceRequest) -> bool:
+        """See `Constraint`."""
+        return bool(request.labels)
+
+    def obstacles(
+        self, request: ResourceRequest, asked: Amounts, at: HostView
+    ) -> tuple[Obstacle, ...]:
+        """See `Constraint`."""
+        if carries(at.host, request.labels):
+            return NO_OBSTACLE
+        return (Obstacle(self, Blocker.LABEL_MISMATCH),)
+
+    def remedies(
+        self, request: ResourceRequest, at: HostView, settings: EngineSettings
+    ) -> Iterator[Remedy]:
+        """See `Constraint`."""
+        labels = ", ".join(f"{name}={value}" for name, value in request.labels)
+        yield Remedy(MILLION, f"without the labels {labels}")
+
+
+class EnoughFree(Constraint):
+    """The host has the amounts free, in each dimension."""
+
+    of_size = True
+    remedies_sought_on = 100
+
+    def obstacles(
+        self, request: ResourceRequest, asked: Amounts, at: HostView
+    ) -> tuple[Obstacle, ...]:
+        """See `Constraint`."""
+        free, found = at.free, NO_OBSTACLE
+        for name, amount in asked.items():
+            there = free.get(name, 0)
+            if there < amount:
+                lack = (amount - there) * MILLION // amount
+                found += (Obstacle(self, _insufficient(name), True, lack, name),)
+        # What a default slot books is up to the host. Where that is nothing, it has none.
+        nothing = not asked and request.profile is None
+        if nothing or (found and not fits(asked, at.total)):
+            return (Obstacle(self, Blocker.TOTAL_TOO_SMALL), *found)
+        return found
+
+    def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
+        """See `Constraint`."""
+        if obstacle.blocker == Blocker.TOTAL_TOO_SMALL:
+            return "is too small even when empty"
+        name = obstacle.dimension
+        free, total = at.free.get(name, 0), at.total.get(name, 0)
+        lack = f"{name} short by {asked[name] - free}"
+        return f"{lack} (asked {asked[name]}, free {free}, total {total})"
+
+    def remedies(
+        self, request: ResourceRequest, at: HostView, settings: EngineSettings
+    ) -> Iterator[Remedy]:
+        """Yields the amounts that fit, unless a request may not ask for so little."""
+        host = at.host
+        if request.profile is None:
+            return
+        spare = at.spare()
+        if at.spare_slots() < 1:
+            return
+        asked = host.booking_for(request)
+        left = dict(asked)
+        for name in shortfall(asked, spare):
+            free = spare.get(name, 0)
+            left[name] = (
+                round_down(free, MEMORY_GRAIN_BYTES) if name.endswith(MEMORY_BYTES) else free
+            )
+        # a profile has either one memory amount or separate parts
+        memory = sum(left.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS))
+        cpu = BEST_EFFORT_CPU_MILLI if request.best_effort else CPU_MILLI
+        for cpu_milli in cpu_amounts_to_try(request, left.get(cpu, 0)):
+            if cpu_milli < settings.cpu_milli_min or memory < settings.memory_bytes_min:
+                return
+            smaller = left | {cpu: cpu_milli}
+            if CPUS.obstacles(request, smaller, at):
+                continue
+            lower = tuple(
+                Dimension(name, asked[name], amount, amount, host.total.get(name, 0))
+                for name, amount in smaller.items()
+                if amount != asked.get(name)
+            )
+            if lower:
+                size = max((each.asked - each.free) * MILLION // each.asked for each in lower)
+                amounts = " and ".join(f"{each.dimension} <= {each.free}" for each in lower)
+                yield Remedy(size, f"if {amounts}", lower)
+            return
+
+
+class SlotsLeft(Constraint):
+    """The host may have one more slot."""
+
+    def obstacles(
+        self, request: ResourceRequest, asked: Amounts, at: HostView
+    ) -> tuple[Obstacle, ...]:
+        """See `Constraint`."""
+        if at.slots_left > 0:
+            return NO_OBSTACLE
+        return (Obstacle(self, Blocker.SLOT_LIMIT, transient=True, lack=MILLION),)
+
+    def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
+        """See `Constraint`."""
+        most = at.host.executor.registration.slots_max
+        return f"has {len(at.host.slots)} slots of at most {most}"
+
+
+class NotRefused(Constraint):
+    """The executor has not refused such a slot lately."""
+
+    phrase = "refused such a slot lately and is asked again later"
+
+    def obstacles(
+        self, request: ResourceRequest, asked: Amounts, at: HostView
+    ) -> tuple[Obstacle, ...]:
+        """See `Constraint`."""
+        return (Obstacle(self, Blocker.REFUSED),) if at.host.refuses(request) else NO_OBSTACLE
+
+
+class NotReserved(Constraint):
+    """What is free is not reserved for others."""
+
+    phrase = "has room, which is held for somebody who was passed over for too long"
+
+    def obstacles(
+        self, request: ResourceRequest, asked: Amounts, at: HostView
+    ) -> tuple[Obstacle, ...]:
+        """Says nothing where too little is free anyhow."""
+        host = at.host
+        if host.reserved is None or at.owns_reservation:
+            return NO_OBSTACLE
+        if not asked or at.slots_left < 1 or not fits(asked, at.free):
+            return NO_OBSTACLE
+        # Amounts do not tell which cpus the owner of the reservation needs.
+        is_blocked = host.needs_topology(request) or (
+            at.spare_slots() < 1 or not fits(asked, at.spare())
+        )
+        return (Obstacle(self, Blocker.HELD),) if is_blocked else NO_OBSTACLE
+
+
+AVAILABLE = Available()
+LABELS = CarriesLabels()
+AMOUNTS = EnoughFree()
+NOT_RESERVED = NotReserved()
+CPUS = CpusSuit()
+
+CONSTRAINTS: tuple[Constraint, ...] = (
+    AVAILABLE,
+    LABELS,
+    AMOUNTS,
+    SlotsLeft(),
+    NotRefused(),
+    NOT_RESERVED,
+    CPUS,
+)
+"""All constraints. Those that are costly come last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a request fits on a host. Amounts by dimension.
+
+    Attributes:
+        at: the host.
+        asked: what the request would book there.
+        obstacles: what stands between them.
+    """
+
+    at: HostView
+    asked: Amounts
+    obstacles: tuple[Obstacle, ...]
+
+    @property
+    def host(self) -> Host:
+        """The host."""
+        return self.at.host
+
+    @property
+    def fits(self) -> bool:
+        """True if nothing stands between the request and the host."""
+        return not self.obstacles
+
+    @property
+    def blockers(self) -> tuple[str, ...]:
+        """The codes of the obstacles."""
+        return tuple(each.blocker for each in self.obstacles)
+
+    @property
+    def cpu_refusal(self) -> CpuRefusal | None:
+        """Why cpus or NUMA nodes do not suit; None: they do, or amounts decide."""
+        return next((each.cpu_refusal for each in self.obstacles if each.cpu_refusal), None)
+
+    def missing(self) -> dict[str, int]:
+        """Returns the amounts that are not free."""
+        return shortfall(self.asked, self.at.free)
+
+
+class Fit:
+    """Compares one kind of request with hosts."""
+
+    def __init__(self, request: ResourceRequest) -> None:
+        self.request = request
+        applying = [each for each in CONSTRAINTS if each.applies(request)]
+        self._cheap = [each.obstacles for each in applying if not each.costly]
+        self._costly = [each for each in applying if each.costly]
+        self._of_size = [each for each in applying if each.of_size]
+
+    def obstacles(self, at: HostView) -> tuple[Obstacle, ...]:
+        """Returns all that stands between the request and a host."""
+        return (*self.cheap_obstacles(at), *self.costly_obstacles(at))
+
+    def cheap_obstacles(self, at: HostView) -> tuple[Obstacle, ...]:
+        """Returns the obstacles that are found by comparing numbers."""
+        request = self.request
+        asked = at.host.booking_for(request)
+        found = NO_OBSTACLE
+        for obstacles in self._cheap:
+            if more := obstacles(request, asked, at):
+                found += more
+        return found
+
+    def costly_obstacles(self, at: HostView) -> tuple[Obstacle, ...]:
+        """Returns the other obstacles."""
+        asked = at.host.booking_for(self.request)
+        return tuple(
+            obstacle
+            for constraint in self._costly
+            for obstacle in constraint.obstacles(self.request, asked, at)
+        )
+
+    def has_costly_checks(self, host: Host) -> bool:
+        """Returns True if a costly constraint may be violated on a host."""
+        return any(each.matters_on(host, self.request) for each in self._costly)
+
+    def fits(self, at: HostView) -> bool:
+        """Returns True if a host could serve one such request."""
+        return not self.cheap_obstacles(at) and not self.costly_obstacles(at)
+
+    def verdict(self, at: HostView) -> Verdict:
+        """Returns all obstacles with what is needed to describe them."""
+        return Verdict(at, at.host.booking_for(self.request), self.obstacles(at))
+
+    def size_obstacle(
+        self, at: HostView, *, besides: Collection[Constraint] = ()
+    ) -> Obstacle | None:
+        """Returns the first thing that would still stand between the request and a host if it were
+        available and had no slots; None: it could serve the request.
+
+        Args:
+            at: the host, or one that could be ordered, as if it were empty.
+            besides: constraints that are left out.
+        """
+        asked = at.host.booking_for(self.request)
+        for constraint in self._of_size:
+            if constraint not in besides:
+                for obstacle in constraint.obstacles(self.request, asked, at):
+                    return obstacle
+        return None
+
+
+@cache
+def _insufficient(dimension: str) -> str:
+    return f"INSUFFICIENT_{dimension.upper()}"

@@ -1,0 +1,133 @@
+"""Each kind of constraint: a host that violates it, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from finegrain.cpu_policy import NumaPolicy
+from finegrain.resources import GIB, MIB, ResourceProfile
+from finegrain.values.states import ExecutorState
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.notes import Refusal, ReservedCapacity
+from resource_manager.engine.model.entities import RequestSpec
+from resource_manager.engine.placement.constraint import HostView
+from resource_manager.engine.placement.fit import CONSTRAINTS, Fit
+from tests.support.engine_cluster import LSR, EngineCluster, numa_host
+
+SSD = (("disk", "ssd"),)
+"""The labels of the only host."""
+
+WANTED = RequestSpec("waits", ResourceProfile(2_000, GIB), required_labels=SSD, allow_pending=True)
+
+ONE_NODE = replace(LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
+
+Violate = Callable[[EngineCluster, Host], RequestSpec]
+"""Makes the only host violate a constraint; returns what is asked for."""
+
+
+def _lost(cluster: EngineCluster, host: Host) -> RequestSpec:
+    host.executor.state = ExecutorState.LOST
+    return WANTED
+
+
+def _draining(cluster: EngineCluster, host: Host) -> RequestSpec:
+    host.executor.draining, host.executor.drain_reason = True, "new kernel"
+    return WANTED
+
+
+def _unreachable(cluster: EngineCluster, host: Host) -> RequestSpec:
+    host.reach.unreachable, host.reach.cause = True, "connection refused"
+    return WANTED
+
+
+def _other_labels(cluster: EngineCluster, host: Host) -> RequestSpec:
+    return replace(WANTED, required_labels=(("disk", "tape"),))
+
+
+def _too_little_free(cluster: EngineCluster, host: Host) -> RequestSpec:
+    host.book(host.booking_of(ResourceProfile(15_000, GIB)), 1)
+    return WANTED
+
+
+def _too_large(cluster: EngineCluster, host: Host) -> RequestSpec:
+    return replace(WANTED, profile=ResourceProfile(17_000, GIB))
+
+
+def _slot_limit(cluster: EngineCluster, host: Host) -> RequestSpec:
+    cluster.submit("first")
+    host.executor.registration = replace(host.executor.registration, slots_max=1)
+    return WANTED
+
+
+def _refused(cluster: EngineCluster, host: Host) -> RequestSpec:
+    key = cluster.state.queue.class_of(WANTED).key
+    host.refusals[key] = Refusal(failures=1, until_ms=1 << 60, state_seen=None)
+    return WANTED
+
+
+def _reserved(cluster: EngineCluster, host: Host) -> RequestSpec:
+    host.reserved = ReservedCapacity({"cpu_milli": 16_000}, 1, {})
+    return WANTED
+
+
+def _scattered(cluster: EngineCluster, host: Host) -> RequestSpec:
+    for number in range(2):
+        cluster.submit(f"large-{number}", cpu_milli=5_000, policy=ONE_NODE)
+    return replace(WANTED, profile=ResourceProfile(4_000, 64 * MIB), cpu_policy=ONE_NODE)
+
+
+EXAMPLES: dict[str, tuple[str, list[tuple[Violate, tuple[str, ...], str]]]] = {
+    "Available": (
+        "now",
+        [
+            (_lost, ("LOST",), "is lost"),
+            (_draining, ("DRAINING",), "is draining: new kernel"),
+            (_unreachable, ("UNREACHABLE",), "cannot be dialled: connection refused"),
+        ],
+    ),
+    "CarriesLabels": ("ever", [(_other_labels, ("LABEL_MISMATCH",), "lacks a required label")]),
+    "EnoughFree": (
+        "ever",
+        [
+            (_too_little_free, ("INSUFFICIENT_CPU_MILLI",), "cpu_milli short by 1000 (asked 2000"),
+            (_too_large, ("TOTAL_TOO_SMALL", "INSUFFICIENT_CPU_MILLI"), "even when empty"),
+        ],
+    ),
+    "SlotsLeft": ("now", [(_slot_limit, ("SLOT_LIMIT",), "has 1 slots of at most 1")]),
+    "NotRefused": ("now", [(_refused, ("REFUSED",), "refused such a slot lately")]),
+    "NotReserved": ("now", [(_reserved, ("HELD",), "which is held for somebody")]),
+    "CpusSuit": ("ever", [(_scattered, ("TOPOLOGY",), "NUMA_UNALIGNED: SingleNUMANode")]),
+}
+"""For each kind of constraint whether it holds of an empty host as well, and hosts that violate it:
+how, the blockers, and a part of the message.
+"""
+
+
+def test_there_is_an_example_of_each_kind() -> None:
+    assert {type(each).__name__ for each in CONSTRAINTS} == EXAMPLES.keys()
+    for each in CONSTRAINTS:
+        assert each.of_size == (EXAMPLES[type(each).__name__][0] == "ever")
+
+
+@pytest.mark.parametrize(
+    ("kind", "violate", "blockers", "message"),
+    [(kind, *example) for kind, (_, examples) in EXAMPLES.items() for example in examples],
+)
+def test_the_obstacle_is_named_and_nothing_else(
+    kind: str, violate: Violate, blockers: tuple[str, ...], message: str
+) -> None:
+    cluster = EngineCluster.settled(numa_host(labels=SSD))
+    host = cluster.state.hosts["host-a"]
+    assert Fit(cluster.state.queue.class_of(WANTED)).fits(HostView.now(host))
+
+    spec = violate(cluster, host)
+
+    verdict = Fit(cluster.state.queue.class_of(spec)).verdict(HostView.now(host))
+    assert not verdict.fits
+    assert verdict.blockers == blockers
+    assert {type(each.constraint).__name__ for each in verdict.obstacles} == {kind}
+    texts = [each.constraint.text(each, verdict.asked, verdict.at) for each in verdict.obstacles]
+    assert message in "; ".join(texts)
