@@ -27,8 +27,8 @@ from resource_manager import options as rm
 from resource_manager.engine.model.settings import Fairness
 from task_executor import options as executor
 
-LISTEN = "address for calls, HOST:PORT; port 0: the kernel chooses"
-METRICS_LISTEN = 'address for metrics and health, HOST:PORT; "none": no such port'
+LISTEN = "address for calls, HOST:PORT; port 0: the kernel chooses a port"
+METRICS_LISTEN = 'address for metrics and health, HOST:PORT; "none": no metrics port'
 
 _FAIRNESS = Fairness()
 
@@ -118,12 +118,14 @@ class Section(BaseModel):
 class ClientSection(Section):
     """How commands reach the resource manager."""
 
-    manager: Words = Field([], description="addresses of resource managers, tried in turn")
-    token_file: str = Field("", description="file with the token to show")
-    tls_ca: str = Field("", description="certificate authority that the server is checked against")
-    tls_certificate: str = Field("", description="client certificate to show")
-    tls_key: str = Field("", description="key of the client certificate")
-    insecure: bool = Field(False, description="send the token in clear beyond loopback")
+    manager: Words = Field(
+        [], description="addresses of resource managers, tried one after another"
+    )
+    token_file: str = Field("", description="file with the token to send")
+    tls_ca: str = Field("", description="CA certificate to verify the server with")
+    tls_certificate: str = Field("", description="client certificate to present")
+    tls_key: str = Field("", description="private key of the client certificate")
+    insecure: bool = Field(False, description="send the token without TLS, also beyond loopback")
 
 
 class LogSection(Section):
@@ -132,12 +134,12 @@ class LogSection(Section):
     level: str = Field(
         "info",
         pattern="^(debug|info|warning|error)$",
-        description="least level: debug, info, warning, error",
+        description="lowest level to log: debug, info, warning, error",
     )
     format: str = Field(
         "auto",
         pattern="^(auto|json|text)$",
-        description="json, text, or auto: JSON unless on a terminal",
+        description="json, text, or auto (text on a terminal, else JSON)",
     )
 
 
@@ -146,10 +148,10 @@ class ListenSection(Section):
 
     listen: str = Field("", description=LISTEN)
     metrics_listen: str = Field("", description=METRICS_LISTEN)
-    tls_ca: str = Field("", description="demand client certificates signed by this authority")
+    tls_ca: str = Field("", description="require client certificates signed by this CA")
     tls_certificate: str = Field("", description="server certificate")
-    tls_key: str = Field("", description="key of the server certificate")
-    insecure: bool = Field(False, description="listen beyond loopback without TLS")
+    tls_key: str = Field("", description="private key of the server certificate")
+    insecure: bool = Field(False, description="listen without TLS, also beyond loopback")
     reflection: bool = Field(False, description="serve gRPC reflection")
     cluster_token_file: str = Field(
         "", description="file with the cluster token; default: cluster.token of the RM's state_dir"
@@ -161,59 +163,75 @@ class RmSection(ListenSection):
 
     listen: str = Field(rm.DEFAULT_ADDRESS, description=LISTEN)
     metrics_listen: str = Field(rm.DEFAULT_METRICS_ADDRESS, description=METRICS_LISTEN)
-    state_dir: str = Field("", description="directory of tokens, lock and SQLite database")
+    state_dir: str = Field("", description="directory for tokens, lock and SQLite database")
     database: str = Field("", description="URL of the database; default: SQLite in state_dir")
     standby: bool = Field(
         False, description="wait while another RM leads on this database, then take over"
     )
     advertise: str = Field(
-        "", description="address that others reach it at; default: the bound one"
+        "", description="address at which others reach this daemon; default: the bound address"
     )
     user_token_file: str = Field(
         "", description="file with the user token; default: user.token in state_dir"
     )
     executor_tls_ca: str = Field(
-        "", description="authority that executors are checked against; default: tls_ca"
+        "", description="CA certificate to verify executors with; default: tls_ca"
     )
     executor_tls_certificate: str = Field(
-        "", description="client certificate to show executors; default: tls_certificate"
+        "", description="client certificate to present to executors; default: tls_certificate"
     )
-    executor_tls_key: str = Field("", description="key of that certificate; default: tls_key")
-    user_token_group: str = Field("", description="group that may read user.token")
+    executor_tls_key: str = Field(
+        "", description="private key of that certificate; default: tls_key"
+    )
+    user_token_group: str = Field("", description="Unix group that may read user.token")
     strategy: str = Field(
         "pack",
         pattern="^(pack|spread)$",
-        description="fill the first hosts by name that have room (pack), or hosts evenly (spread)",
+        description="pack: use the first hosts by name that have room; spread: use hosts evenly",
     )
     report_interval: Duration = Field(3_000, ge=50, description="how often executors report")
     lost_timeout: Duration = Field(
-        15_000, ge=200, description="silence after which an executor is lost"
+        15_000, ge=200, description="an executor that is silent for this time is lost"
     )
     lease: Duration = Field(30_000, ge=1_000, description="default lease of a job")
-    cpu_min: Cpu = Field(10, ge=1, description="least cpu of a specified request")
-    memory_min: Size = Field(4 << 20, ge=1, description="least memory of a specified request")
-    job_requests_max: int = Field(1_000_000, ge=1, description="live requests of one job")
-    job_scheduling_classes_max: int = Field(
-        10_000, ge=1, description="different profiles and labels that one job waits with"
+    cpu_min: Cpu = Field(10, ge=1, description="smallest cpu of a request with a resource profile")
+    memory_min: Size = Field(
+        4 << 20, ge=1, description="smallest memory of a request with a resource profile"
     )
-    requests_max: int = Field(2_000_000, ge=1, description="live requests of all jobs")
+    job_requests_max: int = Field(1_000_000, ge=1, description="most live requests of one job")
+    job_scheduling_classes_max: int = Field(
+        10_000,
+        ge=1,
+        description="most combinations of profile and labels among one job's waiting requests",
+    )
+    requests_max: int = Field(
+        2_000_000, ge=1, description="most live requests of all jobs together"
+    )
     infeasible_after: Duration = Field(
         30_000,
         ge=0,
-        description="a waiting request that no executor could host is rejected after this time "
+        description="reject a waiting request that no executor could host, after this time "
         "without a change of executors; 0: at once",
     )
-    job_calls_max: int = Field(64, ge=1, description="calls of one job that wait for an answer")
-    job_streams_max: int = Field(32, ge=1, description="open watch streams of one job")
-    job_events_max: int = Field(100_000, ge=100, description="events kept per job")
-    cluster_events_max: int = Field(1_000_000, ge=100, description="events kept of the cluster")
-    cluster_events_age: Duration = Field(
-        604_800_000, ge=1_000, description="greatest age of those events"
+    job_calls_max: int = Field(
+        64, ge=1, description="most calls of one job that wait for an answer"
     )
-    ended_retention: Duration = Field(86_400_000, ge=0, description="how long ended ids are kept")
-    database_lease: Duration = Field(1_000, ge=200, description="leadership lease on PostgreSQL")
+    job_streams_max: int = Field(32, ge=1, description="most open watch streams of one job")
+    job_events_max: int = Field(100_000, ge=100, description="most events kept per job")
+    cluster_events_max: int = Field(
+        1_000_000, ge=100, description="most events kept for the cluster"
+    )
+    cluster_events_age: Duration = Field(
+        604_800_000, ge=1_000, description="longest time that events of the cluster are kept"
+    )
+    ended_retention: Duration = Field(
+        86_400_000, ge=0, description="how long an ended job and its ids are kept"
+    )
+    database_lease: Duration = Field(
+        1_000, ge=200, description="duration of the leadership lease on PostgreSQL"
+    )
     providers_file: str = Field(
-        "", description="file of executors that can be asked for; default: none is asked for"
+        "", description="file that defines executors to start on demand; default: none are started"
     )
 
 
@@ -223,49 +241,48 @@ class FairnessSection(Section):
     usage_measure: str = Field(
         _FAIRNESS.usage_measure,
         pattern="^(dominant|slots|cpu)$",
-        description="what a slot's time counts: its largest share of the cluster (dominant), 1 "
-        "(slots), or its cores (cpu)",
+        description="usage of a slot per second: its largest share of the cluster (dominant), "
+        "1 (slots), or its cores (cpu)",
     )
     order: str = Field(
         _FAIRNESS.order,
         pattern="^(fair|arrival)$",
-        description="who comes first: who has received least by weight (fair), or who came first "
-        "(arrival)",
+        description="served first: least usage by weight (fair), or earliest arrival (arrival)",
     )
     half_life: HalfLife = Field(
         _FAIRNESS.half_life_ms,
         ge=1_000,
-        description='in this time received service counts half; or "never": it counts for ever',
+        description='past usage counts half after this time; "never": it always counts in full',
     )
     lookahead: Duration = Field(
         _FAIRNESS.lookahead_ms,
         ge=0,
-        description="what runs counts as if it had run so much longer; 0: only what it has run",
+        description="count running slots as if they had run this much longer; 0: actual time only",
     )
     starvation_timeout: Duration = Field(
         _FAIRNESS.starvation_timeout_ms,
         ge=1_000,
-        description="who is passed over for so long gets capacity reserved",
+        description="reserve capacity for a request that was passed over for this long",
     )
     starvation_placements: int = Field(
         _FAIRNESS.starvation_placements,
         ge=0,
-        description="likewise who is passed over by so many placements; 0: only time counts",
+        description="also reserve after this many placements of others; 0: only time counts",
     )
     reservations_max: int = Field(
-        _FAIRNESS.reservations_max, ge=0, description="reservations at one time"
+        _FAIRNESS.reservations_max, ge=0, description="most reservations at one time"
     )
     reserved_part_max: float = Field(
         _FAIRNESS.reserved_part_max,
         ge=0,
         le=1,
-        description="part of any resource of the cluster that all reservations but that of who was "
-        "passed over longest hold together at most; 1: all of it",
+        description="fraction of any resource of the cluster that all reservations together may "
+        "hold, without that of the request passed over longest; 1: all of it",
     )
     usage_interval: Duration = Field(
         _FAIRNESS.usage_interval_ms,
         ge=100,
-        description="how often usage is stored; what was used since is lost in a crash",
+        description="how often usage is stored; a crash loses the usage since then",
     )
 
 
@@ -274,50 +291,59 @@ class ExecutorSection(ListenSection):
 
     listen: str = Field(executor.DEFAULT_ADDRESS, description=LISTEN)
     metrics_listen: str = Field(executor.DEFAULT_METRICS_ADDRESS, description=METRICS_LISTEN)
-    state_dir: str = Field("", description="directory of identity, checkpoint and task logs")
-    run_dir: str = Field("", description="directory of sockets; a short path")
-    manager: Words = Field([], description="addresses of resource managers, tried in turn")
-    manager_tls_ca: str = Field("", description="authority that the RM is checked against")
-    manager_tls_certificate: str = Field("", description="client certificate to show the RM")
-    manager_tls_key: str = Field("", description="key of that certificate")
-    manager_insecure: bool = Field(False, description="send the token in clear beyond loopback")
-    executor_id: str = Field("", description="its name in the cluster; default: the host name")
+    state_dir: str = Field("", description="directory for identity, checkpoint and task logs")
+    run_dir: str = Field("", description="directory for sockets; must be a short path")
+    manager: Words = Field(
+        [], description="addresses of resource managers, tried one after another"
+    )
+    manager_tls_ca: str = Field("", description="CA certificate to verify the RM with")
+    manager_tls_certificate: str = Field("", description="client certificate to present to the RM")
+    manager_tls_key: str = Field("", description="private key of that certificate")
+    manager_insecure: bool = Field(
+        False, description="send the token without TLS, also beyond loopback"
+    )
+    executor_id: str = Field(
+        "", description="name of the executor in the cluster; default: the host name"
+    )
     advertise: str = Field(
-        "", description="address that others reach it at; default: the bound one"
+        "", description="address at which others reach this daemon; default: the bound address"
     )
     labels: Labels = Field({}, description="labels that requests can require")
     provided_as: str = Field(
-        "", description="shape of a provider that started it; default: $FINEGRAIN_PROVIDED_AS"
+        "",
+        description="executor shape, if a provider started it; default: $FINEGRAIN_PROVIDED_AS",
     )
     reserved_cpus: str = Field("", description="cpus kept for the system, for example 0,32")
     reserved_cpus_strict: bool = Field(
         False,
-        description="keep all slots off reserved_cpus; else only those with cpus of their own",
+        description="keep all slots off reserved_cpus, not only slots with dedicated cpus",
     )
     reserved_memory: Size | None = Field(
-        None, description="memory kept for the system; default 5 %, 256 MiB to 4 GiB"
+        None,
+        description="memory kept for the system; default: 5 %, at least 256 MiB, at most 4 GiB",
     )
-    cpus: str = Field("", description="share: exactly these cpus")
-    cpu: Cpu | None = Field(None, description="share: book no more cpu than this")
-    memory: Size | None = Field(None, description="share: exactly this much memory")
-    memory_pools: Sizes = Field({}, description="separate pools per memory part")
+    cpus: str = Field("", description="share of the host: exactly these cpus")
+    cpu: Cpu | None = Field(None, description="share of the host: book no more cpu than this")
+    memory: Size | None = Field(None, description="share of the host: exactly this much memory")
+    memory_pools: Sizes = Field({}, description="separate pool for each memory part")
     extended: Counts = Field(
-        {}, description="countable resources by name; they are booked, no device is given to a task"
+        {}, description="countable resources by name; only counted, tasks get no device"
     )
     bind_policy: HostBind = Field(
         "",
-        description="demanded of slots with cpus of their own: FullPCPUsOnly (whole cores), "
-        "SpreadByPCPUs (one thread per core), None; default: a kubelet's, else the cluster's",
+        description="policy that slots with dedicated cpus must follow: FullPCPUsOnly (whole "
+        "cores), SpreadByPCPUs (one thread per core), None; default: a kubelet's, else the "
+        "cluster's",
     )
     numa_strategy: Strategy = Field(
         "",
-        description="NUMA node to take first: MostAllocated, LeastAllocated, DistributeEvenly; "
-        "default likewise",
+        description="NUMA node to use first: MostAllocated, LeastAllocated, DistributeEvenly; "
+        "default: a kubelet's, else the cluster's",
     )
     alignment_policy: Alignment = Field(
         "",
-        description="how slots lie on NUMA nodes: None, BestEffort, Restricted, SingleNUMANode; "
-        "default likewise",
+        description="how slots are placed on NUMA nodes: None, BestEffort, Restricted, "
+        "SingleNUMANode; default: a kubelet's, else the cluster's",
     )
     default_bind_policy: DefaultBind = Field(
         "",
@@ -333,58 +359,72 @@ class ExecutorSection(ListenSection):
         100,
         ge=0,
         le=1000,
-        description="cpu for best-effort slots, in percent of what their cpus can give",
+        description="cpu for best-effort slots, in percent of the capacity of their cpus",
     )
     best_effort_squeeze: str = Field(
         "none",
         pattern="^(none|cpuset)$",
-        description="give best-effort slots fewer cpus (cpuset) while others are busy",
+        description="cpuset: give best-effort slots fewer cpus while others are busy; none: do not",
     )
     best_effort_squeeze_threshold: int = Field(
-        65, ge=1, le=100, description="percent of the host that may be busy before that"
+        65, ge=1, le=100, description="percentage of the host that may be busy with squeezing"
     )
     best_effort_squeeze_minimum: int = Field(
-        0, ge=0, le=100, description="percent of the host that best-effort slots keep then"
+        0, ge=0, le=100, description="percentage of the host that best-effort slots keep at least"
     )
     kubelet_dir: str = Field(
         "/var/lib/kubelet",
-        description="directory of a kubelet on this host, whose pinned cpus are left to it; "
-        '"none": it is not looked for',
+        description="directory of a kubelet on this host, whose pinned cpus slots do not get; "
+        '"none": do not look for a kubelet',
     )
     kubelet_config: str = Field(
         "", description="configuration file of that kubelet; default: config.yaml in kubelet_dir"
     )
     default_slot_fraction: float | None = Field(
-        None, gt=0, le=1, description="share of the executor that an unknown request gets"
+        None,
+        gt=0,
+        le=1,
+        description="fraction of the executor that a request without a resource profile gets",
     )
     number_of_slots: int | None = Field(
         None, ge=1, description="deprecated: use default_slot_fraction = 1 / number"
     )
     slots_max: int = Field(0, ge=0, description="most slots at one time; 0: no limit")
-    pids_max: int = Field(4096, ge=1, description="processes per slot where not asked otherwise")
+    pids_max: int = Field(
+        4096, ge=1, description="most processes per slot, unless the request says otherwise"
+    )
     isolation: str = Field(
         "auto",
         pattern="^(auto|none)$",
-        description="limits as far as the host allows (auto), or books only (none)",
+        description="auto: enforce limits as far as the host allows; none: only count",
     )
-    cgroup_parent: str = Field("", description="delegated cgroup; default: the daemon's own")
+    cgroup_parent: str = Field(
+        "", description="delegated cgroup for slots; default: the daemon's own"
+    )
     task_user: str = Field(
-        "nobody", description='user that tasks run as, where the daemon is root; "self": root, too'
+        "nobody", description='user that runs tasks if the daemon is root; "self": root'
     )
     allow_root_tasks: bool = Field(False, description="let tasks run as uid 0")
-    task_kill_grace: Duration = Field(5_000, ge=0, description="between SIGTERM and SIGKILL")
-    output_limit: Size = Field(64 << 20, ge=1024, description="kept output per stream and task")
-    offer_timeout: Duration = Field(10_000, ge=100, description="for offers to a target address")
+    task_kill_grace: Duration = Field(
+        5_000, ge=0, description="time between SIGTERM and SIGKILL of a task"
+    )
+    output_limit: Size = Field(
+        64 << 20, ge=1024, description="most output kept per stream and task"
+    )
+    offer_timeout: Duration = Field(
+        10_000, ge=100, description="timeout of a slot offer to a target address"
+    )
     orphan_timeout: DurationOrNever = Field(
-        600_000, description='without an RM, slots are freed after this; or "never"'
+        600_000, description='free slots after this time without an RM; or "never"'
     )
     helper_socket: str = Field(
-        "", description="of a helper in a unit of its own; default: the executor starts one"
+        "",
+        description="socket of a helper in its own unit; default: the executor starts one",
     )
-    helper_state_dir: str = Field("", description="directory of that helper and of task logs")
-    front_user: str = Field("", description="who may use helper_socket, besides root")
+    helper_state_dir: str = Field("", description="directory for that helper and task logs")
+    front_user: str = Field("", description="user that may use helper_socket, besides root")
     stop_tasks_on_exit: bool = Field(
-        False, description="free all slots at a planned stop, instead of taking them up again"
+        False, description="free all slots at a planned stop; otherwise the next start adopts them"
     )
 
 
