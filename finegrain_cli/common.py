@@ -17,7 +17,7 @@ P = ParamSpec("P")
 
 OutputOption = Annotated[
     OutputFormat,
-    typer.Option("-o", "--output", envvar="FINEGRAIN_OUTPUT", help="Form of the output."),
+    typer.Option("-o", "--output", envvar="FINEGRAIN_OUTPUT", help="Output format."),
 ]
 ManagerOption = Annotated[
     str,
@@ -25,7 +25,7 @@ ManagerOption = Annotated[
         "--manager",
         envvar="FINEGRAIN_MANAGER",
         metavar="HOST:PORT[,...]",
-        help="Address of the resource manager; several are tried in turn.",
+        help="Address of the resource manager; several are tried one after another.",
     ),
 ]
 TokenFileOption = Annotated[
@@ -34,15 +34,17 @@ TokenFileOption = Annotated[
         "--token-file",
         envvar="FINEGRAIN_TOKEN_FILE",
         metavar="FILE",
-        help="File with the token to show; default: the one in the RM's state directory.",
+        help="File with the token to send; default: the one in the RM's state directory.",
     ),
 ]
 ConfigOption = Annotated[
     str,
     typer.Option("--config", envvar="FINEGRAIN_CONFIG", metavar="FILE", help="Configuration file."),
 ]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-WatchOption = Annotated[bool, typer.Option("-w", "--watch", help="Go on as things change.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+WatchOption = Annotated[
+    bool, typer.Option("-w", "--watch", help="Keep running, and print changes.")
+]
 
 HINTS: dict[Reason, str] = {
     Reason.UNREACHABLE: (

@@ -28,7 +28,7 @@ from finegrain_cli.text.output import ColorChoice, choose_colour
 
 app = typer.Typer(
     name="finegrain",
-    help="Carve slots of any size out of hosts, run tasks in them, see why a request waits.",
+    help="Allocate slots of any size on hosts, run tasks in them, and see why a request waits.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -69,7 +69,7 @@ def _options(
         ),
     ] = False,
     color: Annotated[
-        ColorChoice, typer.Option("--color", help="Colour: by the terminal, always or never.")
+        ColorChoice, typer.Option("--color", help="When to use colour; auto: only on a terminal.")
     ] = ColorChoice.AUTO,
 ) -> None:
     choose_colour(color)

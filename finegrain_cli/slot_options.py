@@ -13,24 +13,27 @@ from finegrain.units import parse_bytes, parse_cpu_milli, parse_duration_ms, par
 if TYPE_CHECKING:
     import finegrain_client as fg
 
-CpuOption = Annotated[str, typer.Option("--cpu", help="Cores, such as 2, 0.5 or 500m.")]
+CpuOption = Annotated[str, typer.Option("--cpu", help="CPU in cores, such as 2, 0.5 or 500m.")]
 MemoryOption = Annotated[str, typer.Option("--memory", help="Memory, such as 256M or 2G.")]
 CpuLimitOption = Annotated[
-    str, typer.Option("--cpu-limit", help="Higher cpu cap than what is booked.")
+    str, typer.Option("--cpu-limit", help="CPU limit in cores, if higher than --cpu.")
 ]
-PidsOption = Annotated[int, typer.Option("--pids", min=0, help="Most processes; 0: default.")]
+PidsOption = Annotated[
+    int, typer.Option("--pids", min=0, help="Most processes in the slot; 0: the default.")
+]
 ResourceOption = Annotated[
-    list[str], typer.Option("--resource", metavar="NAME=COUNT", help="Countable resource.")
+    list[str],
+    typer.Option("--resource", metavar="NAME=COUNT", help="Amount of a countable resource."),
 ]
 LabelOption = Annotated[
-    list[str], typer.Option("--label", metavar="KEY=VALUE", help="Label the host must carry.")
+    list[str], typer.Option("--label", metavar="KEY=VALUE", help="Label that the host must have.")
 ]
 QosOption = Annotated[
     str,
     typer.Option(
         "--qos",
         metavar="LSE|LSR|LS|BE",
-        help="Cpus of its own (LSE; LSR: shared with best effort), shared (LS), best effort (BE).",
+        help="Dedicated cpus (LSE; LSR: shared with best effort), shared (LS), best effort (BE).",
     ),
 ]
 CpuBindOption = Annotated[
@@ -38,8 +41,8 @@ CpuBindOption = Annotated[
     typer.Option(
         "--cpu-bind",
         metavar="POLICY[:STRENGTH]",
-        help="Whole cores (FullPCPUs), one thread of each (SpreadByPCPUs), or a NUMA node's pool "
-        "(ConstrainedBurst); with :required on no host that cannot.",
+        help="Whole cores (FullPCPUs), one thread per core (SpreadByPCPUs), or the pool of a NUMA "
+        "node (ConstrainedBurst); :required excludes hosts that cannot do this.",
     ),
 ]
 CpuExclusiveOption = Annotated[
@@ -47,7 +50,8 @@ CpuExclusiveOption = Annotated[
     typer.Option(
         "--cpu-exclusive",
         metavar="POLICY[:STRENGTH]",
-        help="Share no core (PCPULevel) or NUMA node (NUMANodeLevel) with others like it.",
+        help="Share no core (PCPULevel) or NUMA node (NUMANodeLevel) with slots of the same "
+        "policy.",
     ),
 ]
 NumaOption = Annotated[
@@ -55,14 +59,19 @@ NumaOption = Annotated[
     typer.Option(
         "--numa",
         metavar="POLICY[:STRENGTH]",
-        help="SingleNUMANode or Restricted, required unless :preferred; or BestEffort.",
+        help="SingleNUMANode or Restricted (required unless :preferred), or BestEffort.",
     ),
 ]
 EnvOption = Annotated[
     list[str],
-    typer.Option("--env", "-e", metavar="KEY[=VALUE]", help="Set, or pass on, a variable."),
+    typer.Option(
+        "--env",
+        "-e",
+        metavar="KEY[=VALUE]",
+        help="Set an environment variable; without a value, pass on yours.",
+    ),
 ]
-UserOption = Annotated[str, typer.Option("--user", help="User to run as on the host.")]
+UserOption = Annotated[str, typer.Option("--user", help="User that runs the command on the host.")]
 GroupOption = Annotated[str, typer.Option("--group", help="Resource group of the job.")]
 AllowPendingOption = Annotated[
     bool, typer.Option("--allow-pending", help="Wait even if no known host is large enough.")

@@ -31,14 +31,15 @@ def register(app: typer.Typer) -> None:
 
 def advise(
     job: Annotated[
-        str, typer.Argument(metavar="JOB", help="Its name, or id; a prefix of that will do.")
+        str,
+        typer.Argument(metavar="JOB", help="Name or id of the job; a prefix of the id is enough."),
     ],
     target: Annotated[
-        str, typer.Option("--target", help="How long a thread of work should take at most.")
+        str, typer.Option("--target", help="Longest time that a thread of work should take.")
     ] = "120s",
     quantile: Annotated[
         float,
-        typer.Option("--quantile", help="The part of all threads that should keep to that."),
+        typer.Option("--quantile", help="Fraction of all threads that should meet the target."),
     ] = 0.95,
     json_: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     output: OutputOption = OutputFormat.TABLE,
@@ -48,7 +49,8 @@ def advise(
 ) -> None:
     """Recommend into how many threads a job's work should be split.
 
-    Goes by how long its threads took, also those of a job that has ended, as long as it is kept.
+    The recommendation is based on how long the job's threads took. It also works for a job that
+    has ended, as long as the job is kept.
     """
     output = OutputFormat.JSON if json_ else output
     enter_command(output, manager, token_file, config)

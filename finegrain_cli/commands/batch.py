@@ -71,12 +71,12 @@ def batch(
         list[str] | None,
         typer.Argument(
             metavar="-- COMMAND [ARGS]...",
-            help="What each thread runs; {index} stands for its number. No shell.",
+            help="Command of each thread, without a shell; {index} is the thread's number.",
         ),
     ] = None,
     threads: Annotated[
         int | None,
-        typer.Option("--threads", "-n", min=1, metavar="N", help="How many threads of work."),
+        typer.Option("--threads", "-n", min=1, metavar="N", help="Number of threads of work."),
     ] = None,
     cpu: CpuOption = "",
     memory: MemoryOption = "",
@@ -93,43 +93,52 @@ def batch(
         str,
         typer.Option(
             "--cwd",
-            help="Directory to run in; default: this one for a program such as ./work.sh, else a"
-            " scratch directory.",
+            help="Working directory; default: the current one for a program such as ./work.sh, "
+            "else a scratch directory.",
         ),
     ] = "",
     user: UserOption = "",
     name: Annotated[str, typer.Option("--name", help="Name of the batch and its job.")] = "",
     group: GroupOption = "",
     timeout: Annotated[
-        str, typer.Option("--timeout", help="A thread that takes longer has failed.")
+        str, typer.Option("--timeout", help="A thread that takes longer than this fails.")
     ] = "",
     retries: Annotated[
-        int, typer.Option("--retries", min=0, help="How often a thread that failed is tried again.")
+        int, typer.Option("--retries", min=0, help="How often to try a failed thread again.")
     ] = 2,
     retry_delay: Annotated[
-        str, typer.Option("--retry-delay", help="Before its first retry; doubled for each further.")
+        str,
+        typer.Option(
+            "--retry-delay", help="Delay before the first retry; doubles with each retry."
+        ),
     ] = "1s",
     on_failure: Annotated[
         OnFailure,
         typer.Option(
             "--on-failure",
-            help="When a thread has failed for good: go on with the others, or start no more.",
+            help="When a thread has failed for good: continue with the others, or start no more.",
         ),
     ] = OnFailure.CONTINUE,
     failures_max: Annotated[
         int | None,
-        typer.Option("--failures-max", min=0, help="Start no more when more than so many failed."),
+        typer.Option(
+            "--failures-max",
+            min=0,
+            help="Start no more threads when more than this many have failed.",
+        ),
     ] = None,
     speculate: Annotated[
         bool,
-        typer.Option("--speculate", help="Run a straggler a second time when nothing else waits."),
+        typer.Option(
+            "--speculate", help="Run a straggler a second time when no other thread waits."
+        ),
     ] = False,
     slots_max: Annotated[
-        int, typer.Option("--slots-max", min=0, help="Most slots at one time; 0: any number.")
+        int, typer.Option("--slots-max", min=0, help="Most slots at one time; 0: no limit.")
     ] = 0,
     allow_pending: AllowPendingOption = False,
     output_limit: Annotated[
-        str, typer.Option("--output-limit", help="Kept of each output of a thread.")
+        str, typer.Option("--output-limit", help="Most bytes to keep of each output of a thread.")
     ] = "16M",
     results: Annotated[
         str,
@@ -142,11 +151,16 @@ def batch(
     state: Annotated[
         str,
         typer.Option(
-            "--state", metavar="FILE", help="State file; default: one in your state directory."
+            "--state",
+            metavar="FILE",
+            help="State file; default: a new one in your state directory.",
         ),
     ] = "",
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Run in the background, and return at once.")
+        bool,
+        typer.Option(
+            "--detach", "-d", help="Run in the background; return when the batch has begun."
+        ),
     ] = False,
     attach: Annotated[
         str,
@@ -154,8 +168,8 @@ def batch(
             "--attach",
             metavar="NAME|FILE",
             autocompletion=_names,
-            help="Show how a batch gets on; if nobody works on it, go on with it."
-            " `finegrain batches` lists them.",
+            help="Show the progress of a batch; continue it if no process works on it. "
+            "`finegrain batches` lists batches.",
         ),
     ] = "",
     stop: Annotated[
@@ -164,14 +178,14 @@ def batch(
             "--stop",
             metavar="NAME|FILE",
             autocompletion=_names,
-            help="Stop a batch; --attach goes on with it.",
+            help="Stop a batch; --attach continues it.",
         ),
     ] = "",
     retry_failed: Annotated[
         bool,
-        typer.Option("--retry-failed", help="With --attach: try threads again that failed."),
+        typer.Option("--retry-failed", help="With --attach: try failed threads again."),
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
     runner: Annotated[str, typer.Option("--runner", hidden=True)] = "",
     json_: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
     output: OutputOption = OutputFormat.TABLE,
@@ -179,12 +193,14 @@ def batch(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Run a command for each of many threads of work, however few slots there are for them.
+    """Run a command for each of many threads of work, with any number of slots.
 
     In COMMAND and --env, {index} is the thread's number (0 to N-1), {threads} is N and {attempt}
-    counts its tries. Ctrl-C stops the batch so that `--attach` can go on with it later; a second
-    one ends this command at once. The summary goes to standard output: as JSON with -o json, one
-    result per line with -o jsonl.
+    counts the thread's attempts.
+
+    Ctrl-C stops the batch; `--attach` can continue it later. A second Ctrl-C ends this command at
+    once. The summary goes to standard output: as JSON with -o json, one result per line with
+    -o jsonl.
     """
     form = OutputFormat.JSON if json_ else output
     enter_command(form, manager, token_file, config)
@@ -244,12 +260,12 @@ def batches(
     name: Annotated[
         str,
         typer.Argument(
-            metavar="[NAME]", help="Only this one; a prefix will do.", autocompletion=_names
+            metavar="[NAME]", help="Only this batch; a prefix is enough.", autocompletion=_names
         ),
     ] = "",
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """List your batches on this host, newest last, with who works on them."""
+    """List your batches on this host, newest last, and which process works on each."""
     enter_command(output)
     from finegrain_cli.batch.naming import found_batches, short_name
     from finegrain_cli.batch.results import batch_dict

@@ -30,8 +30,8 @@ def register(app: typer.Typer) -> None:
     """Registers the commands of this module."""
     app.command()(reporting_errors(up))
     for name, help_, group in (
-        ("rm", "The resource manager as a daemon.", _ResourceManagerGroup),
-        ("executor", "The task executor as a daemon.", _ExecutorGroup),
+        ("rm", "Run the resource manager as a daemon.", _ResourceManagerGroup),
+        ("executor", "Run a task executor as a daemon.", _ExecutorGroup),
     ):
         app.add_typer(typer.Typer(no_args_is_help=True), name=name, help=help_, cls=group)
 
@@ -40,7 +40,11 @@ def up(
     executors: Annotated[
         int | None,
         typer.Option(
-            "--executors", min=1, max=64, help="How many share this host.", show_default="1"
+            "--executors",
+            min=1,
+            max=64,
+            help="Number of executors that share this host.",
+            show_default="1",
         ),
     ] = None,
     scale: Annotated[
@@ -50,19 +54,22 @@ def up(
             metavar="MAX",
             min=1,
             max=64,
-            help="Begin with none; start and stop up to so many as they are needed.",
+            help="Start without executors; start and stop up to MAX on demand.",
         ),
     ] = None,
     idle_timeout: Annotated[
         str,
-        typer.Option("--idle-timeout", help="With --scale: one without slots is given back then."),
+        typer.Option(
+            "--idle-timeout",
+            help="With --scale: stop an executor that had no slots for this time (default 1m).",
+        ),
     ] = "",
     state_dir: Annotated[
         str,
         typer.Option(
             "--state-dir",
             metavar="DIR",
-            help="Keep books, tokens and logs here; default: a temporary directory.",
+            help="Keep state, tokens and logs here; default: a temporary directory.",
         ),
     ] = "",
     listen: Annotated[
@@ -81,21 +88,22 @@ def up(
         str, typer.Option("--isolation", metavar="auto|none", help="none: enforce no limits.")
     ] = "auto",
     show_logs: Annotated[
-        bool, typer.Option("--show-logs", help="Show what the daemons log, too.")
+        bool, typer.Option("--show-logs", help="Also show what the daemons log.")
     ] = False,
     log_level: Annotated[
-        str, typer.Option("--log-level", help="Least level of what they log.")
+        str, typer.Option("--log-level", help="Lowest level that the daemons log.")
     ] = "info",
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
     """Run a resource manager and executors here, in the foreground, until Ctrl-C.
 
-    With --scale MAX there are no executors at first: the resource manager starts up to MAX, each
-    with an equal part of this host, when requests wait, and gives them back when they are idle.
+    With --scale MAX there are no executors at first. When requests wait, the resource manager
+    starts up to MAX executors, each with an equal part of this host. It stops them when they are
+    idle.
 
-    For trying things out and for work on one host. Nothing is left behind, except in --state-dir.
-    Of the configuration only the section `fairness` counts.
+    This is for trying things out and for work on one host. Nothing is left behind, except in
+    --state-dir. Of the configuration, only the section `fairness` is used.
     """
     enter_command(output, config_file=config)
     from finegrain.options import LogOptions
@@ -132,7 +140,7 @@ def _scale(executors_max: int | None, executors: int | None, idle_timeout: str) 
 
 
 def serve_resource_manager(config: ConfigOption = "", **given: Any) -> None:
-    """Serve the resource manager until SIGTERM."""
+    """Run the resource manager until SIGTERM."""
     enter_command(OutputFormat.TABLE, config_file=config)
     from finegrain_cli.config.daemon_options import resource_manager_options
     from finegrain_cli.config.flags import flags_given
@@ -148,7 +156,7 @@ def serve_resource_manager(config: ConfigOption = "", **given: Any) -> None:
 
 
 def serve_executor(config: ConfigOption = "", **given: Any) -> None:
-    """Serve a task executor until SIGTERM; its tasks live on and are taken up at the next start."""
+    """Run a task executor until SIGTERM; its tasks continue, and the next start adopts them."""
     enter_command(OutputFormat.TABLE, config_file=config)
     from finegrain_cli.config.daemon_options import task_executor_options
     from finegrain_cli.config.flags import flags_given
@@ -164,7 +172,7 @@ def serve_executor(config: ConfigOption = "", **given: Any) -> None:
 
 
 def serve_helper(config: ConfigOption = "", **given: Any) -> None:
-    """Be the privileged half of an executor, in a unit of its own (see helper_socket)."""
+    """Run the privileged part of an executor in a separate unit (see helper_socket)."""
     enter_command(OutputFormat.TABLE, config_file=config)
     from finegrain_cli.config.daemon_options import task_executor_options
     from finegrain_cli.config.flags import flags_given

@@ -18,7 +18,9 @@ from finegrain_cli.text.output import Column, OutputFormat, print_list, print_ob
 DatabaseOption = Annotated[
     str,
     typer.Option(
-        "--database", metavar="URL", help="Which; default: as configured, else SQLite in state_dir."
+        "--database",
+        metavar="URL",
+        help="Database; default: the configured one, else SQLite in state_dir.",
     ),
 ]
 EPOCH_HELP = "The highest rm_epoch that any executor reports; 0 if none runs."
@@ -33,18 +35,18 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True)
     for command in (upgrade, check, backup, restore, raise_epoch):
         group.command()(reporting_errors(command))
-    app.add_typer(group, name="db", help="The resource manager's database.")
+    app.add_typer(group, name="db", help="Maintain the resource manager's database.")
 
 
 def upgrade(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be done.")
+        bool, typer.Option("--dry-run", help="Only print what would be done.")
     ] = False,
     database: DatabaseOption = "",
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Bring the schema up to date, or make the database."""
+    """Update the schema to this version, or create the database."""
     enter_command(output, config_file=config)
     from resource_manager.storage import schema
 
@@ -71,7 +73,7 @@ def check(
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Read all of the database and say what is wrong or risky; change nothing."""
+    """Read the whole database and say what is wrong or risky; change nothing."""
     enter_command(output, config_file=config)
     from resource_manager.storage import schema
 
@@ -87,12 +89,14 @@ def check(
 
 
 def backup(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="New, or an older backup.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="New file, or an older backup to replace.")
+    ],
     database: DatabaseOption = "",
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Write a complete copy of the database, while it is in use or not."""
+    """Write a complete copy of the database; it may be in use."""
     enter_command(output, config_file=config)
     from resource_manager.storage import schema
 
@@ -103,18 +107,18 @@ def backup(
 
 
 def restore(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A backup.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Backup to restore.")],
     above_epoch: Annotated[
         int | None, typer.Option("--above-epoch", min=0, help=EPOCH_HELP, show_default=False)
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     database: DatabaseOption = "",
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Put a backup in the place of the database; the resource manager must be stopped.
+    """Replace the database by a backup; the resource manager must be stopped.
 
-    What was acknowledged after the backup is not in it: executors free those slots.
+    The backup does not contain what was acknowledged after it: executors free those slots.
     """
     enter_command(output, config_file=config)
     from resource_manager.storage import schema
@@ -143,7 +147,7 @@ def raise_epoch(
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """After a restore by other means (pg_restore): raise the epoch above those in use."""
+    """Raise the epoch above those in use, after a restore by other means (pg_restore)."""
     enter_command(output, config_file=config)
     from resource_manager.storage import schema
 

@@ -40,39 +40,45 @@ def register(app: typer.Typer) -> None:
 
 
 def resize(
-    slot: Annotated[str, typer.Argument(metavar="SLOT", help="Its id; a prefix will do.")],
-    cpu: Annotated[str, typer.Option("--cpu", help="Cores, such as 2, 0.5 or 500m.")] = "",
+    slot: Annotated[
+        str, typer.Argument(metavar="SLOT", help="Id of the slot; a prefix is enough.")
+    ],
+    cpu: Annotated[str, typer.Option("--cpu", help="CPU in cores, such as 2, 0.5 or 500m.")] = "",
     memory: Annotated[str, typer.Option("--memory", help="Memory, such as 256M or 2G.")] = "",
     cpu_limit: Annotated[
-        str, typer.Option("--cpu-limit", help="Higher cpu cap than what is booked.")
+        str, typer.Option("--cpu-limit", help="CPU limit in cores, if higher than --cpu.")
     ] = "",
     resource: Annotated[
-        list[str], typer.Option("--resource", metavar="NAME=COUNT", help="Countable resource.")
+        list[str],
+        typer.Option("--resource", metavar="NAME=COUNT", help="Amount of a countable resource."),
     ] = [],  # noqa: B006 - typer wants the default as a list
     wait_for_use: Annotated[
         bool,
         typer.Option(
             "--wait-for-use",
-            help="If it uses more memory than it is to have: wait until it uses less.",
+            help="If the slot uses more memory than the new size, wait until it uses less.",
         ),
     ] = False,
     withdraw: Annotated[
-        bool, typer.Option("--withdraw", help="Take a change back that waits.")
+        bool, typer.Option("--withdraw", help="Cancel a resize that waits.")
     ] = False,
     no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Return as soon as the wish is durable.")
+        bool, typer.Option("--no-wait", help="Return as soon as the resize is stored durably.")
     ] = False,
     timeout: Annotated[
-        str, typer.Option("--timeout", help="Wait no longer than this; the change stays in line.")
+        str,
+        typer.Option(
+            "--timeout", help="Stop waiting after this time; the resize stays in the queue."
+        ),
     ] = "",
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Change the size of a slot, of any job, while its tasks run on.
+    """Change the size of a slot, of any job, while its tasks run.
 
-    What is not said stays as it is. Growth that does not fit waits in line.
+    What you do not name stays as it is. Growth that does not fit waits in the queue.
     """
     enter_command(output, manager, token_file, config)
     timeout_s = parse_duration_ms("--timeout", timeout) / 1000 if timeout else None
@@ -129,7 +135,7 @@ def providers(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Show which executors can be asked for, which were, what is planned on them, and why."""
+    """Show executors that can be started or were started, and what is planned on them."""
     enter_command(output, manager, token_file, config)
     if watch and output is OutputFormat.JSON:
         raise InvalidArgument("--output", "json", "jsonl or table together with --watch")

@@ -31,7 +31,8 @@ NONE = "none"
 
 ExecutorArgument = Annotated[str, typer.Argument(metavar="EXECUTOR|--defaults")]
 DefaultsOption = Annotated[
-    bool, typer.Option("--defaults", help="For the cluster: where no host says anything else.")
+    bool,
+    typer.Option("--defaults", help="The settings of the cluster, for hosts without their own."),
 ]
 
 
@@ -56,7 +57,7 @@ def register(app: typer.Typer) -> None:
     app.add_typer(
         group,
         name="executors",
-        help="List executors (`executors [ID]`), and set how their hosts give cpus.",
+        help="List executors (`executors [ID]`), and set how their hosts assign cpus.",
     )
 
 
@@ -68,7 +69,7 @@ def policy(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Show the settings of an executor's host: what holds, by whom, and what was set at runtime."""
+    """Show how an executor's host assigns cpus: each setting, its origin, what was set here."""
     enter_command(output, manager, token_file, config)
     name = _subject(executor, defaults=defaults)
     with open_cluster() as cluster:
@@ -84,7 +85,7 @@ def set_(
         typer.Option(
             "--bind-policy",
             metavar="POLICY",
-            help="For slots with cpus of their own: FullPCPUsOnly, SpreadByPCPUs or None.",
+            help="For slots with dedicated cpus: FullPCPUsOnly, SpreadByPCPUs or None.",
         ),
     ] = "",
     numa_strategy: Annotated[
@@ -92,7 +93,7 @@ def set_(
         typer.Option(
             "--numa-strategy",
             metavar="STRATEGY",
-            help="NUMA node to take first: MostAllocated, LeastAllocated or DistributeEvenly.",
+            help="NUMA node to use first: MostAllocated, LeastAllocated or DistributeEvenly.",
         ),
     ] = "",
     alignment: Annotated[
@@ -100,20 +101,22 @@ def set_(
         typer.Option(
             "--alignment",
             metavar="POLICY",
-            help="How slots lie on NUMA nodes: None, BestEffort, Restricted or SingleNUMANode.",
+            help="Placement on NUMA nodes: None, BestEffort, Restricted or SingleNUMANode.",
         ),
     ] = "",
     reserved_cpus: Annotated[
         str,
         typer.Option(
-            "--reserved-cpus", metavar="LIST|none", help="Cpus that no slot has to itself."
+            "--reserved-cpus",
+            metavar="LIST|none",
+            help="Cpus that are not dedicated to any slot, such as 0-1.",
         ),
     ] = "",
     reserved_strict: Annotated[
         bool | None,
         typer.Option(
             "--reserved-strict/--no-reserved-strict",
-            help="Keep the slots of the shared pools off them, too.",
+            help="Keep slots of the shared pools off reserved cpus, too.",
             show_default=False,
         ),
     ] = None,
@@ -122,7 +125,7 @@ def set_(
         typer.Option(
             "--default-bind",
             metavar="POLICY",
-            help="Of requests that do not say: FullPCPUs, SpreadByPCPUs or None.",
+            help="Bind policy of requests without one: FullPCPUs, SpreadByPCPUs or None.",
         ),
     ] = "",
     default_exclusive: Annotated[
@@ -130,13 +133,13 @@ def set_(
         typer.Option(
             "--default-exclusive",
             metavar="POLICY",
-            help="Likewise: PCPULevel, NUMANodeLevel or None.",
+            help="Exclusive policy of requests without one: PCPULevel, NUMANodeLevel or None.",
         ),
     ] = "",
     clear: Annotated[
         list[str],
         typer.Option(
-            "--clear", metavar="SETTING", help="Set it here no longer, such as bind-policy."
+            "--clear", metavar="SETTING", help="Remove a setting here, such as bind-policy."
         ),
     ] = [],  # noqa: B006 - typer wants the default as a list
     output: OutputOption = OutputFormat.TABLE,
@@ -144,10 +147,10 @@ def set_(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Set how an executor's host gives cpus, or what holds where no host says anything else.
+    """Set how an executor's host, or with --defaults the cluster, assigns cpus.
 
-    It holds from the next decision on, for new slots, over restarts. Slots that exist stay as they
-    are.
+    A change applies from the next decision on, to new slots, and survives restarts. Existing slots
+    stay as they are.
     """
     enter_command(output, manager, token_file, config)
     name = _subject(executor, defaults=defaults)

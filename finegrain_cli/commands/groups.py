@@ -46,12 +46,14 @@ def register(app: typer.Typer) -> None:
     group.callback()(reporting_errors(show))
     group.command(name="set")(reporting_errors(set_))
     group.command()(reporting_errors(delete))
-    app.add_typer(group, name="groups", help="Resource groups: shares, weights, limits.")
+    app.add_typer(
+        group, name="groups", help="Show or change resource groups: shares, weights, limits."
+    )
 
 
 def show(
     context: typer.Context,
-    jobs: Annotated[bool, typer.Option("--jobs", help="The jobs below each group, too.")] = False,
+    jobs: Annotated[bool, typer.Option("--jobs", help="Also show the jobs of each group.")] = False,
     json_: JsonOption = False,
     output: OutputOption = OutputFormat.TABLE,
     watch: WatchOption = False,
@@ -59,7 +61,7 @@ def show(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Show resource groups as a tree: weight, share by weight and now, service, backlog, limits."""
+    """Show resource groups as a tree: weight, shares, service, backlog and limits."""
     if context.invoked_subcommand is not None:
         return
     output = OutputFormat.JSON if json_ else output
@@ -84,39 +86,55 @@ def set_(
     name: NameArgument,
     weight: Annotated[
         float | None,
-        typer.Option("--weight", help="A group of weight 4 gets four times that of weight 1."),
+        typer.Option(
+            "--weight", help="A group of weight 4 gets four times as much as one of weight 1."
+        ),
     ] = None,
     parent: Annotated[
-        str | None, typer.Option("--parent", metavar="NAME|none", help="The group it is part of.")
+        str | None, typer.Option("--parent", metavar="NAME|none", help="Parent group.")
     ] = None,
-    description: Annotated[str | None, typer.Option("--description", help="For people.")] = None,
+    description: Annotated[
+        str | None, typer.Option("--description", help="Text for people.")
+    ] = None,
     max_cpu: Annotated[
-        str, typer.Option("--max-cpu", metavar="CORES|none", help="Most cores of its slots.")
+        str,
+        typer.Option(
+            "--max-cpu", metavar="CORES|none", help="Maximum CPU of the group's slots, in cores."
+        ),
     ] = "",
     min_cpu: Annotated[
-        str, typer.Option("--min-cpu", metavar="CORES|none", help="Cores it is to have at least.")
+        str, typer.Option("--min-cpu", metavar="CORES|none", help="Guaranteed CPU, in cores.")
     ] = "",
     max_memory: Annotated[
-        str, typer.Option("--max-memory", metavar="SIZE|none", help="Most memory of its slots.")
+        str,
+        typer.Option(
+            "--max-memory", metavar="SIZE|none", help="Maximum memory of the group's slots."
+        ),
     ] = "",
     min_memory: Annotated[
-        str, typer.Option("--min-memory", metavar="SIZE|none", help="Memory at least.")
+        str, typer.Option("--min-memory", metavar="SIZE|none", help="Guaranteed memory.")
     ] = "",
     max_: Annotated[
         list[str],
-        typer.Option("--max", metavar="NAME=COUNT|none", help="Most of a countable resource."),
+        typer.Option(
+            "--max", metavar="NAME=COUNT|none", help="Maximum amount of a countable resource."
+        ),
     ] = [],  # noqa: B006 - typer wants the default as a list
     min_: Annotated[
-        list[str], typer.Option("--min", metavar="NAME=COUNT|none", help="Likewise at least.")
+        list[str],
+        typer.Option(
+            "--min", metavar="NAME=COUNT|none", help="Guaranteed amount of a countable resource."
+        ),
     ] = [],  # noqa: B006
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Make a resource group, or change what is given of one.
+    """Create a resource group, or change one; what you do not name stays as it is.
 
-    It holds from the next decision on. Nothing that runs is stopped; "none" takes a limit away.
+    A change applies from the next decision on. Nothing that runs is stopped. "none" removes a
+    limit.
     """
     enter_command(output, manager, token_file, config)
     if name == NONE:
@@ -145,7 +163,7 @@ def delete(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Strike a resource group in which no job lives."""
+    """Delete a resource group without live jobs."""
     enter_command(output, manager, token_file, config)
     confirm(f"group {name} will be struck, with its weight and its limits", yes=yes)
     with open_cluster() as cluster:

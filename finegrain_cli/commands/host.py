@@ -50,9 +50,9 @@ def detect(
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Show what an executor here would report, without starting it.
+    """Show what an executor on this host would report, without starting one.
 
-    Reserves and shares are taken from the configuration ([executor]).
+    Reserves and shares come from the configuration ([executor]).
     """
     enter_command(output, config_file=config)
     from finegrain.cpuset import CpuSet
@@ -93,14 +93,17 @@ def detect(
 def topo(
     executor: Annotated[
         str,
-        typer.Argument(metavar="[EXECUTOR]", help="A prefix will do; not needed for the only one."),
+        typer.Argument(
+            metavar="[EXECUTOR]",
+            help="Id of the executor, or a prefix; not needed if there is only one.",
+        ),
     ] = "",
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Draw the cpus of an executor's host: NUMA nodes, cores, threads, and who has them."""
+    """Draw the cpus of an executor's host: NUMA nodes, cores, threads, and their slots."""
     enter_command(output, manager, token_file, config)
     from finegrain_cli.text.executor_map import executor_text
 
@@ -119,9 +122,9 @@ def doctor(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Look for what keeps finegrain from working here, and say how to repair it.
+    """Find what keeps finegrain from working on this host, and say how to repair it.
 
-    Exit code 1 if anything fails; warnings alone are 0. Changes nothing.
+    The exit code is 1 if anything fails, and 0 if there are only warnings. Changes nothing.
     """
     enter_command(output, manager, token_file, config)
     from finegrain_cli.doctor.findings import Grade, examine

@@ -42,10 +42,12 @@ WATCH_INTERVAL_S = 1.0
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 Rows = Sequence[Mapping[str, Any]]
-IdArgument = Annotated[str, typer.Argument(metavar="[ID]", help="Only this one; a prefix will do.")]
-JobOption = Annotated[str, typer.Option("--job", help="Only of this job.")]
-ExecutorOption = Annotated[str, typer.Option("--executor", help="Only on this executor.")]
-AllOption = Annotated[bool, typer.Option("--all", help="Ended ones, too.")]
+IdArgument = Annotated[
+    str, typer.Argument(metavar="[ID]", help="Only this one; a prefix is enough.")
+]
+JobOption = Annotated[str, typer.Option("--job", help="Only those of this job.")]
+ExecutorOption = Annotated[str, typer.Option("--executor", help="Only those on this executor.")]
+AllOption = Annotated[bool, typer.Option("--all", help="Include ended ones.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -60,7 +62,7 @@ def status(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Show one screen: capacity, slots, and who waits for what reason."""
+    """Show one screen: capacity, slots, and how many requests wait for which reason."""
     enter_command(output, manager, token_file, config)
     with open_cluster() as cluster:
         info = cluster.info().to_dict()
@@ -75,9 +77,9 @@ def executors(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """List executors with what they have, have given out, and have left.
+    """List executors with their total, allocated and available resources.
 
-    Tables also show those that were asked for and have not come yet.
+    Tables also show executors that were requested and have not registered yet.
     """
     enter_command(output, manager, token_file, config)
     with open_cluster() as cluster:
@@ -106,7 +108,7 @@ def slots(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """List slots that exist."""
+    """List slots."""
     enter_command(output, manager, token_file, config)
     with open_cluster() as cluster:
 
@@ -127,7 +129,7 @@ def requests(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """List slot requests, in queue order, with the reason why they wait."""
+    """List slot requests in queue order, with the reason why they wait."""
     enter_command(output, manager, token_file, config)
     with open_cluster() as cluster:
 
@@ -167,10 +169,11 @@ def jobs(
 
 def events(
     subject_id: Annotated[
-        str, typer.Argument(metavar="[ID]", help="Only of this executor, job, request or slot.")
+        str,
+        typer.Argument(metavar="[ID]", help="Only events of this executor, job, request or slot."),
     ] = "",
     newest: Annotated[
-        int, typer.Option("-n", "--newest", min=1, help="How many to begin with.")
+        int, typer.Option("-n", "--newest", min=1, help="Start with the last N events.")
     ] = 100,
     output: OutputOption = OutputFormat.TABLE,
     watch: WatchOption = False,
@@ -178,7 +181,7 @@ def events(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """List what happened, oldest first."""
+    """List events, oldest first."""
     enter_command(output, manager, token_file, config)
     if watch and output is OutputFormat.JSON:
         raise InvalidArgument("--output", "json", "jsonl or table together with --watch")

@@ -28,7 +28,7 @@ ExecutorArgument = Annotated[str, typer.Argument(metavar="EXECUTOR")]
 GraceOption = Annotated[
     str, typer.Option("--grace", help="Time between SIGTERM and SIGKILL of tasks, such as 5s.")
 ]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -38,10 +38,12 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
-    request: Annotated[str, typer.Argument(metavar="REQUEST", help="Its id; a prefix will do.")],
+    request: Annotated[
+        str, typer.Argument(metavar="REQUEST", help="Id of the request; a prefix is enough.")
+    ],
     executor: Annotated[str, typer.Option("--executor", help="Only this executor.")] = "",
     max_executors: Annotated[
-        int, typer.Option("--max-executors", min=1, max=1000, help="How many to list.")
+        int, typer.Option("--max-executors", min=1, max=1000, help="Most executors to list.")
     ] = 20,
     output: OutputOption = OutputFormat.TABLE,
     manager: ManagerOption = "",
@@ -59,9 +61,10 @@ def explain(
 def drain(
     executor: ExecutorArgument,
     deadline: Annotated[
-        str, typer.Option("--deadline", help="Take away what is left after this time, such as 10m.")
+        str,
+        typer.Option("--deadline", help="Take away remaining slots after this time, such as 10m."),
     ] = "",
-    reason: Annotated[str, typer.Option("--reason", help="Why; shown to everybody.")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="Reason, shown to all users.")] = "",
     yes: YesOption = False,
     dry_run: DryRunOption = False,
     output: OutputOption = OutputFormat.TABLE,
@@ -69,7 +72,7 @@ def drain(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Place no new slots on an executor; with a deadline, take away the rest then."""
+    """Place no new slots on an executor; with --deadline, take away the others then."""
     enter_command(output, manager, token_file, config)
     deadline_s = parse_duration_ms("--deadline", deadline) / 1000 if deadline else None
     with open_cluster() as cluster:
@@ -107,7 +110,7 @@ def forget(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Strike a lost executor from the books."""
+    """Delete a lost executor from the resource manager's state."""
     enter_command(output, manager, token_file, config)
     confirm(f"{executor} will be struck from the books", yes=yes)
     with open_cluster() as cluster:
@@ -116,7 +119,7 @@ def forget(
 
 
 def release(
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Slots or requests.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of slots or requests.")],
     grace: GraceOption = "",
     dry_run: DryRunOption = False,
     output: OutputOption = OutputFormat.TABLE,
@@ -150,7 +153,8 @@ def release(
 
 def terminate(
     job: Annotated[
-        str, typer.Argument(metavar="JOB", help="Its name, or id; a prefix of that will do.")
+        str,
+        typer.Argument(metavar="JOB", help="Name or id of the job; a prefix of the id is enough."),
     ],
     grace: GraceOption = "",
     yes: YesOption = False,
@@ -159,7 +163,7 @@ def terminate(
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """End a job: its requests are cancelled, its slots freed, its tasks killed."""
+    """End a job: cancel its requests, free its slots, kill its tasks."""
     enter_command(output, manager, token_file, config)
     grace_s = parse_duration_ms("--grace", grace) / 1000 if grace else None
     with open_cluster() as cluster:

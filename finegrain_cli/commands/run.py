@@ -49,7 +49,8 @@ def register(app: typer.Typer) -> None:
 
 def run(
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND [ARGS]...", help="What to run; no shell.")
+        list[str],
+        typer.Argument(metavar="-- COMMAND [ARGS]...", help="Command to run, without a shell."),
     ],
     cpu: CpuOption = "",
     memory: MemoryOption = "",
@@ -63,7 +64,7 @@ def run(
     label: LabelOption = [],  # noqa: B006
     env: EnvOption = [],  # noqa: B006
     cwd: Annotated[
-        str, typer.Option("--cwd", help="Directory to run in; default: a scratch directory.")
+        str, typer.Option("--cwd", help="Working directory; default: a scratch directory.")
     ] = "",
     user: UserOption = "",
     name: Annotated[str, typer.Option("--name", help="Name of the job.")] = "",
@@ -75,12 +76,16 @@ def run(
         str, typer.Option("--wait-timeout", help="Give up waiting for a slot after this time.")
     ] = "",
     grace: Annotated[
-        str, typer.Option("--grace", help="Between the first signal and SIGKILL.")
+        str, typer.Option("--grace", help="Time between the first signal and SIGKILL.")
     ] = "5s",
     gang: Annotated[
         int | None,
         typer.Option(
-            "--gang", min=1, max=1000, metavar="N", help="Run N of it at once, or none at all."
+            "--gang",
+            min=1,
+            max=1000,
+            metavar="N",
+            help="Run the command in N slots, granted all at once or not at all.",
         ),
     ] = None,
     gang_placement: Annotated[
@@ -88,26 +93,32 @@ def run(
         typer.Option(
             "--gang-placement",
             metavar="PLACEMENT",
-            help="anywhere, same-executor, same-label:KEY, or spread.",
+            help="Where: anywhere (default), same-executor, same-label:KEY, or spread.",
         ),
     ] = "",
     gang_timeout: Annotated[
-        str, typer.Option("--gang-timeout", help="Give the gang up if it waits for longer.")
+        str,
+        typer.Option("--gang-timeout", help="Cancel the gang if it waits for longer than this."),
     ] = "",
     allow_pending: AllowPendingOption = False,
     stats: Annotated[
-        bool, typer.Option("--stats", help="Say at the end what the command used.")
+        bool,
+        typer.Option(
+            "--stats", help="Print at the end how much memory and cpu time the command used."
+        ),
     ] = False,
     manager: ManagerOption = "",
     token_file: TokenFileOption = "",
     config: ConfigOption = "",
 ) -> None:
-    """Get a slot, run a command in it, pass its output, signals and exit code through.
+    """Get a slot, run a command in it, and pass output, signals and exit code through.
 
-    Without --cpu and --memory the slot is the executor's default one; with one of them the other is
-    1 core or 256M. With --gang, N slots are granted at once and the command runs in each of them;
-    FINEGRAIN_GANG_INDEX, _SIZE and _ID tell them apart, output lines begin with "[INDEX] ", and the
-    first one that fails ends the others.
+    Without --cpu and --memory, the slot is the executor's default slot. With only one of them, the
+    other is 1 core or 256M.
+
+    With --gang, N slots are granted at once and the command runs in each of them.
+    FINEGRAIN_GANG_INDEX, _SIZE and _ID tell the members apart. Output lines begin with "[INDEX] ".
+    The first member that fails ends the others.
     """
     enter_command(OutputFormat.TABLE, manager, token_file, config)
     try:

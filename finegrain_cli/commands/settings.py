@@ -37,21 +37,19 @@ def register(app: typer.Typer) -> None:
     config = typer.Typer(no_args_is_help=True)
     config.command()(reporting_errors(show))
     config.command()(reporting_errors(check))
-    app.add_typer(
-        config, name="config", help="The configuration: what holds, and whether it is right."
-    )
+    app.add_typer(config, name="config", help="Show or check the configuration.")
     app.command()(reporting_errors(completion))
     app.command(name="version")(reporting_errors(show_version))
 
 
 def show(
     origin: Annotated[
-        bool, typer.Option("--origin", help="Say where each value comes from.")
+        bool, typer.Option("--origin", help="Also show where each value comes from.")
     ] = False,
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
 ) -> None:
-    """Show every value in force, in the form of a configuration file."""
+    """Show every value in effect, in the form of a configuration file."""
     enter_command(output, config_file=config)
     configuration = current().configuration()
     rows = list(_rows(configuration))
@@ -63,7 +61,7 @@ def show(
 
 def check(
     file: Annotated[
-        str, typer.Argument(metavar="[FILE]", help="Only this file; default: all that holds.")
+        str, typer.Argument(metavar="[FILE]", help="Only this file; default: all sources.")
     ] = "",
     output: OutputOption = OutputFormat.TABLE,
     config: ConfigOption = "",
@@ -87,9 +85,11 @@ def check(
 
 
 def completion(
-    shell: Annotated[Shell, typer.Argument(help="Which shell.", show_default=False)],
+    shell: Annotated[
+        Shell, typer.Argument(help="Shell to print the script for.", show_default=False)
+    ],
 ) -> None:
-    """Print the completion script of a shell; put its output where the shell looks for such.
+    """Print the completion script for a shell; save it where the shell looks for it.
 
     For example: finegrain completion bash > ~/.local/share/bash-completion/completions/finegrain
     """
@@ -103,7 +103,7 @@ def completion(
 
 
 def show_version(output: OutputOption = OutputFormat.TABLE) -> None:
-    """Show the version, and those of what it stands on."""
+    """Show the version; with -o wide also those of Python and libraries."""
     enter_command(output)
     import sqlite3
 

@@ -32,62 +32,87 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True)
     group.command()(reporting_errors(trace))
     simulate_figures.register(group)
-    app.add_typer(group, name="simulate", help="Try the rules of sharing in virtual time.")
+    app.add_typer(group, name="simulate", help="Simulate the rules of sharing in virtual time.")
 
 
 def trace(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A batch log, plain or gzip.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Batch log, plain or gzip.")],
     nodes: Annotated[
         str,
         typer.Option(
             "--nodes",
             metavar="NODES|FILE",
-            help="Such as 128x1cpu or 20x80cpu:505G:8gpu@zone=a, or a list; default: the log's.",
+            help="128x1cpu, 20x80cpu:505G:8gpu@zone=a, or a CSV file; default: the log's nodes.",
         ),
     ] = "",
     policy: Annotated[
         list[str],
-        typer.Option("--policy", help="fair or arrival; several are compared."),
+        typer.Option("--policy", help="fair or arrival; repeat it to compare both."),
     ] = ["fair"],  # noqa: B006 - typer wants the default as a list
     format_name: Annotated[
-        str, typer.Option("--format", help="swf, wagap, openb or dlrm; default: as it looks.")
+        str,
+        typer.Option(
+            "--format", help="swf, wagap, openb or dlrm; default: detected from the file."
+        ),
     ] = "",
     group_by: Annotated[
         str,
-        typer.Option("--group-by", help="What makes a resource group: user, queue, ... or none."),
+        typer.Option(
+            "--group-by", help="Field that defines the resource group: user, queue, ... or none."
+        ),
     ] = "",
     weights: Annotated[
-        str, typer.Option("--weights", metavar="GROUP=W,...", help="Weights; others have 1.")
+        str,
+        typer.Option(
+            "--weights", metavar="GROUP=W,...", help="Weights of groups; other groups have 1."
+        ),
     ] = "",
     moldable: Annotated[
         bool,
-        typer.Option("--moldable", help="Parts of a job run one by one instead of all at once."),
+        typer.Option("--moldable", help="Run the parts of a job one by one, not all at once."),
     ] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Only so many jobs.", show_default=False)
+        int | None,
+        typer.Option("--limit", min=1, help="Replay at most this many jobs.", show_default=False),
     ] = None,
     from_: Annotated[
-        str, typer.Option("--from", metavar="TIME", help="Only jobs from so long after the first.")
+        str,
+        typer.Option(
+            "--from", metavar="TIME", help="Only jobs from this time after the first job."
+        ),
     ] = "0",
-    until: Annotated[str, typer.Option("--until", metavar="TIME", help="Only jobs before.")] = "",
+    until: Annotated[
+        str,
+        typer.Option(
+            "--until", metavar="TIME", help="Only jobs before this time after the first job."
+        ),
+    ] = "",
     speedup: Annotated[
-        float, typer.Option("--speedup", help="Jobs arrive so many times as fast.")
+        float, typer.Option("--speedup", help="Factor by which jobs arrive faster.")
     ] = 1.0,
     service: Annotated[
-        str, typer.Option("--service", help="What time counts: dominant, slots or cpu.")
+        str, typer.Option("--service", help="Usage of a slot per second: dominant, slots or cpu.")
     ] = "dominant",
     half_life: Annotated[
         str,
-        typer.Option("--half-life", help=f"Of received service, such as 15m, or {NO_HALF_LIFE}."),
+        typer.Option(
+            "--half-life", help=f"Half-life of past usage, such as 15m, or {NO_HALF_LIFE}."
+        ),
     ] = "15m",
     lookahead: Annotated[
-        str, typer.Option("--lookahead", help="What runs counts as if it had run so much longer.")
+        str,
+        typer.Option(
+            "--lookahead", help="Count running slots as if they had run this much longer."
+        ),
     ] = "30s",
     starvation_timeout: Annotated[
-        str, typer.Option("--starvation-timeout", help="Passed over for so long: room is held.")
+        str,
+        typer.Option(
+            "--starvation-timeout", help="Reserve capacity for a request passed over for this long."
+        ),
     ] = "5m",
     reservations_max: Annotated[
-        int, typer.Option("--reservations-max", min=0, help="So many hold room at a time.")
+        int, typer.Option("--reservations-max", min=0, help="Most reservations at one time.")
     ] = 8,
     reserved_part_max: Annotated[
         float,
@@ -95,21 +120,23 @@ def trace(
             "--reserved-part-max",
             min=0,
             max=1,
-            help="Held for all but who was passed over longest: at most this part of anything.",
+            help="Fraction of any resource for all reservations, except that of the request "
+            "passed over longest.",
         ),
     ] = 0.1,
     json_file: Annotated[
-        str, typer.Option("--json", metavar="FILE", help="Write the report there, too.")
+        str, typer.Option("--json", metavar="FILE", help="Also write the report to this file.")
     ] = "",
     plot: Annotated[
-        list[str], typer.Option("--plot", metavar="FILE", help="Draw: .png or .txt.")
+        list[str],
+        typer.Option("--plot", metavar="FILE", help="Write a plot to this file: .png or .txt."),
     ] = [],  # noqa: B006 - typer wants the default as a list
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Replay a batch log through the real rules: waits, slowdown, use, and shares.
 
-    Threads take as long as the log says; nothing runs and no cluster is needed. Formats: SWF of the
-    Parallel Workloads Archive, and the CSV files that docs/simulate.md describes.
+    Threads take as long as the log says. Nothing runs, and no cluster is needed. Formats: SWF of
+    the Parallel Workloads Archive, and the CSV files that docs/simulate.md describes.
     """
     enter_command(output)
     from resource_manager.engine.model.settings import EngineSettings

@@ -25,22 +25,27 @@ def register(app: typer.Typer) -> None:
 def figures(
     figure: Annotated[
         list[str],
-        typer.Option("--figure", metavar="3-N", help="Only this one; may be given several times."),
+        typer.Option("--figure", metavar="3-N", help="Only this figure; can be repeated."),
     ] = [],  # noqa: B006 - typer wants the default as a list
     out: Annotated[
         str,
-        typer.Option("--out", metavar="DIR", help="Write each as a .txt and a .png file there."),
+        typer.Option(
+            "--out", metavar="DIR", help="Write each figure to this folder, as .txt and .png."
+        ),
     ] = "",
     text_only: Annotated[
-        bool, typer.Option("--text-only", help="With --out: no .png, which needs matplotlib.")
+        bool,
+        typer.Option(
+            "--text-only", help="With --out: do not write .png files, which need matplotlib."
+        ),
     ] = False,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Run the figures that explain fine-grained submission: coarse against fine, and fair shares.
+    """Run the figures that explain fine-grained submission and fair shares.
 
-    They are Figures 3-1 to 3-10 of "Improved Batch Processing Through Fine-Grained Thread
-    Submission". The real rules decide, in virtual time. Coarse and fine of the same work are 3-1
-    and 3-4, 3-2 and 3-5, 3-3 and 3-6.
+    These are Figures 3-1 to 3-10 of "Improved Batch Processing Through Fine-Grained Thread
+    Submission". The real rules decide, in virtual time. Three pairs show the same work, coarse and
+    fine: 3-1 and 3-4, 3-2 and 3-5, 3-3 and 3-6.
     """
     enter_command(output)
     from resource_manager.simulator.drawing_png import require_matplotlib

@@ -139,7 +139,7 @@ class LogSection(Section):
     format: str = Field(
         "auto",
         pattern="^(auto|json|text)$",
-        description="json, text, or auto (text on a terminal, else JSON)",
+        description="format of the log: json, text, or auto (text on a terminal, else JSON)",
     )
 
 
@@ -187,7 +187,7 @@ class RmSection(ListenSection):
     strategy: str = Field(
         "pack",
         pattern="^(pack|spread)$",
-        description="pack: use the first hosts by name that have room; spread: use hosts evenly",
+        description="use the first hosts by name that have room (pack), or hosts evenly (spread)",
     )
     report_interval: Duration = Field(3_000, ge=50, description="how often executors report")
     lost_timeout: Duration = Field(
@@ -364,7 +364,8 @@ class ExecutorSection(ListenSection):
     best_effort_squeeze: str = Field(
         "none",
         pattern="^(none|cpuset)$",
-        description="cpuset: give best-effort slots fewer cpus while others are busy; none: do not",
+        description="give best-effort slots fewer cpus while others are busy (cpuset), or "
+        "do not (none)",
     )
     best_effort_squeeze_threshold: int = Field(
         65, ge=1, le=100, description="percentage of the host that may be busy with squeezing"
@@ -396,7 +397,7 @@ class ExecutorSection(ListenSection):
     isolation: str = Field(
         "auto",
         pattern="^(auto|none)$",
-        description="auto: enforce limits as far as the host allows; none: only count",
+        description="enforce limits as far as the host allows (auto), or only count (none)",
     )
     cgroup_parent: str = Field(
         "", description="delegated cgroup for slots; default: the daemon's own"
