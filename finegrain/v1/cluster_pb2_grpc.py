@@ -26,13 +26,14 @@ if _version_not_supported:
 
 
 class ClusterServiceStub(object):
-    """Lists, history and the levers of operators.
+    """Lists, history and the changes that operators can make.
 
-    Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    resize, end, set and delete groups, set host policies) needs the cluster token.
+    Reading needs the user token or the cluster token. Every call that changes something (drain, undrain, forget,
+    release, resize, end, set and delete groups, set host policies) needs the cluster token.
 
-    Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
-    token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
+    Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
+    unchanged. A page token stays usable as long as the RM runs. Entities that come or go in the meantime may or may not
+    be listed.
     """
 
     def __init__(self, channel):
@@ -149,13 +150,14 @@ class ClusterServiceStub(object):
 
 
 class ClusterServiceServicer(object):
-    """Lists, history and the levers of operators.
+    """Lists, history and the changes that operators can make.
 
-    Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    resize, end, set and delete groups, set host policies) needs the cluster token.
+    Reading needs the user token or the cluster token. Every call that changes something (drain, undrain, forget,
+    release, resize, end, set and delete groups, set host policies) needs the cluster token.
 
-    Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
-    token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
+    Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
+    unchanged. A page token stays usable as long as the RM runs. Entities that come or go in the meantime may or may not
+    be listed.
     """
 
     def GetCluster(self, request, context):
@@ -208,7 +210,7 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DrainExecutor(self, request, context):
-        """Stops new slots on an executor. With a deadline, slots that still exist then are taken away.
+        """Stops new slots on an executor. With a deadline, the RM takes away the slots that still exist then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -222,7 +224,7 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ForgetExecutor(self, request, context):
-        """Strikes a lost executor from the books.
+        """Deletes a lost executor from the RM's state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -250,42 +252,43 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListProviders(self, request, context):
-        """Executor shapes that can be asked for, executors that were asked for, and why.
+        """Executor shapes that the RM can request from providers, executors that it requested, and why.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListGroups(self, request, context):
-        """Resource groups with their weights, limits and what they have, parents before children.
+        """Resource groups with their weights, limits and what their slots have, parents before children.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetGroup(self, request, context):
-        """Makes a resource group, or changes one. Durable when answered; holds from the next decision on.
+        """Creates or changes a resource group. Durable when answered; in effect from the next decision on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DeleteGroup(self, request, context):
-        """Strikes a resource group that has neither jobs that live nor groups below it. "default" stays.
+        """Deletes a resource group. It must have no job that has not ended, and no group below it. "default" cannot be
+        deleted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AdviseThreads(self, request, context):
-        """Recommends into how many threads of work a job should be split, by how long those took that it has had.
+        """Recommends into how many threads of work a job should be split, based on how long its earlier threads took.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetTopology(self, request, context):
-        """One executor's cpus and NUMA nodes: what is where, who has it, which settings hold, and why.
+        """One executor's cpus and NUMA nodes: where they are, who has them, which settings are in effect, and why.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -299,8 +302,8 @@ class ClusterServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SetHostPolicy(self, request, context):
-        """Changes the settings of a host, or those for the cluster. Durable when answered; holds for new slots from the next
-        decision on. Slots that exist stay as they are.
+        """Changes the settings of a host, or those for the cluster. Durable when answered; in effect for new slots from the
+        next decision on. Slots that exist stay as they are.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -423,13 +426,14 @@ def add_ClusterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ClusterService(object):
-    """Lists, history and the levers of operators.
+    """Lists, history and the changes that operators can make.
 
-    Reading needs the user token or the cluster token; whatever changes something (drain, undrain, forget, release,
-    resize, end, set and delete groups, set host policies) needs the cluster token.
+    Reading needs the user token or the cluster token. Every call that changes something (drain, undrain, forget,
+    release, resize, end, set and delete groups, set host policies) needs the cluster token.
 
-    Lists are paged: `page_size` 0 means 1,000 and is capped at 10,000; pass `next_page_token` on unchanged. A page
-    token stays usable while the RM lives; entities that come or go meanwhile may or may not be seen.
+    Lists are paged. `page_size` 0 means 1,000; values above 10,000 are reduced to 10,000. Pass `next_page_token` on
+    unchanged. A page token stays usable as long as the RM runs. Entities that come or go in the meantime may or may not
+    be listed.
     """
 
     @staticmethod

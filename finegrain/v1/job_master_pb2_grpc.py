@@ -28,9 +28,9 @@ if _version_not_supported:
 class JobMasterServiceStub(object):
     """Takes slot offers directly from executors.
 
-    Executors show no token here, since anybody may name any address as a target. Every call carries, as metadata
-    `finegrain-job-secret-sha256`, the SHA-256 in hex of the job secret, which only the RM, its executors and the job
-    master know: refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
+    Executors send no token here, because anyone may name any address as a target. Every call carries the metadata
+    `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the job master
+    know this value, so refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
     """
 
     def __init__(self, channel):
@@ -49,14 +49,15 @@ class JobMasterServiceStub(object):
 class JobMasterServiceServicer(object):
     """Takes slot offers directly from executors.
 
-    Executors show no token here, since anybody may name any address as a target. Every call carries, as metadata
-    `finegrain-job-secret-sha256`, the SHA-256 in hex of the job secret, which only the RM, its executors and the job
-    master know: refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
+    Executors send no token here, because anyone may name any address as a target. Every call carries the metadata
+    `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the job master
+    know this value, so refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
     """
 
     def OfferSlots(self, request, context):
-        """Offers slots that were carved for this job master. It answers per slot; a slot that is rejected, or not
-        accepted within the executor's `offer_timeout`, is taken back. The same offer may come more than once.
+        """Offers slots that were carved for this job master. The job master answers for each slot. The executor takes a slot
+        back if the job master rejects it, or does not accept it within the executor's `offer_timeout`. The same offer may
+        come more than once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -81,9 +82,9 @@ def add_JobMasterServiceServicer_to_server(servicer, server):
 class JobMasterService(object):
     """Takes slot offers directly from executors.
 
-    Executors show no token here, since anybody may name any address as a target. Every call carries, as metadata
-    `finegrain-job-secret-sha256`, the SHA-256 in hex of the job secret, which only the RM, its executors and the job
-    master know: refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
+    Executors send no token here, because anyone may name any address as a target. Every call carries the metadata
+    `finegrain-job-secret-sha256`: the SHA-256 in hex of the job secret. Only the RM, its executors and the job master
+    know this value, so refuse a call without it. Take the slot itself, and its executor's address, from WatchJob.
     """
 
     @staticmethod

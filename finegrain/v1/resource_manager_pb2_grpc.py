@@ -26,27 +26,27 @@ if _version_not_supported:
 
 
 class ResourceManagerServiceStub(object):
-    """The books of the cluster: who has what, who waits, who is served next.
+    """The state of the cluster: which slots exist, which requests wait, which request is served next.
 
-    Job masters: `RegisterJob` returns a job secret; send it as metadata `finegrain-job-secret` with every call for
-    that job. Ask with `RequestResource`, learn of the slots through `WatchJob`, run tasks in them at the
-    executor's TaskExecutorService, give them back with `ReleaseSlots`, finish with `EndJob`.
+    Job masters: `RegisterJob` returns a job secret. Send it as metadata `finegrain-job-secret` with every call for that
+    job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
+    TaskExecutorService. Give slots back with `ReleaseSlots`. Finish with `EndJob`.
 
-    Task executors: `RegisterExecutor` once, then `ReportSlots` every `report_interval` and at once after every
-    change. The RM dials the executor for everything it wants done (TaskExecutorService); the answers of these two
-    calls only reconcile: they name slots that nobody owns, or ask for a new registration.
+    Task executors: call `RegisterExecutor` once. Then call `ReportSlots` every `report_interval`, and at once after
+    every change. For everything that an executor must do, the RM dials the executor (TaskExecutorService). The answers
+    of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
 
-    Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that
-    changes something may be repeated safely: the ids in it make the repetition the same call.
+    Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that changes
+    something may be repeated safely: the RM recognises the repetition by the ids in it.
 
-    Errors carry google.rpc.ErrorInfo (domain "finegrain"; the reasons are listed in docs/errors.md), bad input also
-    google.rpc.BadRequest. Lack of capacity is never an error here: waiting is a state.
+    Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
+    google.rpc.BadRequest. Lack of capacity is never an error here: the request waits, and waiting is a state.
 
-    UNAVAILABLE: try again, with growing pauses, at the next address known. With the reason NOT_LEADER another resource
-    manager leads on the same database; the detail `leader_address` of the ErrorInfo says where it was last known to be,
-    a hint that may be stale. Show the token only to addresses that are meant to have it. A watch goes on at the new
-    leader from its sequence. RESOURCE_EXHAUSTED: too much is under way; google.rpc.RetryInfo says when to come back, to
-    the same address.
+    UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
+    manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
+    that may be stale. Send the token only to addresses that are meant to have it. At the new leader, a watch continues
+    from its sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again,
+    at the same address.
     """
 
     def __init__(self, channel):
@@ -118,110 +118,110 @@ class ResourceManagerServiceStub(object):
 
 
 class ResourceManagerServiceServicer(object):
-    """The books of the cluster: who has what, who waits, who is served next.
+    """The state of the cluster: which slots exist, which requests wait, which request is served next.
 
-    Job masters: `RegisterJob` returns a job secret; send it as metadata `finegrain-job-secret` with every call for
-    that job. Ask with `RequestResource`, learn of the slots through `WatchJob`, run tasks in them at the
-    executor's TaskExecutorService, give them back with `ReleaseSlots`, finish with `EndJob`.
+    Job masters: `RegisterJob` returns a job secret. Send it as metadata `finegrain-job-secret` with every call for that
+    job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
+    TaskExecutorService. Give slots back with `ReleaseSlots`. Finish with `EndJob`.
 
-    Task executors: `RegisterExecutor` once, then `ReportSlots` every `report_interval` and at once after every
-    change. The RM dials the executor for everything it wants done (TaskExecutorService); the answers of these two
-    calls only reconcile: they name slots that nobody owns, or ask for a new registration.
+    Task executors: call `RegisterExecutor` once. Then call `ReportSlots` every `report_interval`, and at once after
+    every change. For everything that an executor must do, the RM dials the executor (TaskExecutorService). The answers
+    of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
 
-    Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that
-    changes something may be repeated safely: the ids in it make the repetition the same call.
+    Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that changes
+    something may be repeated safely: the RM recognises the repetition by the ids in it.
 
-    Errors carry google.rpc.ErrorInfo (domain "finegrain"; the reasons are listed in docs/errors.md), bad input also
-    google.rpc.BadRequest. Lack of capacity is never an error here: waiting is a state.
+    Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
+    google.rpc.BadRequest. Lack of capacity is never an error here: the request waits, and waiting is a state.
 
-    UNAVAILABLE: try again, with growing pauses, at the next address known. With the reason NOT_LEADER another resource
-    manager leads on the same database; the detail `leader_address` of the ErrorInfo says where it was last known to be,
-    a hint that may be stale. Show the token only to addresses that are meant to have it. A watch goes on at the new
-    leader from its sequence. RESOURCE_EXHAUSTED: too much is under way; google.rpc.RetryInfo says when to come back, to
-    the same address.
+    UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
+    manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
+    that may be stale. Send the token only to addresses that are meant to have it. At the new leader, a watch continues
+    from its sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again,
+    at the same address.
     """
 
     def RegisterJob(self, request, context):
-        """Makes a job known. The same job id with the same content and the same `request_id` gives the same answer;
-        with anything else ALREADY_EXISTS.
+        """Registers a job. The same job id with the same content and the same `request_id` returns the same answer; with
+        anything else the call fails with ALREADY_EXISTS.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def KeepAlive(self, request, context):
-        """Renews the lease of a job and acknowledges events that the job master has taken in.
+        """Renews the lease of a job and acknowledges events that the job master has processed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def EndJob(self, request, context):
-        """Ends a job: pending requests are cancelled, slots freed, tasks killed after their grace period. Ending an
-        ended job is fine.
+        """Ends a job: cancels its pending requests, frees its slots, and kills its tasks after their grace period. Ending an
+        ended job is allowed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RequestResource(self, request, context):
-        """Asks for slots. Answers when the requests are durable, with one result per request in the order sent.
+        """Requests slots. Answers when the requests are durable, with one result per request in the order sent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelRequests(self, request, context):
-        """Takes back requests that still wait. A request that has been placed meanwhile is released instead.
+        """Cancels requests that still wait. If a request has been placed in the meantime, the RM releases its slot instead.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseSlots(self, request, context):
-        """Gives slots back. Capacity returns when the slot's processes are gone. Never creates a new request.
+        """Gives slots back. Their capacity is free when the slot's processes are gone. Never creates a new request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResizeSlot(self, request, context):
-        """Changes what a granted slot consists of, without touching the tasks in it. Answers when the wish is durable; the
-        watch stream tells what became of it: GRANTED again, with reason "RESIZED" and the slot as it is now, or with reason
-        "RESIZE_REFUSED" and why.
+        """Changes the resources of a granted slot, without touching the tasks in it. Answers when the change is durable. The
+        watch stream reports its result: GRANTED again, either with reason "RESIZED" and the slot as it is now, or with
+        reason "RESIZE_REFUSED" and why.
 
-        What grows must fit on the slot's executor and waits in line until it does; what shrinks is free for others once
-        the executor has confirmed. A size beyond what the executor has in total is refused at once (FAILED_PRECONDITION,
-        reason "INFEASIBLE_NEVER"). Another wish replaces one that waits; wishing for the size that the slot has withdraws
-        it. A request that goes back into line later is placed at the size that it asked for itself.
+        Growth must fit on the slot's executor and waits in the queue until it does. Capacity that shrinking frees can be
+        used by others once the executor has confirmed. A size beyond the executor's total is refused at once
+        (FAILED_PRECONDITION, reason "INFEASIBLE_NEVER"). A new change replaces one that waits. A change to the slot's
+        current size withdraws it. If a request returns to the queue later, it is placed at its original size.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReuseSlots(self, request, context):
-        """Asks whether slots whose work is done may serve further requests of the same job that wait, instead of being given
-        back and carved anew. The RM agrees if, were the slot given back now, this job would be the next to be served with
-        what it frees; then the waiting request ends RELEASED with reason "REUSED" and the slot stays. Otherwise the slot is
-        released, as with ReleaseSlots, and the result says why ("FAIR_SHARE": others are to be served first). The same
-        call again gets the same answer.
+        """Asks to reuse slots whose work is done: a slot serves another waiting request of the same job, instead of being
+        given back and carved again. The RM checks what would happen if the slot were given back now. If this job would be
+        the next to get the freed capacity, the RM agrees: the waiting request ends RELEASED with reason "REUSED" and the
+        slot stays. Otherwise the RM releases the slot, as with ReleaseSlots, and the result says why ("FAIR_SHARE": others
+        must be served first). The same call again returns the same answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchJob(self, request, context):
-        """Streams what happens to a job's requests and slots, numbered without gaps; an open stream keeps the lease.
-        Resume with the sequence number after the last one taken in. OUT_OF_RANGE when that is no longer kept: then
-        watch from 0, which begins with a snapshot.
+        """Streams what happens to a job's requests and slots, numbered without gaps. An open stream keeps the lease. Resume
+        with the sequence number after the last one processed. OUT_OF_RANGE means that the RM no longer keeps that event.
+        Then watch from 0: this stream begins with a snapshot.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Explain(self, request, context):
-        """Says why a request waits (or what became of it), and the smallest change with which it would fit now.
-        Feasibility at one moment, not a reservation.
+        """Explains why a request waits (or how it ended), and the smallest change with which it would fit now. The answer is
+        about feasibility at one moment. It reserves nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -235,7 +235,7 @@ class ResourceManagerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ReportSlots(self, request, context):
-        """Delivers a numbered report; also the heartbeat. Cluster token only.
+        """Delivers a numbered report. It is also the heartbeat. Cluster token only.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -313,27 +313,27 @@ def add_ResourceManagerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ResourceManagerService(object):
-    """The books of the cluster: who has what, who waits, who is served next.
+    """The state of the cluster: which slots exist, which requests wait, which request is served next.
 
-    Job masters: `RegisterJob` returns a job secret; send it as metadata `finegrain-job-secret` with every call for
-    that job. Ask with `RequestResource`, learn of the slots through `WatchJob`, run tasks in them at the
-    executor's TaskExecutorService, give them back with `ReleaseSlots`, finish with `EndJob`.
+    Job masters: `RegisterJob` returns a job secret. Send it as metadata `finegrain-job-secret` with every call for that
+    job. Request slots with `RequestResource`, receive them through `WatchJob`, and run tasks in them at the executor's
+    TaskExecutorService. Give slots back with `ReleaseSlots`. Finish with `EndJob`.
 
-    Task executors: `RegisterExecutor` once, then `ReportSlots` every `report_interval` and at once after every
-    change. The RM dials the executor for everything it wants done (TaskExecutorService); the answers of these two
-    calls only reconcile: they name slots that nobody owns, or ask for a new registration.
+    Task executors: call `RegisterExecutor` once. Then call `ReportSlots` every `report_interval`, and at once after
+    every change. For everything that an executor must do, the RM dials the executor (TaskExecutorService). The answers
+    of these two calls only reconcile: they name slots without an owner, or ask for a new registration.
 
-    Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that
-    changes something may be repeated safely: the ids in it make the repetition the same call.
+    Every call carries the token of the token file as metadata `authorization: Bearer TOKEN`. Every call that changes
+    something may be repeated safely: the RM recognises the repetition by the ids in it.
 
-    Errors carry google.rpc.ErrorInfo (domain "finegrain"; the reasons are listed in docs/errors.md), bad input also
-    google.rpc.BadRequest. Lack of capacity is never an error here: waiting is a state.
+    Errors carry google.rpc.ErrorInfo (domain "finegrain"; docs/errors.md lists the reasons). Bad input also carries
+    google.rpc.BadRequest. Lack of capacity is never an error here: the request waits, and waiting is a state.
 
-    UNAVAILABLE: try again, with growing pauses, at the next address known. With the reason NOT_LEADER another resource
-    manager leads on the same database; the detail `leader_address` of the ErrorInfo says where it was last known to be,
-    a hint that may be stale. Show the token only to addresses that are meant to have it. A watch goes on at the new
-    leader from its sequence. RESOURCE_EXHAUSTED: too much is under way; google.rpc.RetryInfo says when to come back, to
-    the same address.
+    UNAVAILABLE: try again at the next known address, with growing pauses. With the reason NOT_LEADER, another resource
+    manager leads on the same database. The detail `leader_address` of the ErrorInfo is its last known address: a hint
+    that may be stale. Send the token only to addresses that are meant to have it. At the new leader, a watch continues
+    from its sequence number. RESOURCE_EXHAUSTED: too much is in progress. google.rpc.RetryInfo says when to try again,
+    at the same address.
     """
 
     @staticmethod

@@ -28,18 +28,21 @@ if _version_not_supported:
 class TaskExecutorServiceStub(object):
     """One host's slots and the tasks in them.
 
-    The RM carves, frees and resizes. Its commands (AllocateSlots, FreeSlots, ResizeSlot) share one numbering: strictly +1 within
-    (`rm_epoch`, `registration_number`), at most one in flight. The same number with the same content gets the
-    recorded answer; any other number at or below the last one, and any gap, is refused with FAILED_PRECONDITION and
-    reason "COMMAND_OUT_OF_ORDER"; a lower epoch with "STALE_EPOCH"; another registration with
-    "STALE_REGISTRATION". Cluster token only.
+    The RM carves, frees and resizes slots. These calls need the cluster token. The RM's commands (AllocateSlots,
+    FreeSlots, ResizeSlot) share one sequence of numbers: strictly +1 within (`rm_epoch`, `registration_number`), with at
+    most one command in flight. If a number comes again with the same content, the executor repeats the recorded answer.
+    Errors have the code FAILED_PRECONDITION and one of these reasons:
 
-    Job masters run tasks in slots that they own: they show the user token and, as metadata
-    `finegrain-job-secret`, the secret of the job that owns the slot. An executor that does not know the user token yet
-    (it restarted without its hash and has not registered since) answers UNAVAILABLE, reason "NOT_REGISTERED".
+    - "COMMAND_OUT_OF_ORDER": any other number at or below the last one, or a gap;
+    - "STALE_EPOCH": a lower epoch;
+    - "STALE_REGISTRATION": another registration.
 
-    To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this
-    service, check every AllocateSlots item against your own table, number your states, report.
+    Job masters run tasks in slots that they own. They send the user token and, as metadata `finegrain-job-secret`, the
+    secret of the job that owns the slot. An executor may not know the user token yet: it restarted without the token's
+    hash and has not registered since. It then answers UNAVAILABLE, reason "NOT_REGISTERED".
+
+    To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
+    check every AllocateSlots item against your own table, number your states, and report.
     """
 
     def __init__(self, channel):
@@ -98,41 +101,47 @@ class TaskExecutorServiceStub(object):
 class TaskExecutorServiceServicer(object):
     """One host's slots and the tasks in them.
 
-    The RM carves, frees and resizes. Its commands (AllocateSlots, FreeSlots, ResizeSlot) share one numbering: strictly +1 within
-    (`rm_epoch`, `registration_number`), at most one in flight. The same number with the same content gets the
-    recorded answer; any other number at or below the last one, and any gap, is refused with FAILED_PRECONDITION and
-    reason "COMMAND_OUT_OF_ORDER"; a lower epoch with "STALE_EPOCH"; another registration with
-    "STALE_REGISTRATION". Cluster token only.
+    The RM carves, frees and resizes slots. These calls need the cluster token. The RM's commands (AllocateSlots,
+    FreeSlots, ResizeSlot) share one sequence of numbers: strictly +1 within (`rm_epoch`, `registration_number`), with at
+    most one command in flight. If a number comes again with the same content, the executor repeats the recorded answer.
+    Errors have the code FAILED_PRECONDITION and one of these reasons:
 
-    Job masters run tasks in slots that they own: they show the user token and, as metadata
-    `finegrain-job-secret`, the secret of the job that owns the slot. An executor that does not know the user token yet
-    (it restarted without its hash and has not registered since) answers UNAVAILABLE, reason "NOT_REGISTERED".
+    - "COMMAND_OUT_OF_ORDER": any other number at or below the last one, or a gap;
+    - "STALE_EPOCH": a lower epoch;
+    - "STALE_REGISTRATION": another registration.
 
-    To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this
-    service, check every AllocateSlots item against your own table, number your states, report.
+    Job masters run tasks in slots that they own. They send the user token and, as metadata `finegrain-job-secret`, the
+    secret of the job that owns the slot. An executor may not know the user token yet: it restarted without the token's
+    hash and has not registered since. It then answers UNAVAILABLE, reason "NOT_REGISTERED".
+
+    To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
+    check every AllocateSlots item against your own table, number your states, and report.
     """
 
     def AllocateSlots(self, request, context):
-        """Carves slots out of what is free. Items that conflict with the executor's own table are refused one by one
-        (reason "INSUFFICIENT_RESOURCES" with asked, available and total in the details); the true state comes along.
+        """Carves slots out of what is free. The executor refuses each item that conflicts with its own table (reason
+        "INSUFFICIENT_RESOURCES" with asked, available and total in the details). The answer contains the true state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FreeSlots(self, request, context):
-        """Takes slots down: SIGTERM, the grace period, SIGKILL of the whole tree, and only then the capacity is
-        available. Answers when all are gone or after a short wait; whatever is still FREEING is reported later.
+        """Takes slots down: SIGTERM, the grace period, SIGKILL of the whole tree, and only then the capacity is available.
+        Answers when all are gone or after a short wait. The executor reports slots that are still FREEING later.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResizeSlot(self, request, context):
-        """Changes the limits of a slot without touching its tasks: all of them, or none. Refused (in the result, with the
-        true state) with reason "INSUFFICIENT_RESOURCES" if the growth does not fit; "BELOW_USE" if the slot uses more
-        memory than it is to have, even after the kernel gave back what it could, with asked and used in the details;
-        "STALE_RESIZE" if a later change is known.
+        """Changes the limits of a slot without touching its tasks: all limits, or none. A refusal comes in the result, with
+        the true state and one of these reasons:
+
+        - "INSUFFICIENT_RESOURCES": the growth does not fit;
+        - "BELOW_USE": the slot uses more memory than its new size, even after the kernel gave back what it could. The
+        details contain asked and used;
+        - "STALE_RESIZE": the executor knows a later change.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -146,7 +155,7 @@ class TaskExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CancelTask(self, request, context):
-        """Ends a task: SIGTERM, the grace period, SIGKILL of all its processes. Ending an ended task is fine.
+        """Ends a task: SIGTERM, the grace period, SIGKILL of all its processes. Ending an ended task is allowed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -175,7 +184,7 @@ class TaskExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListTasks(self, request, context):
-        """Lists the tasks of a job on this executor, ended ones included as long as their slot exists.
+        """Lists the tasks of a job on this executor, including ended ones as long as their slot exists.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -240,18 +249,21 @@ def add_TaskExecutorServiceServicer_to_server(servicer, server):
 class TaskExecutorService(object):
     """One host's slots and the tasks in them.
 
-    The RM carves, frees and resizes. Its commands (AllocateSlots, FreeSlots, ResizeSlot) share one numbering: strictly +1 within
-    (`rm_epoch`, `registration_number`), at most one in flight. The same number with the same content gets the
-    recorded answer; any other number at or below the last one, and any gap, is refused with FAILED_PRECONDITION and
-    reason "COMMAND_OUT_OF_ORDER"; a lower epoch with "STALE_EPOCH"; another registration with
-    "STALE_REGISTRATION". Cluster token only.
+    The RM carves, frees and resizes slots. These calls need the cluster token. The RM's commands (AllocateSlots,
+    FreeSlots, ResizeSlot) share one sequence of numbers: strictly +1 within (`rm_epoch`, `registration_number`), with at
+    most one command in flight. If a number comes again with the same content, the executor repeats the recorded answer.
+    Errors have the code FAILED_PRECONDITION and one of these reasons:
 
-    Job masters run tasks in slots that they own: they show the user token and, as metadata
-    `finegrain-job-secret`, the secret of the job that owns the slot. An executor that does not know the user token yet
-    (it restarted without its hash and has not registered since) answers UNAVAILABLE, reason "NOT_REGISTERED".
+    - "COMMAND_OUT_OF_ORDER": any other number at or below the last one, or a gap;
+    - "STALE_EPOCH": a lower epoch;
+    - "STALE_REGISTRATION": another registration.
 
-    To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this
-    service, check every AllocateSlots item against your own table, number your states, report.
+    Job masters run tasks in slots that they own. They send the user token and, as metadata `finegrain-job-secret`, the
+    secret of the job that owns the slot. An executor may not know the user token yet: it restarted without the token's
+    hash and has not registered since. It then answers UNAVAILABLE, reason "NOT_REGISTERED".
+
+    To write an executor in another language: register (ResourceManagerService.RegisterExecutor), serve this service,
+    check every AllocateSlots item against your own table, number your states, and report.
     """
 
     @staticmethod
