@@ -1139,7 +1139,7 @@ class ListProvidersResponse(google.protobuf.message.Message):
 
     @property
     def idle_timeout(self) -> google.protobuf.duration_pb2.Duration:
-        """How long an executor has no slots before it is given back."""
+        """How long an executor must have no slots before it is given back."""
 
     @property
     def unplanned(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
@@ -1374,7 +1374,7 @@ global___ListGroupsResponse = ListGroupsResponse
 
 @typing.final
 class GroupStatus(google.protobuf.message.Message):
-    """One resource group. Its share of the cluster depends on its weight among its siblings."""
+    """One resource group. Its share of the cluster's usage depends on its weight among its siblings."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -1432,7 +1432,7 @@ class GroupStatus(google.protobuf.message.Message):
     description: builtins.str
     """What it is for, for people."""
     weight: builtins.float
-    """Its weight. A group of weight 4 gets four times as much as a group of weight 1."""
+    """Its weight. A group of weight 4 gets four times the usage of a group of weight 1."""
     share_entitled: builtins.float
     """The part of all usage that it is entitled to at the moment: by weight, among the groups that have work. 0 to 1."""
     share_now: builtins.float
@@ -1540,8 +1540,8 @@ class SetGroupRequest(google.protobuf.message.Message):
     weight: builtins.float
     """Its weight, 0.001 to 1,000,000. Default for a new group: 1."""
     parent: builtins.str
-    """Its parent group; empty: none. The parent of an existing group can change only if no job in the group or below it
-    is active.
+    """Its parent group; empty: none. The parent of an existing group can change only if all jobs in the group and below
+    it have ended.
     """
     description: builtins.str
     """What it is for."""
