@@ -725,8 +725,9 @@ class RequestStatus(google.protobuf.message.Message):
     """State of the request."""
     reason: builtins.str
     """Why it is in this state. For PENDING it is one of the waiting reasons: "NOT_YET_CONSIDERED", "WAITING_CAPACITY",
-    "WAITING_FRAGMENTED", "INFEASIBLE_NOW_OFFLINE", "INFEASIBLE_NEVER", "WAITING_LABELS", "WAITING_EXECUTOR" (planned
-    on a requested executor that has not registered yet), "WAITING_GANG" (it would fit; its gang as a whole does not),
+    "WAITING_FRAGMENTED", "WAITING_TOPOLOGY" (the amounts are free, but not on cpus and NUMA nodes that suit),
+    "INFEASIBLE_NOW_OFFLINE", "INFEASIBLE_NEVER", "WAITING_LABELS", "WAITING_EXECUTOR" (planned on a requested executor
+    that has not registered yet), "WAITING_GANG" (it would fit; its gang as a whole does not),
     "WAITING_GROUP_LIMIT" (a resource group above it would have more than its maximum), "WAITING_RESERVATION" (it would
     fit, but the capacity is reserved for a starved request).
     """
