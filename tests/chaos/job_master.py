@@ -21,12 +21,13 @@ from finegrain.ids import new_id
 from tests.chaos import journal as j
 from tests.chaos.journal import Journal
 from tests.chaos.watcher import Watcher
+from tests.support.patience import PATIENCE_S
 
 LOOK_S = 0.1
 JOBS_AT_ONCE = 2
 WORKERS = 3
 CALL_BUDGET_S = 90.0  # longer than any fault
-WATCH_END_S = 60.0
+WATCH_END_S = PATIENCE_S  # an end that reached no manager comes with the lease
 KEEP_LINES = "i=0; while [ $i -lt $1 ]; do i=$((i+1)); echo $2 $i; sleep $3; done; exit $4"
 
 
