@@ -2,7 +2,7 @@
 are refused, and how much capacity is stranded.
 
     python -m bench.churn [--slots 10000] [--load 0.9] [--turnovers 3] [--seed 1]
-        [--policy first-fit --policy best-fit --policy pack --policy spread]
+        [--policy first-fit --policy best-fit --policy pack --policy spread --policy balanced]
 
 Slots of the sizes of a real cluster arrive at a cluster of its hosts and stay for exponentially
 distributed times, so that their number times their mean size is `--load` of the capacity of the
@@ -264,7 +264,7 @@ class Churn:
 
 
 def main() -> None:
-    names = ["first-fit", "best-fit", "pack", "spread"]
+    names = ["first-fit", "best-fit", "pack", "spread", "balanced"]
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n", 1)[0])
     parser.add_argument("--slots", type=int, default=10_000, help="mean number, without refusals")
     parser.add_argument("--load", type=float, default=0.9)

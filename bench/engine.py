@@ -14,7 +14,7 @@ Prints, as CPU time of this process, for each strategy:
   again; one full report of every host; a question why something waits, and the sums of the cluster;
 - the release of everything.
 
-Both passes go through the same function (`PlacementPass.place`). "hosts used" is after the pass.
+Both passes go through the same function (`Placer.place`). "hosts used" is after the pass.
 
 The workload is the one of `gen_workload` below (N equal hosts of 16 cores and 64 GiB with a pool
 per memory part, 24 slot profiles, jobs of 5 to 100 slots over 2 to 5 of them), made anew from a
@@ -53,7 +53,7 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.reported import Report, ReportedSlot
 from resource_manager.engine.model.settings import EngineSettings
-from resource_manager.engine.placement.placement_pass import PlacementPass, Run
+from resource_manager.engine.placement.placer import Placer, Run
 from resource_manager.engine.restoring import fresh
 from resource_manager.engine.step import step
 
@@ -149,11 +149,16 @@ class Bench:
         self.numbers: dict[str, int] = {}
 
     def batch(self, *events: Event) -> list[Effect]:
-        """Events and a decision, as the service takes them; what changed is taken and dropped."""
+        """Events, and decisions until nothing is left over, as the service takes them; what changed
+        is taken and dropped.
+        """
         effects: list[Effect] = []
         for event in (*events, Decide(AT)):
             effects.extend(step(self.state, event).effects)
         self.state.changes.take()
+        while self.state.unfinished:
+            effects.extend(step(self.state, Decide(AT)).effects)
+            self.state.changes.take()
         return effects
 
     def registration(self, number: int, total: Amounts, default: ResourceProfile) -> Event:
@@ -251,7 +256,7 @@ def counted(
     shapes = [bench.state.queue.class_of(RequestSpec("", profile)) for profile in bench.profiles]
     entries = [(shapes[number], count) for job in workload["jobs"] for number, count in job]
     started = time.process_time()
-    placing = PlacementPass(bench.state.hosts, bench.state.reservations)
+    placing = Placer(bench.state.hosts, bench.state.reservations)
     runs = [placing.place(shape, count) for shape, count in entries]
     placing.finish()
     seconds = time.process_time() - started
@@ -351,6 +356,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "first-fit": {"strategy": "pack", "pack_candidates": 1},
     "pack": {"strategy": "pack"},
     "spread": {"strategy": "spread"},
+    "balanced": {"strategy": "balanced"},
 }
 
 

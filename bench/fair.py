@@ -31,7 +31,6 @@ from typing import Any
 from bench.engine import Bench, show
 from finegrain.resources import GIB, ResourceProfile
 from finegrain.values.states import SlotState
-from resource_manager.engine import step as step_module
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.model.effects import Effect
 from resource_manager.engine.model.entities import Instant, RangeSpec, RequestSpec
@@ -44,6 +43,7 @@ from resource_manager.engine.model.events import (
     SlotsReleased,
 )
 from resource_manager.engine.model.settings import EngineSettings, Fairness
+from resource_manager.engine.scheduling import cycle
 from resource_manager.engine.scheduling.cycle import place_waiting
 from resource_manager.engine.step import step
 
@@ -143,7 +143,7 @@ def timed_choice(bench: FairBench) -> None:
         if bench.profile is not None:
             bench.profile.disable()
 
-    step_module.place_waiting = measured  # type: ignore[attr-defined]
+    cycle.place_waiting = measured
 
 
 def run_many(options: argparse.Namespace, shapes: int) -> None:

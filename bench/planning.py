@@ -24,8 +24,9 @@ from dataclasses import replace
 from finegrain.resources import GIB, MEMORY_GRAIN_BYTES, MIB
 from resource_manager.engine.model.scheduling_key import SLOTS
 from resource_manager.engine.placement.elastic import Capacity
-from resource_manager.engine.planning.packing import Wish
-from resource_manager.engine.planning.planning import Backlog, Plan, Supply, make_plan
+from resource_manager.engine.planning.draft import Supply
+from resource_manager.engine.planning.packing import Demand
+from resource_manager.engine.planning.planning import Backlog, Plan, make_plan
 
 SEED = 20251120
 
@@ -63,7 +64,7 @@ def backlog(
             // MEMORY_GRAIN_BYTES,
             SLOTS: 1,
         }
-        wishes.append(Wish(amounts, amounts))
+        wishes.append(Demand(amounts, amounts))
     line = [(number % different, 1) for number in range(requests)]
     chance.shuffle(line)
     return Backlog(wishes, _runs(line), shapes)
@@ -74,13 +75,13 @@ def labelled(asked: Backlog, chance: random.Random) -> Backlog:
     zones = [{"zone": name} for name in "abc"]
     wishes = [
         replace(each, labels=tuple(chance.choice(zones).items())) if at % 2 else each
-        for at, each in enumerate(asked.wishes)
+        for at, each in enumerate(asked.demands)
     ]
     shapes = [
         replace(each, capacity=replace(each.capacity, labels=zones[at % 3]))
         for at, each in enumerate(asked.supplies)
     ]
-    there = replace(asked, wishes=wishes, supplies=shapes, limits={})
+    there = replace(asked, demands=wishes, supplies=shapes, limits={})
     new = make_plan(there).new[::10]
     on_the_way = {f"e{at}": shapes[each.supply].capacity for at, each in enumerate(new)}
     kept = {f"e{at}": each.content for at, each in enumerate(new)}
@@ -105,7 +106,7 @@ def bound(asked: Backlog, plan: Plan) -> float:
     cpu = memory = 0
     for new in plan.new:
         for kind, count in new.content.items():
-            amounts = asked.wishes[kind].pooled
+            amounts = asked.demands[kind].pooled
             cpu += amounts["cpu_milli"] * count
             memory += amounts["memory_bytes"] * count
     rows = [

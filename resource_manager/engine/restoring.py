@@ -7,6 +7,8 @@ stored with the request.
 
 from __future__ import annotations
 
+from functools import partial
+
 from finegrain.errors import InvariantBroken
 from finegrain.values.states import ExecutorState, RequestState, SlotState
 from resource_manager.engine.fairness import threads
@@ -35,7 +37,11 @@ from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.placement.elastic import NUMBER
+from resource_manager.engine.queue.gangs import GangLedger
+from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.ranges import Part, enqueue_members
+from resource_manager.engine.queue.requests import Requests
+from resource_manager.engine.queue.starvation import Waiter
 from resource_manager.engine.state import State
 
 
@@ -139,6 +145,30 @@ def _enqueue(state: State, at: Instant) -> None:
                 enqueue_members(state.queue, part, *run)
     for scheduling_class in state.queue.classes():
         scheduling_class.tried = True
+    waiting_since_ms = partial(
+        _waiting_since_ms, state.started, state.queue, state.gangs, state.requests
+    )
+    state.queue.starvation.restart(waiting_since_ms)
+
+
+def _waiting_since_ms(
+    started: Instant, queue: WaitingQueue, gangs: GangLedger, requests: Requests, waiter: Waiter
+) -> int:
+    """Returns when a starvation clock started, by wall time (and not in the future). For a resize
+    and a request that has had a slot this is not known: they wait since the restart.
+    """
+    since_time_ms = started.time_ms
+    if isinstance(waiter, int):
+        item = queue.non_batchables.get(waiter)
+        gang = gangs.waiting.get(item.name) if item is not None else None
+        if gang is not None:
+            since_time_ms = gang.gang.waiting_since_time_ms
+    else:
+        scheduling_class, job_id = waiter
+        first = requests.at(scheduling_class.job_queues[job_id].numbers.first)
+        if not first.generation:
+            since_time_ms = first.create_time_ms
+    return started.monotonic_ms - max(0, started.time_ms - since_time_ms)
 
 
 def _restore_executor(state: State, executor: Executor) -> None:

@@ -6,10 +6,11 @@ derived at the start, and `check_invariants` derives it again to compare.
 
 from __future__ import annotations
 
+from collections import deque
+
 from resource_manager.engine.fairness.checkpoints import Checkpoints
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import FlowTree
-from resource_manager.engine.fairness.starvation import StarvationClocks
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.departures import Departures
 from resource_manager.engine.lifecycle.gangs import GangMoves
@@ -80,10 +81,10 @@ class State:
         self.rejection_clock = RejectionClock(self.timers, settings.infeasible_after_ms)
         self.transitions = Transitions()
         self.outbox: dict[str, None] = {}  # executors that may need a command
-        self.newcomers: list[Request] = []  # accepted since the last decision
-        self.new_parts: list[Part] = []  # parts of ranges, accepted since the last decision
+        # accepted, and not yet recorded as placed or pending: requests, and parts of ranges
+        self.newcomers: deque[Request] = deque()
+        self.new_parts: list[Part] = []
         self.elastic = Elastic(settings.provisioning)
-        self.starvation = StarvationClocks(settings.fairness)
         self.reservations = Reservations()
         self.restored_arrival = 0  # last arrival number before this process started
         self.considered_arrival = 0  # last arrival number at the last decision
@@ -128,7 +129,6 @@ class State:
             requests=self.requests,
             settings=self.settings,
             slots=self.slots,
-            starvation=self.starvation,
             timers=self.timers,
             transitions=self.transitions,
             usage=self.usage,
@@ -167,7 +167,6 @@ class State:
             rejection_clock=self.rejection_clock,
             requests=self.requests,
             slots=self.slots,
-            starvation=self.starvation,
             transitions=self.transitions,
             members=self.members,
             resizes=self.resizes,
@@ -216,6 +215,7 @@ class State:
             numbers=self.numbers,
             outbox=self.outbox,
             rejection_clock=self.rejection_clock,
+            timers=self.timers,
             transitions=self.transitions,
             gang_moves=self.gang_moves,
             moves=self.moves,
@@ -223,6 +223,19 @@ class State:
         )
 
     @property
+    def queue_unfinished(self) -> bool:
+        """True if this decision left queued requests over that the next one goes on with."""
+        return bool(self.endings or self.flows.freed_groups) or self.queue.in_pass
+
+    @property
     def unfinished(self) -> bool:
         """True if this decision left work over that the next one goes on with."""
-        return bool(self.endings or self.flows.freed_groups) or self.queue.in_pass
+        decided = bool(self.newcomers) and (
+            self.newcomers[0].arrival_number <= self.considered_arrival
+        )
+        return (
+            self.queue_unfinished
+            or decided  # and not yet recorded as pending
+            or bool(self.timers.left_over)
+            or self.elastic.steps is not None
+        )

@@ -12,9 +12,9 @@ requests and sends commands.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import assert_never
 
-from finegrain.values.states import RequestState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.executors.host_settings import set_host_policy
 from resource_manager.engine.executors.reachability import executor_probed, probe_timer_fired
@@ -30,8 +30,6 @@ from resource_manager.engine.executors.registration import (
 from resource_manager.engine.executors.reports import slots_reported
 from resource_manager.engine.jobs.groups import delete_group, set_group
 from resource_manager.engine.jobs.lifecycle import (
-    ENDED_AT_ONCE,
-    continue_ending,
     keep_alive,
     lease_timer_fired,
     register_job,
@@ -39,7 +37,6 @@ from resource_manager.engine.jobs.lifecycle import (
     retention_timer_fired,
 )
 from resource_manager.engine.model.effects import StepResult
-from resource_manager.engine.model.entities import Request
 from resource_manager.engine.model.events import (
     CommandAnswered,
     CommandRefused,
@@ -70,15 +67,13 @@ from resource_manager.engine.model.events import (
     UndrainRequested,
 )
 from resource_manager.engine.model.timers import Timer
-from resource_manager.engine.requests.range_intake import record_pending_members
 from resource_manager.engine.requests.resize_intake import request_resize
 from resource_manager.engine.requests.submission import (
     cancel_requests,
     release_slots,
     submit_requests,
 )
-from resource_manager.engine.scaling.arrival import executor_came, hand_over
-from resource_manager.engine.scaling.passes import provide
+from resource_manager.engine.scaling.arrival import executor_came
 from resource_manager.engine.scaling.provider_answers import (
     provision_ended,
     provision_failed,
@@ -90,17 +85,14 @@ from resource_manager.engine.scheduling.commands import (
     command_refused,
     command_timer_fired,
     command_undelivered,
-    dispatch,
 )
-from resource_manager.engine.scheduling.cycle import place_waiting
+from resource_manager.engine.scheduling.cycle import decide
 from resource_manager.engine.scheduling.rejecting import infeasible_timer_fired
-from resource_manager.engine.scheduling.reservations import (
-    end_served,
-    hold_for_starving,
-    serve_holders,
-)
 from resource_manager.engine.scheduling.slot_reuse import reuse_slots
 from resource_manager.engine.state import State
+
+TIMERS_AT_ONCE = 500
+"""Timers that one step handles. Many only find that it is not time yet, and change no row."""
 
 
 def step(state: State, event: Event) -> StepResult:
@@ -177,87 +169,59 @@ def _handle(context: EventContext, event: Event) -> object:  # noqa: C901, PLR09
         case HostPolicySet():
             return set_host_policy(context, event)
         case Ticked():
-            _tick(context, event)
+            if event.after_stall:
+                context.state.timers.listening_since_ms = context.now_ms
+            _fire_timers(context)
         case Decide():
-            _decide(context)
+            if context.state.timers.left_over:
+                _fire_timers(context)
+            decide(context)
         case _:
             assert_never(event)
     return None
 
 
-def _decide(context: EventContext) -> None:
-    continue_ending(context)
-    if context.state.elastic.arrived:
-        hand_over(context)
-    # Owners of reservations come first: capacity that is free now may be what they wait for.
-    serve_holders(context)
-    place_waiting(context)
-    # An ended reservation sets capacity free for others, so place once more.
-    while end_served(context):
-        place_waiting(context)
-    hold_for_starving(context)
-    provide(context)
-    dispatch(context)
-    state = context.state
-    for request in state.newcomers:
-        if request.state is RequestState.PENDING:
-            context.journal.cluster_event(
-                "request_pending",
-                job_id=request.job_id,
-                allocation_id=request.allocation_id,
-                reason=_waiting_reason(state, request),
-            )
-    state.newcomers.clear()
-    context.state.usage_checkpoints.keep_urgent()
-    record_pending_members(context)
-    state.considered_arrival = state.numbers.arrival
+def _fire_timers(context: EventContext) -> None:
+    """Handles the timers that are due, until the step is full; the next decision does the rest."""
+    due = context.state.timers.due(context.now_ms)
+    for timer, entity_id in islice(due, TIMERS_AT_ONCE):
+        _fire(context, timer, entity_id)
+        if context.journal.is_full:
+            return
 
 
-def _waiting_reason(state: State, request: Request) -> str:
-    if request.spec.gang_id:
-        return state.waiting_reasons.member_reason(request)
-    return state.waiting_reasons.waiting_reason(state.queue.class_of(request.spec))
-
-
-def _tick(context: EventContext, event: Ticked) -> None:  # noqa: C901, PLR0912 -- one case per timer
-    if event.after_stall:
-        context.state.timers.listening_since_ms = context.now_ms
-    timed_out = 0  # requests that timed out with their gangs
-    for timer, entity_id in context.state.timers.pop_due(context.now_ms):
-        match timer:
-            case Timer.LEASE:
-                lease_timer_fired(context, entity_id)
-            case Timer.RETENTION:
-                retention_timer_fired(context, entity_id)
-            case Timer.SILENCE:
-                silence_timer_fired(context, entity_id)
-            case Timer.DRAIN:
-                drain_timer_fired(context, entity_id)
-            case Timer.COMMAND:
-                command_timer_fired(context, entity_id)
-            case Timer.PROBE:
-                probe_timer_fired(context, entity_id)
-            case Timer.REFUSAL:
-                refusal_timer_fired(context, entity_id)
-            case Timer.GANG if timed_out >= ENDED_AT_ONCE:
-                # the rest with the next tick, so that one tick is short
-                context.state.timers.arm(timer, entity_id, context.now_ms)
-            case Timer.GANG:
-                timed_out += context.state.gang_moves.gang_timer_fired(entity_id)
-            case Timer.INFEASIBLE:
-                infeasible_timer_fired(context)
-            case Timer.RESIZE:
-                context.state.resizes.resize_timer_fired(entity_id)
-            case Timer.PLAN | Timer.STARVATION:
-                pass  # the Decide that follows checks
-            case Timer.PROVISION:
-                context.state.provision_moves.provision_timer_fired(entity_id)
-            case Timer.USAGE:
-                context.state.usage_checkpoints.usage_timer_fired()
-            case Timer.HISTORY:
-                _history_timer_fired(context)
-            case _:
-                assert_never(timer)
+def _fire(context: EventContext, timer: Timer, entity_id: str) -> None:  # noqa: C901, PLR0912 -- one case per timer
+    match timer:
+        case Timer.LEASE:
+            lease_timer_fired(context, entity_id)
+        case Timer.RETENTION:
+            retention_timer_fired(context, entity_id)
+        case Timer.SILENCE:
+            silence_timer_fired(context, entity_id)
+        case Timer.DRAIN:
+            drain_timer_fired(context, entity_id)
+        case Timer.COMMAND:
+            command_timer_fired(context, entity_id)
+        case Timer.PROBE:
+            probe_timer_fired(context, entity_id)
+        case Timer.REFUSAL:
+            refusal_timer_fired(context, entity_id)
+        case Timer.GANG:
+            context.state.gang_moves.gang_timer_fired(entity_id)
+        case Timer.INFEASIBLE:
+            infeasible_timer_fired(context)
+        case Timer.RESIZE:
+            context.state.resizes.resize_timer_fired(entity_id)
+        case Timer.PLAN | Timer.STARVATION:
+            pass  # the Decide that follows checks
+        case Timer.PROVISION:
+            context.state.provision_moves.provision_timer_fired(entity_id)
+        case Timer.USAGE:
+            context.state.usage_checkpoints.usage_timer_fired()
+        case Timer.HISTORY:
+            _history_timer_fired(context)
+        case _:
+            assert_never(timer)
 
 
 def _history_timer_fired(context: EventContext) -> None:

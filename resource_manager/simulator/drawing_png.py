@@ -62,38 +62,6 @@ def save_png(path: Path, pictures: Sequence[Timeline | Area]) -> None:
     figure.savefig(path)
 
 
-def save_lines_png(
-    path: Path, title: str, lines: Mapping[str, Steps], end_s: float, *, unit: str
-) -> None:
-    """Draws quantities that change in steps over time, one line each, into one file.
-
-    Args:
-        path: of the file.
-        title: of the picture.
-        lines: the quantities, by name.
-        end_s: end of the time axis.
-        unit: label of the vertical axis.
-
-    Raises:
-        ConfigurationError: matplotlib is not installed.
-        OSError: the file cannot be written.
-    """
-    require_matplotlib()
-    figure = _figure(4.0)
-    ax = figure.subplots()
-    for number, (name, steps) in enumerate(lines.items()):
-        times_s, values = _points(steps, end_s)
-        colour = COLOURS[number % len(COLOURS)]
-        ax.plot(times_s, values, drawstyle="steps-post", label=name, color=colour, linewidth=2)
-    ax.set_title(title, fontsize=10, loc="left")
-    ax.set_xlim(0, end_s)
-    ax.set_xlabel("seconds")
-    ax.set_ylabel(unit)
-    if lines:
-        ax.legend(fontsize=8, loc="upper right")
-    figure.savefig(path)
-
-
 def _figure(height_inches: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

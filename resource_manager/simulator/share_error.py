@@ -11,7 +11,6 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from resource_manager.simulator.ideal import ROOT, IdealTree
 
@@ -114,13 +113,6 @@ class Comparison:
         """Returns the largest of the errors; 0 if no flow was due any service."""
         return max(self.errors(start_s, end_s).values(), default=0.0)
 
-    def lag(self, flow: str, start_s: float, end_s: float) -> float:
-        """Returns the largest amount by which the flow was behind its due service since
-        `start_s`.
-        """
-        times = [start_s, *self._inside(start_s, end_s), end_s]
-        return max(self.due(flow, start_s, at) - self.received(flow, start_s, at) for at in times)
-
     def converged_after_s(
         self,
         change_s: float,
@@ -174,15 +166,3 @@ class Comparison:
             return sums[-1]
         part = (at_s - self._times[index]) / (self._times[index + 1] - self._times[index])
         return sums[index] + part * (sums[index + 1] - sums[index])
-
-
-def changes_of_demand(usages: Sequence[Usage]) -> list[float]:
-    """Returns when the set of flows with demand changed, including the beginning."""
-    first = [usages[0].at_s] if usages else []
-    return first + [
-        after.at_s for before, after in pairwise(usages) if _wanting(before) != _wanting(after)
-    ]
-
-
-def _wanting(usage: Usage) -> set[str]:
-    return {flow for flow, demand in usage.demand.items() if demand > 0}

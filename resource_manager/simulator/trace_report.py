@@ -184,8 +184,8 @@ def _column(policy: Data) -> dict[str, str]:
     column |= {
         "makespan": format_duration(policy["makespan_s"]),
         "utilisation": _percent(policy["utilisation"]),
-        "utilisation while somebody waits": _percent(policy["utilisation_while_waiting"]),
-        "time in which somebody waits": format_duration(policy["waiting_s"]),
+        "utilisation while jobs wait": _percent(policy["utilisation_while_waiting"]),
+        "time in which jobs wait": format_duration(policy["waiting_s"]),
     }
     for gap in policy["share_error"]:
         hours = f"{gap['window_s'] / 3_600:g} h"

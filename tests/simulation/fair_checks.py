@@ -325,18 +325,18 @@ def _steps(state: State, job_id: str) -> list[str]:
 def _held_for_nobody(state: State) -> Iterator[str]:
     """Yields reservations whose owner has ended or does not wait."""
     for each in state.reservations.all():
-        holder = each.holder
-        job, request = state.jobs.get(holder.job_id), state.requests.named(holder.allocation_id)
+        owner = each.owner
+        job, request = state.jobs.get(owner.job_id), state.requests.named(owner.allocation_id)
         waits = request is not None and (
             request.state is RequestState.PENDING
             or any(
                 slot.wanted is not None
                 for key, slot in state.slots.items()
-                if key[0] == holder.allocation_id
+                if key[0] == owner.allocation_id
             )
         )
         if job is None or job.state is not JobState.ACTIVE or not waits:
-            yield f"{sorted(each.place.held)} are held for {holder.allocation_id}: {request}"
+            yield f"{sorted(each.hosts)} are held for {owner.allocation_id}: {request}"
 
 
 def _is_taken_over(database: Database, name: str) -> bool:

@@ -24,9 +24,11 @@ from resource_manager.engine.model.reported import ReportedSlot
 from resource_manager.engine.model.settings import ExecutorShape
 from resource_manager.engine.planning import planning
 from resource_manager.engine.planning.planning import Backlog, Plan
+from resource_manager.engine.planning.steps import Steps
 from resource_manager.engine.queue.gangs import GangKind, GangLedger
 from resource_manager.engine.queue.non_batchable import NonBatchables
 from resource_manager.engine.scaling import arrival, backlog, passes, provider_answers
+from resource_manager.engine.scheduling import cycle
 from resource_manager.engine.state import State
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import Slot as TableSlot
@@ -220,10 +222,10 @@ def stop_that_failed_is_taken_for_done(patch: Patch) -> None:
 def what_was_asked_for_is_not_planned_on(patch: Patch) -> None:
     """The same requests are asked for again and again."""
 
-    def make_plan(given: Backlog) -> Plan:
-        return planning.make_plan(replace(given, pending={}, kept={}))
+    def plan_in_steps(given: Backlog) -> Steps[Plan]:
+        return planning.plan_in_steps(replace(given, pending={}, kept={}))
 
-    patch.setattr(backlog, "make_plan", make_plan)
+    patch.setattr(backlog, "plan_in_steps", plan_in_steps)
 
 
 def maximum_is_about_those_who_are_there(patch: Patch) -> None:
@@ -248,11 +250,11 @@ def who_was_planned_waits_like_everybody(patch: Patch) -> None:
         context.state.elastic.plan.on.clear()
         context.state.elastic.arrived.clear()
 
-    patch.setattr(step, "hand_over", hand_over)
+    patch.setattr(cycle, "hand_over", hand_over)
 
 
 def shape_is_asked_for_beyond_its_count(patch: Patch) -> None:
-    """As often as somebody waits."""
+    """As often as requests wait."""
     real = ProvisionMoves.requestable_shapes
 
     def requestable_shapes(moves: ProvisionMoves) -> list[ExecutorShape]:

@@ -24,9 +24,9 @@ from resource_manager.engine.model.effects import Effect
 from resource_manager.engine.model.entities import Group, Request, Slot
 from resource_manager.engine.model.events import Event, GroupSet, SlotsReuseAsked
 from resource_manager.engine.placement.reserved import Reservation
-from resource_manager.engine.scheduling import reservation_upkeep, reservations, slot_reuse
+from resource_manager.engine.scheduling import reservations, slot_reuse
 from resource_manager.engine.scheduling.next_in_order import NextTurn
-from resource_manager.engine.scheduling.reservation_owners import owner_of
+from resource_manager.engine.scheduling.reservation_owners import still_waits
 from resource_manager.engine.state import State
 from tests.simulation.manager import Batch, Item, Manager
 
@@ -132,15 +132,15 @@ def minimum_is_not_served_first(patch: Patch) -> None:
 
 def hosts_are_held_for_whoever_is_gone(patch: Patch) -> None:
     """Nobody looks whether the holder still waits."""
-    real = reservation_upkeep.void
+    real = reservations._void
 
     def void(state: State, each: Reservation) -> str:
-        return real(state, each) if owner_of(each).waits(state) else ""
+        return real(state, each) if still_waits(state, each.owner) else ""
 
-    patch.setattr(reservations, "void", void)
-    patch.setattr(reservations, "has_room", lambda *_: False)
+    patch.setattr(reservations, "_void", void)
+    patch.setattr(reservations, "_has_room", lambda *_: False)
     patch.setattr(reservations, "end_served", lambda _turn: False)
-    patch.setattr("resource_manager.engine.step.end_served", lambda _turn: False)
+    patch.setattr("resource_manager.engine.scheduling.cycle.end_served", lambda _turn: False)
 
 
 def slots_go_on_above_a_lowered_maximum(patch: Patch) -> None:

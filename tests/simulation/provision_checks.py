@@ -130,7 +130,7 @@ class ProvisionChecks:
             if host is not None:
                 left = subtract(have, host.executor.registration.total)
                 if fits(least, left):
-                    yield f"{name} is kept, and nobody needs it"
+                    yield f"{name} is kept, and no request needs it"
         if not fits(least, have):
             could = [s.name for s in provisioning.shapes if _may(provisioning, s, state, have)]
             if could:

@@ -25,12 +25,16 @@ class RejectionChecks:
 
     def __init__(self) -> None:
         self.late = 0
+        self._knew_all: dict[int, bool] = {}  # by epoch: before the last decision
         # by epoch: sum of registration numbers, and when it changed last
         self._registered: dict[int, tuple[int, int]] = {}
 
     def decided(self, state: State, effects: Iterable[Effect], now_ms: int) -> Iterator[str]:
         """Yields what is wrong with the rejections among the effects of a decision."""
         since_ms = self._since_ms(state, now_ms)
+        # An executor may be lost in the same step, by a timer that fires after the rejection.
+        known = _all_known(state) or self._knew_all.get(state.rm_epoch, False)
+        self._knew_all[state.rm_epoch] = _all_known(state)
         for effect in effects:
             if not isinstance(effect, PublishJobEvent):
                 continue
@@ -38,7 +42,7 @@ class RejectionChecks:
             if event.state is not RequestState.REJECTED or event.reason != Reason.INFEASIBLE_NEVER:
                 continue
             self.late += event.count
-            yield from _too_early(state, event, now_ms - since_ms)
+            yield from _too_early(state, event, now_ms - since_ms, known=known)
             for name in names_of(event.allocation_id, event.count):
                 request = state.requests.named(name)
                 if request is not None:
@@ -72,8 +76,8 @@ def _all_known(state: State) -> bool:
     return ExecutorState.ACTIVE in states and ExecutorState.UNCONFIRMED not in states
 
 
-def _too_early(state: State, event: JobEvent, passed_ms: int) -> Iterator[str]:
-    if not _all_known(state):
+def _too_early(state: State, event: JobEvent, passed_ms: int, *, known: bool) -> Iterator[str]:
+    if not known:
         states = sorted({host.executor.state for host in state.hosts.values()})
         yield f"{event.allocation_id} is rejected while executors are {states}"
     after_ms = state.settings.infeasible_after_ms

@@ -73,7 +73,7 @@ FOUND_BY = {
     "maximum_that_is_raised_wakes_nobody": 117,
     "minimum_is_not_served_first": 105,
     "hosts_are_held_for_whoever_is_gone": 102,
-    "slots_go_on_above_a_lowered_maximum": 12,
+    "slots_go_on_above_a_lowered_maximum": 201,
     "work_that_was_handed_on_still_waits": 102,
     "member_is_placed_again_after_a_start": 100,
     "cpus_are_given_that_do_not_run": 2,

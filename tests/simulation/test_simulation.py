@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation import faults
+from tests.simulation import faults, some_settings
 from tests.simulation.faults import FAULTS, OF_CPUS
 from tests.simulation.job_master import GANGS
 from tests.simulation.planted import requests_are_durable_only_when_placed
@@ -120,9 +120,11 @@ def test_wall_clocks_that_jump_change_nothing_but_timestamps(
 ) -> None:
     """Compares runs with correct clocks and with clocks that jump every 50 ms.
 
-    Deadlines of drains and gangs are left out: after a restart the manager has only the wall clock
-    for them.
+    Deadlines of drains and gangs, and fair shares, are left out: after a restart the manager has
+    only the wall clock for them, and for how long slots ran before.
     """
+    by_arrival = replace(some_settings.USUAL, order="arrival")
+    monkeypatch.setattr(some_settings, "USUAL", by_arrival)
     without, wishes = frozenset({"operator drains"}), WISHES - {GANGS}
     right = _short(4, without=without, wishes=wishes)
     plant = World._look_for_orphans

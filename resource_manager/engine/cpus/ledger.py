@@ -26,6 +26,7 @@ class PinRoom:
     cpus: int  # free cpus
     whole_cores: int  # cores that are entirely free
     whole_core_cpus: int  # the cpus of these cores
+    cores: int  # cores with a free cpu
     most_on_a_node: int  # free cpus of the node with most of them
 
 
@@ -234,8 +235,11 @@ class CpuLedger:
             free = self.free
             whole = self.layout.whole(free)
             nodes = [(free & node.mask).bit_count() for node in self.layout.nodes]
-            cores = sum(1 for mask in self.layout.core_masks if not mask & ~whole)
-            self._pin_room = PinRoom(free.bit_count(), cores, whole.bit_count(), max(nodes))
+            entirely = sum(1 for mask in self.layout.core_masks if not mask & ~whole)
+            cores = self.layout.first_threads(free).bit_count()
+            self._pin_room = PinRoom(
+                free.bit_count(), entirely, whole.bit_count(), cores, max(nodes)
+            )
         return self._pin_room
 
     def add(self, key: SlotKey, assignment: CpuAssignment | None) -> None:

@@ -199,7 +199,7 @@ def notes_on(layout: CpuLayout, resolved: Resolved, taken: Taken) -> tuple[str, 
         instead = ""
         if taken.exclusive is not ExclusivePolicy.NONE:
             instead = f", {taken.exclusive} was reached"
-        notes.append(f"{resolved.exclusive} was preferred: others claim it likewise{instead}")
+        notes.append(f"{resolved.exclusive} was preferred: other slots claim the same{instead}")
     return tuple(notes)
 
 

@@ -52,11 +52,6 @@ class Resolved:
         """True if it must have whole cores only."""
         return self.bind_required and self.bind is BindPolicy.FULL_PCPUS
 
-    @property
-    def needs_distinct_cores(self) -> bool:
-        """True if it must not have two cpus of one core."""
-        return self.bind_required and self.bind is BindPolicy.SPREAD_BY_PCPUS
-
 
 @lru_cache(_KNOWN)
 def resolve(

@@ -178,9 +178,13 @@ def silence_timer_fired(context: EventContext, executor_id: str) -> None:
     """
     state = context.state
     host = state.hosts.get(executor_id)
-    if host is None or host.executor.state is ExecutorState.LOST:
+    if host is None:
         return
     executor = host.executor
+    message = f"executor {executor_id} was silent for {context.now_ms - executor.report_at_ms} ms"
+    if executor.state is ExecutorState.LOST:  # it had more slots than one step frees
+        state.departures.free_lost_slots(host, message)
+        return
     # A report cannot arrive before the service listens, so silence is counted from then at the
     # earliest.
     report_heard_at_ms = max(executor.report_at_ms, state.timers.listening_since_ms)
@@ -188,7 +192,6 @@ def silence_timer_fired(context: EventContext, executor_id: str) -> None:
     if context.now_ms < due_ms:
         state.timers.arm(Timer.SILENCE, executor_id, due_ms)
         return
-    message = f"executor {executor_id} was silent for {context.now_ms - executor.report_at_ms} ms"
     context.state.departures.lose_executor(host, message)
 
 
@@ -253,7 +256,7 @@ def drain_timer_fired(context: EventContext, executor_id: str) -> None:
     message = (
         f"executor {executor_id} was drained: {host.executor.drain_reason or 'no reason given'}"
     )
-    context.state.departures.free_all_slots(host, Reason.EXECUTOR_DRAINED, message)
+    context.state.departures.free_slots(host, Reason.EXECUTOR_DRAINED, message, then=Timer.DRAIN)
 
 
 def forget_executor(context: EventContext, event: ForgetRequested) -> None:

@@ -1,14 +1,15 @@
 """Explains why a gang waits: how many members fit together now and where, and what would let all
 fit.
 
-It asks the same search that places gangs (`placement/gang_search.py`), for as many members as there
-is room for. If members differ, both largest first and smallest first are tried, and the better
-result is shown.
+It asks the same search that places gangs (`placement/gangs.py`), for as many members as there is
+room for. If members differ and not all fit, both largest first and smallest first are tried, and
+the better result is shown.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,15 +21,7 @@ from resource_manager.engine.model.entities import GangSpec, Request
 from resource_manager.engine.model.scheduling_key import cpu_key
 from resource_manager.engine.placement.cpu_constraint import required_policies, with_preferred
 from resource_manager.engine.placement.feasibility import Feasibility
-from resource_manager.engine.placement.gang_matching import Candidates
-from resource_manager.engine.placement.gang_room import Ask, Room
-from resource_manager.engine.placement.gang_search import (
-    least_of,
-    seek,
-    spread_out,
-    together,
-    wanted,
-)
+from resource_manager.engine.placement.gangs import STEPS_MAX, GangSearch, seek
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.queue.gangs import MemberRequest, WaitingGang, Where
@@ -79,7 +72,7 @@ def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) 
     Hosts that were touched since the indexes were refreshed are left alone. Updating their index
     here would hide from the next cycle that they have more free capacity.
     """
-    names = reservation.place.held if reservation is not None else ()
+    names = reservation.hosts if reservation is not None else ()
     hosts = [all_hosts[name] for name in names if name not in all_hosts.touched]
     holds = [host.reserved for host in hosts]
     try:
@@ -95,86 +88,46 @@ def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) 
 
 def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
     """Searches room for the gang and describes the result."""
-    gang, member_requests = waiting.gang, state.gang_moves.current_requests(waiting)
-    room = Room(state.hosts)
-    room.partly = True
-    asks = [room.ask(number, member) for number, member in enumerate(member_requests)]
+    gang, requests = waiting.gang, state.gang_moves.current_requests(waiting)
+    search = GangSearch(state.hosts, waiting.kind.where, requests)
     try:
-        spots = _spots(room, asks, gang.spec)
+        spots = _spots(state.hosts, search, gang.spec)
     finally:
-        room.put_back()
-    placeable = spots[0].placeable if spots else 0
+        search.drop()
     deadline_time_ms = None
     if gang.spec.timeout_ms is not None:
         deadline_time_ms = gang.waiting_since_time_ms + gang.spec.timeout_ms
     return GangExplanation(
         gang=gang.spec,
         members=len(waiting.members),
-        placeable=placeable,
+        placeable=spots[0].placeable if spots else 0,
         spots=spots,
         summary=_status_text(state, waiting, spots)
-        or _summary(state.hosts, waiting.kind.where, asks, member_requests, spots),
+        or _summary(state.hosts, waiting.kind.where, requests, spots, unknown=search.stopped),
         deadline_time_ms=deadline_time_ms,
     )
 
 
-def _spots(room: Room, asks: list[Ask], spec: GangSpec) -> list[GangSpot]:
+def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
     """Returns the places where most members fit together, best first; none where no member fits."""
+    most = max(2, min(SPOTS_SEARCHED_MAX, SEARCHES_MAX // len(search.members)))
     match spec.placement:
-        case GangPlacement.ANYWHERE:
-            found = [GangSpot("", _most(room, asks, room.hosts))]
-        case GangPlacement.SPREAD:
-            found = [GangSpot("", spread_out(room, asks, room.hosts))]
+        case GangPlacement.ANYWHERE | GangPlacement.SPREAD:
+            found = [GangSpot("", search.most_within())]
         case GangPlacement.SAME_EXECUTOR:
-            found = [GangSpot(name, _most(room, asks, _only(name))) for name in _hosts(room, asks)]
+            roomy = heapq.nlargest(most, search.roomy(), key=lambda each: each[1])
+            found = [GangSpot(name, search.most_on(name)) for name, _ in roomy]
         case GangPlacement.SAME_LABEL:
+            room = Counter[str]()
+            for name, fitting in search.roomy():
+                if (value := hosts[name].labels.get(spec.label)) is not None:
+                    room[value] += fitting
             found = [
-                GangSpot(value, _most(room, asks, _with(room, (spec.label, value))))
-                for value in _values(room, asks, spec.label)
+                GangSpot(value, search.most_within(((spec.label, value),)))
+                for value in heapq.nlargest(most, room, key=room.__getitem__)
             ]
     best = heapq.nsmallest(SPOTS_MAX, found, key=lambda spot: (-spot.placeable, spot.name))
     return [spot for spot in best if spot.placeable]
-
-
-def _most(room: Room, asks: list[Ask], hosts: Candidates) -> int:
-    """Returns how many members can be placed on these hosts together."""
-    room.put_back()
-    placed = together(room, asks, hosts)
-    room.put_back()
-    if placed < wanted(asks) and len(asks) > 1:
-        one_by_one = sum(together(room, [ask], hosts) for ask in sorted(asks, key=room.size))
-        placed = max(placed, one_by_one)
-        room.put_back()
-    return placed
-
-
-def _only(host_id: str) -> Candidates:
-    return lambda ask: () if host_id in ask.barred else (host_id,)
-
-
-def _with(room: Room, label: tuple[str, str]) -> Candidates:
-    return lambda ask: room.hosts_with(ask, label)
-
-
-def _hosts(room: Room, asks: list[Ask]) -> list[str]:
-    least = least_of(asks)
-    return heapq.nlargest(
-        _spots_searched(asks), room.hosts(least), key=lambda host_id: room.fit(least, host_id)
-    )
-
-
-def _values(room: Room, asks: list[Ask], label: str) -> list[str]:
-    least = least_of(asks)
-    fits: dict[str, int] = {}
-    for host_id in room.hosts(least):
-        value = room.host(host_id).labels.get(label)
-        if value is not None:
-            fits[value] = fits.get(value, 0) + room.fit(least, host_id)
-    return heapq.nlargest(_spots_searched(asks), fits, key=fits.__getitem__)
-
-
-def _spots_searched(asks: list[Ask]) -> int:
-    return max(2, min(SPOTS_SEARCHED_MAX, SEARCHES_MAX // len(asks)))
 
 
 def _status_text(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) -> str:
@@ -196,23 +149,35 @@ def _status_text(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) 
 def _summary(
     hosts: Hosts,
     where: Where,
-    asks: list[Ask],
     member_requests: Sequence[MemberRequest],
     spots: Sequence[GangSpot],
+    *,
+    unknown: bool,
 ) -> str:
-    """Says how many members fit now, and what would make all of them fit."""
-    members, placeable = wanted(asks), spots[0].placeable if spots else 0
+    """Says how many members fit now, and what would make all of them fit.
+
+    Args:
+        hosts: all hosts.
+        where: how the members are placed relative to each other.
+        member_requests: what they request.
+        spots: where most members fit.
+        unknown: the search for a way to place all of them was given up.
+    """
+    members = sum(each.count for each in member_requests)
+    placeable = spots[0].placeable if spots else 0
     at = _where(where, spots)
     parts = [f"{placeable} of {members} members fit now{at}" if placeable else "none fits now"]
     if placeable == members:
         parts = [f"all {members} members fit now{at}; it is tried with the next decision"]
     else:
-        parts += _remedies(hosts, where, asks, member_requests, spots)
+        if unknown:
+            parts.append(
+                f"whether all {members} fit is unknown: the search ended after {STEPS_MAX} steps"
+            )
+        parts += _remedies(hosts, where, member_requests, spots)
     if any(member.elsewhere for member in member_requests):
         parts.append("executors that still hold older slots of its members are left out")
-    if any(
-        ask.barred - member.elsewhere for ask, member in zip(asks, member_requests, strict=True)
-    ):
+    if any(hosts[name].refuses(each) for name in hosts.refusing for each in member_requests):
         parts.append("an executor that refused such a slot lately is asked again later")
     return "; ".join(parts)
 
@@ -234,12 +199,11 @@ def _where(where: Where, spots: Sequence[GangSpot]) -> str:
 def _remedies(
     hosts: Hosts,
     where: Where,
-    asks: list[Ask],
     member_requests: Sequence[MemberRequest],
     spots: Sequence[GangSpot],
 ) -> list[str]:
     """Names changes with which all members would fit."""
-    missing = wanted(asks) - (spots[0].placeable if spots else 0)
+    missing = sum(each.count for each in member_requests) - (spots[0].placeable if spots else 0)
     found = []
     match where.placement:
         case GangPlacement.SPREAD:

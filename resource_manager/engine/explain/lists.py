@@ -25,7 +25,7 @@ from resource_manager.engine.explain.intervals import (
 from resource_manager.engine.explain.resizes import explain_resizes
 from resource_manager.engine.explain.waiting_reasons import pending_by_reason, pending_reason
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.lifecycle.known import known_host, known_job, known_request
+from resource_manager.engine.lifecycle.known import known_host, known_job
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     Executor,
@@ -275,15 +275,6 @@ def _cut(
             yield from members_of(requests, interval)
         else:
             yield interval
-
-
-def get_request(state: State, allocation_id: str) -> RequestView:
-    """Returns one request.
-
-    Raises:
-        NotFound: no request has this id, or it was deleted with its job.
-    """
-    return request_view(state, known_request(state.requests, allocation_id))
 
 
 def list_jobs(

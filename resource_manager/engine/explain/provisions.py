@@ -163,12 +163,12 @@ def waits_for(provisions: Mapping[str, Provision], started: Instant, executor_id
         executor_id: the pending executor.
     """
     provision = provisions[executor_id]
-    text = f"planned on executor {executor_id}, which was asked for at"
+    text = f"planned on executor {executor_id}, which was requested at"
     text += f" {_clock(provision.ask_time_ms)} and has not registered yet"
     if provision.deadline_at_ms is None:
         return text
     at = clock_at(started, provision.deadline_at_ms)
-    return f"{text}; if it has not by {at}, it is given up and planned anew"
+    return f"{text}; if it has not by {at}, it is stopped, and another one is planned"
 
 
 def clock_at(started: Instant, at_ms: int) -> str:

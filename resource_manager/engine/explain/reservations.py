@@ -75,13 +75,15 @@ def held_for_others(state: State, scheduling_class: SchedulingClass) -> list[Res
 def _view(
     jobs: dict[str, Job], hosts: Hosts, started: Instant, each: Reservation
 ) -> ReservationView:
-    owner = each.holder
+    owner = each.owner
     executors = tuple(
-        ReservedExecutorView(name, kept.amounts, *kept.missing(hosts[name]))
-        for name, kept in each.place.held.items()
+        ReservedExecutorView(
+            name, kept.amounts, *kept.missing(hosts[name].free(), hosts[name].slots_left())
+        )
+        for name, kept in each.hosts.items()
         if name in hosts
     )
-    passed_ms = started.time_ms + each.passed_over.since_ms - started.monotonic_ms
+    passed_ms = started.time_ms + each.starved_since.ms - started.monotonic_ms
     return ReservationView(
         allocation_id=owner.allocation_id,
         job_id=owner.job_id,
@@ -97,7 +99,7 @@ def _summary(
     each: Reservation, job_name: str, executors: tuple[ReservedExecutorView, ...], passed_ms: int
 ) -> str:
     since = f"since {_clock(each.since_time_ms)}, passed over since {_clock(passed_ms)}"
-    title = f"{each.holder.title} of job {job_name}"
+    title = f"{each.owner.title} of job {job_name}"
     lacking = [one for one in executors if one.missing or one.missing_slots]
     if len(executors) == 1:
         one = executors[0]

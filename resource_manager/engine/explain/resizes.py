@@ -107,7 +107,7 @@ def _waiting(
     if isinstance(found, CpuRefusal):
         return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
     if Blocker.HELD in obstacles:
-        owner = reservations.on_host[host.host_id].holder.title
+        owner = reservations.on_host[host.host_id].owner.title
         return f"there is room on {host.host_id}, which is held for {owner}"
     return "has not been considered yet"
 

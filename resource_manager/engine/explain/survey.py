@@ -1,7 +1,7 @@
 """Compares a request with all hosts: how far each is from serving it, and what they have together.
 
 Costs a few microseconds for each host. Costly constraints are checked only on hosts that meet all
-others, and on so many at most.
+others, and on a limited number of them.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ Example: with the two groups of the example in `flows.py`, a run of `medium` has
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import accumulate
 from math import ceil, inf
 
 from resource_manager.engine.fairness.flows import Flow, FlowTree, SortKey
@@ -73,3 +75,50 @@ def _lead(tree: FlowTree, flow: Flow, second: Flow, cost: float) -> float:
         return inf  # only service received counts then, and placing slots does not change it now
     tau = tree.clock.tau
     return ceil((second.at(tau) - flow.at(tau)) / step - _ROUNDED)
+
+
+class SharesSince:
+    """Tells whether a job has received no more than its share since some moment.
+
+    At each level it is compared with its siblings that were served since and still wait. A request
+    that can never be placed must not make all others look well served, and a job that has all it
+    asked for takes nothing from others. Sums are cached until something is placed.
+    """
+
+    def __init__(self, tree: FlowTree) -> None:
+        self._tree = tree
+        self._placements = tree.placements
+        self._served: dict[Flow, tuple[list[int], list[tuple[float, float]]]] = {}
+
+    def is_owed(self, job_id: str, since_ms: int) -> bool:
+        """Returns True if neither a job nor a group above it has received more than its share."""
+        tree = self._tree
+        if self._placements != tree.placements:
+            self._placements = tree.placements
+            self._served.clear()
+        flow = tree.jobs[job_id]
+        while flow.parent is not None:
+            times, sums = self._served_below(flow.parent)
+            used, weight = sums[bisect_right(times, -since_ms)]
+            if tree.key(flow) * weight > used * (1 + _ROUNDED):
+                return False
+            flow = flow.parent
+        return True
+
+    def _served_below(self, parent: Flow) -> tuple[list[int], list[tuple[float, float]]]:
+        """Returns the negative times at which children were served, ascending, and for each number
+        of them the sums of usage and weight of the first ones.
+        """
+        known = self._served.get(parent)
+        if known is None:
+            children = parent.children.by_id.values() if parent.children is not None else ()
+            served = sorted(
+                (-flow.served_ms, self._tree.key(flow) * flow.weight, flow.weight)
+                for flow in children
+                if flow.waiting and flow.served_ms is not None
+            )
+            used = accumulate((each[1] for each in served), initial=0.0)
+            weight = accumulate((each[2] for each in served), initial=0.0)
+            known = [each[0] for each in served], list(zip(used, weight, strict=True))
+            self._served[parent] = known
+        return known

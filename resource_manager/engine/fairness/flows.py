@@ -65,6 +65,7 @@ class FlowTree:
             that happened. The code that stores them clears this.
         accrued_while_down: flows that accrued while no resource manager was active, and have not
             been stored since. A change of their rate makes them urgent.
+        placements: placements of all jobs since this process started.
         freed_groups: ids of groups that use less than before or have new limits. Requests that
             their quotas blocked may fit now. `QuotaChecks.unblock` clears this.
     """
@@ -80,6 +81,7 @@ class FlowTree:
         self._known: dict[int, tuple[Amounts, dict[str, int]]] = {}
         self.urgent: dict[str, Flow] = {}
         self.accrued_while_down: dict[str, Flow] = {}
+        self.placements = 0
         self.freed_groups: dict[str, None] = {}
 
     def advance(self, now_ms: int) -> None:
@@ -161,6 +163,7 @@ class FlowTree:
             cost: cost per second of each slot.
         """
         amounts = self._counted(booked)
+        self.placements += count
         flow: Flow | None = self.jobs[job_id]
         tau = self.clock.tau
         while flow is not None:
@@ -175,6 +178,7 @@ class FlowTree:
                 parent.children.last_served = (flow.service + flow.raised) / flow.weight
             flow.rate += cost * count
             flow.running += count
+            flow.moves += 1
             flow.served_ms = self.clock.now_ms
             used = flow.used
             for name, amount in amounts.items():
@@ -184,6 +188,7 @@ class FlowTree:
 
     def note_reuse(self, job_id: str) -> None:
         """Notes that a job was served: one of its slots goes on with the next request."""
+        self.placements += 1
         for flow in self._path(job_id):
             flow.served_ms = self.clock.now_ms
 
@@ -199,6 +204,7 @@ class FlowTree:
             flow.settle(self.clock.tau)
             flow.rate += cost
             flow.running += 1
+            flow.moves += 1
             _add(flow.used, counted(booked))
             self._mark(flow)
 
@@ -211,6 +217,7 @@ class FlowTree:
             if not flow.rate or flow.id in self.accrued_while_down:
                 self.urgent[flow.id] = flow
             flow.rate -= cost
+            flow.moves += 1
             self._mark(flow)
 
     def resume_accruing(self, job_id: str, cost: float) -> None:
@@ -224,6 +231,7 @@ class FlowTree:
         amounts = self._counted(booked)
         for flow in self._path(job_id):
             flow.running -= 1
+            flow.moves += 1
             _subtract(flow.used, amounts)
             if flow.maximum:
                 self.freed_groups[flow.id] = None
@@ -241,6 +249,7 @@ class FlowTree:
         less, more = counted(before), counted(after)
         for flow in self._path(job_id):
             _subtract(flow.used, less)
+            flow.moves += 1
             _add(flow.used, more)
             if flow.maximum:
                 self.freed_groups[flow.id] = None
@@ -275,6 +284,7 @@ class FlowTree:
                 self._raise(flow)
                 self._mark(flow)
             flow.waiting += count
+            flow.moves += 1
             flow = flow.parent
 
     def remove_waiting(self, job_id: str, count: int) -> None:
@@ -282,6 +292,7 @@ class FlowTree:
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.waiting -= count
+            flow.moves += 1
             flow = flow.parent
 
     def activate(self, job_id: str) -> None:
@@ -293,6 +304,7 @@ class FlowTree:
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.active += 1
+            flow.moves += 1
             if flow.active > 1 or flow.paused:
                 return
             self._mark(flow)
@@ -303,6 +315,7 @@ class FlowTree:
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.active -= 1
+            flow.moves += 1
             if flow.active or flow.paused:
                 return
             self._mark(flow)
@@ -316,6 +329,7 @@ class FlowTree:
         flow = group.parent if group.active else None
         while flow is not None:
             flow.active -= 1
+            flow.moves += 1
             self._mark(flow)
             flow = None if flow.active or flow.paused else flow.parent
 
@@ -326,6 +340,7 @@ class FlowTree:
         flow = group.parent if group.active else None
         while flow is not None:
             flow.active += 1
+            flow.moves += 1
             self._mark(flow)
             flow = None if flow.active > 1 or flow.paused else flow.parent
 

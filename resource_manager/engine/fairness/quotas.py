@@ -156,21 +156,6 @@ class QuotaLedger:
         self._note(limited, need, admitted)
         return admitted
 
-    def admit_all(self, groups: Iterable[Bounded], needs: Iterable[tuple[Amounts, int]]) -> bool:
-        """Admits a gang, which can only be added as a whole: (need of one member, number of such
-        members).
-
-        Returns:
-            False if a maximum blocks it; then nothing is noted.
-        """
-        limited = [group for group in groups if group.maximum]
-        together = total_need(needs)
-        ahead = [_WithAdmitted(group, self._added.get(group.id)) for group in limited]
-        if not room(ahead, together, 1):
-            return False
-        self._note(limited, together, 1)
-        return True
-
     def _note(self, groups: Iterable[Bounded], need: Amounts, count: int) -> None:
         for group in groups if count else ():
             added = self._added.setdefault(group.id, {})

@@ -48,6 +48,7 @@ class Flow(Entry):
         waiting: pending requests of its subtree, including slots that wait to grow.
         active: of a job: 1 if it has an active queue, else 0. Of a group: number of active children
             that are not paused.
+        moves: rises whenever one of the counts above changes.
         served_ms: when a slot of it was placed or reused last; None: not since the start.
         stale: it changed after its parent's tournaments were updated last.
         below_minimum: it is in the tournament of children below their minimum.
@@ -70,6 +71,7 @@ class Flow(Entry):
     running: int = 0
     waiting: int = 0
     active: int = 0
+    moves: int = 0
     served_ms: int | None = None
     # Kept for the tournaments of the parent, and for storing usage.
     stale: bool = False

@@ -19,7 +19,7 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN, QosClass
 from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument, InvariantBroken
-from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI
+from finegrain.resources import BEST_EFFORT_CPU_MILLI
 from resource_manager.engine.cpus.assign import assign, assign_many, fits_empty, score
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of
 from resource_manager.engine.cpus.ledger import CpuLedger
@@ -27,10 +27,6 @@ from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resizing import together
 from resource_manager.engine.model.scheduling_key import (
-    NODE_CPU_MILLI,
-    PIN_CORE_CPUS,
-    PIN_CPUS,
-    PIN_NODE_CPUS,
     SchedulingKey,
 )
 
@@ -171,6 +167,11 @@ class CpuAllocator:
 
     # What slots can get.
 
+    def unmet(self, request: ResourceRequest) -> int:
+        """Returns how many preferred policies such a slot would miss here, given that it fits."""
+        found = self.assign(request)
+        return len(found.notes) if isinstance(found, CpuAssignment) else 0
+
     @property
     def lacks_best_effort_pool(self) -> bool:
         """True if best-effort slots would have no cpu to run on, whatever is left to book."""
@@ -209,12 +210,6 @@ class CpuAllocator:
         if not self.needs_topology(request):
             return True
         return len(self.assign_many(request, count)) == count
-
-    def could_suit(self, request: ResourceRequest) -> bool:
-        """Returns True if the host would fit one such slot when empty, under the present
-        settings.
-        """
-        return self.never_suits(request) is None
 
     def never_suits(self, request: ResourceRequest) -> CpuRefusal | None:
         """Returns why the host would not fit one such slot even when empty; None: it would."""
@@ -274,17 +269,6 @@ def cpus_booked(slot: Slot) -> CpuAssignment | None:
     if slot.assignment is None or ordered is None:
         return slot.assignment
     return together(slot.assignment, ordered)
-
-
-def cpu_offer(ledger: CpuLedger) -> dict[str, int]:
-    """Returns the index columns of a host's cpus."""
-    room = ledger.pin_room()
-    return {
-        PIN_CPUS: room.cpus,
-        PIN_CORE_CPUS: room.whole_core_cpus,
-        PIN_NODE_CPUS: room.most_on_a_node,
-        NODE_CPU_MILLI: max(ledger.available(at, CPU_MILLI) for at in ledger.layout.cpu_nodes),
-    }
 
 
 def _answer(ledger: CpuLedger, cpu_request: CpuRequest, count: int) -> Answer:

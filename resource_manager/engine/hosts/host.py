@@ -14,7 +14,6 @@ and the report says 4, free are min(5, 3) = 3.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from finegrain.cpu_policy import HostPolicy
 from finegrain.cpuset import CpuSet
@@ -33,7 +32,6 @@ from resource_manager.engine.hosts.bookings import decrease, increase, shared_bo
 from resource_manager.engine.hosts.cpu_allocator import (
     CpuAllocator,
     ResourceRequest,
-    cpu_offer,
     cpus_booked,
 )
 from resource_manager.engine.hosts.notes import (
@@ -53,14 +51,10 @@ from resource_manager.engine.model.entities import (
     SlotKey,
 )
 from resource_manager.engine.model.scheduling_key import (
-    DEFAULT_SLOTS,
-    SLOTS,
+    Labels,
     SchedulingKey,
     in_grains,
 )
-
-if TYPE_CHECKING:
-    from resource_manager.engine.model.settings import Strategy
 
 UNLIMITED = AMOUNT_MAX
 """Used for "no limit" where a number is needed."""
@@ -70,11 +64,6 @@ KNOWN = "known/"
 
 ONLINE = "online/"
 """Prefix of index columns: the same, only of hosts that are not lost, draining or unreachable."""
-
-SCORE = "score"
-"""Index column of the spread strategy: the smallest free share of any dimension, in millionths."""
-
-SHARE_UNIT = 1_000_000
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +110,7 @@ class Host(CpuAllocator):
     default_booking: dict[str, int] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     default_need: dict[str, int] = field(default_factory=dict)
-    dimensions: tuple[tuple[str, int], ...] = ()
+    dimensions: dict[str, int] = field(default_factory=dict)
     booked: dict[str, int] = field(default_factory=dict)
     unreported: dict[str, int] = field(default_factory=dict)
     reported: dict[SlotKey, SlotState] = field(default_factory=dict)
@@ -217,9 +206,7 @@ class Host(CpuAllocator):
 
     def _adopt_cpus(self, now: HostCpus) -> None:
         self.present, self.total = now, now.total
-        self.dimensions = tuple(
-            (name, total) for name, total in in_grains(self.total).items() if total
-        )
+        self.dimensions = {name: total for name, total in in_grains(self.total).items() if total}
         self.described = None
 
     def notice_shrinking(self) -> None:
@@ -376,44 +363,12 @@ class Host(CpuAllocator):
             return left
         return self.reserved.spare_slots(left, self.executor.registration.slots_max, self.slots)
 
-    def empty(self) -> dict[str, int]:
-        """Returns what the host could give if it had no slots, in columns of the index."""
-        registration = self.executor.registration
-        slots = registration.slots_max or UNLIMITED
-        return self._with_counts(in_grains(self.total), slots)
-
-    def vector(self, strategy: Strategy) -> dict[str, int]:
-        """Returns all columns of the index."""
-        if self.described is not self.executor.registration:
-            self._describe()
-        columns = dict(self.columns_online if self.online else self.columns_known)
-        if self.eligible:
-            spare, slots = in_grains(self.spare()), self.spare_slots()
-            columns.update(self._with_counts(spare, slots))
-            if self.cpus is not None:
-                columns.update(cpu_offer(self.cpus))
-            if strategy == "spread":
-                columns[SCORE] = self.free_share(spare, slots)
-        return columns
-
-    def _describe(self) -> None:
-        """Derives the columns that do not depend on bookings."""
-        empty = self.empty()
-        if self.cpus is not None:
-            empty.update(cpu_offer(self.cpus.empty()))
-        self.columns_known = {KNOWN + name: amount for name, amount in empty.items()}
-        online = {ONLINE + name: amount for name, amount in empty.items()}
-        self.columns_online = {**self.columns_known, **online}
-        self.described = self.executor.registration
-
-    def free_share(self, free: Amounts, slots: int) -> int:
-        """Returns the free part of the fullest dimension, in millionths of its total. The number of
-        slots counts as a dimension.
-        """
-        shares = [free.get(name, 0) * SHARE_UNIT // amount for name, amount in self.dimensions]
-        if limit := self.executor.registration.slots_max:
-            shares.append(slots * SHARE_UNIT // limit)
-        return min(shares, default=0)
+    def carries(self, labels: Labels) -> bool:
+        """Returns True if the executor has all these labels with these values."""
+        if not labels:
+            return True
+        own = self.labels
+        return all(own.get(name) == value for name, value in labels)
 
     def default_slots(self, free: Amounts, slots: int) -> int:
         """Returns how many default slots fit into `free` and `slots`."""
@@ -422,11 +377,6 @@ class Host(CpuAllocator):
         return min(
             [slots, *[free.get(name, 0) // need for name, need in self.default_need.items()]]
         )
-
-    def _with_counts(self, amounts: dict[str, int], slots: int) -> dict[str, int]:
-        amounts[SLOTS] = slots
-        amounts[DEFAULT_SLOTS] = self.default_slots(amounts, slots)
-        return amounts
 
     def state_seen(self) -> StateSeen:
         """Returns the last reported state, in a form that compares with a later one."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from finegrain.resources import Amounts
+from finegrain.resources import Amounts, shortfall
 from resource_manager.engine.model.effects import SendAllocate, SendFree, SendResize
 from resource_manager.engine.model.entities import Slot, SlotKey
 
@@ -131,6 +131,10 @@ class ReservedCapacity:
             if min(amount, beyond) > 0:
                 spare[name] = min(amount, beyond)
         return spare
+
+    def missing(self, free: Amounts, slots_left: int) -> tuple[dict[str, int], int]:
+        """Returns what of it is not free yet: amounts, and a number of slots."""
+        return shortfall(self.amounts, free), max(0, self.slots - slots_left)
 
     def spare_slots(self, left: int, most: int, slots: Mapping[SlotKey, Slot]) -> int:
         """Returns how many slots others may have.

@@ -1,6 +1,5 @@
-"""Checks the fairness tree against jobs, groups, slots and queue; part of `all.py`.
-
-The cost grows with the number of slots and queues.
+"""Checks the groups of the fairness tree, and which of their children is served next; part of
+`all.py`. The flows of jobs are checked in `jobs.py`.
 """
 
 from __future__ import annotations
@@ -9,109 +8,89 @@ from collections import Counter
 from collections.abc import Iterator
 from math import isclose
 
-from finegrain.values.states import SlotState
 from resource_manager.engine.fairness.flows import Flow, FlowTree
-from resource_manager.engine.fairness.groups import is_live
-from resource_manager.engine.fairness.quotas import counted, fulfilment
-from resource_manager.engine.hosts.slots import Slots
-from resource_manager.engine.queue.queue import WaitingQueue
-from resource_manager.engine.state import State
+from resource_manager.engine.invariants.sweep import Finding, add_up
+from resource_manager.engine.model.entities import Group
 
 CLOSE = 1e-9
 """How far two virtual times may differ, relatively: their sums are added up in another order."""
 
 
-def flow_problems(state: State) -> Iterator[str]:
-    """Yields what is wrong, one sentence each."""
-    flows = state.flows
-    living = {job.job_id: job.group for job in state.jobs.values() if is_live(job)}
-    if flows.jobs.keys() != living.keys():
-        yield f"flows of {sorted(flows.jobs)}, jobs that live: {sorted(living)}"
-    for job_id, name in living.items():
-        flow = flows.jobs.get(job_id)
-        if flow is not None and flow.parent is not flows.groups.get(name):
-            yield f"{flow.id} is below {flow.parent}, its group is {name}"
-    if flows.groups.keys() != state.groups.keys():
-        yield f"flows of groups {sorted(flows.groups)}, there are {sorted(state.groups)}"
-    for name, group in state.groups.items():
-        flow = flows.groups.get(name)
-        above = flows.groups.get(group.parent) if group.parent else flows.root
-        if flow is None or flow.parent is not above:
-            yield f"group {name} has the flow {flow} in the wrong place"
-            continue
-        have = (flow.weight, flow.maximum, flow.minimum)
-        if have != (group.weight, group.maximum, group.minimum):
-            yield f"{flow.id} has {have}, its group says otherwise"
-    yield from _jobs(state.slots, state.queue, state.flows)
-    for flow in (flows.root, *flows.groups.values()):
-        yield from _sums(flow)
-        yield from _least(state.flows, flow)
+def group_problems(flows: FlowTree, groups: dict[str, Group], name: str) -> Iterator[Finding]:
+    """Yields what is wrong with a group and its children."""
+    group = groups.get(name)
+    if group is None:
+        return
+    flow = flows.groups.get(name)
+    above = flows.groups.get(group.parent) if group.parent else flows.root
+    if flow is None or flow.parent is not above:
+        yield f"group {name} has the flow {flow} in the wrong place"
+        return
+    have = (flow.weight, flow.maximum, flow.minimum)
+    if have != (group.weight, group.maximum, group.minimum):
+        yield f"{flow.id} has {have}, its group says otherwise"
+    yield from _children(flows, flow)
 
 
-def _jobs(slots: Slots, queue: WaitingQueue, flows: FlowTree) -> Iterator[str]:
-    """Compares each job's counters with its slots and queued requests."""
-    used: dict[str, Counter[str]] = {}
-    running: Counter[str] = Counter()
-    rates: dict[str, float] = {}
-    for slot in slots.values():
-        running[slot.job_id] += 1
-        used.setdefault(slot.job_id, Counter()).update(counted(slot.booked))
-        if slot.state is not SlotState.FREEING:
-            rates[slot.job_id] = rates.get(slot.job_id, 0.0) + slot.cost
-    waiting: Counter[str] = Counter()
-    for job_queue in queue.job_queues():
-        waiting[job_queue.job_id] += len(job_queue.numbers)
-    for item in queue.non_batchables.all():
-        waiting[item.job_id] += item.count
-    for job_id, flow in flows.jobs.items():
-        have = (flow.running, flow.waiting, flow.rate, flow.used)
-        expected = (
-            running[job_id],
-            waiting[job_id],
-            rates.get(job_id, 0.0),
-            dict(used.get(job_id, {})),
-        )
-        if have != expected:
-            yield f"{flow.id} counts (running, waiting, rate, used) {have}, it is {expected}"
+def tree_problems(flows: FlowTree, groups: dict[str, Group]) -> Iterator[Finding]:
+    """Yields what is wrong with the root, and groups that only the tree has."""
+    if flows.groups.keys() != groups.keys():
+        yield f"flows of groups {sorted(flows.groups)}, there are {sorted(groups)}"
+    yield from _children(flows, flows.root)
 
 
-def _sums(flow: Flow) -> Iterator[str]:
-    """Compares each group's counters with the sums over its children."""
-    children = list(flow.children.by_id.values()) if flow.children is not None else []
-    used: Counter[str] = Counter()
-    for child in children:
-        used.update(child.used)
-    have = (flow.running, flow.waiting, flow.rate, flow.active, flow.used)
-    expected = (
-        sum(child.running for child in children),
-        sum(child.waiting for child in children),
-        sum(child.rate for child in children),
-        sum(child.active > 0 for child in children),
-        dict(used),
-    )
-    if have != expected:
-        yield f"{flow.id} counts (running, waiting, rate, active, used) {have}, it is {expected}"
-
-
-def _least(flows: FlowTree, flow: Flow) -> Iterator[str]:
-    """Compares the child that is served next with a full search; only active children may take
-    part.
+def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:
+    """Compares a group's counters with the sums over its children, and each child with the one
+    that is served next.
     """
     if flow.children is None:
         return
-    found = flows.first_child(flow)
-    active = [child for child in flow.children.by_id.values() if child.active]
-    if (found is None) != (not active):
-        yield f"{flow.id} has {found} first, of {len(active)} that are active"
-    if found is None or not active:
+    used: Counter[str] = Counter()
+    running = waiting = active = 0
+    rate = 0.0
+    problems: list[str] = []
+
+    def add(child: Flow) -> None:
+        nonlocal running, waiting, rate, active
+        used.update(child.used)
+        running += child.running
+        waiting += child.waiting
+        rate += child.rate
+        active += child.active > 0
+        problems.extend(_order(flows, flow, child))
+
+    children = list(flow.children.by_id.values())
+    complete = yield from add_up(children, add, lambda: flow.moves)
+    yield from problems
+    if not complete:
         return
-    seated = flow.children.fair.entries() + flow.children.below_minimum.entries()
-    if len(seated) != len(active) or {each.id for each in seated} != {each.id for each in active}:
-        yield f"{flow.id}: {seated} take part, {active} are active"
-    expected = min(active, key=flows.sort_key)
-    below_minimum = fulfilment(expected.used, expected.minimum) < 1
-    if found.below_minimum != below_minimum:
-        yield f"{flow.id} has {found} first, and {expected} lacks its minimum: {below_minimum}"
-    one, other = flows.sort_key(found)[1], flows.sort_key(expected)[1]
-    if not isclose(one, other, rel_tol=CLOSE, abs_tol=CLOSE):
-        yield f"{flow.id} has {found} first ({one}), least is {expected} ({other})"
+    have = (flow.running, flow.waiting, flow.rate, flow.active, flow.used)
+    expected = (running, waiting, rate, active, dict(used))
+    if have != expected:
+        yield f"{flow.id} counts (running, waiting, rate, active, used) {have}, it is {expected}"
+    first = flows.first_child(flow)
+    if (first is None) != (not active):
+        yield f"{flow.id} has {first} first, of {active} that are active"
+    seated = flow.children.fair.count + flow.children.below_minimum.count
+    if seated != active:
+        yield f"{flow.id}: {seated} children take part in the order, {active} are active"
+
+
+def _order(flows: FlowTree, flow: Flow, child: Flow) -> Iterator[str]:
+    """Checks that exactly active children take part in the order, and that none is less than the
+    first.
+    """
+    first = flows.first_child(flow)
+    if (child.active > 0) != (child.seat >= 0):
+        yield f"{child.id} is active: {child.active}, takes part in the order: {child.seat >= 0}"
+    if first is None or not child.active:
+        return
+    reached, virtual_time, _ = flows.sort_key(child)
+    below_minimum = not reached
+    if below_minimum != child.below_minimum or below_minimum > first.below_minimum:
+        yield f"{flow.id} has {first} first, and {child} lacks its minimum: {below_minimum}"
+    if below_minimum != first.below_minimum:
+        return
+    least = flows.sort_key(first)[1]
+    if least > virtual_time and not isclose(least, virtual_time, rel_tol=CLOSE, abs_tol=CLOSE):
+        yield f"{flow.id} has {first} first ({least}), {child} is less ({virtual_time})"

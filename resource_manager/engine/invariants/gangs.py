@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from finegrain.values.states import RequestState, SlotState
@@ -10,35 +9,50 @@ from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import Gang, Request
 from resource_manager.engine.queue.gangs import GangLedger, living, member_requests_of
-from resource_manager.engine.queue.non_batchable import Kind
+from resource_manager.engine.queue.non_batchable import Kind, NonBatchables
 from resource_manager.engine.queue.requests import Requests
-from resource_manager.engine.state import State
 
 
-def gang_problems(state: State) -> Iterator[str]:
-    """Yields what is wrong with gangs."""
-    ledger = state.gangs
-    members = Counter(r.spec.gang_id for r in state.requests.values() if r.spec.gang_id)
-    if members != Counter({name: len(gang.members) for name, gang in ledger.by_id.items()}):
-        yield f"gangs have members {ledger.by_id.keys()}, requests belong to {dict(members)}"
-    for gang in ledger.by_id.values():
-        yield from _gang(state.requests, state.slots, state.gangs, state.endings, gang)
-    for name in ledger.waiting.keys() | ledger.unconfirmed.keys():
-        if name not in ledger.by_id:
-            yield f"gang {name} is not known, and waits or is being confirmed"
-    in_order = {
-        item.name: item.arrival_number
-        for item in state.queue.non_batchables.all()
-        if item.kind is Kind.GANG
-    }
-    waiting = {name: each.gang.arrival_number for name, each in ledger.waiting.items()}
-    if in_order != waiting:
-        yield f"gangs {in_order} stand in line, {waiting} wait"
-    by_job: Counter[str] = Counter()
-    for each in ledger.waiting.values():
-        by_job[each.gang.job_id] += len(each.kind.member_requests)
-    if by_job != ledger.by_job:
-        yield f"what gangs of a job wait with is counted as {ledger.by_job}, there is {by_job}"
+def gang_problems(
+    gang_id: str,
+    *,
+    requests: Requests,
+    slots: Slots,
+    gangs: GangLedger,
+    items: NonBatchables,
+    endings: dict[str, Ending],
+) -> Iterator[str]:
+    """Yields what is wrong with a gang.
+
+    Args:
+        gang_id: the gang, if it still exists.
+        requests: all requests.
+        slots: all slots.
+        gangs: all gangs.
+        items: what waits beside job queues.
+        endings: jobs that end.
+    """
+    gang = gangs.by_id.get(gang_id)
+    if gang is None:
+        return
+    for name in gang.members:
+        request = requests.get(name)
+        if request is None or request.spec.gang_id != gang_id:
+            yield f"gang {gang_id} has the member {name}, which is not its own"
+            return
+    if len(set(gang.members)) != len(gang.members):
+        yield f"gang {gang_id} has a member twice"
+    item = items.get(gang.arrival_number)
+    queued = item is not None and item.kind is Kind.GANG and item.name == gang_id
+    if queued != (gang_id in gangs.waiting):
+        yield f"gang {gang_id} waits: {gang_id in gangs.waiting}; in the queue: {queued}"
+    yield from _gang(requests, slots, gangs, endings, gang)
+
+
+def gang_ledger_problems(ledger: GangLedger) -> Iterator[str]:
+    """Yields gangs that the ledger names and does not know."""
+    for name in (ledger.waiting.keys() | ledger.unconfirmed.keys()) - ledger.by_id.keys():
+        yield f"gang {name} is not known, and waits or is being confirmed"
 
 
 def _gang(

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from finegrain.resources import Amounts
 from finegrain.values.states import ExecutorState, ProvidedExecutorState
 from resource_manager.engine.model.entities import Provision
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
+from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.elastic import PENDING, Capacity, Content, Elastic
 from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.state import State
 
 
-def provisions(state: State) -> Iterator[str]:
-    """Yields what is wrong with provisions."""
-    for name, provision in state.provisions.items():
-        if name != provision.executor_id:
-            yield f"provision {provision.executor_id} stands under {name}"
-        yield from _provision(state.hosts, state.elastic, provision)
-    limits = state.settings.provisioning.total_max
-    for name, amount in state.elastic.asked_up_to.items():
+def provision_problems(
+    provisions: dict[str, Provision], hosts: Hosts, elastic: Elastic, executor_id: str
+) -> Iterator[str]:
+    """Yields what is wrong with a provision."""
+    provision = provisions.get(executor_id)
+    if provision is None:
+        return
+    if executor_id != provision.executor_id:
+        yield f"provision {provision.executor_id} is filed under {executor_id}"
+    yield from _provision(hosts, elastic, provision)
+
+
+def plan_problems(
+    provisions: dict[str, Provision], elastic: Elastic, limits: Amounts
+) -> Iterator[str]:
+    """Yields what is wrong with the sums of all provisions, and with the last plan."""
+    for name, amount in elastic.asked_up_to.items():
         if amount > limits.get(name, amount):
             yield f"{amount} of {name} were asked for, at most {limits[name]} may be"
-    yield from _plan(state.provisions, state.elastic)
+    yield from _plan(provisions, elastic)
 
 
 def _provision(hosts: Hosts, elastic: Elastic, provision: Provision) -> Iterator[str]:
@@ -60,7 +70,7 @@ def _needed(capacity: Capacity, content: Content) -> dict[str, int]:
     """Returns what all planned requests need there, without members of gangs."""
     sums: dict[str, int] = {}
     for scheduling_class, count in content.shapes.items():
-        need = scheduling_class.amounts[capacity.separate]
+        need = needs_of(scheduling_class).amounts[capacity.separate]
         if DEFAULT_SLOTS in need:
             need = {**capacity.default, SLOTS: 1}
         for dimension, amount in need.items():

@@ -1,138 +1,135 @@
-"""Checks the queue against pending requests and against itself; part of `all.py`.
-
-The cost grows with the number of requests and job queues.
-"""
+"""Checks the queue against pending requests and against itself; part of `all.py`."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from itertools import chain
 
-from finegrain.values.states import RequestState
-from resource_manager.engine.fairness.flows import FlowTree
-from resource_manager.engine.invariants.ranges import in_order
-from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.hosts.slots import Slots
+from resource_manager.engine.invariants.sweep import Finding, add_up
+from resource_manager.engine.queue.gangs import GangLedger
+from resource_manager.engine.queue.non_batchable import Kind, NonBatchables
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.queue.scheduling_classes import INACTIVE, JobQueue, SchedulingClass
-from resource_manager.engine.state import State
 
 
-def queue_problems(state: State) -> Iterator[str]:
-    """Yields what is wrong, one sentence each."""
-    queue = state.queue
-    waiting = sum(
-        request.state is RequestState.PENDING
-        and not request.spec.gang_id
-        and (request.job_id not in state.endings or request in queue)
-        for request in state.requests.values()
-    ) + sum(len(part.waiting) for part in in_order(state.ranges, state.endings))
-    counted = sum(len(job_queue.numbers) for job_queue in queue.job_queues())
-    if not len(queue) == waiting == counted:
-        yield f"{len(queue)} requests in the queue, {counted} in lines, {waiting} are PENDING"
-    blocked = set(chain.from_iterable(queue.blocked.values()))
-    classes_by_job: Counter[str] = Counter()
-    for scheduling_class in queue.classes():
-        yield from _scheduling_class(state.requests, state.queue, scheduling_class, blocked)
-        classes_by_job.update(scheduling_class.job_queues.keys())
-    unblocked = (
-        len(queue.current_pass) + len(queue.fitting) + len(queue.for_next_pass) + len(blocked)
-    )
-    if unblocked != len(queue.classes()):
-        yield f"{unblocked} classes are to be tried or blocked, {len(queue.classes())} are pending"
-    if not set(queue.quota_blocked) <= set(queue.job_queues()):
-        yield "maxima stop lines that are no more"
-    if queue.classes_by_job != classes_by_job:
-        yield f"classes by job: counted {queue.classes_by_job}, there are {dict(classes_by_job)}"
-    yield from _job_queues(state.settings, state.queue, state.flows)
-    yield from queue.non_batchables.problems()
-
-
-def _scheduling_class(
-    requests: Requests,
-    queue: WaitingQueue,
-    scheduling_class: SchedulingClass,
-    blocked: set[SchedulingClass],
-) -> Iterator[str]:
+def class_problems(
+    requests: Requests, queue: WaitingQueue, scheduling_class: SchedulingClass
+) -> Iterator[Finding]:
     """Checks that a class is in one list of the queue only, and compares its counters with its
     queues.
     """
-    title = f"shape {scheduling_class.number}"
+    if not queue.is_pending(scheduling_class):
+        return
+    title = f"scheduling class {scheduling_class.number}"
     places = [
         scheduling_class in queue.current_pass,
         scheduling_class in queue.fitting,
         scheduling_class in queue.for_next_pass,
-        scheduling_class in blocked,
+        queue.is_blocked(scheduling_class),
     ]
     if places.count(True) != 1:
-        yield f"{title} is in the round, roomy, open, asleep: {places}; expected one"
+        yield f"{title} is in the pass, fitting, for the next, blocked: {places}; expected one"
     if not scheduling_class.job_queues:
-        yield f"{title} has no lines"
-    waiting = sum(len(job_queue.numbers) for job_queue in scheduling_class.job_queues.values())
+        yield f"{title} has no job queues"
+    if scheduling_class.inactive and scheduling_class in queue.fitting:
+        yield f"{title} has room, and {len(scheduling_class.inactive)} inactive queues"
+    if not scheduling_class.inactive.keys() <= set(scheduling_class.job_queues.values()):
+        yield f"{title} keeps inactive queues that do not exist"
+    waiting, first = 0, None
+    problems: list[str] = []
+
+    def add(job_id: str) -> None:
+        nonlocal waiting, first
+        job_queue = scheduling_class.job_queues[job_id]
+        problems.extend(_job_queue(requests, queue, scheduling_class, job_id))
+        if job_queue.numbers:
+            waiting += len(job_queue.numbers)
+            head = job_queue.numbers.first
+            first = head if first is None else min(first, head)
+
+    job_ids = list(scheduling_class.job_queues)
+    complete = yield from add_up(job_ids, add, lambda: queue.moves)
+    yield from problems
+    if not complete:
+        return
     if scheduling_class.waiting != waiting:
-        yield f"{title} counts {scheduling_class.waiting} who wait, there are {waiting}"
-    first = min(
-        (
-            job_queue.numbers.first
-            for job_queue in scheduling_class.job_queues.values()
-            if job_queue.numbers
-        ),
-        default=None,
-    )
+        yield f"{title} counts {scheduling_class.waiting} that wait, there are {waiting}"
     if scheduling_class.head() != first:
         yield f"{title} has {scheduling_class.head()} for its head, it is {first}"
-    for job_id, job_queue in scheduling_class.job_queues.items():
-        if (
-            not job_queue.numbers
-            or job_queue.job_id != job_id
-            or job_queue.scheduling_class is not scheduling_class
-        ):
-            yield f"{title} has a line of {job_queue.job_id} under {job_id}: {job_queue.numbers}"
-        yield from _job_queue(requests, queue, job_queue)
-    if not scheduling_class.inactive.keys() <= set(scheduling_class.job_queues.values()):
-        yield f"{title} keeps parked lines of nobody"
-    if scheduling_class.inactive and scheduling_class in queue.fitting:
-        yield f"{title} has room, and {len(scheduling_class.inactive)} parked lines"
 
 
-def _job_queue(requests: Requests, queue: WaitingQueue, job_queue: JobQueue) -> Iterator[str]:
+def _job_queue(
+    requests: Requests, queue: WaitingQueue, scheduling_class: SchedulingClass, job_id: str
+) -> Iterator[str]:
     """Checks that a job queue is in one place only, and that its requests belong there."""
-    title = f"line of {job_queue.job_id} with shape {job_queue.scheduling_class.number}"
+    job_queue = scheduling_class.job_queues[job_id]
+    title = f"queue of {job_id} in scheduling class {scheduling_class.number}"
+    if (
+        not job_queue.numbers
+        or job_queue.job_id != job_id
+        or job_queue.scheduling_class is not scheduling_class
+        or job_queue not in queue.by_job.get(job_id, ())
+    ):
+        yield f"{title} is of {job_queue.job_id}, with {job_queue.numbers}"
+        return
     places = [
         job_queue.position != INACTIVE,
-        job_queue in job_queue.scheduling_class.inactive,
+        job_queue in scheduling_class.inactive,
         job_queue in queue.quota_blocked,
     ]
     if places.count(True) != 1:
-        yield f"{title} stands, is parked, is stopped: {places}; expected one"
-    if (
-        job_queue.position != INACTIVE
-        and job_queue.numbers
-        and job_queue.position > job_queue.numbers.first
-    ):
-        yield f"{title} stands at {job_queue.position}, behind its first, {job_queue.numbers.first}"
+        yield f"{title} is active, inactive, blocked by a quota: {places}; expected one"
+    if job_queue.position != INACTIVE and job_queue.position > job_queue.numbers.first:
+        yield f"{title} is at {job_queue.position}, after its first, {job_queue.numbers.first}"
     for start, _ in job_queue.numbers.runs():
         request = requests.at(start)
-        if (
-            request.job_id != job_queue.job_id
-            or queue.class_of(request.spec) is not job_queue.scheduling_class
-        ):
+        if request.job_id != job_id or queue.class_of(request.spec) is not scheduling_class:
             yield f"{title} holds {request.allocation_id}, which is not of it"
 
 
-def _job_queues(settings: EngineSettings, queue: WaitingQueue, flows: FlowTree) -> Iterator[str]:
-    """Compares counts of active job queues: in the service order, and of each job in the fairness
-    tree.
-    """
-    active: Counter[str] = Counter()
-    for job_queue in queue.job_queues():
-        active[job_queue.active_queues.job_id] += job_queue.position != INACTIVE
-    for whose, job_queues in queue.order.active().items():
-        if job_queues.active_count != active[whose]:
-            counted = f"{job_queues.active_count} lines counted, {active[whose]} stand"
-            yield f"{whose or 'all jobs'}: {counted}"
-    if settings.fairness.order == "fair":
-        for job_id, flow in flows.jobs.items():
-            if flow.active != (active[job_id] > 0):
-                yield f"{flow.id} is active: {flow.active}, with {active[job_id]} lines standing"
+def item_problems(
+    items: NonBatchables, gangs: GangLedger, slots: Slots, number: int
+) -> Iterator[str]:
+    """Checks that the item with this arrival number is a gang that waits, or a waiting resize."""
+    item = items.get(number)
+    if item is None:
+        return
+    if item.kind is Kind.GANG:
+        waiting = gangs.waiting.get(item.name)
+        if waiting is None or waiting.gang.arrival_number != number:
+            yield f"gang {item.name} is in the queue at {number}, and does not wait there"
+        return
+    slot = slots.get((item.name, item.generation))
+    if slot is None or slot.wanted is None or slot.wanted.arrival_number != number:
+        yield f"no resize of slot {item.name}/{item.generation} waits at {number}"
+
+
+def quota_block_problems(queue: WaitingQueue, job_queue: JobQueue) -> Iterator[str]:
+    """Yields a job queue that a quota blocks although it does not exist."""
+    if job_queue in queue.quota_blocked and (
+        job_queue.scheduling_class.job_queues.get(job_queue.job_id) is not job_queue
+    ):
+        yield f"a quota blocks a queue of {job_queue.job_id} that does not exist"
+
+
+def queue_problems(queue: WaitingQueue, *, fair: bool) -> Iterator[str]:
+    """Yields what is wrong with the counters of all classes together."""
+    classes = queue.classes()
+    waiting = sum(scheduling_class.waiting for scheduling_class in classes)
+    if len(queue) != waiting:
+        yield f"{len(queue)} requests in the queue, {waiting} in scheduling classes"
+    somewhere = len(queue.current_pass) + len(queue.fitting) + len(queue.for_next_pass)
+    somewhere += sum(map(len, queue.blocked.values()))
+    if somewhere != len(classes):
+        yield f"{somewhere} classes are to be tried or blocked, {len(classes)} are pending"
+    of_jobs = sum(map(len, queue.by_job.values()))
+    of_classes = sum(len(scheduling_class.job_queues) for scheduling_class in classes)
+    if of_jobs != of_classes:
+        yield f"jobs have {of_jobs} queues, classes have {of_classes}"
+    yield from queue.non_batchables.problems()
+    if not fair:
+        active = sum(each.position != INACTIVE for some in queue.by_job.values() for each in some)
+        counted = sum(each.active_count for each in queue.order.active().values())
+        if counted != active:
+            yield f"{counted} active queues counted, there are {active}"

@@ -11,32 +11,62 @@ from finegrain.intervals import IntervalSet
 from finegrain.values.states import RequestState
 from resource_manager.engine.model.endings import Ending
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, JobState
+from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.queue.requests import Requests
-from resource_manager.engine.state import State
 
 
-def range_problems(state: State) -> Iterator[str]:
-    """Yields what is wrong with ranges."""
-    materialized = 0
-    for part in state.ranges.parts():
-        materialized += len(part.materialized)
-        for problem in (
-            *_members(state.requests, state.ranges, part),
-            *_names(state.jobs, state.ranges, state.endings, part),
-        ):
-            yield f"part {part.id_of(part.first)} of a range {problem}"
-    if materialized != len(state.ranges.members):
-        yield f"{len(state.ranges.members)} members are requests, {materialized} are singled out"
+def part_problems(
+    jobs: dict[str, Job],
+    requests: Requests,
+    queue: WaitingQueue,
+    endings: dict[str, Ending],
+    part: Part,
+) -> Iterator[str]:
+    """Yields what is wrong with a part of a range."""
+    ranges = requests.ranges
+    if ranges.at(part.row.arrival_number) is not part:
+        # it was deleted since the sweep began, or it cannot be found
+        if part in ranges.by_job.get(part.row.job_id, ()):
+            yield f"part {part.id_of(part.first)} of a range is not at its arrival number"
+        return
+    for problem in (
+        *_members(requests, ranges, part),
+        *_names(jobs, ranges, endings, part),
+        *_queued(queue, endings, part),
+    ):
+        yield f"part {part.id_of(part.first)} of a range {problem}"
 
 
-def in_order(ranges: RangeLedger, endings: dict[str, Ending]) -> Iterator[Part]:
-    """Yields the parts whose waiting members are queued. Of a job that is ending, these are the
-    parts that were not taken out of the queue yet.
+def member_problems(ranges: RangeLedger, number: int) -> Iterator[str]:
+    """Yields what is wrong with the materialized member that has this arrival number."""
+    part = ranges.at(number)
+    if number in ranges.members and (
+        part is None or part.index_of(number) not in part.materialized
+    ):
+        yield f"the member with arrival number {number} is a request, and not materialized"
+
+
+def _queued(queue: WaitingQueue, endings: dict[str, Ending], part: Part) -> Iterator[str]:
+    """Checks that the queue has the waiting members, unless their job is ending, and none that has
+    ended.
     """
-    for job_id, parts in ranges.by_job.items():
-        ending = endings.get(job_id)
-        yield from parts if ending is None else parts[ending.parts :]
+    job_queue = queue.queue_of(part.spec.request, part.row.job_id)
+    first, end = part.row.arrival_number, part.last_arrival + 1
+    queued = job_queue.numbers.count_within(first, end) if job_queue is not None else 0
+    waiting = sum(
+        job_queue.numbers.count_within(part.arrival_of(start), part.arrival_of(stop))
+        for start, stop in part.waiting.runs()
+        if job_queue is not None
+    )
+    if waiting != len(part.waiting) and part.row.job_id not in endings:
+        yield f"has {len(part.waiting)} members that wait, {waiting} are queued"
+    placed_before = sum(
+        job_queue is not None and part.arrival_of(index) in job_queue.numbers
+        for index in part.materialized
+    )
+    if queued != waiting + placed_before:
+        yield f"has {queued} members in the queue, {waiting + placed_before} may be there"
 
 
 def _members(requests: Requests, ranges: RangeLedger, part: Part) -> Iterator[str]:
@@ -65,7 +95,7 @@ def _names(
     jobs: dict[str, Job], ranges: RangeLedger, endings: dict[str, Ending], part: Part
 ) -> Iterator[str]:
     job = jobs.get(part.row.job_id)
-    if job is None or part not in ranges.by_job.get(job.job_id, ()):
+    if job is None or part not in ranges.parts_of(job.job_id, part.row.arrival_number - 1):
         yield f"is not known to its job {part.row.job_id}"
     elif job.state is JobState.ENDED and part.live and job.job_id not in endings:
         yield f"lives, but its job {job.job_id} has ended"

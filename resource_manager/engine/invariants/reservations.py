@@ -4,56 +4,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from resource_manager.engine.placement.reserved import Held, Reservation
-from resource_manager.engine.scheduling.reservation_owners import owner_of
+from resource_manager.engine.hosts.notes import ReservedCapacity
+from resource_manager.engine.placement.reserved import Reservation
+from resource_manager.engine.scheduling.reservation_owners import can_be_placed, still_waits
 from resource_manager.engine.state import State
 
 
 def reservations(state: State) -> Iterator[str]:
-    """Yields what is wrong with reservations. To be called right after a scheduling cycle."""
+    """Yields what is wrong with reservations. Must be called right after a scheduling cycle."""
     reservations = state.reservations
     most = state.settings.fairness.reservations_max
     if len(reservations) > most:
         yield f"{len(reservations)} reservations, at most {most} are allowed"
-    reserved: dict[str, Held] = {}
-    jobs: list[str] = []
+    reserved: dict[str, ReservedCapacity] = {}
+    jobs: set[str] = set()
     for number, each in reservations.by_number.items():
-        if each.holder.number != number:
-            yield f"a reservation for {each.holder.title} is filed under {number}"
-        jobs.append(each.holder.job_id)
-        for name, kept in each.place.held.items():
-            if name in reserved:
-                yield f"executor {name} holds for {each.holder.title} and for somebody else"
-            reserved[name] = kept
-            if reservations.on_host.get(name) is not each:
-                yield f"executor {name} is not known to hold for {each.holder.title}"
+        if each.owner.number != number:
+            yield f"a reservation for {each.owner.title} is filed under {number}"
+        if each.owner.job_id in jobs:
+            yield f"job {each.owner.job_id} has another reservation beside {each.owner.title}"
+        jobs.add(each.owner.job_id)
+        for name in each.hosts.keys() & reserved.keys():
+            yield f"executor {name} is reserved for {each.owner.title} and for another owner"
+        reserved.update(each.hosts)
         yield from _one(state, each)
-    if sorted(jobs) != sorted(reservations.by_job):
-        yield f"jobs {sorted(jobs)} have reservations, {sorted(reservations.by_job)} are counted"
-    if reserved.keys() != reservations.on_host.keys():
-        yield f"{sorted(reserved)} have reserves, {sorted(reservations.on_host)} are counted"
+    on_host = {name: each.hosts.get(name) for name, each in reservations.on_host.items()}
+    if on_host != reserved:
+        yield f"{sorted(reserved)} are reserved, {sorted(on_host)} are listed"
     for name, host in state.hosts.items():
-        wanted = reserved.get(name)
-        holds = None if host.reserved is None else Held(host.reserved.amounts, host.reserved.slots)
-        if holds != wanted:
-            yield f"executor {name} holds {holds}, not {wanted}"
+        if host.reserved is not reserved.get(name):
+            yield f"executor {name} keeps {host.reserved}, not {reserved.get(name)}"
 
 
 def _one(state: State, each: Reservation) -> Iterator[str]:
     """Compares one reservation with its owner and its hosts."""
-    title = f"the reservation for {each.holder.title}"
-    if not owner_of(each).waits(state):
-        yield f"{title} is for somebody who does not wait"
+    title = f"the reservation for {each.owner.title}"
+    if not still_waits(state, each.owner):
+        yield f"{title} is for an owner that does not wait"
     room = True
-    for name, kept in each.place.held.items():
+    for name, kept in each.hosts.items():
         host = state.hosts.get(name)
         if host is None or not host.eligible:
             yield f"{title} is on executor {name}, where nothing new may be placed"
             return
-        total = host.total
-        if any(amount > total.get(dim, 0) for dim, amount in kept.amounts.items()):
+        if any(amount > host.total.get(dim, 0) for dim, amount in kept.amounts.items()):
             yield f"{title} is on executor {name}, which is too small for it"
-        missing, slots = kept.missing(host)
-        room = room and not missing and not slots
-    if room and owner_of(each).is_suited(state, each.place):
-        yield f"{title} holds what is all free, and its holder was not placed"
+        room = room and not any(kept.missing(host.free(), host.slots_left()))
+    if room and can_be_placed(state, each):
+        yield f"{title} is for what is all free, and its owner was not placed"

@@ -8,11 +8,9 @@ from finegrain.resources import larger_of
 from finegrain.values.states import ExecutorState, SlotState
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.entities import Slot, SlotKey
-from resource_manager.engine.queue.non_batchable import Kind
-from resource_manager.engine.state import State
 
 
-def sizes(host: Host) -> Iterator[str]:
+def size_problems(host: Host) -> Iterator[str]:
     """Yields what is wrong with the bookings of a host's slots, and with their ordered resizes.
 
     Each ordered resize must be queued for a command or be in the command in flight.
@@ -27,25 +25,14 @@ def sizes(host: Host) -> Iterator[str]:
             yield f"executor {host.host_id} is to resize slot {key}, which is not there"
 
 
-def line(state: State) -> Iterator[str]:
-    """Checks that exactly those waiting resizes are queued that are neither blocked by an order nor
-    in back-off.
+def is_waiting_in_queue(host: Host, slot: Slot) -> bool:
+    """Returns True if the waiting resize of a slot belongs into the queue: it is neither blocked by
+    an order nor in back-off.
     """
-    non_batchables = state.queue.non_batchables
-    queued = {each.arrival_number for each in non_batchables.all() if each.kind is Kind.RESIZE}
-    for key, slot in state.slots.items():
-        wanted = slot.wanted
-        if wanted is None:
-            continue
-        backoff = state.hosts[slot.executor_id].resize_backoffs.get(key)
-        pauses = backoff is not None and backoff.active
-        waits = slot.state is SlotState.ALLOCATED and slot.ordered is None and not pauses
-        is_queued = wanted.arrival_number in queued
-        if is_queued != waits:
-            yield f"slot {key} waits for another size: {waits}; stands in line: {is_queued}"
-        queued.discard(wanted.arrival_number)
-    if queued:
-        yield f"no resize waits at the queue positions {sorted(queued)}"
+    key = (slot.allocation_id, slot.generation)
+    backoff = host.resize_backoffs.get(key)
+    pauses = backoff is not None and backoff.active
+    return slot.state is SlotState.ALLOCATED and slot.ordered is None and not pauses
 
 
 def _booking(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:

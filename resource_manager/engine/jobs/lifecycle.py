@@ -1,7 +1,7 @@
 """Registers jobs, keeps them alive, ends them and deletes them.
 
-A job whose lease expires ends. A limited number of its requests ends in each
-scheduling cycle, so that a large job does not hold up all others.
+A job whose lease expires ends. Its requests end step by step (`Journal.is_full`), so that a large
+job does not hold up all others.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from finegrain.errors import (
     Reason,
     ResourceExhausted,
 )
-from finegrain.values.states import RequestState
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.fairness.flows import JOB
 from resource_manager.engine.jobs.groups import known_group
@@ -22,23 +21,14 @@ from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, Jo
 from resource_manager.engine.model.events import JobEndRequested, JobKeptAlive, JobRegistered
 from resource_manager.engine.model.state_tables import JobInput
 from resource_manager.engine.model.timers import Timer, Timers
+from resource_manager.engine.queue.non_batchable import Kind
 from resource_manager.engine.state import State
 
-ENDED_AT_ONCE = 500
-"""How many requests end in one step, with their job or because their gang timed out. Each writes
-three rows. A gang ends whole, so the step may exceed this number by a gang.
-"""
+DEQUEUED_AT_ONCE = 500
+"""How many job queues and gangs of ended jobs one step takes out of the queue."""
 
-TAKEN_OUT_AT_ONCE = 20_000
-"""How many requests of ended jobs one step looks at, to take them out of the queue or end them."""
-
-FORGOTTEN_AT_ONCE = 5_000
-"""How many requests one step deletes."""
-
-PARTS_FORGOTTEN_AT_ONCE = 500
-"""How many parts of ranges one step deletes. Each deletion moves all later entries in lists of all
-parts.
-"""
+LOOKED_AT_AT_ONCE = 10_000
+"""How many requests of an ended job one step looks at, to find those that have not ended."""
 
 _RETENTION_RETRY_MS = 1_000
 
@@ -111,8 +101,7 @@ def request_job_end(context: EventContext, event: JobEndRequested) -> Job:
 def end_job(context: EventContext, job: Job, reason: str, grace_ms: int | None = None) -> None:
     """Ends a job: cancels queued requests and releases slots. Its ids stay reserved for a while.
 
-    What is left after a first step of `ENDED_AT_ONCE` requests is ended by later scheduling cycles
-    (`continue_ending`).
+    What one step cannot end is ended by the following scheduling cycles (`continue_ending`).
 
     Args:
         context: of the event.
@@ -129,30 +118,29 @@ def end_job(context: EventContext, job: Job, reason: str, grace_ms: int | None =
     job.end_time_ms = context.at.time_ms
     state.changes.job(job)
     state.endings[job.job_id] = Ending(grace_ms)
-    _continue_ending(context, job, ENDED_AT_ONCE)
+    _continue_ending(context, job)
 
 
 def continue_ending(context: EventContext) -> None:
     """Ends some more of the requests of jobs that have ended.
 
-    First, requests are taken out of the queue, which is cheap, so that none of them is placed any
-    more.
+    First, all of them leave the queue, so that none is placed any more. That costs as much as the
+    jobs have scheduling classes, however many requests there are.
     """
     state = context.state
-    left = TAKEN_OUT_AT_ONCE
-    for job_id, ending in state.endings.items():
+    left = DEQUEUED_AT_ONCE
+    for job_id in state.endings:
+        left -= _dequeue(state, job_id, left)
         if left <= 0:
             break
-        left -= _dequeue(state, state.jobs[job_id], ending, left)
-    left = ENDED_AT_ONCE
     for job_id in list(state.endings):
-        left -= _continue_ending(context, state.jobs[job_id], left)
-        if left <= 0:
+        if context.journal.is_full:
             return
+        _continue_ending(context, state.jobs[job_id])
 
 
-def _continue_ending(context: EventContext, job: Job, most: int) -> int:
-    """Ends up to `most` requests of an ended job; returns how many it ended.
+def _continue_ending(context: EventContext, job: Job) -> None:
+    """Ends requests of an ended job until the step is full.
 
     With the last one, the job itself is finished: its usage is stored and the retention timer
     starts.
@@ -160,22 +148,21 @@ def _continue_ending(context: EventContext, job: Job, most: int) -> int:
     state = context.state
     ending = state.endings[job.job_id]
     message = f"its job ended: {job.end_reason}"
-    live = job.live_requests
-    until = min(ending.given_up + TAKEN_OUT_AT_ONCE, len(job.arrivals))
-    # One member of a gang may end all of its members, so live requests are counted.
-    while job.live_requests and live - job.live_requests < most and ending.given_up < until:
+    until = min(ending.given_up + LOOKED_AT_AT_ONCE, len(job.arrivals))
+    while job.live_requests and ending.given_up < until and not context.journal.is_full:
         request = state.requests.by_arrival[job.arrivals[ending.given_up]]
         ending.given_up += 1
         if request.state not in ENDED_REQUEST_STATES:
             reason, grace_ms = Reason.JOB_OVER, ending.grace_ms
             state.gang_moves.give_up(request, reason=reason, message=message, grace_ms=grace_ms)
-    ended = live - job.live_requests
-    if ended < most and ending.given_up == len(job.arrivals):
-        why = Why(Reason.JOB_OVER, message, ending.grace_ms)
-        parts = state.ranges.by_job.get(job.job_id, ())
-        ended += state.range_moves.end_parts(parts, ending, why, most - ended)
+    why = Why(Reason.JOB_OVER, message, ending.grace_ms)
+    parts = state.ranges.by_job.get(job.job_id, ())
+    while ending.given_up == len(job.arrivals) and ending.parts_ended < len(parts):
+        if not state.range_moves.end_members([parts[ending.parts_ended]], why):
+            return
+        ending.parts_ended += 1
     if job.live_requests:
-        return ended
+        return
     del state.endings[job.job_id]
     state.usage_checkpoints.keep_ended(job.job_id)
     state.usage.retire(job.job_id)
@@ -185,29 +172,17 @@ def _continue_ending(context: EventContext, job: Job, most: int) -> int:
     context.journal.cluster_event(
         "job_ended", job_id=job.job_id, reason=job.end_reason, message=job.name
     )
-    return ended
 
 
-def _dequeue(state: State, job: Job, ending: Ending, most: int) -> int:
-    """Takes requests of an ended job out of the queue, long before they end, so that none is
-    placed.
-
-    Returns how many requests it looked at.
-    """
-    first = max(ending.dequeued, ending.given_up)
-    ending.dequeued = min(len(job.arrivals), first + most)
-    for at in range(first, ending.dequeued):
-        request = state.requests.by_arrival[job.arrivals[at]]
-        if request.state is RequestState.PENDING:
-            state.gang_moves.dequeue(request)
-    scanned = ending.dequeued - first
-    parts = state.ranges.by_job.get(job.job_id, ())
-    while scanned < most and ending.dequeued == len(job.arrivals) and ending.parts < len(parts):
-        part = parts[ending.parts]
-        state.range_moves.dequeue_part(part)
-        ending.parts += 1
-        scanned += part.waiting.run_count + len(part.materialized) + 1
-    return scanned
+def _dequeue(state: State, job_id: str, most: int) -> int:
+    """Takes up to `most` queues and gangs of an ended job out of the queue; returns how many."""
+    taken = state.queue.remove_job(job_id, most)
+    items = state.queue.non_batchables.of_job(job_id)
+    gangs = [state.gangs.by_id[item.name] for item in items if item.kind is Kind.GANG]
+    for gang in gangs[: most - taken]:
+        state.gangs.stop_waiting(gang, state.queue.non_batchables)
+        taken += 1
+    return taken
 
 
 def lease_timer_fired(context: EventContext, job_id: str) -> None:
@@ -237,12 +212,12 @@ def retention_timer_fired(context: EventContext, job_id: str) -> None:
     if job.slot_keys or job_id in state.endings:
         state.timers.arm(Timer.RETENTION, job_id, context.now_ms + _RETENTION_RETRY_MS)
         return
-    # Ranges are deleted from the last part backwards.
-    parts = state.ranges.by_job.get(job_id, ())
-    for part in parts[: -1 - PARTS_FORGOTTEN_AT_ONCE : -1]:
+    # Ranges and requests are deleted from the last one backwards.
+    while (parts := state.ranges.by_job.get(job_id)) and not context.journal.is_full:
+        part = parts[-1]
         state.ranges.forget(part)
         state.changes.delete_range(part.row)
-    for _ in range(min(FORGOTTEN_AT_ONCE, len(job.arrivals))):
+    while job.arrivals and not context.journal.is_full:
         request = state.requests.by_arrival.pop(job.arrivals.pop())
         del state.requests[request.spec.allocation_id]
         state.ranges.give_back(request.spec.allocation_id)
@@ -250,7 +225,7 @@ def retention_timer_fired(context: EventContext, job_id: str) -> None:
         if (gang := state.gangs.forget(request)) is not None:
             state.changes.delete_gang(gang)
     if job.arrivals or job_id in state.ranges.by_job:
-        state.timers.arm(Timer.RETENTION, job_id, context.now_ms)
+        state.timers.put_off(Timer.RETENTION, job_id)
         return
     del state.jobs[job_id]
     state.changes.delete_job(job)

@@ -20,6 +20,7 @@ from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.entities import HostSetting, Slot
 from resource_manager.engine.model.numbers import Numbers
 from resource_manager.engine.model.state_tables import RegistrationInput
+from resource_manager.engine.model.timers import Timer, Timers
 from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.queue.rejection_clock import RejectionClock
@@ -37,18 +38,14 @@ class Departures:
     numbers: Numbers
     outbox: dict[str, None]
     rejection_clock: RejectionClock
+    timers: Timers
     transitions: Transitions
     gang_moves: GangMoves
     moves: RequestMoves
     usage: UsageAccounting
 
     def lose_executor(self, host: Host, message: str) -> None:
-        """Marks an executor lost and frees its slots, as far as that can be known.
-
-        Args:
-            host: the executor.
-            message: why, for people.
-        """
+        """Marks an executor lost and frees its slots, as far as that can be known."""
         executor = host.executor
         # The clock that rejects infeasible requests does not run while an executor is unconfirmed.
         # It starts again once that executor is lost.
@@ -56,13 +53,22 @@ class Departures:
             self.rejection_clock.restart(self.journal.now_ms)
         self.transitions.move_executor(executor, RegistrationInput.FALL_SILENT)
         self.journal.cluster_event("executor_lost", executor_id=host.host_id, message=message)
-        self.free_all_slots(host, Reason.EXECUTOR_LOST, message)
-        host.start_conversation()
+        self.free_lost_slots(host, message)
         self.changes.executor(executor)
         self.usage.total_changed(host)
 
+    def free_lost_slots(self, host: Host, message: str) -> None:
+        """Frees slots of a lost executor until the step is full; its silence timer continues."""
+        self.free_slots(host, Reason.EXECUTOR_LOST, message, then=Timer.SILENCE)
+        host.start_conversation()
+
     def delete_executor(self, host: Host) -> None:
-        """Deletes an executor with its slots; the caller knows that nothing is left of them."""
+        """Deletes an executor with its slots; the caller knows that nothing is left of them.
+
+        All in this step, however many they are.
+        """
+        message = f"executor {host.host_id} was forgotten"
+        self.free_slots(host, Reason.EXECUTOR_LOST, message, then=None)
         for slot in list(host.slots.values()):
             self.moves.vanish(slot)
         # The next registration under this id must get a higher number than any before.
@@ -74,18 +80,23 @@ class Departures:
         self.changes.delete_executor(host.host_id)
         self.journal.cluster_event("executor_forgotten", executor_id=host.host_id)
 
-    def free_all_slots(self, host: Host, reason: Reason, message: str) -> None:
-        """Takes down all slots of an executor.
+    def free_slots(self, host: Host, reason: Reason, message: str, *, then: Timer | None) -> None:
+        """Takes down the slots of an executor that may get no others.
 
         Args:
             host: the executor.
             reason: for the requests that lose their slots.
-            message: likewise, for people.
+            message: the same reason, for people.
+            then: the timer that continues with the others once the step is full; None: take down
+                all slots in this step.
         """
         slots: list[Slot] = [
             slot for slot in host.slots.values() if slot.state is not SlotState.FREEING
         ]
         for slot in slots:
+            if then is not None and self.journal.is_full:
+                self.timers.put_off(then, host.host_id)
+                return
             if host.slots.get(key_of(slot)) is not slot or slot.state is SlotState.FREEING:
                 continue  # taken down together with an earlier member of its gang
             self.gang_moves.lose(slot, reason, message)

@@ -46,11 +46,16 @@ from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduli
 from resource_manager.engine.model.state_tables import GangInput
 from resource_manager.engine.model.timers import Timer, Timers
 from resource_manager.engine.model.transitions import Transitions
-from resource_manager.engine.placement.gang_room import Share
-from resource_manager.engine.placement.gang_search import find_together, passed_by
+from resource_manager.engine.placement.gangs import find_together, passed_by
 from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.placement.placement_pass import PlacementPass
-from resource_manager.engine.queue.gangs import GangLedger, MemberRequest, WaitingGang, living
+from resource_manager.engine.placement.placer import Placer
+from resource_manager.engine.queue.gangs import (
+    GangLedger,
+    MemberRequest,
+    Share,
+    WaitingGang,
+    living,
+)
 from resource_manager.engine.queue.non_batchable import NonBatchable
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.rejection_clock import RejectionClock
@@ -102,7 +107,7 @@ class GangMoves:
         if gang.waiting_until_ms is not None:
             self.timers.arm(Timer.GANG, gang.gang_id, gang.waiting_until_ms)
 
-    def try_gang(self, placing: PlacementPass, item: NonBatchable) -> bool:
+    def try_gang(self, placing: Placer, item: NonBatchable) -> bool:
         """Places all members of a queued gang if there is room for all of them.
 
         Args:
@@ -113,7 +118,7 @@ class GangMoves:
             False if there is no room; the gang stays queued.
         """
         waiting = self.gangs.waiting[item.name]
-        waiting.tried = True
+        waiting.tried, waiting.steps = True, 0
         if passed_by(self.hosts, waiting.kind):
             return False
         requests = self.current_requests(waiting)
@@ -233,8 +238,8 @@ class GangMoves:
             alone: the caller named a granted slot. If its gang went back to the queue while the
                 call was on its way, only this member ends, and the others stay queued.
             reason: as for `RequestMoves.give_up`.
-            message: likewise.
-            grace_ms: likewise.
+            message: as for `RequestMoves.give_up`.
+            grace_ms: as for `RequestMoves.give_up`.
         """
         gang = self.gangs.of(request)
         if gang is None or request.state is RequestState.GRANTED:
@@ -251,27 +256,18 @@ class GangMoves:
         for member in list(living(self.requests, gang)):
             self.moves.give_up(member, reason=reason, message=message, grace_ms=grace_ms)
 
-    def dequeue(self, request: Request) -> None:
-        """Takes a queued request out of the queue because it is about to end."""
-        gang = self.gangs.of(request)
-        if gang is None:
-            self.queue.remove(request)
-        else:
-            self.gangs.stop_waiting(gang, self.queue.non_batchables)
-
-    def gang_timer_fired(self, gang_id: str) -> int:
-        """Ends a gang whose timeout is over. Returns how many requests ended."""
+    def gang_timer_fired(self, gang_id: str) -> None:
+        """Ends a gang whose timeout is over."""
         waiting = self.gangs.waiting.get(gang_id)
         if waiting is None or waiting.gang.waiting_until_ms is None:
-            return 0
+            return
         gang = waiting.gang
         if self.journal.now_ms < (gang.waiting_until_ms or 0):
             self.timers.arm(Timer.GANG, gang_id, gang.waiting_until_ms or 0)
-            return 0
+            return
         message = f"gang {gang_id} could not be placed as a whole within {gang.spec.timeout_ms} ms"
         why = (Reason.GANG_TIMEOUT, message)
         self.reject_gang(waiting, {member.allocation_id: why for member in waiting.members})
-        return len(waiting.members)
 
     def reject_gang(self, waiting: WaitingGang, outcomes: Mapping[str, tuple[str, str]]) -> None:
         """Ends a gang that must not wait any longer.

@@ -20,7 +20,6 @@ from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.fairness import threads
 from resource_manager.engine.fairness.costs import Costs
 from resource_manager.engine.fairness.flows import FlowTree
-from resource_manager.engine.fairness.starvation import StarvationClocks
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.slots import Slots
 from resource_manager.engine.lifecycle.journal import Journal
@@ -80,7 +79,6 @@ class RequestMoves:
     rejection_clock: RejectionClock
     requests: Requests
     slots: Slots
-    starvation: StarvationClocks
     transitions: Transitions
     members: MemberRows
     resizes: ResizeMoves
@@ -140,7 +138,6 @@ class RequestMoves:
             self.changes.slot(slot)
         host.book(booked, len(requests))
         self.flows.place(requests[0].job_id, booked, len(requests), cost)
-        self.starvation.placements += len(requests)
         self.outbox[host.host_id] = None
 
     def confirm(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:

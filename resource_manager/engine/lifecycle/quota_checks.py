@@ -106,11 +106,16 @@ class QuotaChecks:
         return quota_block(groups, self.gang_need(waiting)) if groups else None
 
     def gang_need(self, waiting: WaitingGang) -> Amounts:
-        """Returns the most that the members of a gang book together."""
-        scheduling_classes = [self.queue.class_of(member.spec) for member in waiting.members]
-        return total_need(
-            (self.largest_booking(scheduling_class), 1) for scheduling_class in scheduling_classes
-        )
+        """Returns the most that the members of a gang book together. The result is cached with the
+        kind of the gang until some host changes.
+        """
+        kind, version = waiting.kind, self.hosts.version
+        if kind.need is None or kind.need[0] != version:
+            members = (
+                (self.queue.class_for(each.key), each.count) for each in kind.member_requests
+            )
+            kind.need = version, total_need((self.largest_booking(c), n) for c, n in members)
+        return kind.need[1]
 
     def growth_block(self, job_id: str, more: Amounts) -> QuotaBlock | None:
         """Returns the maximum that keeps a slot of a job from growing by `more`; None if there is

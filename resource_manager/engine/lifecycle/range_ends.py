@@ -1,30 +1,26 @@
 """Ends members of ranges: cancelled, released, rejected, or ended with their job.
 
 Members that were never placed end many at once, as one interval with one log entry. Members that
-were placed end one at a time. Each step writes a limited number of entries, and says whether
-something is left.
+were placed end one at a time. Each method stops when the step is full (`Journal.is_full`), and says
+whether something is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from finegrain.errors import Reason
 from finegrain.intervals import Run
-from finegrain.values.states import RequestState
+from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.members import MemberRows
 from resource_manager.engine.lifecycle.moves import RequestMoves
-from resource_manager.engine.model.endings import Ending
-from resource_manager.engine.model.events import Members, MembersOutcome
+from resource_manager.engine.model.events import Members
 from resource_manager.engine.model.state_tables import RequestInput
 from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.ranges import INDEX_END, Part, RangeLedger, dequeue_members
-
-ENTRIES_AT_ONCE = 1_000
-"""How many entries of a job's log one step of ending members may write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,99 +49,58 @@ class RangeMoves:
         why: Why,
         *,
         job_id: str | None,
-        most: int = ENTRIES_AT_ONCE,
-    ) -> MembersOutcome:
+    ) -> ItemOutcome | None:
         """Ends those of the given members that live: first never-placed ones, then placed ones.
 
         Args:
             members: range id, first index and count.
             why: the reason for the events.
             job_id: the job that must own the range; None: any (an operator asks).
-            most: how many log entries this step may write.
 
         Returns:
-            The outcome. `unfinished` says that members are left: the caller repeats the call.
+            The outcome; None: the step is full and members are left, so the caller asks again.
         """
         range_id, first, count = members
         parts = self.ranges.overlapping(range_id, first, first + count)
         if range_id not in self.ranges or not self._is_of(range_id, job_id):
             owner = "" if job_id is None else f" in job {job_id}"
-            return MembersOutcome(
+            return ItemOutcome(
                 range_id, Reason.ALLOCATION_UNKNOWN, f"range {range_id} is not known{owner}"
             )
-        left = most - self.end_members(parts, why, most, (first, first + count))
-        return MembersOutcome(
-            range_id, unfinished=left <= 0 and _any_live(parts, first, first + count)
-        )
+        if not self.end_members(parts, why, (first, first + count)):
+            return None
+        return ItemOutcome(range_id)
 
-    def end_members(
-        self, parts: Sequence[Part], why: Why, most: int, indexes: Run = (0, INDEX_END)
-    ) -> int:
-        """Ends members of these parts, and returns how many log entries that took.
+    def end_members(self, parts: Sequence[Part], why: Why, indexes: Run = (0, INDEX_END)) -> bool:
+        """Ends members of these parts.
 
         Args:
             parts: the parts of one range.
             why: the reason for the events.
-            most: how many log entries may be written.
             indexes: first index and end of the members to end; all by default.
+
+        Returns:
+            False if the step is full and members are left.
         """
         first, end = indexes
-        left = most
         # A scheduling cycle may run before the next step: it must not find members that were never
         # placed next to capacity that others just gave back. So those end first.
         for part in parts:
             until = min(end, part.end)
-            while (
-                left > 0 and (run := next(part.waiting.runs_within(first, until), None)) is not None
-            ):
+            while (run := next(part.waiting.runs_within(first, until), None)) is not None:
+                if self.journal.is_full:
+                    return False
                 self._end_waiting(part, *run, why)
-                left -= 1
         for part in parts:
             until = min(end, part.end)
-            while (
-                left > 0
-                and (index := part.materialized.next_from(first)) is not None
-                and index < until
-            ):
+            while (index := part.materialized.next_from(first)) is not None and index < until:
+                if self.journal.is_full:
+                    return False
                 request = self.ranges.members[part.arrival_of(index)]
                 self.moves.give_up(
                     request, reason=why.reason, message=why.message, grace_ms=why.grace_ms
                 )
-                left -= 1
-        return most - left
-
-    def end_parts(self, parts: Sequence[Part], ending: Ending, why: Why, most: int) -> int:
-        """Ends members of an ended job's ranges, part by part, since a job may have very many
-        parts.
-
-        Args:
-            parts: all parts of the job.
-            ending: how far the ending has got; it is updated.
-            why: the reason for the events.
-            most: how many log entries may be written.
-
-        Returns:
-            How many log entries were written.
-        """
-        left = most
-        while ending.parts_ended < len(parts):
-            part = parts[ending.parts_ended]
-            left -= self.end_members((part,), why, left)
-            if part.live:
-                break
-            ending.parts_ended += 1
-        return most - left
-
-    def dequeue_part(self, part: Part) -> None:
-        """Takes all queued members of a part out of the queue: their job has ended, and they will
-        end soon.
-        """
-        for start, end in part.waiting.runs():
-            dequeue_members(self.queue, part, start, end)
-        for index in part.materialized:
-            request = self.ranges.members[part.arrival_of(index)]
-            if request.state is RequestState.PENDING:
-                self.queue.remove(request)
+        return True
 
     def reject_waiting(self, part: Part, start: int, end: int, why: Why) -> None:
         """Rejects consecutive members that were never placed, with one entry in each log.
@@ -186,11 +141,3 @@ class RangeMoves:
 
     def _is_of(self, range_id: str, job_id: str | None) -> bool:
         return job_id is None or self.ranges.named_parts(range_id)[0].row.job_id == job_id
-
-
-def _any_live(parts: Iterable[Part], first: int, end: int) -> bool:
-    return any(
-        next(indexes.runs_within(first, end), None) is not None
-        for part in parts
-        for indexes in (part.waiting, part.materialized)
-    )

@@ -45,7 +45,6 @@ from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resizing import fits_alone, resized
-from resource_manager.engine.fairness.starvation import StarvationClocks
 from resource_manager.engine.hosts.cpu_allocator import NO_TOPOLOGY
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.hosts.notes import ResizeBackoff
@@ -68,7 +67,7 @@ from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.requests import Requests
 
 if TYPE_CHECKING:
-    from resource_manager.engine.placement.placement_pass import PlacementPass
+    from resource_manager.engine.placement.placer import Placer
 
 
 @dataclass(slots=True, eq=False)
@@ -83,12 +82,11 @@ class ResizeMoves:
     requests: Requests
     settings: EngineSettings
     slots: Slots
-    starvation: StarvationClocks
     timers: Timers
     transitions: Transitions
     usage: UsageAccounting
 
-    def try_growth(self, placing: PlacementPass, item: NonBatchable) -> bool:
+    def try_growth(self, placing: Placer, item: NonBatchable) -> bool:
         """Orders a queued resize if its growth fits on the slot's executor now.
 
         Args:
@@ -389,7 +387,7 @@ class ResizeMoves:
         if slot.wanted is None:
             raise InvariantBroken(f"slot {slot.allocation_id} waits for no other size")
         ordered = replace(slot.wanted, assignment=assignment)
-        self.starvation.placements += 1
+        self.usage.flows.placements += 1
         with self.transitions.moving_resize(slot, ResizeInput.ORDER):
             slot.wanted = None
             self._set_size(
@@ -438,7 +436,7 @@ def growth(host: Host, slot: Slot) -> Amounts:
 
 @dataclass(frozen=True, slots=True)
 class _Growing:
-    """A slot that is to grow, as the constraints of placement see it."""
+    """A slot that must grow, as a request for the placement constraints."""
 
     profile: ResourceProfile | None
     best_effort: bool

@@ -17,6 +17,7 @@ from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.model.entities import Provision, Request, RequestSpec
 from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key
 from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.elastic import Elastic
 from resource_manager.engine.placement.feasibility import (
     INFEASIBLE,
@@ -102,7 +103,7 @@ class WaitingReasons:
             case Feasibility.POSSIBLE:
                 pass
         sums = free_sums(self.hosts, scheduling_class)
-        amounts = list[Need](scheduling_class.amounts)
+        amounts = list[Need](needs_of(scheduling_class).amounts)
         if not any(all(sums.get(name, 0) >= amount for name, amount in n.items()) for n in amounts):
             return Reason.WAITING_CAPACITY
         if has_room(self.hosts, scheduling_class):

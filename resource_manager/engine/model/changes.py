@@ -22,9 +22,13 @@ from resource_manager.engine.model.entities import (
 class ChangeTracker:
     """Collects rows by identity until `take`, so that each is stored once, with its state as of
     then.
+
+    Attributes:
+        noted: how often a row was noted of which one step may change many, or a log entry; rises.
     """
 
     def __init__(self) -> None:
+        self.noted = 0
         self._reset()
 
     def _reset(self) -> None:
@@ -62,32 +66,38 @@ class ChangeTracker:
 
     def request(self, request: Request) -> None:
         """Notes that a request is new."""
+        self.noted += 1
         self._requests[request.spec.allocation_id] = request
 
     def request_moved(self, request: Request) -> None:
         """Notes that a request has changed its state."""
+        self.noted += 1
         allocation_id = request.spec.allocation_id
         if allocation_id not in self._requests:
             self._moved_requests[allocation_id] = request
 
     def slot(self, slot: Slot) -> None:
         """Notes that a slot is new."""
+        self.noted += 1
         self._slots[slot.allocation_id, slot.generation] = slot
 
     def slot_moved(self, slot: Slot) -> None:
         """Notes that a slot has changed its state, or that its executor reported more about it."""
+        self.noted += 1
         key = (slot.allocation_id, slot.generation)
         if key not in self._slots:
             self._moved_slots[key] = slot
 
     def executor(self, executor: Executor) -> None:
         """Notes that an executor is new or changed."""
+        self.noted += 1
         executor_id = executor.registration.executor_id
         self._executors[executor_id] = executor
         self._deleted_executors.pop(executor_id, None)
 
     def gang(self, gang: Gang) -> None:
         """Notes that a gang is new or changed."""
+        self.noted += 1
         self._gangs[gang.gang_id] = gang
 
     def provision(self, provision: Provision) -> None:
@@ -96,6 +106,7 @@ class ChangeTracker:
 
     def request_range(self, part: RequestRange) -> None:
         """Notes that a part of a range is new, or that members of it have ended."""
+        self.noted += 1
         self._ranges[part.spec.range_id, part.spec.first_index] = part
 
     def group(self, group: Group) -> None:
@@ -119,10 +130,12 @@ class ChangeTracker:
 
     def job_event(self, event: JobEvent) -> None:
         """Adds an entry to a job's log."""
+        self.noted += 1
         self._job_events.append(event)
 
     def cluster_event(self, event: ClusterEvent) -> None:
         """Adds an entry to the cluster's history."""
+        self.noted += 1
         self._cluster_events.append(event)
 
     def trim_job_events(self, job_id: str, sequence: int) -> None:
@@ -135,6 +148,7 @@ class ChangeTracker:
 
     def delete_slot(self, slot: Slot) -> None:
         """Notes that a slot is deleted."""
+        self.noted += 1
         key = (slot.allocation_id, slot.generation)
         self._slots.pop(key, None)
         self._moved_slots.pop(key, None)
@@ -147,6 +161,7 @@ class ChangeTracker:
 
     def delete_gang(self, gang: Gang) -> None:
         """Notes that a gang is deleted."""
+        self.noted += 1
         self._gangs.pop(gang.gang_id, None)
         self._deleted_gangs[gang.gang_id] = None
 
@@ -157,6 +172,7 @@ class ChangeTracker:
 
     def delete_range(self, part: RequestRange) -> None:
         """Notes that a part of a range is deleted."""
+        self.noted += 1
         key = (part.spec.range_id, part.spec.first_index)
         self._ranges.pop(key, None)
         self._deleted_ranges[key] = None
@@ -178,6 +194,7 @@ class ChangeTracker:
 
     def delete_request(self, request: Request) -> None:
         """Notes that a request is deleted."""
+        self.noted += 1
         allocation_id = request.spec.allocation_id
         self._requests.pop(allocation_id, None)
         self._moved_requests.pop(allocation_id, None)

@@ -336,7 +336,7 @@ class CpuState:
 
     offline_cpus: CpuSet = EMPTY
     kubelet_cpus: CpuSet = EMPTY  # given by a kubelet to its own containers
-    kubelet_memory: tuple[tuple[int, int], ...] = ()  # bytes likewise, by NUMA node
+    kubelet_memory: tuple[tuple[int, int], ...] = ()  # the same, in bytes by NUMA node
     kubelet_policy: HostPolicy = NOTHING_SET
     kubelet: str = ""  # KubeletReport as compact JSON text, for people; empty: there is none
     host_policy_number: int = 0  # number of the settings that it follows

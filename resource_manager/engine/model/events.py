@@ -28,15 +28,6 @@ Members = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class MembersOutcome(ItemOutcome):
-    """The outcome for members of a range. `unfinished`: the caller must send the same event again
-    for the rest.
-    """
-
-    unfinished: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class JobRegistered:
     """A job master registers its job.
 
@@ -91,7 +82,11 @@ class RequestsSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class RequestsCancelled:
-    """Requests are cancelled. `job_id` None: by an operator. Answer: list[ItemOutcome]."""
+    """Requests are cancelled. `job_id` None: by an operator.
+
+    Answer: list[ItemOutcome], shorter than what was asked if that is more than one step may do. The
+    caller then sends the others again.
+    """
 
     at: Instant
     job_id: str | None
@@ -104,7 +99,7 @@ class SlotsReleased:
     """Slots (id, generation; 0: the current one) are given back. Pending requests among them are
     cancelled.
 
-    `job_id` None: by an operator. Answer: list[ItemOutcome].
+    `job_id` None: by an operator. Answer: as that of `RequestsCancelled`.
     """
 
     at: Instant

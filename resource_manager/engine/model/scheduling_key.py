@@ -1,22 +1,20 @@
-"""Which requests are equal, and what they need of a host at least, in columns of the index of
-hosts.
+"""Which requests are equal, and the columns of the capacity index that are known everywhere.
 
-The index counts memory in grains. Its columns about cpus are *necessary* and never sufficient.
-Hosts that do not report their cores have none of these columns.
+The index counts memory in grains. Each kind of constraint has columns of its own: see
+`placement/constraint.py`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from finegrain.cpu_policy import PLAIN, BindPolicy, CpuPolicy, NumaPolicy
+from finegrain.cpu_policy import PLAIN, BindPolicy, CpuPolicy
 from finegrain.resources import (
     MEMORY_BYTES,
     MEMORY_GRAIN_BYTES,
     MEMORY_PARTS,
     Amounts,
     ResourceProfile,
-    booking,
 )
 
 if TYPE_CHECKING:
@@ -31,23 +29,45 @@ SLOTS = "slots"
 DEFAULT_SLOTS = "default_slots"
 """Index column: default slots that a host may still take."""
 
-PIN_CPUS = "pin.cpus"
-"""Index column: cpus that could be dedicated to one more slot."""
+IN_USE = "in_use"
+"""Index column: 1 if the host has slots. One that gets its first slots in a pass has neither this
+nor `EMPTY` until the pass ends.
+"""
 
-PIN_CORE_CPUS = "pin.core_cpus"
-"""Index column: those of them whose cores are entirely free."""
+EMPTY = "empty"
+"""Index column: 1 if the host has no slots."""
 
-PIN_NODE_CPUS = "pin.node_cpus"
-"""Index column: those of them on the NUMA node with the most."""
-
-NODE_CPU_MILLI = "node.cpu_milli"
-"""Index column: what slots in shared pools could still have of the NUMA node with the most."""
-
-CPU_COLUMNS = (PIN_CPUS, PIN_CORE_CPUS, PIN_NODE_CPUS, NODE_CPU_MILLI)
-
-CPU_MILLI_EACH = 1_000
+ALIGNING = "aligning"
+"""Index column: 1 if the host aligns every slot to NUMA nodes."""
 
 _MEMORY = frozenset({MEMORY_BYTES, *MEMORY_PARTS})
+
+
+class Needs(NamedTuple):
+    """What a host must have at least for one request, in columns of the index: necessary, and
+    sufficient unless the request is `topology_constrained`.
+
+    Attributes:
+        pooled: on a host with one memory pool.
+        separate: on a host with a pool for each memory part.
+        amounts: the part of both that can be compared with sums over hosts, and with executors that
+            have not started yet.
+        preferred: for each preferred policy, the columns without which no host can meet it; empty:
+            the index does not tell.
+        never_met: how many preferred policies no host can meet, whatever it has.
+    """
+
+    pooled: dict[str, int]
+    separate: dict[str, int]
+    amounts: tuple[dict[str, int], dict[str, int]]
+    preferred: tuple[tuple[tuple[str, int], ...], ...]
+    never_met: int
+
+    @property
+    def kinds(self) -> list[dict[str, int]]:
+        """What hosts must have, by kind of memory pools, where that differs."""
+        return [self.pooled] if self.pooled == self.separate else [self.pooled, self.separate]
+
 
 CpuKey = tuple[CpuPolicy, int]
 """CPU policy of a request, and its cpu limit if the choice of a host depends on it."""
@@ -81,24 +101,6 @@ def is_topology_constrained(profile: ResourceProfile | None, cpus: CpuKey | None
     return cpus[0].topology_constrained or (cpus[0].best_effort and profile is None)
 
 
-def need_of(
-    profile: ResourceProfile | None, cpus: CpuKey | None, *, separate_pools: bool
-) -> dict[str, int]:
-    """Returns what a host must have at least for one such request, in columns of the index.
-
-    Args:
-        profile: None: a default slot.
-        cpus: CPU policy; None: none.
-        separate_pools: the host has a pool for each memory part.
-    """
-    best_effort = cpus is not None and cpus[0].best_effort
-    if profile is None:
-        return {SLOTS: 1} if best_effort else {DEFAULT_SLOTS: 1}
-    booked = booking(profile, separate_pools=separate_pools, best_effort=best_effort)
-    need = {**in_grains(booked), SLOTS: 1}
-    return need if cpus is None else {**need, **cpu_need(profile, cpus[0])}
-
-
 def in_grains(amounts: Amounts) -> dict[str, int]:
     """Returns amounts as the index counts them: memory in whole `MEMORY_GRAIN_BYTES`.
 
@@ -109,27 +111,3 @@ def in_grains(amounts: Amounts) -> dict[str, int]:
         name: amount // MEMORY_GRAIN_BYTES if name in _MEMORY else amount
         for name, amount in amounts.items()
     }
-
-
-def cpu_need(profile: ResourceProfile, policy: CpuPolicy) -> dict[str, int]:
-    """Returns what a host must have at least because of the CPU policy."""
-    one_node = policy.numa is NumaPolicy.SINGLE_NUMA_NODE and policy.numa_required
-    if not policy.qos.is_pinned:
-        lies_on_one = one_node and not policy.best_effort and profile.cpu_milli
-        return {NODE_CPU_MILLI: profile.cpu_milli} if lies_on_one else {}
-    cpus = -(-profile.cpu_milli // CPU_MILLI_EACH)
-    need = {PIN_CPUS: cpus}
-    if policy.bind is BindPolicy.FULL_PCPUS and policy.bind_required:
-        need[PIN_CORE_CPUS] = cpus
-    if one_node:
-        need[PIN_NODE_CPUS] = cpus
-    return need
-
-
-def amounts_only(need: dict[str, int]) -> dict[str, int]:
-    """Returns a need without columns of cpus, for comparison with sums and with executors that have
-    not started yet.
-    """
-    if not any(name in need for name in CPU_COLUMNS):
-        return need
-    return {name: amount for name, amount in need.items() if name not in CPU_COLUMNS}

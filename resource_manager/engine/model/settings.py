@@ -11,7 +11,8 @@ from typing import Literal
 
 from finegrain.resources import MIB, Amounts, ResourceProfile
 
-Strategy = Literal["pack", "spread"]
+Strategy = Literal["pack", "spread", "balanced"]
+"""How a host is chosen among those with room; see `placement/policies.py`."""
 
 Order = Literal["fair", "arrival"]
 """Who is served next: the least usage for its weight, or the earliest arrival (groups do not
@@ -91,9 +92,9 @@ class EngineSettings:
     report_interval_ms: int = 3 * SECOND_MS
     lost_timeout_ms: int = 15 * SECOND_MS
 
-    # Placement. "pack" takes the first hosts with room by name, and of these the one that suits the
-    # request best. It compares one host while fewer than 8 are in use (first fit), and one more for
-    # every 8. "spread" takes the least loaded host.
+    # Placement. "pack" takes hosts in use before empty ones, and of the first ones by name the one
+    # that suits the request best. "spread" takes the least loaded host, "balanced" the one whose
+    # free cpu and memory come closest to proportion.
     strategy: Strategy = "pack"
     pack_candidates: int = 8  # upper limit of hosts that "pack" compares; 1 is first fit
     label_indexes_max: int = 64  # label selectors that have their own index of hosts

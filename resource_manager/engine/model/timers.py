@@ -7,6 +7,7 @@ that is renewed a thousand times costs one entry, not a thousand.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
 from enum import StrEnum
 
 _BACKOFF_DOUBLINGS_MAX = 16
@@ -36,6 +37,8 @@ class Timers:
     """A lazy priority queue with at most one valid entry per timer and id.
 
     Attributes:
+        left_over: timers that are due and wait for the next decision, because a step does a limited
+            amount of work.
         listening_since_ms: before this moment (monotonic) the process could receive nothing, so
             silence counts only from then on.
     """
@@ -44,6 +47,7 @@ class Timers:
         self.listening_since_ms = 0
         self._heap: list[tuple[int, Timer, str]] = []
         self._armed: dict[tuple[Timer, str], int] = {}
+        self.left_over: dict[tuple[Timer, str], None] = {}
 
     def arm(self, timer: Timer, entity_id: str, due_ms: int) -> None:
         """Makes a timer fire at `due_ms` or earlier. If it is armed for an earlier time, it stays
@@ -59,17 +63,25 @@ class Timers:
             self._armed[timer, entity_id] = due_ms
             heapq.heappush(self._heap, (due_ms, timer, entity_id))
 
-    def pop_due(self, now_ms: int) -> list[tuple[Timer, str]]:
-        """Removes and returns all timers that are due, each once, in order of time."""
-        due: list[tuple[Timer, str]] = []
+    def put_off(self, timer: Timer, entity_id: str) -> None:
+        """Lets the next decision continue what a timer has begun."""
+        self.left_over[timer, entity_id] = None
+
+    def due(self, now_ms: int) -> Iterator[tuple[Timer, str]]:
+        """Yields all timers that are due, each once: those left over first, then in order of time.
+
+        If the caller stops early, the others are left over.
+        """
         while self._heap and self._heap[0][0] <= now_ms:
             at_ms, timer, entity_id = heapq.heappop(self._heap)
             # Otherwise it is outdated: the timer was armed for an earlier time later on, and has
             # fired.
             if self._armed.get((timer, entity_id)) == at_ms:
                 del self._armed[timer, entity_id]
-                due.append((timer, entity_id))
-        return due
+                self.left_over[timer, entity_id] = None
+        for each in list(self.left_over):
+            del self.left_over[each]
+            yield each
 
     def next_due_ms(self) -> int | None:
         """Returns when the next timer may fire; None: none is armed."""

@@ -75,7 +75,7 @@ class HostView:
         free: amounts that the slot could have.
         total: amounts that it could have if all other slots ended.
         slots_left: how many more slots the host may have.
-        is_empty: the host is seen as if it had no slots, now or ever.
+        is_empty: the host is seen as if it had no slots, now or ever, and no reservation.
         owns_reservation: capacity that is reserved on the host is for this request.
     """
 
@@ -140,15 +140,17 @@ class HostView:
     def spare(self) -> Amounts:
         """Returns what of `free` is not reserved for others."""
         reserved = self.host.reserved
-        if reserved is None or self.owns_reservation:
+        if reserved is None or self.owns_reservation or self.is_empty:
             return self.free
         return reserved.spare(self.free, self.host.total, self._slots())
 
     def spare_slots(self) -> int:
         """Returns how many more slots the host may have that are not reserved for others."""
         reserved = self.host.reserved
-        if reserved is None or self.owns_reservation or self.slots_left == UNLIMITED:
+        if reserved is None or self.owns_reservation or self.is_empty:
             return self.slots_left
+        if self.slots_left == UNLIMITED:
+            return UNLIMITED
         most = self.host.executor.registration.slots_max
         return reserved.spare_slots(self.slots_left, most, self._slots())
 
@@ -203,12 +205,18 @@ class Constraint(ABC):
         of_size: the condition is about what a host is, so it also holds for an empty one.
         costly: to check it takes much longer than to compare numbers, so it is checked only where
             all other conditions are met.
+        columns: names of its index columns, those of amounts excepted.
+        has_columns: it has index columns.
+        is_counted: its columns may be compared with sums over hosts.
         remedies_sought_on: on how many hosts `remedies` may be asked, for one explanation.
         phrase: its obstacle in words, where those are always the same.
     """
 
     of_size: ClassVar[bool] = False
     costly: ClassVar[bool] = False
+    columns: ClassVar[tuple[str, ...]] = ()
+    has_columns: ClassVar[bool] = False
+    is_counted: ClassVar[bool] = False
     remedies_sought_on: ClassVar[int] = 0
     phrase: ClassVar[str] = ""
 
@@ -219,6 +227,30 @@ class Constraint(ABC):
     def matters_on(self, host: Host, request: ResourceRequest) -> bool:
         """Returns False if the condition is met on this host whatever happens there."""
         return True
+
+    def needs(self, request: ResourceRequest, *, separate_pools: bool) -> dict[str, int]:
+        """Returns what a host must have at least, in index columns. A host that has less certainly
+        does not meet the condition.
+
+        Args:
+            request: what is asked for.
+            separate_pools: on a host with a pool for each memory part.
+        """
+        return {}
+
+    def offers(self, at: HostView) -> dict[str, int]:
+        """Returns what a host has in these columns."""
+        return {}
+
+    def preferred(self, request: ResourceRequest) -> list[dict[str, int]]:
+        """Returns, for each policy that the request prefers, what a host must have in addition so
+        that the policy can be met; empty where the index does not tell.
+        """
+        return []
+
+    def never_met(self, request: ResourceRequest) -> int:
+        """Returns how many policies the request prefers that no host can meet."""
+        return 0
 
     @abstractmethod
     def obstacles(

@@ -11,8 +11,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from finegrain.cpu_assignment import CpuAssignment
-from finegrain.cpu_policy import PLAIN, BindPolicy, CpuPolicy, ExclusivePolicy, QosClass
-from finegrain.resources import CPU_MILLI, Amounts, shortfall
+from finegrain.cpu_policy import (
+    PLAIN,
+    BindPolicy,
+    CpuPolicy,
+    ExclusivePolicy,
+    HostBindPolicy,
+    NumaPolicy,
+    QosClass,
+)
+from finegrain.resources import CPU_MILLI, Amounts, ResourceProfile, shortfall
 from finegrain.values.explanations import Dimension
 from resource_manager.engine.cpus.assign import assign
 from resource_manager.engine.cpus.ledger import CpuLedger
@@ -41,13 +49,81 @@ LOWERED_TRIED_MAX = 4
 
 CPU_LIMIT = "cpu_limit_milli"
 
+PIN_CPUS = "pin.cpus"
+"""Index column: cpus that could be dedicated to one more slot."""
+
+PIN_CORE_CPUS = "pin.core_cpus"
+"""Index column: those of them whose cores are entirely free, if slots may have whole cores."""
+
+PIN_CORES = "pin.cores"
+"""Index column: cores with such a cpu, if slots may have one cpu each of several cores."""
+
+PIN_NODE_CPUS = "pin.node_cpus"
+"""Index column: those of them on the NUMA node with the most."""
+
+NODE_CPU_MILLI = "node.cpu_milli"
+"""Index column: what slots in shared pools could still have of the NUMA node with the most."""
+
+_COLUMNS = (PIN_CPUS, PIN_CORE_CPUS, PIN_CORES, PIN_NODE_CPUS, NODE_CPU_MILLI)
+
 
 class CpusSuit(Constraint):
     """The host's cpus and NUMA nodes suit a slot."""
 
     of_size = True
     costly = True
+    has_columns = True
+    columns = _COLUMNS
     remedies_sought_on = 3
+
+    def needs(self, request: ResourceRequest, *, separate_pools: bool) -> dict[str, int]:
+        """See `Constraint`. Hosts that do not report their cores have none of these columns."""
+        if request.cpus is None or request.profile is None:
+            return {}
+        return _cpu_need(request.profile, request.cpus[0])
+
+    def offers(self, at: HostView) -> dict[str, int]:
+        """See `Constraint`."""
+        ledger = at.cpus()
+        if ledger is None:
+            return {}
+        room, demanded = ledger.pin_room(), ledger.policy.bind
+        whole = demanded is not HostBindPolicy.SPREAD_BY_PCPUS
+        apart = demanded is not HostBindPolicy.FULL_PCPUS_ONLY and ledger.layout.smt
+        nodes = ledger.layout.cpu_nodes
+        return {
+            PIN_CPUS: room.cpus,
+            PIN_CORE_CPUS: room.whole_core_cpus if whole else 0,
+            PIN_CORES: room.cores if apart else 0,
+            PIN_NODE_CPUS: room.most_on_a_node,
+            NODE_CPU_MILLI: max(ledger.available(node, CPU_MILLI) for node in nodes),
+        }
+
+    def preferred(self, request: ResourceRequest) -> list[dict[str, int]]:
+        """See `Constraint`."""
+        if request.cpus is None:
+            return []
+        policy = request.cpus[0]
+        stricter = _one_required(policy)
+        if request.profile is None:
+            return [{} for _ in stricter]
+        known = _cpu_need(request.profile, policy)
+        needs = (_cpu_need(request.profile, each) for each in stricter)
+        return [{name: n for name, n in need.items() if name not in known} for need in needs]
+
+    def never_met(self, request: ResourceRequest) -> int:
+        """Counts policies without effect, because slots of this class have dedicated cpus, or have
+        none.
+        """
+        if request.cpus is None:
+            return 0
+        policy = request.cpus[0]
+        bound = policy.bind not in (BindPolicy.DEFAULT, BindPolicy.NONE)
+        bursting = policy.bind is BindPolicy.CONSTRAINED_BURST
+        if policy.qos.is_pinned:
+            return int(bursting)
+        exclusive = policy.exclusive not in (ExclusivePolicy.DEFAULT, ExclusivePolicy.NONE)
+        return (bound and not (bursting and policy.qos is QosClass.LS)) + exclusive
 
     def matters_on(self, host: Host, request: ResourceRequest) -> bool:
         """See `Constraint`."""
@@ -132,6 +208,39 @@ def cpu_amounts_to_try(request: ResourceRequest, cpu_milli: int) -> list[int]:
         return [cpu_milli]
     cpus = cpu_milli // MILLI_PER_CPU
     return [count * MILLI_PER_CPU for count in range(cpus, max(cpus - LOWERED_TRIED_MAX, 0), -1)]
+
+
+def _cpu_need(profile: ResourceProfile, policy: CpuPolicy) -> dict[str, int]:
+    """Returns what a host must have at least because of the CPU policy."""
+    one_node = policy.numa is NumaPolicy.SINGLE_NUMA_NODE and policy.numa_required
+    if not policy.qos.is_pinned:
+        lies_on_one = one_node and not policy.best_effort and profile.cpu_milli
+        return {NODE_CPU_MILLI: profile.cpu_milli} if lies_on_one else {}
+    cpus = -(-profile.cpu_milli // MILLI_PER_CPU)
+    need = {PIN_CPUS: cpus}
+    if policy.bind is BindPolicy.FULL_PCPUS and policy.bind_required:
+        need[PIN_CORE_CPUS] = cpus
+    if policy.bind is BindPolicy.SPREAD_BY_PCPUS and policy.bind_required:
+        need[PIN_CORES] = cpus
+    if one_node:
+        need[PIN_NODE_CPUS] = cpus
+    return need
+
+
+def _one_required(policy: CpuPolicy) -> list[CpuPolicy]:
+    """Returns the policy with one of its preferred parts required, for each that has an effect."""
+    dedicated, bind = policy.qos.is_pinned, policy.bind
+    stricter = []
+    by_core = dedicated and bind in (BindPolicy.FULL_PCPUS, BindPolicy.SPREAD_BY_PCPUS)
+    bursts = policy.qos is QosClass.LS and bind is BindPolicy.CONSTRAINED_BURST
+    if (by_core or bursts) and not policy.bind_required:
+        stricter.append(replace(policy, bind_required=True))
+    exclusive = policy.exclusive not in (ExclusivePolicy.DEFAULT, ExclusivePolicy.NONE)
+    if dedicated and exclusive and not policy.exclusive_required:
+        stricter.append(replace(policy, exclusive_required=True))
+    if policy.numa.aligns and not policy.numa_required:
+        stricter.append(replace(policy, numa_required=True))
+    return stricter
 
 
 def _cpu_request(request: ResourceRequest, asked: Amounts) -> CpuRequest:

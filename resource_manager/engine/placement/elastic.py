@@ -1,12 +1,12 @@
-"""What the rules of a cluster that grows and shrinks keep in mind between two looks: shapes, their
-back-off, the last plan. Nothing here is durable; after a restart it is found out anew.
+"""State of scaling between two planning passes: executor shapes, their back-off and the last plan.
 
-Which executors were asked for is in `State.provisions`, durable, and not here.
+Nothing here is durable. After a restart it is derived again. Which executors were ordered is
+durable, and kept in `State.provisions`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 
 from finegrain.resources import (
@@ -27,20 +27,24 @@ from resource_manager.engine.placement.fit import CPUS, LABELS, Fit
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 UNBOUNDED = 1 << 53
-"""Stands for "no limit" where a number is needed."""
+"""Used for "no limit" where a number is needed."""
 
 NUMBER = "provision_number"
-"""Counter of all executors that were ever asked for."""
+"""Name of the counter of all executors that were ever ordered."""
 
 PENDING = (ProvidedExecutorState.ASKED, ProvidedExecutorState.STARTED)
-"""They were asked for and have not come."""
+"""States of executors that were ordered and have not registered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an executor has that could be asked for, or is empty, in columns of the capacity index,
-    `SLOTS` included; `default` is what one default slot takes of it, without its slot. `separate`:
-    it has a memory pool per part.
+    """What an executor has: one that could be ordered, or a registered one that is empty.
+
+    Attributes:
+        amounts: in columns of the capacity index, `SLOTS` included.
+        default: what one default slot takes of it, without `SLOTS`.
+        labels: its labels.
+        separate: it has one memory pool per memory part.
     """
 
     amounts: Amounts
@@ -51,18 +55,21 @@ class Capacity:
 
 @dataclass(slots=True)
 class Backoff:
-    """Executors of a shape failed to come: not asked for again before `until_ms` (monotonic)."""
+    """Executors of a shape failed: no more are ordered before `until_ms` (monotonic)."""
 
-    failures: int = 0  # in a row; those of one interval count as one
+    failures: int = 0  # in a row; all of one interval count as one
     until_ms: int = 0
-    until_time_ms: int = 0  # the same for people
+    until_time_ms: int = 0  # the same as wall clock, for people
     last_failure: str = ""
 
 
 @dataclass(slots=True)
 class Content:
-    """What is planned on one executor: waiting requests by shape, and members of gangs by gang and
-    place of their wish among those of the gang.
+    """What is planned on one executor.
+
+    Attributes:
+        shapes: number of queued requests by scheduling class.
+        members: number of gang members by gang id and position of their request in the gang.
     """
 
     shapes: dict[SchedulingClass, int] = field(default_factory=dict)
@@ -73,7 +80,7 @@ class Content:
 
     @property
     def gangs(self) -> dict[str, int]:
-        """How many members of which gang."""
+        """Number of members by gang id."""
         counts: dict[str, int] = {}
         for (gang_id, _), count in self.members.items():
             counts[gang_id] = counts.get(gang_id, 0) + count
@@ -81,23 +88,23 @@ class Content:
 
     @property
     def requests(self) -> int:
-        """How many requests that are."""
+        """Number of all requests and members."""
         return sum(self.shapes.values()) + sum(self.members.values())
 
 
 @dataclass(slots=True)
 class LastPlan:
-    """What the last look at those who wait came to; what it says of shapes is about those who wait
-    longest with them.
+    """Result of the last planning pass. Counts of a scheduling class refer to its oldest requests.
 
     Attributes:
-        on: what is planned on which executor that has not come.
-        left: requests that are planned nowhere, by shape.
+        on: what is planned on each pending executor.
+        left: number of requests that are planned nowhere, by scheduling class.
         gangs_left: gangs that are planned nowhere.
-        counted_on: executors that are there and that planned gangs count on.
-        stopped: requests that the maximum of a group would not admit, by shape.
-        gangs_stopped: likewise gangs.
-        places: where each of a shape is planned, as of a state of the queue, once somebody asked.
+        counted_on: registered executors on which members of planned gangs are placed.
+        stopped: number of requests that the maximum of a group blocks, by scheduling class.
+        gangs_stopped: gangs that the maximum of a group blocks.
+        places: cache of where single requests of a class are planned: a state of the queue, and the
+            executor by arrival number.
     """
 
     on: dict[str, Content] = field(default_factory=dict)
@@ -110,21 +117,23 @@ class LastPlan:
     _by_owner: tuple[dict[SchedulingClass, dict[str, int]], dict[str, list[str]]] | None = None
 
     def planned(self, shape: SchedulingClass) -> dict[str, int]:
-        """How many requests of a shape are planned on which executor, oldest first."""
+        """Returns how many requests of a class are planned on each executor, oldest first."""
         return self._sorted_out()[0].get(shape, {})
 
     def planned_gang(self, gang_id: str) -> list[str]:
-        """The executors that a gang waits for."""
+        """Returns the executors on which a gang is planned."""
         return self._sorted_out()[1].get(gang_id, [])
 
     def drop(self, executor_id: str) -> Content | None:
-        """Nothing is planned on an executor any more; what was, if anything."""
+        """Removes what is planned on an executor, and returns it; None: nothing was."""
         self.places.clear()
         self._by_owner = None
         return self.on.pop(executor_id, None)
 
     def _sorted_out(self) -> tuple[dict[SchedulingClass, dict[str, int]], dict[str, list[str]]]:
-        """By shape and by gang: everybody may be asked about, of thousands on a thousand."""
+        """Returns the plan by scheduling class and by gang. It is cached, because it may be needed
+        for each of thousands of requests, planned on a thousand executors.
+        """
         if self._by_owner is None:
             shapes: dict[SchedulingClass, dict[str, int]] = {}
             gangs: dict[str, list[str]] = {}
@@ -138,7 +147,31 @@ class LastPlan:
 
 
 class Elastic:
-    """Shapes and what happened to them, the last plan, and when the next look is due."""
+    """Executor shapes with their history, the last plan, and when the next planning pass is due.
+
+    Attributes:
+        provisioning: the settings.
+        shapes: executor shapes that can be ordered, by name.
+        capacities: what an empty executor of each shape has.
+        backoffs: back-off of each shape.
+        plan: the last plan.
+        number: of the last executor that was ordered.
+        version: rises with every change of what was ordered.
+        next_pass_ms: when the next planning pass is due; None: it is not scheduled.
+        steps: what is left of the running planning pass; None: none is running.
+        looked_at: everything that the last plan depended on, to compare with the state now.
+        arrived: executors that have registered since the last cycle, each with the pending executor
+            whose planned requests it gets; empty: none.
+        resumes: after a restart, unfinished orders to providers must be repeated.
+        surplus: pending executors that no request needed in the last pass.
+        lost_since_ms: since when an executor is lost.
+        verdicts: whether an executor has been judged. True: for good. False: it counted as a
+            failure of its shape, but may still prove to work.
+        idle_marks: registration number and command number of an executor when it became idle.
+        asked_up_to: totals of all executors after the last order, in its dimensions.
+        present: (version of the cluster, total of all executors that are not lost).
+        seen: by shape, the executor that registered last, as if it were empty.
+    """
 
     def __init__(self, provisioning: Provisioning) -> None:
         self.provisioning = provisioning
@@ -146,33 +179,34 @@ class Elastic:
         self.capacities = {each.name: capacity_of(each) for each in provisioning.shapes}
         self.backoffs = {each.name: Backoff() for each in provisioning.shapes}
         self.plan = LastPlan()
-        self.number = 0  # of the last executor that was asked for
-        self.version = 0  # rises with every change of what was asked for
+        self.number = 0
+        self.version = 0
         self.next_pass_ms: int | None = None
-        self.looked_at: object = None  # the state of everything that the last plan hangs on
-        self.arrived: dict[str, str] = {}  # registered since the last decision: whose plan it gets
-        self.resumes = False  # what is under way has to be taken up after a restart
-        self.surplus: set[str] = set()  # pending ones that nobody needed at the last look
+        self.steps: Generator[int, None, None] | None = None
+        self.looked_at: object = None
+        self.arrived: dict[str, str] = {}
+        self.resumes = False
+        self.surplus: set[str] = set()
         self.lost_since_ms: dict[str, int] = {}
-        self.verdicts: dict[str, bool] = {}  # of use: True for good, False so far not
-        self.idle_marks: dict[str, tuple[int, int]] = {}  # registration and last command, when idle
-        self.asked_up_to: dict[str, int] = {}  # totals of what was asked for last, then
-        self.present: tuple[int, dict[str, int]] | None = None  # by version of the cluster
-        self.seen: dict[str, Host] = {}  # by shape: the last one that came, as if it were empty
-        # by shape: an executor of it, as if it were empty; nothing is known of its cpus
+        self.verdicts: dict[str, bool] = {}
+        self.idle_marks: dict[str, tuple[int, int]] = {}
+        self.asked_up_to: dict[str, int] = {}
+        self.present: tuple[int, dict[str, int]] | None = None
+        self.seen: dict[str, Host] = {}
+        # By shape: an empty executor as configured. Nothing is known of its cpus.
         self._promised = {each.name: HostView.empty(host_of(each)) for each in provisioning.shapes}
 
     def ask_for(self, shape: ExecutorShape) -> bool:
-        """True if one of this shape may ever be asked for."""
+        """Returns True if the configured maximum allows at least one executor of this shape."""
         limits = self.provisioning.total_max
         return all(shape.total.get(name, 0) <= limit for name, limit in limits.items())
 
     def fits_a_shape(self, request: ResourceRequest, *, labels: bool = True) -> bool:
-        """Returns True if an executor that could be ordered could serve such a request when empty.
+        """Returns True if an executor of some shape could serve such a request when empty.
 
         Args:
-            request: what is asked for.
-            labels: False: whatever labels it carries.
+            request: what is requested.
+            labels: False: required labels are ignored.
         """
         fit = Fit(request)
         return any(
@@ -181,14 +215,18 @@ class Elastic:
         )
 
     def obstacle(self, name: str, fit: Fit, *, labels: bool = True) -> Obstacle | None:
-        """Returns why an executor of a shape could not serve a request even when empty; None: it
-        could, as far as is known. Its cpus and NUMA nodes are taken for those of the last one that
-        came.
+        """Returns why an executor of a shape could not serve a request even when empty.
+
+        Cpus and NUMA nodes are assumed to be like those of the executor of the shape that
+        registered last. As long as none has, they are not checked.
 
         Args:
             name: the shape.
             fit: compares the request with hosts.
-            labels: False: whatever labels it carries.
+            labels: False: required labels are ignored.
+
+        Returns:
+            The first obstacle; None: it could serve the request, as far as is known.
         """
         besides = (CPUS,) if labels else (CPUS, LABELS)
         found = fit.size_obstacle(self._promised[name], besides=besides)
@@ -198,8 +236,10 @@ class Elastic:
 
 
 def host_of(shape: ExecutorShape) -> Host:
-    """Returns the ledger of an executor of a shape. Unless the shape says otherwise, it offers all
-    its cpu to best-effort slots once more, as executors do.
+    """Returns the ledger of an empty executor of a shape.
+
+    Unless the shape says otherwise, it offers all its cpu a second time, as best-effort cpu.
+    Executors do so by default.
     """
     total = {BEST_EFFORT_CPU_MILLI: shape.total.get(CPU_MILLI, 0), **shape.total}
     registration = Registration(
@@ -216,8 +256,9 @@ def host_of(shape: ExecutorShape) -> Host:
 
 
 def capacity_of(shape: ExecutorShape) -> Capacity:
-    """What an executor of a shape has when it is empty, in columns of the capacity index. Unless it
-    says otherwise it offers all its cpu to best-effort slots once more, as executors do.
+    """Returns what an empty executor of a shape has, in columns of the capacity index.
+
+    Best-effort cpu is derived as in `host_of`.
     """
     separate = has_separate_pools(shape.total)
     total = {BEST_EFFORT_CPU_MILLI: shape.total.get(CPU_MILLI, 0), **shape.total}
@@ -230,5 +271,5 @@ def capacity_of(shape: ExecutorShape) -> Capacity:
 
 
 def of_shape(provisions: Mapping[str, Provision], name: str) -> int:
-    """How many of a shape were asked for and are not known to be gone."""
+    """Returns how many executors of a shape were ordered and are not known to have stopped."""
     return sum(each.shape == name for each in provisions.values())

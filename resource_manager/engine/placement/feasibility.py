@@ -1,8 +1,8 @@
-"""Whether some host could serve a scheduling class, now or when empty.
+"""Finds out whether some host could serve a scheduling class, now or when empty.
 
-Asks the index, so that not every host is looked at, and `fit.py` about the hosts that it offers.
-What hosts could serve when empty is cached with the class until the size, labels or availability of
-a host changes.
+The capacity index selects hosts, so that not every host is compared. `fit.py` compares those with
+the request. The answer for empty hosts is cached with the class until the size, labels or
+availability of a host changes.
 """
 
 from __future__ import annotations
@@ -15,22 +15,21 @@ from finegrain.resources import Amounts
 from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.hosts.host import KNOWN, ONLINE, Host
 from resource_manager.engine.model.scheduling_key import Labels
+from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.constraint import Blocker, HostView
 from resource_manager.engine.placement.elastic import Elastic
 from resource_manager.engine.placement.fit import CPUS, LABELS, Fit
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import Need
-from resource_manager.engine.placement.indexes import carries
 from resource_manager.engine.placement.reserved import Reservation, Reservations
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 ASKED_MAX = 64
-"""Hosts that are asked at most whether their cpus and NUMA nodes suit, to tell why somebody waits.
-"""
+"""Hosts whose cpus and NUMA nodes are checked, at most, to explain why a request waits."""
 
 
 class Feasibility(StrEnum):
-    """What the sizes of the hosts say about a shape, whatever is free now."""
+    """Whether a scheduling class could be served by empty hosts, whatever is free now."""
 
     POSSIBLE = "POSSIBLE"  # some executor could serve it when empty
     OFFLINE = "OFFLINE"  # only lost, draining or unreachable executors could
@@ -39,12 +38,17 @@ class Feasibility(StrEnum):
 
 
 INFEASIBLE = frozenset({Feasibility.LABELS, Feasibility.NEVER})
-"""Verdicts with which a request is rejected, unless it allows to wait."""
+"""Verdicts for which a request is rejected, unless it has `allow_pending`."""
 
 
 def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
-    """What the sizes of the hosts say, and of those that can be asked for; the indexes must be
-    fresh.
+    """Returns whether registered executors, or those that can be ordered, could serve a class when
+    empty. The indexes must be up to date.
+
+    Args:
+        hosts: all hosts.
+        elastic: the executors that can be ordered.
+        scheduling_class: the class; the result is cached there.
     """
     version = hosts.version
     if scheduling_class.verdict is not None and scheduling_class.verdict[0] == version:
@@ -56,7 +60,7 @@ def feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClas
 
 def _feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingClass) -> Feasibility:
     if not hosts and not elastic.provisioning:
-        return Feasibility.POSSIBLE  # none has registered yet, and one may at any moment
+        return Feasibility.POSSIBLE  # none has registered yet; one may at any moment
     if elastic.shapes and elastic.fits_a_shape(scheduling_class):
         return Feasibility.POSSIBLE  # such an executor can be ordered
     labels = scheduling_class.labels
@@ -80,15 +84,15 @@ def _some_host_could(
     Args:
         hosts: all hosts.
         scheduling_class: the class; its own labels are ignored.
-        labels: what the host must carry.
-        prefix: of index columns: of hosts that are online, or of all that are known.
+        labels: labels that the host must carry.
+        prefix: of index columns: `ONLINE` for hosts that are online, `KNOWN` for all hosts.
     """
     needs: list[Need] = [
         {prefix + name: amount for name, amount in need.items()}
-        for need in (scheduling_class.pooled_need, scheduling_class.separate_need)
+        for need in needs_of(scheduling_class).kinds
     ]
     if not is_exact_somewhere(hosts, scheduling_class):
-        return some_host_covers(hosts, labels, needs)  # amounts decide, and the index has those
+        return some_host_covers(hosts, labels, needs)  # amounts decide, and the index has them
     fit = Fit(scheduling_class)
 
     def could(host: Host) -> bool:
@@ -97,7 +101,8 @@ def _some_host_could(
 
     likely: Iterable[str] = hosts
     if scheduling_class.policy.topology_constrained and scheduling_class.profile is not None:
-        # The cpus of all hosts of a kind suit, or none. (Default slots differ within a kind.)
+        # Either the cpus of all hosts of a kind suit, or those of none, so one host is checked.
+        # Default slots are excluded, because they differ within a kind.
         kinds = [
             names
             for names in hosts.indexes.kinds.values()
@@ -108,7 +113,13 @@ def _some_host_could(
 
 
 def some_host_covers(hosts: Hosts, labels: Labels, needs: list[Need]) -> bool:
-    """Returns True if some host with these labels covers one of these needs."""
+    """Returns True if some host with these labels covers one of these needs.
+
+    Args:
+        hosts: all hosts.
+        labels: labels that the host must carry.
+        needs: alternatives, in columns of the index.
+    """
     index = hosts.indexes.of(labels)
     if not labels or index is not hosts.indexes.main:
         return next(index.covering_by_block(needs), None) is not None
@@ -126,33 +137,35 @@ def _some_host(
     likely: Iterable[str],
     serves: Callable[[Host], bool],
 ) -> bool:
-    """Returns True if some host serves. Goes through two lists at the same time, since either may
-    be short: hosts that cover a need, and those that carry the labels or are likely to serve.
+    """Returns True if some host can serve a request.
+
+    Iterates over two lists in step and ends with the shorter one: the hosts that cover a need, and
+    the hosts that carry the labels or are likely to suit. A host that can serve is in both lists.
 
     Args:
         hosts: all hosts.
-        labels: what the host must carry.
-        needs: what it must cover, in columns of the index; one of them.
-        likely: hosts; no other one serves.
-        serves: whether a host that carries the labels does.
+        labels: labels that the host must carry.
+        needs: alternatives, in columns of the index; the host must cover one.
+        likely: ids of hosts; no other host can serve.
+        serves: returns whether a host that carries the labels can serve.
     """
     index = hosts.indexes.of(labels)
     if labels and index is hosts.indexes.main:
         likely = hosts.indexes.carriers(labels)
     for at, name in zip(index.covering(needs), likely, strict=False):
         for host in (hosts[index.ids[at]], hosts[name]):
-            if carries(host, labels) and serves(host):
+            if host.carries(labels) and serves(host):
                 return True
     return False
 
 
 def free_sums(hosts: Hosts, scheduling_class: SchedulingClass) -> Amounts:
-    """What all hosts together have free that carry the labels of a shape."""
+    """Returns the total free capacity of the hosts that carry the labels of a class."""
     index = hosts.indexes.of(scheduling_class.labels)
     if not scheduling_class.labels or index is not hosts.indexes.main:
         return index.sums
     carriers = [index.position[name] for name in hosts.indexes.carriers(scheduling_class.labels)]
-    pooled, separate = scheduling_class.amounts
+    pooled, separate = needs_of(scheduling_class).amounts
     asked = pooled.keys() | separate.keys()
     return {
         name: sum(index.columns[name][0][at] for at in carriers)
@@ -161,17 +174,20 @@ def free_sums(hosts: Hosts, scheduling_class: SchedulingClass) -> Amounts:
 
 
 def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
-    """True if some host has room for one now, whether or not it would take it; the indexes must be
-    fresh. Of hosts that have to be asked only so many are: whoever waits has asked them all.
+    """Returns True if some host has room for a request of a class now, even if the host would not
+    take it. The indexes must be up to date.
+
+    Where amounts do not decide, at most `ASKED_MAX` hosts are checked. This is only an explanation:
+    a request that waits has been tried on all hosts.
     """
-    needs: list[Need] = [scheduling_class.pooled_need, scheduling_class.separate_need]
+    needs: list[Need] = [*needs_of(scheduling_class).kinds]
     if not is_exact_somewhere(hosts, scheduling_class):
         return some_host_covers(hosts, scheduling_class.labels, needs)
     index = hosts.indexes.of(scheduling_class.labels)
     asked = 0
     for at in index.covering(needs):
         host = hosts[index.ids[at]]
-        if index is hosts.indexes.main and not carries(host, scheduling_class.labels):
+        if index is hosts.indexes.main and not host.carries(scheduling_class.labels):
             continue
         if CPUS.obstacle(scheduling_class, HostView.now(host)) is None:
             return True
@@ -182,24 +198,28 @@ def has_room(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
 
 
 def is_exact_somewhere(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
-    """True if there are hosts of which amounts do not say whether one fits."""
+    """Returns True if there are hosts where amounts alone do not decide whether a request fits."""
     return scheduling_class.topology_constrained or bool(hosts.indexes.aligning)
 
 
 def large_and_unsuited(
     hosts: Hosts, scheduling_class: SchedulingClass
 ) -> tuple[Host, CpuRefusal] | None:
-    """A host that has the amounts when empty, and whose cpus or NUMA nodes do not suit then; the
-    first one, of those that tell what their cpus are made of if there is any.
+    """Returns a host that is large enough when empty, but whose cpus or NUMA nodes do not suit, and
+    why.
+
+    The first such host is returned. Hosts that report their cpus come before those that do not.
+    At most `ASKED_MAX` hosts are compared.
     """
     if not is_exact_somewhere(hosts, scheduling_class):
         return None
     amounts = [
-        {KNOWN + name: amount for name, amount in need.items()} for need in scheduling_class.amounts
+        {KNOWN + name: amount for name, amount in need.items()}
+        for need in needs_of(scheduling_class).amounts
     ]
     index, fit = hosts.indexes.main, Fit(scheduling_class)
     covering = (hosts[index.ids[at]] for at in index.covering(amounts))
-    large = [host for host in islice(covering, ASKED_MAX) if carries(host, scheduling_class.labels)]
+    large = [host for host in islice(covering, ASKED_MAX) if host.carries(scheduling_class.labels)]
     for host in sorted(large, key=lambda host: host.cpus is None):
         obstacle = fit.size_obstacle(HostView.empty(host))
         if obstacle is not None and obstacle.cpu_refusal is not None:
@@ -210,9 +230,15 @@ def large_and_unsuited(
 def blocking_reservations(
     hosts: Hosts, reservations: Reservations, scheduling_class: SchedulingClass
 ) -> Iterator[Reservation]:
-    """Yields the reservations without which a request of the class would fit somewhere."""
+    """Yields the reservations without which a request would fit somewhere.
+
+    Args:
+        hosts: all hosts.
+        reservations: all reservations.
+        scheduling_class: the class of the request.
+    """
     fit = Fit(scheduling_class)
     for each in reservations.all():
-        reserved = (hosts[name] for name in each.place.held if name in hosts)
+        reserved = (hosts[name] for name in each.hosts if name in hosts)
         if any(fit.verdict(HostView.now(host)).blockers == (Blocker.HELD,) for host in reserved):
             yield each

@@ -29,8 +29,10 @@ from finegrain.resources import (
 from finegrain.values.explanations import Dimension
 from finegrain.values.states import ExecutorState
 from resource_manager.engine.cpus.refusals import CpuRefusal
+from resource_manager.engine.hosts.bookings import shared_booking
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS, in_grains
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.constraint import (
     MILLION,
@@ -42,7 +44,6 @@ from resource_manager.engine.placement.constraint import (
     Remedy,
 )
 from resource_manager.engine.placement.cpu_constraint import CpusSuit, cpu_amounts_to_try
-from resource_manager.engine.placement.indexes import carries
 
 
 class Available(Constraint):
@@ -55,14 +56,7 @@ class Available(Constraint):
         host = at.host
         if host.eligible:
             return NO_OBSTACLE
-        blockers = []
-        if host.executor.state is not ExecutorState.ACTIVE:
-            blockers.append(Blocker(host.executor.state.value))
-        if host.executor.draining:
-            blockers.append(Blocker.DRAINING)
-        if host.reach.unreachable:
-            blockers.append(Blocker.UNREACHABLE)
-        return tuple(Obstacle(self, blocker) for blocker in blockers)
+        return _unavailable(host.executor.state, host.executor.draining, host.reach.unreachable)
 
     def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
         """See `Constraint`."""
@@ -92,7 +86,7 @@ class CarriesLabels(Constraint):
         self, request: ResourceRequest, asked: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`."""
-        if carries(at.host, request.labels):
+        if at.host.carries(request.labels):
             return NO_OBSTACLE
         return (Obstacle(self, Blocker.LABEL_MISMATCH),)
 
@@ -105,24 +99,42 @@ class CarriesLabels(Constraint):
 
 
 class EnoughFree(Constraint):
-    """The host has the amounts free, in each dimension."""
+    """The host has the amounts free, in each dimension. Default slots are counted: what one books
+    is up to the host.
+    """
 
     of_size = True
+    has_columns = True
+    is_counted = True
+    columns = (DEFAULT_SLOTS,)
     remedies_sought_on = 100
+
+    def needs(self, request: ResourceRequest, *, separate_pools: bool) -> dict[str, int]:
+        """See `Constraint`. The index counts default slots of normal cpu only."""
+        if request.profile is None:
+            return {} if request.best_effort else {DEFAULT_SLOTS: 1}
+        return in_grains(shared_booking(request.profile, separate_pools, request.best_effort))
+
+    def offers(self, at: HostView) -> dict[str, int]:
+        """See `Constraint`."""
+        free = in_grains(at.spare())
+        free[DEFAULT_SLOTS] = at.host.default_slots(free, at.spare_slots())
+        return free
 
     def obstacles(
         self, request: ResourceRequest, asked: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`."""
-        free, found = at.free, NO_OBSTACLE
+        free, total, found = at.free, at.total, NO_OBSTACLE
+        # What a default slot books is up to the host. Where that is nothing, it has none.
+        too_small = not asked and request.profile is None
         for name, amount in asked.items():
             there = free.get(name, 0)
             if there < amount:
                 lack = (amount - there) * MILLION // amount
                 found += (Obstacle(self, _insufficient(name), True, lack, name),)
-        # What a default slot books is up to the host. Where that is nothing, it has none.
-        nothing = not asked and request.profile is None
-        if nothing or (found and not fits(asked, at.total)):
+                too_small = too_small or total.get(name, 0) < amount
+        if too_small:
             return (Obstacle(self, Blocker.TOTAL_TOO_SMALL), *found)
         return found
 
@@ -176,6 +188,18 @@ class EnoughFree(Constraint):
 class SlotsLeft(Constraint):
     """The host may have one more slot."""
 
+    has_columns = True
+    is_counted = True
+    columns = (SLOTS,)
+
+    def needs(self, request: ResourceRequest, *, separate_pools: bool) -> dict[str, int]:
+        """See `Constraint`. The number of default slots includes this."""
+        return {} if request.profile is None and not request.best_effort else {SLOTS: 1}
+
+    def offers(self, at: HostView) -> dict[str, int]:
+        """See `Constraint`."""
+        return {SLOTS: at.spare_slots()}
+
     def obstacles(
         self, request: ResourceRequest, asked: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
@@ -199,7 +223,9 @@ class NotRefused(Constraint):
         self, request: ResourceRequest, asked: Amounts, at: HostView
     ) -> tuple[Obstacle, ...]:
         """See `Constraint`."""
-        return (Obstacle(self, Blocker.REFUSED),) if at.host.refuses(request) else NO_OBSTACLE
+        if not at.host.refusals or not at.host.refuses(request):
+            return NO_OBSTACLE
+        return (Obstacle(self, Blocker.REFUSED),)
 
 
 class NotReserved(Constraint):
@@ -289,6 +315,18 @@ class Fit:
         self._cheap = [each.obstacles for each in applying if not each.costly]
         self._costly = [each for each in applying if each.costly]
         self._of_size = [each for each in applying if each.of_size]
+        self._booked: tuple[Amounts, Amounts] | None = None  # by kind of memory pools
+        if request.profile is not None:
+            pooled, separate = (
+                shared_booking(request.profile, each, request.best_effort) for each in (False, True)
+            )
+            self._booked = pooled, separate
+
+    def asked(self, host: Host) -> Amounts:
+        """Returns the amounts that the request would book on a host."""
+        if self._booked is None:
+            return host.booking_for(self.request)
+        return self._booked[host.separate_pools]
 
     def obstacles(self, at: HostView) -> tuple[Obstacle, ...]:
         """Returns all that stands between the request and a host."""
@@ -296,9 +334,7 @@ class Fit:
 
     def cheap_obstacles(self, at: HostView) -> tuple[Obstacle, ...]:
         """Returns the obstacles that are found by comparing numbers."""
-        request = self.request
-        asked = at.host.booking_for(request)
-        found = NO_OBSTACLE
+        request, asked, found = self.request, self.asked(at.host), NO_OBSTACLE
         for obstacles in self._cheap:
             if more := obstacles(request, asked, at):
                 found += more
@@ -306,7 +342,7 @@ class Fit:
 
     def costly_obstacles(self, at: HostView) -> tuple[Obstacle, ...]:
         """Returns the other obstacles."""
-        asked = at.host.booking_for(self.request)
+        asked = self.asked(at.host)
         return tuple(
             obstacle
             for constraint in self._costly
@@ -323,7 +359,7 @@ class Fit:
 
     def verdict(self, at: HostView) -> Verdict:
         """Returns all obstacles with what is needed to describe them."""
-        return Verdict(at, at.host.booking_for(self.request), self.obstacles(at))
+        return Verdict(at, self.asked(at.host), self.obstacles(at))
 
     def size_obstacle(
         self, at: HostView, *, besides: Collection[Constraint] = ()
@@ -335,12 +371,24 @@ class Fit:
             at: the host, or one that could be ordered, as if it were empty.
             besides: constraints that are left out.
         """
-        asked = at.host.booking_for(self.request)
+        asked = self.asked(at.host)
         for constraint in self._of_size:
             if constraint not in besides:
                 for obstacle in constraint.obstacles(self.request, asked, at):
                     return obstacle
         return None
+
+
+@cache
+def _unavailable(state: ExecutorState, draining: bool, unreachable: bool) -> tuple[Obstacle, ...]:
+    blockers = []
+    if state is not ExecutorState.ACTIVE:
+        blockers.append(Blocker(state.value))
+    if draining:
+        blockers.append(Blocker.DRAINING)
+    if unreachable:
+        blockers.append(Blocker.UNREACHABLE)
+    return tuple(Obstacle(AVAILABLE, blocker) for blocker in blockers)
 
 
 @cache

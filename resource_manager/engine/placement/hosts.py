@@ -1,4 +1,4 @@
-"""All hosts, and what is derived of them together: the indexes by which they are found."""
+"""All hosts, and the indexes that are derived from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 Heard = dict[str, tuple[str, int]]
-"""Instance id and number of the last report that was taken in, by executor."""
+"""Instance id and number of the last report that was processed, by executor."""
 
 
 class Hosts(dict[str, Host]):
@@ -22,10 +22,10 @@ class Hosts(dict[str, Host]):
 
     Attributes:
         settings: of the engine.
-        indexes: by which hosts are found; up to date after `refresh`.
+        indexes: find hosts with room; up to date after `refresh`.
         version: rises when what the hosts could give when empty changes.
-        in_use: how many have slots.
-        refusing: hosts that refused something, perhaps long ago.
+        in_use: number of hosts that have slots.
+        refusing: hosts that refused a slot at some time; the refusal may have ended.
         touched: hosts whose free capacity may have changed since the last `refresh`, or that were
             removed; empty: the indexes are up to date.
     """
@@ -40,30 +40,30 @@ class Hosts(dict[str, Host]):
         self.touched: dict[str, None] = {}
 
     def of(self, slot: Slot) -> Host:
-        """The host that a slot is on."""
+        """Returns the host of a slot."""
         return self[slot.executor_id]
 
     def touch(self, host: Host) -> None:
-        """A host's free capacity may have changed."""
+        """Notes that a host's free capacity may have changed."""
         self.touched[host.host_id] = None
 
     def refresh(self, queue: WaitingQueue) -> None:
-        """Brings the indexes up to date with the hosts that were touched, and wakes those who may
-        fit now.
+        """Updates the indexes from the hosts that were touched, and unblocks requests that may fit
+        now.
         """
         touched = [self[name] for name in sorted(self.touched) if name in self]
         self.touched.clear()
         self.indexes.refresh(touched, queue)
 
     def forget(self, host: Host) -> None:
-        """Strikes a host."""
+        """Deletes a host."""
         del self[host.host_id]
         self.indexes.remove(host)
         self.touch(host)  # `refresh` has to rebuild the indexes
         self.version += 1
 
     def heard(self) -> Heard:
-        """Up to which report each executor was heard; for `remember`."""
+        """Returns the number of the last report of each executor; for `remember`."""
         return {
             name: (host.executor.registration.instance_id, host.executor.report_number)
             for name, host in self.items()
@@ -74,7 +74,8 @@ class Hosts(dict[str, Host]):
         """Carries report numbers across a reload, so that a registration superseded before the
         reload is still rejected.
 
-        Without this a late copy of one, taken for a new one, would delete slots made since.
+        Otherwise a late copy of a registration would count as a new one, and delete slots that were
+        made after it.
         """
         for name, (instance_id, report_number) in heard.items():
             host = self.get(name)

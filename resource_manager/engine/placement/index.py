@@ -1,18 +1,21 @@
-"""Which hosts have room, without looking at all of them. Knows vectors of numbers by host, and
-nothing else.
+"""The capacity index: finds hosts with room without comparing all hosts.
 
-A tree over the hosts in order of id. Leaves hold one number per column and host; every inner node
-holds the largest of its 32 children, per column. A search goes down only where every needed column
-is large enough, and comes back when the maxima of a node stemmed from different hosts; so it is
-complete, and its cost follows the depth of the tree, not the number of hosts, as long as hosts of
-a neighbourhood are alike.
+It is a tree over the hosts in order of id. A leaf holds one number per column (a resource) for one
+host. An inner node holds the maximum of its up to 32 children in each column. A search descends
+only into nodes whose maximum is large enough in every needed column.
 
-Writing one leaf stops climbing as soon as a node's maximum does not change. A new host rebuilds
-the tree, once for all hosts that came since the last search.
+Example: a request needs 4 cpus and 8 GiB on a cluster of 1,024 hosts, which are 32 nodes of 32
+hosts. A node with the maxima (6 cpus, 4 GiB) is skipped with all its hosts. A node with the maxima
+(6 cpus, 16 GiB) is searched. It may still have no host with room, if one host has (6, 4) and
+another one (2, 16). So no host is missed, and where neighbours are alike, the cost depends on the
+depth of the tree and not on the number of hosts.
 
-While much is taken at once, nobody climbs: leaves are lowered where they stand, `took` remembers
-where, and `settle` mends the inner nodes at the end. Until then some are too high, which leads a
-search astray but never past a host; a search that comes back empty from such a node mends it.
+- A write to a leaf updates the nodes above it, up to the first whose maximum does not change.
+- After hosts were added or removed, the tree is rebuilt once, before the next search (`freshen`).
+- A placement pass lowers many leaves in place and does not update the nodes above them. `took`
+  records these leaves, and `settle` repairs the nodes at the end of the pass. Until then some
+  maxima are too high, so a search may descend without result, but it misses no host. It repairs
+  each lowest node that it searched without result.
 """
 
 from __future__ import annotations
@@ -23,24 +26,39 @@ from itertools import chain, pairwise
 from typing import TypeVar
 
 from finegrain.resources import Amounts
+from resource_manager.engine.model.scheduling_key import EMPTY, IN_USE
 
 _BITS = 5
 _FAN_OUT = 1 << _BITS
 
 GROWTH_LOG_MAX = 4_096
-"""Positions that grew, as kept for those who wait; beyond this, they search anew."""
+"""Length of the growth log. When it is full it is cleared, and blocked classes search all hosts."""
 
 Need = Amounts
+Written = tuple["CapacityIndex", int, str, int]
+"""A number that was overwritten: the index, the position, the column, and the number before."""
+
 Column = list[list[int]]
 """Levels of one column: leaves first, root level last."""
 
 
 class CapacityIndex:
-    """Vectors of hosts, searchable for those that cover a need in every column.
+    """Numbers of all hosts by column, with a search for hosts that cover a need in every column.
 
-    `grown` is a log of positions where something rose, so that a waiting shape need only look
-    there. A column with a slash in its name says what a host is, not what it has free, and is left
-    out of that log. `version` changes whenever positions or the log lose their meaning.
+    A host's position is its place in the order of ids. A column with a slash in its name describes
+    the host, not what it has free. Its changes are not logged in `grown`.
+
+    Attributes:
+        ids: ids of the hosts, by position.
+        position: position of each host.
+        columns: the tree of each column.
+        sums: sum of each column over all hosts.
+        grown: log of the positions where a free amount rose. A class that found no room needs to
+            check only these again.
+        version: changes when positions or the log lose their meaning.
+        taken: positions where something was taken since `settle`.
+        opened: positions of empty hosts that got slots in this pass, in that order.
+        journal: numbers that were overwritten, for `undo`; None: none are recorded.
     """
 
     def __init__(self, version: int = 0) -> None:
@@ -50,27 +68,33 @@ class CapacityIndex:
         self.sums: dict[str, int] = {}
         self.grown: list[int] = []
         self.version = version
-        self.taken: set[int] = set()  # positions where something was taken since `settle`
-        self._loose: set[int] = set()  # their blocks of leaves, but for those mended meanwhile
+        self.taken: set[int] = set()
+        self.opened: list[int] = []
+        self.journal: list[Written] | None = None
+        self._loose: set[int] = set()  # nodes above `taken` that were not repaired yet
         self._vectors: dict[str, dict[str, int]] = {}  # of hosts that came since the last build
-        self._gone: set[str] = set()  # hosts that went since then
+        self._gone: set[str] = set()  # hosts that were removed since then
         self._stale = False
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def knows(self, host_id: str) -> bool:
-        """True if the host is in this index."""
+        """Returns True if the host is in this index."""
         known = host_id in self.position and host_id not in self._gone
         return known or host_id in self._vectors
 
     def value(self, host_id: str, name: str) -> int:
-        """One number of a host; the tree must be fresh."""
+        """Returns one number of a host. The tree must be up to date (`freshen`)."""
         column = self.columns.get(name)
         return column[0][self.position[host_id]] if column else 0
 
     def put(self, host_id: str, vector: Mapping[str, int]) -> bool:
-        """Sets a host's numbers; a column that is absent is zero. True if something free rose."""
+        """Sets all numbers of a host; an absent column is zero.
+
+        Returns:
+            True if a free amount rose, or if the tree has to be rebuilt.
+        """
         if self._stale or host_id not in self.position:
             self._vectors[host_id] = dict(vector)
             self._stale = True
@@ -94,30 +118,64 @@ class CapacityIndex:
         return rose
 
     def log_growth(self, host_id: str) -> None:
-        """Makes those who wait look at this host again."""
+        """Logs a host, so that all classes that wait check it again."""
         if self._stale or host_id not in self.position:
-            return  # a host that has yet to be put here makes them look at all again
+            return  # the tree will be rebuilt, so they search all hosts
         if len(self.grown) >= GROWTH_LOG_MAX:
             self.grown.clear()
             self.version += 1
         self.grown.append(self.position[host_id])
 
     def write(self, position: int, name: str, value: int) -> None:
-        """Sets one number that did not rise, or that is put back to what it was: nobody is made to
-        look at this host again.
+        """Sets one number without logging growth: it did not rise, or it gets back its old value.
+
+        Args:
+            position: the host.
+            name: the column, which must exist.
+            value: the number.
         """
         column = self.columns[name]
-        self.sums[name] += value - column[0][position]
+        before = column[0][position]
+        if self.journal is not None:
+            self.journal.append((self, position, name, before))
+        self.sums[name] += value - before
         _write(column, position, value)
 
+    def undo(self, position: int, name: str, before: int) -> None:
+        """Undoes the last entry of the journal.
+
+        Args:
+            position: the host.
+            name: the column.
+            before: the number to restore.
+        """
+        if name == EMPTY:
+            self.opened.pop()
+        column = self.columns[name]
+        self.sums[name] += before - column[0][position]
+        _write(column, position, before)
+
+    def open(self, position: int) -> None:
+        """Records that an empty host gets slots in the current pass, and adds it to `opened`."""
+        if self.journal is not None:
+            self.journal.append((self, position, EMPTY, 1))
+        self.columns[EMPTY][0][position] = 0
+        self.sums[EMPTY] -= 1
+        self.opened.append(position)
+
     def took(self, positions: list[int]) -> None:
-        """Leaves of these hosts were lowered in place; the caller owes `sums`, and `settle`."""
+        """Records that leaves of these hosts were lowered in place.
+
+        The caller must still correct `sums`, and call `settle` at the end.
+        """
         self.taken.update(positions)
         self._loose.update([position >> _BITS for position in positions])
 
     def settle(self) -> None:
-        """Mends the inner nodes above everything that was taken."""
-        nodes = self.taken
+        """Repairs the inner nodes above everything that was taken, and marks the hosts of `opened`
+        as in use.
+        """
+        nodes = self.taken.union(self.opened)
         columns = self._free_columns()
         for level in range(1, self._height + 1):
             nodes = {node >> _BITS for node in nodes}
@@ -125,33 +183,51 @@ class CapacityIndex:
                 _mend(columns, level, node)
         self.taken = set()
         self._loose.clear()
+        for position in self.opened:
+            self.write(position, IN_USE, 1)
+            self.log_growth(self.ids[position])  # it is now one of the hosts in use
+
+    def seen_as(self, prefix: str) -> CapacityIndex:
+        """Returns an index of the same hosts with only the columns that have a prefix.
+
+        The prefix is removed from their names. Both indexes share the numbers.
+        """
+        seen = CapacityIndex(self.version)
+        seen.ids, seen.position = self.ids, self.position
+        for name, column in self.columns.items():
+            if name.startswith(prefix):
+                seen.columns[name[len(prefix) :]] = column
+                seen.sums[name[len(prefix) :]] = self.sums[name]
+        return seen
 
     @property
     def _height(self) -> int:
         return next((len(column) - 1 for column in self.columns.values()), 0)
 
     def _free_columns(self) -> list[Column]:
-        """Those of what is free, which are lowered in place; the others say what a host is."""
+        """Returns the columns of what is free. Only these are lowered in place."""
         return [column for name, column in self.columns.items() if "/" not in name]
 
     def remove(self, host_id: str) -> None:
-        """Forgets a host."""
+        """Removes a host."""
         self._vectors.pop(host_id, None)
         if host_id in self.position:
             self._gone.add(host_id)
         self._stale = True
 
     def freshen(self) -> None:
-        """Builds the tree anew if hosts came or went. To be called before anything is searched."""
+        """Rebuilds the tree if hosts were added or removed. Must be called before a search."""
         if not self._stale:
             return
         self.ids = sorted((self.position.keys() - self._gone) | self._vectors.keys())
+        # The origin of a new host is -1, which is the zero appended to each column.
         origins = [self.position.get(host_id, -1) for host_id in self.ids]
+        none = [0] * len(self.position)
         self.position = {host_id: at for at, host_id in enumerate(self.ids)}
         names = {name for vector in self._vectors.values() for name in vector}
         for name in sorted(self.columns.keys() | names):
-            old = self.columns[name][0] if name in self.columns else []
-            leaves = [old[at] if 0 <= at < len(old) else 0 for at in origins]
+            old = self.columns[name][0] if name in self.columns else none
+            leaves = list(map([*old, 0].__getitem__, origins))
             for host_id, vector in self._vectors.items():
                 leaves[self.position[host_id]] = vector.get(name, 0)
             self.columns[name] = _build_column(leaves)
@@ -163,7 +239,7 @@ class CapacityIndex:
         self.version += 1
 
     def vector(self, host_id: str) -> dict[str, int]:
-        """A host's numbers without zeros."""
+        """Returns a host's numbers without zeros."""
         if host_id in self._vectors:
             return {name: value for name, value in self._vectors[host_id].items() if value}
         position = self.position[host_id]
@@ -174,14 +250,14 @@ class CapacityIndex:
         }
 
     def covers(self, position: int, need: Need) -> bool:
-        """True if one host covers a need."""
+        """Returns True if a host covers a need."""
         return all(
             name in self.columns and self.columns[name][0][position] >= amount
             for name, amount in need.items()
         )
 
     def room(self, position: int, need: Need) -> int:
-        """How many times one host covers a need; never, if nothing is needed."""
+        """Returns how many times a host covers a need; 0 if nothing is needed."""
         columns = self.columns
         fits = [
             columns[name][0][position] // amount if name in columns else 0
@@ -190,11 +266,11 @@ class CapacityIndex:
         return min(fits, default=0)
 
     def covering(self, needs: Iterable[Need], start: int = 0) -> Iterator[int]:
-        """Positions from `start` on that cover one of the needs, in order."""
+        """Yields the positions from `start` on that cover one of the needs, in order."""
         return chain.from_iterable(self.covering_by_block(needs, start))
 
     def covering_by_block(self, needs: Iterable[Need], start: int = 0) -> Iterator[list[int]]:
-        """The same, some neighbours at once: what is looked for together is listed together."""
+        """Yields the same positions in lists: those of one node together, if there is one need."""
         searches = [
             self._search(columns, start)
             for need in needs
@@ -205,9 +281,20 @@ class CapacityIndex:
         positions = _merged([chain.from_iterable(blocks) for blocks in searches])
         return ([position] for position in positions)
 
+    def covering_among(self, positions: list[int], needs: Iterable[Need]) -> list[int]:
+        """Returns those of `positions` that cover one of the needs, in order."""
+        found: set[int] = set()
+        for need in needs:
+            left = positions if (columns := self._columns_of(need)) is not None else []
+            for column, amount in columns or ():
+                leaves = column[0]
+                left = [at for at in left if leaves[at] >= amount]
+            found.update(left)
+        return sorted(found)
+
     def best_first(self, needs: Iterable[Need], score: str) -> Iterator[int]:
-        """Positions that cover one of the needs, highest score first, lowest position first among
-        equals.
+        """Yields positions that cover one of the needs, the highest score first; of equal scores,
+        the lowest position first.
         """
         searches = [
             self._search_best(columns, self.columns[score])
@@ -219,7 +306,7 @@ class CapacityIndex:
         return (position for _, position in _merged(searches))
 
     def _columns_of(self, need: Need) -> list[tuple[Column, int]] | None:
-        """The columns of a need; None if no host has any of one of them."""
+        """Returns the columns of a need with its amounts; None if no host has one of them."""
         columns = []
         for name, amount in need.items():
             column = self.columns.get(name)
@@ -274,8 +361,8 @@ class CapacityIndex:
                 heapq.heappush(heap, (-score[below][child], child << (_BITS * below), below))
 
     def problems(self) -> list[str]:
-        """Where an inner node is not the largest of its children, or a sum is wrong. Empty:
-        none.
+        """Returns texts about inner nodes that are not the maximum of their children, and about
+        wrong sums; empty: there are none.
         """
         found = []
         for name, column in self.columns.items():
@@ -319,7 +406,7 @@ def _write(column: Column, position: int, value: int) -> None:
     for level in column[1:]:
         position >>= _BITS
         if level[position] != before:
-            return  # the maximum is another host's
+            return  # another host has the maximum
         first = position << _BITS
         largest = max(below[first : first + _FAN_OUT])
         if largest == before:

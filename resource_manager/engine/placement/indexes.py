@@ -1,51 +1,46 @@
-"""One capacity index over all hosts, and one more for some of the label selectors that somebody
-waits with.
+"""Keeps one capacity index of all hosts, and one for each of some label selectors of requests.
 
-Decides which indexes exist and keeps them equal to the hosts' books; knows nothing of requests. An
-index costs a look at every host, and selectors are as many as job masters please: the others are
-searched for in the index of all hosts, by whoever looks at labels itself.
+The indexes follow the ledgers of the hosts. To build one for a selector, every host is read, and
+job masters may use any number of selectors. So at most `label_indexes_max` of them have an index.
+For others, the index of all hosts is searched, and the search checks the labels itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from copy import copy
 
 from finegrain.resources import Amounts
 from resource_manager.engine.hosts.cpu_allocator import CpuKind
-from resource_manager.engine.hosts.host import SCORE, UNLIMITED, Host
-from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS, Labels
+from resource_manager.engine.hosts.host import UNLIMITED, Host
+from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, EMPTY, IN_USE, SLOTS, Labels
 from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.placement.columns import columns_of, score_columns_of
 from resource_manager.engine.placement.index import CapacityIndex
 from resource_manager.engine.queue.queue import WaitingQueue
 
 BUILT_AT_ONCE = 4
-"""Indexes of selectors that are made in one pass at most."""
+"""Indexes of selectors that are built in one pass, at most."""
 
 _VERSIONS_APART = 1 << 40
-"""An index that was dropped and made anew must not pass for the old one with those who wait."""
-
-
-class Positions(NamedTuple):
-    """Positions in an index, in order and as a set."""
-
-    ordered: tuple[int, ...]
-    all: frozenset[int]
+"""First versions of two indexes differ by this much. So a class that searched an index which was
+dropped and built again does not take the new one for the old one.
+"""
 
 
 UNTOLD: CpuKind = ("untold",)
-"""The kind of hosts that do not tell what their cpus are made of."""
+"""The kind of hosts that do not report their cpus."""
 
 
 class Indexes:
-    """Indexes by label selector; the empty selector's holds every host and always exists.
+    """Indexes by label selector. That of the empty selector has every host and always exists.
 
     Attributes:
         main: the index of all hosts.
         selected: indexes of hosts that carry the labels of a selector.
-        aligning: hosts where whoever asks for amounts alone is placed exactly as well.
-        kinds: hosts by all that decides what their cpus suit when they are empty; those that do not
-            tell what their cpus are made of are of one kind (`UNTOLD`).
+        aligning: hosts that align every slot to NUMA nodes. There, amounts alone never decide.
+        kinds: hosts by everything that decides for which requests their cpus suit when they are
+            empty. Those that do not report their cpus are one kind (`UNTOLD`).
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -54,21 +49,18 @@ class Indexes:
         self._made = 0
         self._may_build = BUILT_AT_ONCE
         self.selected: dict[Labels, CapacityIndex] = {}
-        self._labels: dict[str, dict[str, str]] = {}  # of hosts, as last taken in
+        self._labels: dict[str, dict[str, str]] = {}  # of hosts, as of the last refresh
         self._carriers: dict[tuple[str, str], dict[str, None]] = {}  # hosts by label and value
         self.aligning: dict[str, None] = {}
         self.kinds: dict[CpuKind, dict[str, None]] = {}
         self._kind_of: dict[str, CpuKind] = {}
-        self._aligning_version = 0
-        # Where strict hosts are in an index, as of its version and theirs.
-        self._aligning_at: dict[CapacityIndex, tuple[tuple[int, int], Positions]] = {}
 
     def of(self, labels: Labels) -> CapacityIndex:
-        """The index of the hosts that carry these labels, or that of all hosts."""
+        """Returns the index of the hosts that carry these labels, or that of all hosts."""
         return self.selected.get(labels, self.main)
 
     def made_for(self, labels: Labels, hosts: Iterable[Host]) -> CapacityIndex:
-        """The same; while there may be more, the selector gets its own index, from `hosts`."""
+        """Returns the same, but first builds an index for the labels from `hosts` if allowed."""
         full = len(self.selected) >= self._settings.label_indexes_max
         if not labels or labels in self.selected or full or not self._may_build:
             return self.of(labels)
@@ -76,26 +68,40 @@ class Indexes:
         self._made += 1
         index = self.selected[labels] = CapacityIndex(self._made * _VERSIONS_APART)
         for host in hosts:
-            if carries(host, labels):
-                index.put(host.host_id, host.vector(self._settings.strategy))
+            if host.carries(labels):
+                index.put(host.host_id, columns_of(host, self._settings.strategy))
         index.freshen()
+        for position in self.main.opened:  # these are in use only when the pass has ended
+            if index.knows(name := self.main.ids[position]):
+                index.write(index.position[name], IN_USE, 0)
+                index.opened.append(index.position[name])
         return index
 
+    def seen_as(self, prefix: str) -> Indexes:
+        """Returns only the index of all hosts, with only the columns that have a prefix; see
+        `CapacityIndex.seen_as`.
+        """
+        seen = copy(self)
+        seen.main, seen.selected, seen._may_build = self.main.seen_as(prefix), {}, 0
+        return seen
+
     def carriers(self, labels: Labels) -> Iterator[str]:
-        """Ids of the hosts that carry all of one or more labels, as last taken in."""
+        """Yields ids of the hosts that carry all of one or more labels, as of the last refresh."""
         each = [self._carriers.get(label, {}) for label in labels]
         rarest = min(each, key=len)
         return (name for name in rarest if all(name in others for others in each))
 
     def carrier_count(self, labels: Labels) -> int:
-        """How many hosts carry all of one or more labels, at most."""
+        """Returns an upper bound of the number of hosts that carry all of one or more labels."""
         return min(len(self._carriers.get(label, {})) for label in labels)
 
     def refresh(self, dirty: Iterable[Host], queue: WaitingQueue) -> None:
-        """Takes in what became of these hosts' books, and wakes those who may fit now."""
+        """Updates the indexes from the ledgers of changed hosts, and unblocks requests that may fit
+        now.
+        """
         grew = False
         for host in dirty:
-            vector = host.vector(self._settings.strategy)
+            vector = columns_of(host, self._settings.strategy)
             relabelled = self._label(host)
             self._sort_by_cpus(host)
             rose = self.main.put(host.host_id, vector)
@@ -105,7 +111,7 @@ class Indexes:
                 grew = True
                 queue.non_batchables.grew(host.host_id, host.labels)
             for labels, index in self.selected.items():
-                if carries(host, labels):
+                if host.carries(labels):
                     if index.put(host.host_id, vector):
                         queue.unblock(labels)
                 elif index.knows(host.host_id):
@@ -117,13 +123,20 @@ class Indexes:
             self._wake_in_main(queue)
         if len(self.selected) >= self._settings.label_indexes_max:
             for labels in [labels for labels in self.selected if not queue.is_required(labels)]:
-                self._aligning_at.pop(self.selected.pop(labels), None)
+                del self.selected[labels]
         self._may_build = BUILT_AT_ONCE
 
     def lower(
         self, host: Host, booked: Amounts, count: int, besides: CapacityIndex | None = None
     ) -> None:
-        """Takes in, in every index but one, that so many slots were booked on a host."""
+        """Lowers what is free on a host in every index but one.
+
+        Args:
+            host: the host.
+            booked: what one slot books.
+            count: number of slots.
+            besides: the index that is left out, because it is up to date.
+        """
         for index in (self.main, *self.selected.values()):
             if index is not besides and index.knows(host.host_id):
                 at = index.position[host.host_id]
@@ -133,22 +146,37 @@ class Indexes:
                     index.write(at, SLOTS, index.columns[SLOTS][0][at] - count)
                 self._derive(index, host, at)
 
+    def open(self, host: Host) -> None:
+        """Records in every index that an empty host gets slots in the current pass."""
+        for index in (self.main, *self.selected.values()):
+            if index.knows(host.host_id):
+                at = index.position[host.host_id]
+                if index.value(host.host_id, EMPTY):
+                    index.open(at)
+
     def follow(self, host: Host) -> None:
-        """Takes in, in every index, what was booked on a host beside the pass that is under way."""
-        vector = host.vector(self._settings.strategy)
+        """Updates every index from the ledger of a host that was booked outside the pass."""
+        if host.slots:
+            self.open(host)
+        vector = columns_of(host, self._settings.strategy)
         for index in (self.main, *self.selected.values()):
             if index.knows(host.host_id):
                 at = index.position[host.host_id]
                 for name, column in index.columns.items():
-                    if column[0][at] != (amount := vector.get(name, 0)):
+                    if name != IN_USE and column[0][at] != (amount := vector.get(name, 0)):
                         index.write(at, name, amount)
 
     def settle(self, hosts: Mapping[str, Host]) -> None:
-        """Brings what follows from other columns up to date wherever something was taken."""
+        """Updates derived columns where something was taken, and repairs the trees."""
         for index in (self.main, *self.selected.values()):
             for at in index.taken:
                 self._derive(index, hosts[index.ids[at]], at)
             index.settle()
+
+    def end_pass(self) -> None:
+        """Clears the lists of hosts that got their first slots in the pass."""
+        for index in (self.main, *self.selected.values()):
+            index.opened.clear()
 
     def _derive(self, index: CapacityIndex, host: Host, at: int) -> None:
         columns = index.columns
@@ -157,22 +185,25 @@ class Indexes:
             slots = UNLIMITED
             index.write(at, SLOTS, slots)
         index.write(at, DEFAULT_SLOTS, min(slots, index.room(at, host.default_need)))
-        if self._settings.strategy == "spread":
-            free = {name: columns[name][0][at] for name, _ in host.dimensions if name in columns}
-            index.write(at, SCORE, host.free_share(free, slots))
+        if self._settings.strategy != "pack":
+            names = (*host.dimensions, SLOTS)
+            free = {name: columns[name][0][at] for name in names if name in columns}
+            for name, score in score_columns_of(host, self._settings.strategy, free).items():
+                if name in columns:
+                    index.write(at, name, score)
 
     def log_growth(self, host: Host, queue: WaitingQueue) -> None:
-        """Makes all who wait look at this host again."""
+        """Makes all pending requests check this host again."""
         self.main.log_growth(host.host_id)
         self._wake_in_main(queue)
         queue.non_batchables.grew(host.host_id, host.labels)
         for labels, index in self.selected.items():
-            if carries(host, labels):
+            if host.carries(labels):
                 index.log_growth(host.host_id)
                 queue.unblock(labels)
 
     def remove(self, host: Host) -> None:
-        """Forgets a host."""
+        """Removes a host."""
         for label in self._labels.pop(host.host_id, {}).items():
             self._forget_carrier(label, host.host_id)
         self._put_into_kind(host.host_id, None)
@@ -181,27 +212,18 @@ class Indexes:
             if index.knows(host.host_id):
                 index.remove(host.host_id)
 
-    def aligning_at(self, index: CapacityIndex) -> Positions:
-        """Positions of strict hosts in an index."""
-        version = index.version, self._aligning_version
-        known = self._aligning_at.get(index)
-        if known is None or known[0] != version:
-            found = sorted(index.position[name] for name in self.aligning if index.knows(name))
-            known = self._aligning_at[index] = version, Positions(tuple(found), frozenset(found))
-        return known[1]
-
     def all(self) -> dict[Labels, CapacityIndex]:
-        """Every index by its selector."""
+        """Returns every index by its selector."""
         return {(): self.main, **self.selected}
 
     def _wake_in_main(self, queue: WaitingQueue) -> None:
-        """Wakes those who are searched for in the index of all hosts."""
+        """Unblocks the classes for which the index of all hosts is searched."""
         for labels in list(queue.blocked):
             if labels not in self.selected:
                 queue.unblock(labels)
 
     def _sort_by_cpus(self, host: Host) -> None:
-        """Takes in what kind of host it is, as far as its cpus go."""
+        """Updates whether a host is aligning, and its kind."""
         name = host.host_id
         if host.aligning != (name in self.aligning):
             self._set_aligning(name, aligning=host.aligning)
@@ -214,7 +236,6 @@ class Indexes:
             self.aligning[host_id] = None
         elif host_id in self.aligning:
             del self.aligning[host_id]
-        self._aligning_version += 1
 
     def _put_into_kind(self, host_id: str, kind: CpuKind | None) -> None:
         before = self._kind_of.pop(host_id, None)
@@ -227,7 +248,7 @@ class Indexes:
             self.kinds.setdefault(kind, {})[host_id] = None
 
     def _label(self, host: Host) -> bool:
-        """Takes in what a host carries; True if that is not what it was."""
+        """Updates the labels of a host; returns True if they have changed."""
         name, before = host.host_id, self._labels.get(host.host_id, {})
         if before == host.labels:
             return False
@@ -242,10 +263,3 @@ class Indexes:
         del self._carriers[label][host_id]
         if not self._carriers[label]:
             del self._carriers[label]
-
-
-def carries(host: Host, labels: Labels) -> bool:
-    """True if an executor has all these labels with these values."""
-    if not labels:
-        return True
-    return all(host.labels.get(name) == value for name, value in labels)

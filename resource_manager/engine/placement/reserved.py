@@ -1,135 +1,148 @@
-"""What is held on which hosts for whom: the books of reservations. Knows names and amounts; why
-something is held, and for how long, `reservations.py` decides.
+"""The ledger of reservations: which capacity is kept on which hosts, and for which owner.
+
+`scheduling/reservations.py` decides when a reservation is made and when it ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
 
-from finegrain.resources import Amounts, shortfall, total_of
-from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.hosts.notes import ReservedCapacity
 from resource_manager.engine.model.entities import SlotKey
+from resource_manager.engine.queue.gangs import MemberRequest, Share
+from resource_manager.engine.queue.starvation import Mark, Waiter
 
-if TYPE_CHECKING:
-    from resource_manager.engine.fairness.starvation import Mark, Waiter
-    from resource_manager.engine.hosts.host import Host
-    from resource_manager.engine.placement.gang_room import Share
-    from resource_manager.engine.queue.gangs import MemberRequest
+Members = Sequence[tuple[MemberRequest, int]]
+"""Requests of a gang, and how many members of each go to one host."""
 
 
-class Holder(Protocol):
-    """Somebody for whom capacity is held, as far as these books know him.
+@dataclass(frozen=True, slots=True)
+class ReservationOwner:
+    """What capacity is reserved for: a request, a gang, or the growth of a slot.
 
     Attributes:
-        who: how `fairness/starvation.py` calls him.
-        number: arrival number, his identity.
-        job_id: whose he is.
-        allocation_id: of a gang, of its first member that lives.
-        gang_id: empty: he is no gang.
+        number: arrival number, which identifies it.
+        job_id: its job.
+        allocation_id: its allocation id; of a gang, that of the first member.
+        waiter: identifies its starvation clock.
+        gang_id: id of the gang; empty: it is not a gang.
+        slot: the slot that must grow; None: it is not a resize.
     """
 
-    who: Waiter
     number: int
     job_id: str
     allocation_id: str
+    waiter: Waiter
     gang_id: str = ""
+    slot: SlotKey | None = None
 
     @property
     def title(self) -> str:
-        """Who he is, for people."""
-        return f"gang {self.gang_id}" if self.gang_id else self.allocation_id
+        """Text for people."""
+        if self.gang_id:
+            return f"gang {self.gang_id}"
+        return f"the growth of {self.allocation_id}" if self.slot else self.allocation_id
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """What is kept on one host: amounts as they are booked there, and so many slots."""
+class HostChoice:
+    """The hosts that an owner would get.
 
-    amounts: Amounts
-    slots: int
-
-    def missing(self, host: Host) -> tuple[dict[str, int], int]:
-        """What of it is not free yet: amounts, and slots."""
-        return shortfall(self.amounts, host.free()), max(0, self.slots - host.slots_left())
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where somebody is to go: what is kept for him on which host. Of those who wish for slots,
-    also which part of the wishes goes where.
+    Attributes:
+        booked: what it would book, by host, with the number of slots as `SLOTS`.
+        requests: what the owner requests; empty for a resize.
+        shares: how many members of each request go to each host.
+        members: the same by host.
     """
 
-    held: dict[str, Held]
-    wishes: Sequence[MemberRequest] = ()
+    booked: dict[str, dict[str, int]]
+    requests: Sequence[MemberRequest] = ()
     shares: Sequence[Share] = ()
+    members: Mapping[str, Members] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """What is held for one holder.
+    """Capacity that is kept for one owner.
 
     Attributes:
-        holder: whom it is for.
-        place: where he is to go.
-        passed_over: from when it counts.
-        since_time_ms: when it was made, for people.
-        lacking: a host where something was missing when it was looked at last.
-        version: of the cluster, as of which the hosts were found to be fit.
-        until_ms: for so long what has to end there is waited for.
+        owner: the request, gang or slot that it is kept for.
+        choice: the hosts that the owner would get.
+        hosts: what is kept, by host.
+        starved_since: start of the owner's starvation clock.
+        since_time_ms: when the reservation was made (wall clock).
+        until_ms: when it expires, if slots that must end have not ended by then (monotonic).
+        version: version of the cluster as of which all its hosts suit the owner.
+        lacking: a host that did not have enough free capacity at the last check.
     """
 
-    holder: Holder
-    place: Place
-    passed_over: Mark
+    owner: ReservationOwner
+    choice: HostChoice
+    hosts: dict[str, ReservedCapacity]
+    starved_since: Mark
     since_time_ms: int
-    lacking: str
-    version: int
     until_ms: int
+    version: int
+    lacking: str
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Sort key of reservations: the one with the longest starved owner comes first."""
+        return self.starved_since.ms, self.owner.number
 
 
 @dataclass(slots=True)
 class Reservations:
-    """All of them, by the holder's arrival number, in the order of making.
+    """All reservations, and results of the search for more of them.
 
     Attributes:
-        ended: how many there have been before: as long as that stays, no host is held no more.
-        outlasted_by: slots that did not end for as long as their end was waited for. Nobody knows
-            how long a slot is to run; these may well be there for ever.
+        by_number: by the owner's arrival number, oldest first.
+        on_host: by host; a host has at most one.
+        outlasting: slots that had not ended when a reservation expired. They may be services, so
+            no other reservation waits for their end.
+        round: starved waiters that have yet to be examined, the longest starved last. It is filled
+            again when it is empty.
+        claimed: hosts that no further reservation may use until `round` is filled again.
+        searched: waiters for which no free hosts were found, with the hosts that would suit if
+            other reservations ended; empty: no hosts would.
+        searched_as_of: version of the cluster for which `searched` is valid, and until when.
+        next_since: start of the oldest starvation clock that was not over at the last check.
+        due_ms: when starved waiters are examined next; earlier if more waiters become starved.
+        stuck: time alone may make it possible to reserve capacity for one of them.
+        placements: number of placements of all jobs at the last check.
     """
 
     by_number: dict[int, Reservation] = field(default_factory=dict)
     on_host: dict[str, Reservation] = field(default_factory=dict)
-    by_job: dict[str, Reservation] = field(default_factory=dict)
-    ended: int = 0
-    outlasted_by: set[SlotKey] = field(default_factory=set)
+    outlasting: set[SlotKey] = field(default_factory=set)
+    round: list[Waiter] = field(default_factory=list)
+    claimed: set[str] = field(default_factory=set)
+    searched: dict[Waiter, frozenset[str]] = field(default_factory=dict)
+    searched_as_of: tuple[int, int] = (-1, 0)
+    next_since: Mark = field(default_factory=lambda: Mark(0, 0))
+    due_ms: int = 0
+    stuck: bool = False
+    placements: int = 0
 
     def __len__(self) -> int:
         return len(self.by_number)
 
     def all(self) -> Iterator[Reservation]:
-        """In the order of making."""
+        """Yields all reservations, oldest first."""
         yield from self.by_number.values()
 
-    def stays_booked(self, host: Host) -> Amounts:
-        """What is booked on a host by slots that outlasted a reservation; there is no telling when
-        that will be free.
-        """
-        if not self.outlasted_by:
-            return {}
-        return total_of(s.booked for key, s in host.slots.items() if key in self.outlasted_by)
-
     def add(self, made: Reservation) -> None:
-        """Takes one in. Its hosts hold for nobody else, nor does its job have another one."""
-        self.by_number[made.holder.number] = made
-        self.by_job[made.holder.job_id] = made
-        for name in made.place.held:
+        """Adds a reservation."""
+        self.by_number[made.owner.number] = made
+        for name in made.hosts:
             self.on_host[name] = made
 
     def remove(self, ended: Reservation) -> None:
-        """Strikes one."""
-        self.ended += 1
-        del self.by_number[ended.holder.number]
-        del self.by_job[ended.holder.job_id]
-        for name in ended.place.held:
+        """Removes a reservation. Its hosts may now suit waiters for which none were found."""
+        del self.by_number[ended.owner.number]
+        for name in ended.hosts:
             del self.on_host[name]
+        self.searched = {each: found for each, found in self.searched.items() if not found}
+        self.round.clear()
+        self.due_ms = 0

@@ -1,78 +1,378 @@
-"""One shape's way through an index during one pass: hosts with room, in order of id.
+"""Finds hosts that can serve one scheduling class, in one placement pass.
 
-Remembers with the shape how far it came, so that the next pass begins there and, where nothing was
-left, looks only at hosts that grew since.
+A search visits the hosts of one tier (`tiers.py`) in order of id. The capacity index leaves out
+hosts that lack an amount. Where amounts do not decide, the cpus and NUMA nodes of each other host
+are checked. Where the search stopped is stored with the class (`Cursor`), so that the next pass
+continues there, and checks again only hosts that got more room.
+
+Example: a pass fills the hosts at positions 3 and 7 with slots of a class, and no other host before
+position 8 has room. The next pass starts at position 8. When a slot on the host at position 3 ends,
+the index logs its growth, so the pass after that checks position 3 and then continues where the
+last one stopped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 
-from resource_manager.engine.hosts.bookings import shared_booking
 from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.placement.index import CapacityIndex
-from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.placement.rank import Booking, Proportions
+from resource_manager.engine.model.scheduling_key import ALIGNING, SLOTS, Labels, in_grains
+from resource_manager.engine.placement.columns import needs_of
+from resource_manager.engine.placement.hosts import Hosts
+from resource_manager.engine.placement.index import CapacityIndex, Need
+from resource_manager.engine.placement.ledger import Bookings
+from resource_manager.engine.placement.tentative_cpus import TentativeCpus
+from resource_manager.engine.placement.tiers import Tier
 from resource_manager.engine.queue.scheduling_classes import Cursor, SchedulingClass
 
 GROWN_CHECKED_ONE_BY_ONE = 32
-"""Up to this many grown hosts are looked at directly instead of searching the tree."""
+"""Up to this many hosts that got more room are checked directly, without a search of the tree."""
+
+OPENED_AT_ONCE = 32
+"""Up to this many hosts that were empty before the pass become candidates together."""
+
+OPENED_UNCHECKED = 4
+"""Up to this many of them become candidates unchecked, because the ranking checks them anyway."""
+
+
+@dataclass(slots=True)
+class Asks:
+    """How many more checks of cpus and NUMA nodes may fail in one pass.
+
+    Attributes:
+        left: for all searches together.
+        kept: the part of it that is kept for tiers that accept any number of unmet preferences.
+    """
+
+    left: int
+    kept: int
+
+
+@dataclass(slots=True, eq=False)
+class Scope:
+    """What the searches of one class in one pass have in common.
+
+    Attributes:
+        scheduling_class: the class.
+        index: the index that is searched.
+        bookings: what a slot takes on the hosts of the index.
+        hosts: all hosts.
+        cpus: cpus and NUMA nodes of the hosts.
+        labels: required labels that the index does not imply.
+        listed: positions of the hosts that carry them, if these are few; None: the index is
+            searched.
+        barred: positions of hosts that must not be chosen.
+        closed: ids of hosts that must not be chosen; more may be added during the searches.
+        reserved: positions that must not be chosen where amounts do not decide.
+        asks: how many more checks of cpus and NUMA nodes may fail.
+    """
+
+    scheduling_class: SchedulingClass
+    index: CapacityIndex
+    bookings: Bookings
+    hosts: Hosts
+    cpus: TentativeCpus
+    labels: Labels
+    listed: list[int] | None
+    barred: frozenset[int]
+    closed: set[str]
+    reserved: frozenset[int]
+    asks: Asks
+
+    def room(self, position: int, most: int) -> int:
+        """Returns how many slots fit a host, at most `most`."""
+        for leaves, amount, _ in self.bookings.at(position).columns:
+            most = min(most, leaves[position] // amount)
+        return self.cpus.fit(self.scheduling_class, self.host(position), most)
+
+    def host(self, position: int) -> Host:
+        """Returns the host at a position of the index."""
+        return self.hosts[self.index.ids[position]]
+
+    def need(self, host: Host) -> Need:
+        """Returns what one slot needs on a host, in index columns; empty: it cannot be there."""
+        wanted = self.scheduling_class
+        if wanted.profile is not None:
+            needs = needs_of(wanted)
+            return needs.separate if host.separate_pools else needs.pooled
+        booked = host.booking_for(wanted)
+        return {**in_grains(booked), SLOTS: 1} if booked else {}
+
+
+class Search:
+    """The search for hosts of one tier that can serve a class.
+
+    Between its start and `finish`, capacity may shrink but not grow.
+
+    Attributes:
+        tier: the tier.
+        topology: amounts alone do not decide in this tier.
+        candidates: positions of hosts that had room when they were found.
+        asked: number of hosts whose cpus and NUMA nodes were checked.
+        stopped: the search ended early, because too many of these checks failed.
+    """
+
+    def __init__(self, scope: Scope, tier: Tier) -> None:
+        self.tier = tier
+        self.topology = tier.aligning or scope.scheduling_class.topology_constrained
+        self.candidates: list[int] = []
+        self.asked = 0
+        self.stopped = False
+        self._scope = scope
+        self._needs: list[Need] = []
+        self._barred = scope.barred | scope.reserved if self.topology else scope.barred
+        columns = scope.index.columns
+        plain_only = not self.topology and bool(scope.hosts.indexes.aligning)
+        self._aligning = columns[ALIGNING][0] if plain_only and ALIGNING in columns else None
+        self._checked = bool(self._barred or scope.labels or self._aligning is not None)
+        self._skipped: set[int] = set()  # barred hosts with room
+        self._read = 0  # entries of `index.opened` that were read
+        self._ended = False  # only hosts of `index.opened` may follow
+        self._frontier = 0  # the next position to visit
+        self._again: list[int] = []  # positions before it to check again
+        self._found: Iterator[list[int]] | None = None  # None: not begun
+
+    def window(self, most: int, besides: Collection[int] = ()) -> list[int]:
+        """Returns the first `most` hosts that have room and are not in `besides`. Drops candidates
+        that have no room any more.
+        """
+        window: list[int] = []
+        self.drop_opened()
+        at = 0
+        while len(window) < most and (at < len(self.candidates) or self.further()):
+            position = self.candidates[at]
+            if not self.has_room(position):
+                del self.candidates[at]
+                continue
+            at += 1
+            if position not in besides:
+                window.append(position)
+        return window
+
+    def further(self) -> bool:
+        """Adds the next hosts to the candidates. Returns False if there are none, or if too many
+        checks have failed.
+        """
+        if self._ended and self._read == len(self._scope.index.opened):
+            return False
+        while not self.stopped and (block := self._next_block()) is not None:
+            if closed := self._scope.closed:
+                ids = self._scope.index.ids
+                block = [at for at in block if ids[at] not in closed]
+            if self._checked:
+                block = [at for at in block if self._admits(at)]
+            if self.topology:
+                block = [at for at in block if self._agrees(at)]
+            if block:
+                self.candidates += block
+                return True
+        return False
+
+    def drop(self, positions: Collection[int]) -> None:
+        """Drops candidates."""
+        self.candidates[:] = [at for at in self.candidates if at not in positions]
+
+    def drop_opened(self) -> None:
+        """Drops candidates that were empty and have got slots. They now belong to the tier of hosts
+        in use.
+        """
+        if self.tier.in_use is False and self.candidates:
+            empty = self._scope.bookings.empty
+            self.candidates[:] = [at for at in self.candidates if empty[at]]
+
+    def has_room(self, position: int) -> bool:
+        """Returns True if a candidate has room for one slot now."""
+        scope = self._scope
+        if not self.topology:
+            for leaves, amount, _ in scope.bookings.at(position).columns:
+                if leaves[position] < amount:
+                    return False
+            return True
+        wanted, host = scope.scheduling_class, scope.host(position)
+        need = scope.need(host)
+        if not need or not scope.index.covers(position, need):
+            return False
+        if not scope.cpus.fit(wanted, host, 1):
+            return False
+        most = self.tier.unmet_max
+        return most is None or scope.cpus.unmet(wanted, host) <= most
+
+    def best_first(self, column: str) -> Iterator[int]:
+        """Yields all hosts that have room, the highest score in a column first.
+
+        Hosts whose check failed in an earlier pass, and that have not got more room since, are left
+        out.
+        """
+        scope = self._scope
+        self._begin()
+        unknown = {*self._again, *self.candidates, *self._skipped}
+        if scope.listed is None:
+            best = scope.index.best_first(self._needs, column)
+        else:
+            value, ids = scope.index.value, scope.index.ids
+            able = scope.index.covering_among(scope.listed, self._needs)
+            best = iter(sorted(able, key=lambda at: (-value(ids[at], column), at)))
+        for at in best:
+            if self.topology and at < self._frontier and at not in unknown:
+                continue
+            if self._admits(at) and (not self.topology or self._agrees(at)):
+                unknown.discard(at)
+                yield at
+            if self.stopped:
+                break
+        if self.stopped:
+            yield from (at for at in self.candidates if at in unknown and self.has_room(at))
+
+    def finish(self) -> bool:
+        """Stores where the search stopped. Returns True if no host of the tier has room."""
+        if self._found is None:
+            return False
+        index = self._scope.index
+        unread = index.opened[self._read :] if self.tier.in_use else ()
+        left = frozenset((*self._again, *self._skipped, *self.candidates, *unread))
+        ended = self._frontier >= len(index) and not left
+        if left and not self.topology:  # it costs less to find these again than to store them
+            self._frontier, left = min(self._frontier, *left), frozenset()
+        self._scope.scheduling_class.cursors[self.tier] = Cursor(
+            index.version, len(index.grown), self._frontier, left
+        )
+        return ended
+
+    def _begin(self) -> None:
+        """Derives from the stored cursor where to continue, and which hosts before that to check
+        again.
+        """
+        if self._found is not None:
+            return
+        in_tier = dict(self.tier.columns)
+        self._needs = [{**in_tier, **need} for need in needs_of(self._scope.scheduling_class).kinds]
+        wanted, index = self._scope.scheduling_class, self._scope.index
+        version, log_length = wanted.searched
+        cursor = wanted.cursors.get(self.tier)
+        again: Iterable[int] = ()
+        if version == index.version:
+            self._frontier, again = len(index), set(index.grown[log_length:])
+        elif cursor is not None and cursor.version == index.version:
+            self._frontier = cursor.frontier
+            again = cursor.again.union(index.grown[cursor.log_length :])
+        self._again = sorted((at for at in again if at < self._frontier), reverse=True)
+        if len(self._again) > GROWN_CHECKED_ONE_BY_ONE and not self.topology:
+            self._frontier, self._again = self._again[-1], []
+        listed = self._scope.listed
+        if listed is not None:
+            listed = [at for at in listed if at >= self._frontier]
+            block = index.covering_among(listed, self._needs)
+            self._found = (
+                ([at] for at in block) if self.topology else iter([block] if block else ())
+            )
+        elif self.topology:  # each is checked, so they come one at a time
+            self._found = ([at] for at in index.covering(self._needs, self._frontier))
+        else:
+            self._found = index.covering_by_block(self._needs, self._frontier)
+
+    def _next_block(self) -> list[int] | None:
+        """Returns the next hosts that may have room; None: there are none."""
+        if self._ended:
+            return self._next_opened()
+        self._begin()
+        while self._again:
+            at = self._again.pop()
+            if self._covers(at):
+                return [at]
+        for block in self._found or ():
+            self._frontier = block[-1] + 1
+            return block
+        self._frontier, self._ended = len(self._scope.index), True
+        return self._next_opened()
+
+    def _next_opened(self) -> list[int] | None:
+        """Returns the next hosts that were empty when the pass began and are in use now; None: no
+        more.
+        """
+        index = self._scope.index
+        if not self.tier.in_use or self._read == len(index.opened):
+            return None
+        most = 1 if self.topology else OPENED_AT_ONCE
+        opened = index.opened[self._read : self._read + most]
+        self._read += len(opened)
+        booking = self._scope.bookings.everywhere
+        if booking is None or self.topology:
+            needs = needs_of(self._scope.scheduling_class).kinds
+            return [at for at in opened if any(index.covers(at, need) for need in needs)]
+        if len(opened) > OPENED_UNCHECKED:
+            for leaves, amount, _ in booking.columns:
+                opened = [at for at in opened if leaves[at] >= amount]
+        return opened
+
+    def _covers(self, position: int) -> bool:
+        return any(self._scope.index.covers(position, need) for need in self._needs)
+
+    def _admits(self, position: int) -> bool:
+        """Returns True if a host with room may be chosen."""
+        if self._aligning is not None and self._aligning[position]:
+            return False
+        if position in self._barred:
+            self._skipped.add(position)
+            return False
+        scope = self._scope
+        return not scope.labels or scope.host(position).carries(scope.labels)
+
+    def _agrees(self, position: int) -> bool:
+        """Checks the cpus and NUMA nodes of a host, and counts failed checks."""
+        self.asked += 1
+        if self.has_room(position):
+            return True
+        asks = self._scope.asks
+        asks.left -= 1
+        self.stopped = asks.left <= (0 if self.tier.unmet_max is None else asks.kept)
+        return False
 
 
 class Growth:
-    """Which hosts of an index grew, in one pass. Lets a shape that was looked for everywhere, and
-    fits none of those that grew since, sleep on: with many shapes most that wake go this way, and a
+    """The hosts of an index that got more room, for the classes of one pass.
+
+    A class that found no room anywhere in an earlier pass, and fits none of these hosts, stays
+    blocked without a search. With many classes this is true of most that are unblocked, and a
     search costs ten times as much.
     """
 
-    def __init__(self, index: CapacityIndex, *, strict: bool = False) -> None:
-        """`strict`: there are hosts that align everybody, which have a search of their own."""
+    def __init__(self, index: CapacityIndex) -> None:
         self._index = index
-        self._strict = strict
         self._since: dict[int, tuple[list[int], _Most]] = {}  # by length of the log
 
     def passes_by(self, scheduling_class: SchedulingClass) -> bool:
-        """True if nothing that grew since the shape was last tried has room for it, which is
-        remembered with it then; False says nothing.
+        """Returns True if no host has got room for the class since its last search; False: that is
+        unknown.
         """
-        index, cursor = self._index, scheduling_class.cursor
-        if not _is_through(cursor, index):
+        index = self._index
+        version, log_length = scheduling_class.searched
+        if version != index.version:
             return False
-        strict = scheduling_class.aligning_cursor
-        through = _is_through(strict, index) and strict.log_length >= cursor.log_length
-        if self._strict and not scheduling_class.topology_constrained and not through:
-            return False
-        positions, most = self._since.get(cursor.log_length) or self._look(cursor.log_length)
+        positions, most = self._since.get(log_length) or self._look(log_length)
         if len(positions) > GROWN_CHECKED_ONE_BY_ONE:
             return False
-        pooled, separate = scheduling_class.pooled_need, scheduling_class.separate_need
-        for need in (pooled,) if pooled == separate else (pooled, separate):
+        for need in needs_of(scheduling_class).kinds:
             for name, amount in need.items():
                 if most[name] < amount:
                     break
             else:
                 if any(index.covers(position, need) for position in positions):
                     return False
-        cursor.log_length = len(index.grown)
-        if through:
-            strict.log_length = cursor.log_length
+        scheduling_class.searched = version, len(index.grown)
         return True
 
     def _look(self, log_length: int) -> tuple[list[int], _Most]:
-        """Positions that grew since then, and the most that any of them had at the first look."""
+        """Returns the positions that were logged since then, and the maximum of each column over
+        them. Both are cached.
+        """
         positions = list(set(self._index.grown[log_length:]))
         found = self._since[log_length] = positions, _Most(self._index, positions)
         return found
 
 
-def _is_through(cursor: Cursor, index: CapacityIndex) -> bool:
-    """True if a search went through all of an index as it is."""
-    through = cursor.version == index.version and cursor.frontier >= len(index)
-    return through and not cursor.again
-
-
 class _Most(dict[str, int]):
-    """The most that any of some hosts has, by column. Filled when asked."""
+    """The maximum of each column over some hosts, computed on first access."""
 
     def __init__(self, index: CapacityIndex, positions: list[int]) -> None:
         super().__init__()
@@ -86,133 +386,3 @@ class _Most(dict[str, int]):
             most = max([column[0][position] for position in self._positions], default=0)
         self[name] = most
         return most
-
-
-class Search:
-    """Candidates of one shape: hosts, by position, that had room when they were found.
-
-    `barred` are positions that must not be chosen, `aside` those that are looked at by themselves
-    (`exact.py`), `every_host` says that the index is not that of the shape's labels alone;
-    `booking` is what a slot takes on any host, None where hosts differ. Capacity may shrink while
-    the search lasts, not grow. `finish` remembers how
-    far it came; a search that is only thrown away changes nothing.
-    """
-
-    def __init__(
-        self,
-        scheduling_class: SchedulingClass,
-        proportions: Proportions,
-        hosts: Mapping[str, Host],
-        barred: Collection[int],
-        *,
-        aside: Collection[int] = (),
-        every_host: bool = False,
-    ) -> None:
-        self.index = proportions.index
-        self.proportions = proportions
-        self.candidates: list[int] = []
-        self.barred = barred
-        self._aside = aside
-        self._shape = scheduling_class
-        self._labels = scheduling_class.labels if every_host else ()
-        self._hosts = hosts
-        self.booking = self._booking_everywhere()
-        self._bookings: dict[int, Booking] = {}  # by position, where hosts differ
-        self._passed = 0  # everything before was looked at
-        self._found = self._begin()
-        self._ended = False
-        self._skipped: int | None = None  # the first that was barred
-
-    def needs(self) -> list[dict[str, int]]:
-        """What a host must cover, by kind of host."""
-        return needs_of(self._shape)
-
-    def further(self) -> bool:
-        """Adds the next hosts with room to the candidates; False: there are no more."""
-        for block in self._found:
-            self._passed = block[-1] + 1
-            allowed = block
-            if self.barred or self._aside or self._labels:
-                allowed = [position for position in block if self.admits(position)]
-                if self._skipped is None and len(allowed) < len(block):
-                    self._skipped = next((at for at in block if at in self.barred), None)
-            if allowed:
-                self.candidates += allowed
-                return True
-        self._ended = True
-        return False
-
-    def admits(self, position: int) -> bool:
-        """True if this host may be chosen, given that it has room."""
-        if position in self.barred or position in self._aside:
-            return False
-        return not self._labels or carries(self._hosts[self.index.ids[position]], self._labels)
-
-    def booking_at(self, position: int) -> Booking:
-        """What a slot takes on this host, where `booking` does not say it for all."""
-        booking = self._bookings.get(position)
-        if booking is None:
-            host = self._hosts[self.index.ids[position]]
-            booking = self.proportions.booking(host.booking_for(self._shape))
-            self._bookings[position] = booking
-        return booking
-
-    def finish(self) -> None:
-        """Remembers with the shape that no host before the first candidate fits."""
-        frontier = len(self.index) if self._ended else self._passed
-        if self.candidates:
-            frontier = self.candidates[0]
-        frontier = frontier if self._skipped is None else min(frontier, self._skipped)
-        leave_at(self.index, self._shape.cursor, frontier)
-
-    def _booking_everywhere(self) -> Booking | None:
-        """What a slot takes on any host; None if that differs between hosts."""
-        scheduling_class, columns = self._shape, self.index.columns
-        if scheduling_class.profile is None:
-            return None
-        kinds = [
-            separate
-            for separate, need in (
-                (False, scheduling_class.pooled_need),
-                (True, scheduling_class.separate_need),
-            )
-            if need.keys() <= columns.keys()
-        ]
-        alike = len(kinds) == 1 or scheduling_class.pooled_need == scheduling_class.separate_need
-        if not kinds or not alike:
-            return None
-        return self.proportions.booking(
-            shared_booking(scheduling_class.profile, kinds[0], scheduling_class.best_effort)
-        )
-
-    def _begin(self) -> Iterator[list[int]]:
-        self._passed, found = go_on(self.index, self._shape.cursor, self.needs())
-        return found
-
-
-def needs_of(scheduling_class: SchedulingClass) -> list[dict[str, int]]:
-    """What a host must cover for one, by kind of host."""
-    pooled, separate = scheduling_class.pooled_need, scheduling_class.separate_need
-    return [pooled] if pooled == separate else [pooled, separate]
-
-
-def go_on(
-    index: CapacityIndex, cursor: Cursor, needs: list[dict[str, int]]
-) -> tuple[int, Iterator[list[int]]]:
-    """Where a search goes on that came so far, and the hosts with room from there on."""
-    if cursor.version != index.version:
-        return 0, index.covering_by_block(needs)
-    grown = sorted(set(index.grown[cursor.log_length :]))
-    if not grown:
-        return cursor.frontier, index.covering_by_block(needs, cursor.frontier)
-    passed = min(cursor.frontier, grown[0])
-    if cursor.frontier < len(index) or len(grown) > GROWN_CHECKED_ONE_BY_ONE:
-        return passed, index.covering_by_block(needs, passed)
-    return passed, ([at] for at in grown if any(index.covers(at, need) for need in needs))
-
-
-def leave_at(index: CapacityIndex, cursor: Cursor, frontier: int) -> None:
-    """Remembers that no host before this position fits."""
-    cursor.version = index.version
-    cursor.log_length = len(index.grown)
-    cursor.frontier = frontier

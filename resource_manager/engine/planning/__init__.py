@@ -1,1 +1,1 @@
-"""Which executors to ask for, as numbers; and whether a gang could be placed as a whole."""
+"""Which executors to request, as numbers; and whether a gang could be placed as a whole."""

@@ -1,9 +1,7 @@
-"""Could a gang ever be placed as a whole, on hosts that are there or on executors to ask for?
+"""Whether a gang could ever be placed as a whole, on known executors or on new ones.
 
-Asks the same search that places gangs, about what hosts could give when empty.
-
-Members that differ are placed largest first, so that a gang of such may be called impossible that
-somebody could fit in by hand: it would not be placed either.
+Uses the search that places gangs, and the planner, with all executors taken as empty. If the search
+is given up, the gang counts as possible: it waits instead of being rejected.
 """
 
 from __future__ import annotations
@@ -20,78 +18,105 @@ from resource_manager.engine.hosts.host import KNOWN, ONLINE, Host
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS, in_grains
 from resource_manager.engine.placement.elastic import UNBOUNDED, Capacity, Elastic
 from resource_manager.engine.placement.feasibility import Feasibility
-from resource_manager.engine.placement.gang_search import seek
+from resource_manager.engine.placement.gangs import GangSearch, seek
 from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.planning.exactness import counted, empty_like, offering, together
-from resource_manager.engine.planning.gang_planning import GangWish
-from resource_manager.engine.planning.packing import Wish
-from resource_manager.engine.planning.planning import Backlog, Supply, make_plan
+from resource_manager.engine.planning.draft import Supply
+from resource_manager.engine.planning.gangs import GangDemand
+from resource_manager.engine.planning.packing import Demand
+from resource_manager.engine.planning.planning import Backlog, make_plan
+from resource_manager.engine.planning.topology import counted, empty_like, together, with_counts
 from resource_manager.engine.queue.gangs import MemberRequest, Where
-from resource_manager.engine.queue.gangs import MemberRequest as GangMembers
 
 
-def gang_could_be_provided(
+def gang_feasibility(
     hosts: Hosts,
     elastic: Elastic,
     provisions: Container[str],
     where: Where,
-    members: Sequence[GangMembers],
-) -> bool:
-    """True if all members could be placed on new executors and on those that are there, were all of
-    them empty, and those gone that had been asked for. The indexes must be fresh.
+    members: Sequence[MemberRequest],
+) -> Feasibility:
+    """Returns what the sizes of executors say about a gang as a whole. The indexes must be fresh.
+
+    Args:
+        hosts: all known executors.
+        elastic: what can be requested.
+        provisions: executors that were requested, and may be given back by then.
+        where: how members are placed relative to each other.
+        members: what they request.
     """
-    gang = GangWish(
+    provided = bool(elastic.provisioning)
+    if not hosts and not provided:
+        return Feasibility.POSSIBLE
+    online = GangSearch(hosts, where, members, prefix=ONLINE)
+    if online.find() is not None or online.stopped:
+        return Feasibility.POSSIBLE
+    if provided and _could_be_provided(hosts, elastic, provisions, where, members):
+        return Feasibility.POSSIBLE
+    if seek(hosts, where, members, prefix=KNOWN) is not None:
+        return Feasibility.OFFLINE
+    return Feasibility.NEVER
+
+
+def demand_of(member: MemberRequest) -> Demand:
+    """Returns what equal members of a gang ask for."""
+    if member.profile is None:
+        need = {DEFAULT_SLOTS: 1}
+        return Demand(need, need, member.labels)
+    pooled, separate = (
+        {**in_grains(shared_booking(member.profile, pools, member.best_effort)), SLOTS: 1}
+        for pools in (False, True)
+    )
+    return Demand(pooled, separate, member.labels)
+
+
+def _could_be_provided(
+    hosts: Hosts,
+    elastic: Elastic,
+    provisions: Container[str],
+    where: Where,
+    members: Sequence[MemberRequest],
+) -> bool:
+    """Returns True if all members fit on new executors and on staying ones, all of them empty."""
+    gang = GangDemand(
         {kind: each.count for kind, each in enumerate(members)}, where.placement, where.label
     )
-    exact: dict[int, ResourceRequest] = {
+    constrained: dict[int, ResourceRequest] = {
         kind: each
         for kind, each in enumerate(members)
         if each.topology_constrained or hosts.indexes.aligning
     }
-    wishes = [wish_of(each) for each in members]
+    demands = [demand_of(each) for each in members]
+    capacities = {
+        name: with_counts(capacity, elastic.seen.get(name), constrained, together([gang]))
+        for name, capacity in elastic.capacities.items()
+    }
     backlog = Backlog(
-        wishes=[counted(w, kind) if kind in exact else w for kind, w in enumerate(wishes)],
-        line=[],
+        demands=[
+            counted(each, kind) if kind in constrained else each
+            for kind, each in enumerate(demands)
+        ],
+        queue=[],
         supplies=[
-            Supply(
-                offering(elastic.capacities[n], elastic.seen.get(n), exact, together([gang])),
-                shape.total,
-                shape.cost,
-                shape.count_max or UNBOUNDED,
-            )
-            for n, shape in elastic.shapes.items()
+            Supply(capacities[name], each.total, each.cost, each.count_max or UNBOUNDED)
+            for name, each in elastic.shapes.items()
         ],
         gangs=[gang],
-        limits=_room_beside_those_there(hosts, elastic, provisions),
+        limits=_room_below_maximum(hosts, elastic, provisions),
     )
-    if make_plan(backlog).gangs:  # most often, and the hosts may be many
+    if make_plan(backlog).gangs:  # usually so, and there may be many known executors
         return True
-    retained_total = _staying(hosts, provisions, gang, wishes, exact)
-    return bool(retained_total) and bool(make_plan(replace(backlog, hosts=retained_total)).gangs)
+    staying = _staying(hosts, provisions, gang, demands, constrained)
+    return bool(staying) and bool(make_plan(replace(backlog, hosts=staying)).gangs)
 
 
-def wish_of(members: GangMembers) -> Wish:
-    """Equal members of a gang, as numbers."""
-    if members.profile is None:
-        need = {DEFAULT_SLOTS: 1}
-        return Wish(need, need, members.labels)
-    pooled, separate = (
-        {**in_grains(shared_booking(members.profile, pools, members.best_effort)), SLOTS: 1}
-        for pools in (False, True)
-    )
-    return Wish(pooled, separate, members.labels)
-
-
-def _room_beside_those_there(
+def _room_below_maximum(
     hosts: Hosts, elastic: Elastic, provisions: Container[str]
 ) -> dict[str, int]:
+    """Returns what may be requested beside the executors that stay."""
     limits = elastic.provisioning.total_max
-    if not limits:
-        return {}
     there = total_of(
         host.executor.registration.total
-        for name, host in hosts.items()
+        for name, host in (hosts.items() if limits else ())
         if host.online and name not in provisions
     )
     return {name: max(0, most - there.get(name, 0)) for name, most in limits.items()}
@@ -100,13 +125,14 @@ def _room_beside_those_there(
 def _staying(
     hosts: Hosts,
     provisions: Container[str],
-    gang: GangWish,
-    wishes: Sequence[Wish],
-    exact: Mapping[int, ResourceRequest],
+    gang: GangDemand,
+    demands: Sequence[Demand],
+    constrained: Mapping[int, ResourceRequest],
 ) -> dict[str, Capacity]:
-    """Executors that stay and could serve a member when empty: as many as there are members are
-    enough, unless they have to share a label. (None where all go to one: whoever asks has looked
-    at those by themselves.)
+    """Returns executors that stay and could serve a member when empty.
+
+    As many of each as there are members are enough, unless members must share a label. None are
+    needed where all members must be on one: the caller has searched those.
     """
     if gang.placement is GangPlacement.SAME_EXECUTOR:
         return {}
@@ -114,57 +140,30 @@ def _staying(
     same_label = gang.placement is GangPlacement.SAME_LABEL
     most = None if same_label else sum(gang.members.values())
     found: set[str] = set()
-    for wish in wishes:
+    for demand in demands:
         needs = [
             {ONLINE + name: amount for name, amount in need.items()}
-            for need in (wish.pooled, wish.separate)
+            for need in (demand.pooled, demand.separate)
         ]
         able = (
             index.ids[at]
             for at in index.covering(needs)
-            if index.ids[at] not in provisions and carries(hosts[index.ids[at]], wish.labels)
+            if index.ids[at] not in provisions and hosts[index.ids[at]].carries(demand.labels)
         )
         found.update(islice(able, most))
-    return {name: _empty(hosts[name], exact, gang) for name in sorted(found)}
+    return {name: _empty(hosts[name], constrained, gang) for name in sorted(found)}
 
 
-def _empty(host: Host, exact: Mapping[int, ResourceRequest], gang: GangWish) -> Capacity:
-    registration = host.executor.registration
+def _empty(host: Host, constrained: Mapping[int, ResourceRequest], gang: GangDemand) -> Capacity:
+    slots = host.executor.registration.slots_max or UNBOUNDED
     capacity = Capacity(
-        {**in_grains(host.total), SLOTS: registration.slots_max or UNBOUNDED},
+        {**in_grains(host.total), SLOTS: slots},
         host.default_need,
         host.labels,
         host.separate_pools,
     )
-    if not exact:
+    if not constrained:
         return capacity
-    return offering(capacity, empty_like(host, host.operator_policy), exact, [gang.members])
-
-
-def gang_feasibility(
-    hosts: Hosts,
-    elastic: Elastic,
-    provisions: Container[str],
-    where: Where,
-    wishes: Sequence[MemberRequest],
-) -> Feasibility:
-    """What the sizes of the hosts, and of those that could be asked for, say about a gang as a
-    whole; the indexes must be fresh.
-
-    Args:
-        hosts: all of them.
-        elastic: what can be asked for.
-        provisions: hosts that were asked for, and may be gone by then.
-        where: members go in relation to each other.
-        wishes: what they ask for.
-    """
-    provided = bool(elastic.provisioning)
-    if not hosts and not provided:
-        return Feasibility.POSSIBLE
-    if seek(hosts, where, wishes, prefix=ONLINE) is not None:
-        return Feasibility.POSSIBLE
-    if provided and gang_could_be_provided(hosts, elastic, provisions, where, wishes):
-        return Feasibility.POSSIBLE
-    if seek(hosts, where, wishes, prefix=KNOWN) is not None:
-        return Feasibility.OFFLINE
-    return Feasibility.NEVER
+    return with_counts(
+        capacity, empty_like(host, host.operator_policy), constrained, [gang.members]
+    )

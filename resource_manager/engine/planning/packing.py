@@ -1,7 +1,7 @@
-"""Rooms and what goes into them, as short vectors of integers.
+"""Vectors for bin packing: what requests need, and what executors have left.
 
-Knows arithmetic only. Wishes that are equal are one kind and counted; a room is a pending executor,
-a registered one, or one that could be asked for.
+Equal requests are one kind, and counted. A bin is one executor: pending, registered, or one that
+could be requested.
 """
 
 from __future__ import annotations
@@ -11,19 +11,32 @@ from dataclasses import dataclass, field
 
 from finegrain.resources import Amounts
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
-from resource_manager.engine.placement.elastic import Capacity
+from resource_manager.engine.placement.elastic import UNBOUNDED, Capacity
 
 Need = tuple[tuple[int, int], ...]
-"""What one wish takes: (dimension, amount) without zeros; the dimensions of one `Space`."""
+"""What one request takes: (dimension, amount) without zeros; the dimensions of one `Space`."""
 
 Counts = dict[int, int]
-"""How many of each kind; kinds are numbered by their place in `Space.wishes`."""
+"""How many of each kind; a kind is an index into the demands of one `Space`."""
+
+Entry = tuple[int, int]
+"""(kind, how many)"""
+
+_NOWHERE: Need = ((0, UNBOUNDED + 1),)
+
+_SCANNED_WHOLE = 256
+"""Up to this many entries are all tried for every bin."""
+
+_MISSES = 8
+"""Of more, every second one is skipped after this many in a row did not fit, then three of four,
+and so on.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Demand:
     """What equal requests ask for, in columns of the capacity index (memory in grains, `SLOTS`,
-    `DEFAULT_SLOTS` where the profile is unknown), on an executor with one memory pool and on one
+    `DEFAULT_SLOTS` where the profile is unknown): on an executor with one memory pool, and on one
     with a pool per memory part.
     """
 
@@ -33,141 +46,92 @@ class Wish:
 
 
 @dataclass(slots=True, eq=False)
-class Room:
-    """A capacity of which something may have been taken."""
+class Bin:
+    """An executor in a plan.
+
+    Attributes:
+        capacity: what it has in total, or has free if it is registered.
+        left: amounts that are left, by dimension.
+        needs: what one request of each kind takes here; None: it can never be here.
+        content: what the plan puts here.
+    """
 
     capacity: Capacity
     left: list[int]
-    default: Need
+    needs: Sequence[Need | None]
     content: Counts = field(default_factory=dict)
+
+    def fit(self, kind: int, most: int) -> int:
+        """Returns how many more of a kind fit, up to `most`."""
+        need = self.needs[kind]
+        if need is None:
+            return 0
+        return min([most, *[self.left[dimension] // amount for dimension, amount in need]])
+
+    def add(self, kind: int, count: int) -> None:
+        """Puts `count` more of a kind here; a negative count takes them out again."""
+        for dimension, amount in self.needs[kind] or ():
+            self.left[dimension] -= amount * count
+        self.content[kind] = self.content.get(kind, 0) + count
+        if not self.content[kind]:
+            del self.content[kind]
 
 
 class Space:
-    """All wishes and capacities of one plan in the same dimensions."""
+    """The demands and capacities of one plan, in the same dimensions."""
 
-    def __init__(self, wishes: Sequence[Wish], capacities: Iterable[Capacity]) -> None:
-        self.wishes = list(wishes)
-        self._dimensions: dict[str, int] = {SLOTS: 0}
+    def __init__(self, demands: Sequence[Demand], capacities: Iterable[Capacity]) -> None:
+        self._demands = demands
         capacities = list(capacities)
-        for capacity in capacities:
-            for name in (*capacity.amounts, *capacity.default):
-                self._dimensions.setdefault(name, len(self._dimensions))
-        self._dimensions.pop(DEFAULT_SLOTS, None)
-        self._dimensions = {name: at for at, name in enumerate(self._dimensions)}
-        self._pooled = [self._need(wish.pooled) for wish in self.wishes]
-        separate = any(capacity.separate for capacity in capacities)
-        self._separate = (
-            [self._need(wish.separate) for wish in self.wishes] if separate else self._pooled
+        names = dict.fromkeys(
+            name for each in capacities for name in (*each.amounts, *each.default)
         )
-        self._defaults = [wish.pooled.get(DEFAULT_SLOTS, 0) for wish in self.wishes]
+        names.pop(DEFAULT_SLOTS, None)
+        self._dimensions = {name: at for at, name in enumerate({SLOTS: None, **names})}
+        separate = any(each.separate for each in capacities)
+        self._pooled = [self._need(demand.pooled) for demand in demands]
+        self._separate = [self._need(each.separate) for each in demands] if separate else []
+        self._defaults = [at for at, each in enumerate(demands) if DEFAULT_SLOTS in each.pooled]
+        self._selectors = {demand.labels for demand in demands}
+        self._known: dict[object, Sequence[Need | None]] = {}
 
-    @property
-    def size(self) -> int:
-        """How many dimensions there are."""
-        return len(self._dimensions)
+    def bin(self, capacity: Capacity) -> Bin:
+        """Returns an empty bin."""
+        return Bin(capacity, self.vector(capacity.amounts), self.needs(capacity))
 
-    def room(self, capacity: Capacity) -> Room:
-        """A room of which nothing has been taken."""
-        return Room(capacity, self.vector(capacity.amounts), self.default_need(capacity))
+    def vector(self, amounts: Amounts) -> list[int]:
+        """Returns amounts by dimension."""
+        return [amounts.get(name, 0) for name in self._dimensions]
 
-    def vector(self, amounts: Amounts, absent: int = 0) -> list[int]:
-        """Amounts by dimension."""
-        return [amounts.get(name, absent) for name in self._dimensions]
+    def needs(self, capacity: Capacity) -> Sequence[Need | None]:
+        """Returns what one request of each kind takes there; None: it can never be there.
 
-    def default_need(self, capacity: Capacity) -> Need:
-        """What a default slot takes there; empty: there is none."""
-        if not capacity.default:
-            return ()
-        return ((0, 1), *(self._need(capacity.default) or ()))
-
-    def need(self, kind: int, capacity: Capacity, default: Need) -> Need | None:
-        """What one wish takes of a room; None: it can never have it, whatever is free."""
-        labels = self.wishes[kind].labels
-        if labels and any(capacity.labels.get(name) != value for name, value in labels):
-            return None
-        if many := self._defaults[kind]:
-            return tuple((at, amount * many) for at, amount in default) or None
-        return self._separate[kind] if capacity.separate else self._pooled[kind]
-
-    def rough_size(self, kind: int) -> object:
-        """Equal for kinds that need about the same."""
-        need = self._pooled[kind]
-        if self._defaults[kind] or need is None:
-            return kind
-        return tuple([(at, amount.bit_length()) for at, amount in need])
-
-    def needs_everywhere(self, capacities: Sequence[Capacity]) -> list[Sequence[Need | None]]:
-        """`need` of every kind for each capacity; lists that are equal are one and the same."""
-        selectors = {wish.labels for wish in self.wishes}
-        defaults = [kind for kind, many in enumerate(self._defaults) if many]
-        labels = [wish.labels for wish in self.wishes] if selectors != {()} else []
-        known: dict[object, list[Need | None]] = {}  # executors of a shape are alike, and many
-        found: list[Sequence[Need | None]] = []
-        for capacity in capacities:
-            carried = capacity.labels
-            foreign = frozenset(
-                each for each in selectors if any(carried.get(k) != v for k, v in each)
-            )
-            default = self.default_need(capacity) if defaults else ()
-            key = (capacity.separate, foreign, default)
-            if key not in known:
-                needs = self._separate if capacity.separate else self._pooled
-                if defaults:
-                    needs = needs[:]
-                    for kind in defaults:
-                        needs[kind] = self.need(kind, capacity, default)
-                if foreign:
-                    needs = [
-                        None if selector in foreign else need
-                        for selector, need in zip(labels, needs, strict=True)
-                    ]
-                known[key] = needs
-            found.append(known[key])
-        return found
-
-    def take(self, room: Room, kind: int, most: int) -> int:
-        """Puts up to so many of a kind into a room; says how many there was room for."""
-        need = self.need(kind, room.capacity, room.default)
-        if need is None:
-            return 0
-        left = room.left
-        for at, amount in need:
-            if left[at] < amount * most:
-                most = left[at] // amount
-                if most <= 0:
-                    return 0
-        for at, amount in need:
-            left[at] -= amount * most
-        room.content[kind] = room.content.get(kind, 0) + most
-        return most
-
-    def give_back(self, room: Room, kind: int, count: int) -> None:
-        """Takes so many of a kind out of a room again."""
-        for at, amount in self.need(kind, room.capacity, room.default) or ():
-            room.left[at] += amount * count
-        room.content[kind] -= count
-        if not room.content[kind]:
-            del room.content[kind]
-
-    def joined(self, members: Counts) -> int:
-        """Number of a new kind: all these wishes in one room."""
-        pooled: dict[str, int] = {}
-        separate: dict[str, int] = {}
-        for kind, count in members.items():
-            wish = self.wishes[kind]
-            for sums, amounts in ((pooled, wish.pooled), (separate, wish.separate)):
-                for name, amount in amounts.items():
-                    sums[name] = sums.get(name, 0) + amount * count
-        labels = tuple(sorted({label for kind in members for label in self.wishes[kind].labels}))
-        self.wishes.append(Wish(pooled, separate, labels))
-        self._pooled.append(self._need(pooled))
-        if self._separate is not self._pooled:
-            self._separate.append(self._need(separate))
-        self._defaults.append(pooled.get(DEFAULT_SLOTS, 0))
-        return len(self.wishes) - 1
+        Capacities that are alike share one list: it is as long as the backlog.
+        """
+        carried = capacity.labels
+        foreign = {
+            labels
+            for labels in self._selectors
+            if any(carried.get(name) != value for name, value in labels)
+        }
+        default = None
+        if capacity.default and self._defaults:
+            default = self._need({**capacity.default, SLOTS: 1})
+        key = (capacity.separate, frozenset(foreign), default)
+        if key not in self._known:
+            needs = (self._separate if capacity.separate else self._pooled)[:]
+            for kind in self._defaults:
+                many = self._demands[kind].pooled[DEFAULT_SLOTS]
+                needs[kind] = default and tuple((at, amount * many) for at, amount in default)
+            if foreign:
+                for kind, demand in enumerate(self._demands):
+                    if demand.labels in foreign:
+                        needs[kind] = None
+            self._known[key] = needs
+        return self._known[key]
 
     def _need(self, amounts: Amounts) -> Need | None:
-        """None: some dimension exists nowhere."""
+        """Returns None if no capacity has some dimension."""
         dimensions = self._dimensions
         try:
             return tuple(
@@ -179,3 +143,48 @@ class Space:
             )
         except KeyError:
             return None
+
+
+def fill(
+    left: list[int], needs: Sequence[Need | None], entries: Sequence[Entry]
+) -> tuple[list[Entry], int]:
+    """Takes from the entries, in order, whatever still fits into one bin (first fit).
+
+    Of very many entries not all are tried: where many in a row do not fit, more and more are
+    skipped. What is skipped may fit all the same, and is left to another bin.
+
+    Args:
+        left: what the bin has left; what is taken is subtracted.
+        needs: what one of each kind takes of it.
+        entries: the requests; those with count 0 are passed over.
+
+    Returns:
+        (index of the entry, how many) of those that are taken, and how many entries were tried.
+    """
+    taken: list[Entry] = []
+    at = misses = tried = 0
+    step, end = 1, len(entries)
+    patience = _MISSES if end > _SCANNED_WHOLE else end
+    while at < end:
+        here = at
+        kind, count = entries[here]
+        at += step
+        if not count:
+            continue
+        tried += 1
+        need = needs[kind] or _NOWHERE
+        for dimension, amount in need:
+            if left[dimension] < amount * count:
+                count = left[dimension] // amount
+                if not count:
+                    break
+        else:
+            for dimension, amount in need:
+                left[dimension] -= amount * count
+            taken.append((here, count))
+            misses, step = 0, 1
+            continue
+        misses += 1
+        if misses == patience:
+            misses, step = 0, step * 2
+    return taken, tried

@@ -1,12 +1,9 @@
-"""What waits is planned on executors that were asked for, and for the rest executors are chosen.
+"""Plans queued requests and gangs on pending executors, and chooses new ones for the rest.
 
-Pure: no state, only numbers in and out, and the same answer to the same question. Wishes are
-counted by kind and stand in line in order of arrival. Executors that were asked for and have not
-come are rooms, oldest first. What was planned before stays where it was as long as everybody can be
-served so; where limits do not allow that, the line decides from scratch who is.
-
-Gangs are planned whole or not at all, also on free room of executors that are there. Which new
-executors serve the rest for the least cost, `cover.py` knows.
+Input and output are numbers, and equal input gives equal output. What was planned on a pending
+executor before stays there. Gangs are planned first, because they need most. New executors are
+chosen for what is left (`cover.py`). If limits allow too few of them, everything is planned from
+scratch in order of arrival, so that the oldest requests are served.
 """
 
 from __future__ import annotations
@@ -15,86 +12,66 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from finegrain.resources import Amounts
-from resource_manager.engine.placement.elastic import UNBOUNDED, Capacity
-from resource_manager.engine.planning.batches import Batch, rest_of, rest_of_limits
-from resource_manager.engine.planning.classes import fits_somewhere
+from resource_manager.engine.placement.elastic import Capacity
 from resource_manager.engine.planning.cover import cover
-from resource_manager.engine.planning.exact import Offer
-from resource_manager.engine.planning.filling import fill_rooms
-from resource_manager.engine.planning.gang_planning import GangPlanner, GangWish, New
-from resource_manager.engine.planning.packing import Counts, Space, Wish
-from resource_manager.engine.planning.within_limits import (
-    first_in_line,
-    most_room,
-    served_at_most,
-    served_within,
-)
+from resource_manager.engine.planning.draft import Draft, Supply
+from resource_manager.engine.planning.gangs import GangDemand, GangPlanner
+from resource_manager.engine.planning.offers import Cover
+from resource_manager.engine.planning.packing import Bin, Counts, Demand, Entry
+from resource_manager.engine.planning.steps import Steps, finish
 
-LIMIT = "limit/"
-"""Prefix of dimensions that stand for what all executors may have together, in exact amounts."""
+_ATTEMPTS_MAX = 8
+"""How often executors are chosen again because limits do not allow enough of them."""
 
-COST_UNIT = 1_000_000
-"""Costs are reckoned in millionths."""
-
-_FEW = 200
-_ROUNDS_MAX = 16
-_ROUNDS_OF_MANY = 1
-"""How often it is tried how many of the line can be served within limits, if they are few, and if
-they are many.
+_LEFT_PART = 20
+"""A choice is accepted if it leaves at most one request per this many that it serves. The requests
+that are left are tried again before later ones.
 """
-
-
-_GOOD_ENOUGH = 20
-"""Of many, one in so many may be left at first: others are served in their place."""
-
-
-@dataclass(frozen=True, slots=True)
-class Supply:
-    """Executors that could be asked for: what one has (in columns of the capacity index), what it
-    costs, how many more there may be, and its exact total, for limits.
-    """
-
-    capacity: Capacity
-    total: Amounts
-    cost: float
-    most: int = UNBOUNDED
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Everything that a plan is made of.
+    """Input of a plan.
 
     Attributes:
-        wishes: what is asked for, each once per kind.
-        line: (kind, how many) in order of arrival.
-        gangs: in order of arrival.
-        pending: executors that were asked for, oldest first, by name.
-        hosts: free room of executors that are there, by name; only gangs are planned on it.
-        supplies: what may be asked for.
-        limits: what all that is asked for may have together; an absent dimension has no limit.
-        kept: what was planned on which pending executor before.
+        demands: what a request of each kind asks for.
+        queue: queued requests, as (kind, number) in order of arrival.
+        supplies: executors that may be requested.
+        pending: executors that were requested and have not registered, oldest first, by name.
+        gangs: queued gangs, in order of arrival.
+        hosts: free capacity of registered executors, by name; only gangs are planned on it.
+        limits: what all executors that are requested may have together, by dimension.
+        kept: what was planned on each pending executor before.
     """
 
-    wishes: Sequence[Wish]
-    line: Sequence[tuple[int, int]]
+    demands: Sequence[Demand]
+    queue: Sequence[Entry]
     supplies: Sequence[Supply]
     pending: Mapping[str, Capacity] = field(default_factory=dict)
-    gangs: Sequence[GangWish] = ()
+    gangs: Sequence[GangDemand] = ()
     hosts: Mapping[str, Capacity] = field(default_factory=dict)
     limits: Amounts = field(default_factory=dict)
     kept: Mapping[str, Counts] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
+class New:
+    """An executor to request: index of its supply, and the requests that it will serve."""
+
+    supply: int
+    content: Counts
+
+
+@dataclass(slots=True)
 class Plan:
-    """Who is planned where.
+    """Result of planning.
 
     Attributes:
-        pending: how many of which kind on which pending executor.
-        new: executors to ask for.
-        left: how many of which kind are planned nowhere.
-        gangs: places in `Backlog.gangs` of those that are planned.
-        counted_on: executors that are there and that gangs are planned on.
+        pending: number of requests by kind, on each pending executor.
+        new: executors to request.
+        left: number of requests by kind that are planned nowhere.
+        gangs: indexes in `Backlog.gangs` of those that are planned.
+        counted_on: registered executors that gangs are planned on.
     """
 
     pending: dict[str, Counts] = field(default_factory=dict)
@@ -106,234 +83,161 @@ class Plan:
 
 def make_plan(backlog: Backlog) -> Plan:
     """Plans everything that can be planned."""
-    if not (backlog.pending or backlog.gangs):
-        return _Planning(backlog).in_order()
+    return finish(plan_in_steps(backlog))
+
+
+def plan_in_steps(backlog: Backlog) -> Steps[Plan]:
+    """Does the same in slices; see `steps.py`."""
     planning = _Planning(backlog)
-    if planning.is_too_much():
-        return planning.in_order()
-    try:
-        plan = planning.as_before()
-    except _TooMuch:
-        return _Planning(backlog).in_order()
-    if planning.limited and plan.left:
-        return _Planning(backlog).in_order()
-    return plan
-
-
-class _TooMuch(Exception):
-    """Limits do not allow to serve everybody, and working out whom they do would take long."""
+    yield 2 * len(backlog.demands)
+    if backlog.pending or backlog.gangs:
+        plan = yield from planning.keeping()
+        if plan is not None:
+            return plan
+        planning = _Planning(backlog)
+        yield 2 * len(backlog.demands)
+    return (yield from planning.from_scratch())
 
 
 class _Planning:
+    """One attempt at a plan."""
+
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
-        capacities = [each.capacity for each in backlog.supplies]
-        present = [*backlog.pending.values(), *backlog.hosts.values()]
-        self._space = Space(backlog.wishes, [*capacities, *present])
-        self._rooms = {
-            name: self._space.room(capacity) for name, capacity in backlog.pending.items()
-        }
-        limits = list(backlog.limits)
-        self._limits = [UNBOUNDED] * self._space.size + [backlog.limits[name] for name in limits]
-        self._bare_offers = [
-            Offer(
-                (
-                    *self._space.vector(each.capacity.amounts),
-                    *(each.total.get(name, 0) for name in limits),
-                ),
-                (),
-                max(1, round(each.cost * COST_UNIT)),
-                each.most,
-            )
-            for each in backlog.supplies
-        ]
-        self._gangs = GangPlanner(
-            self._space,
-            self._rooms,
-            hosts={n: self._space.room(capacity) for n, capacity in backlog.hosts.items()},
-            capacities=capacities,
-            offers=self._bare_offers,
-            limits=self._limits,
+        self._draft = Draft(
+            backlog.demands,
+            backlog.supplies,
+            pending=backlog.pending,
+            hosts=backlog.hosts,
+            limits=backlog.limits,
         )
+        self._gangs = GangPlanner(self._draft, backlog.demands)
+        self._planned: list[int] = []
         self._left: Counts = {}
-        self._usable: list[Capacity] = []  # of what may be asked for for those in line
-        self._in_order = False
-        self.limited = False  # somebody is left because of limits
 
-    def is_too_much(self) -> bool:
-        """True if limits leave somebody for sure; to be asked before anything is planned."""
-        _, offers = self._usable_offers()
-        room = most_room(offers, self._gangs.limits)
-        if room is None:
-            return False
-        for each in self._rooms.values():
-            for at, amount in enumerate(each.left):
-                room[at] += amount
-        line = [each for each in self._backlog.line if fits_somewhere(each[0], offers)]
-        needs = [offer.needs for offer in offers]
-        needs += self._space.needs_everywhere([room.capacity for room in self._rooms.values()])
-        return served_at_most(line, needs, room) < sum(count for _, count in line)
-
-    def as_before(self) -> Plan:
-        """Gangs first, then whoever was planned before, then the others.
-
-        Raises:
-            _TooMuch: limits do not allow that, as far as is known without looking much further.
+    def keeping(self) -> Steps[Plan | None]:
+        """Plans without moving what was planned before. Returns None if a request is then left out
+        because of limits.
         """
-        backlog = self._backlog
-        self._gangs.reserve(backlog.gangs, backlog.kept)
-        planned = [at for at, gang in enumerate(backlog.gangs) if self._gangs.plan(gang)]
-        of_gangs = {kind for gang in backlog.gangs for kind in gang.members}
-        wanted: Counts = {}
-        for kind, count in backlog.line:
-            wanted[kind] = wanted.get(kind, 0) + count
-        for name, content in backlog.kept.items():
-            room = self._rooms.get(name)
-            for kind, count in content.items() if room is not None else ():
-                if room is not None and kind not in of_gangs and wanted.get(kind):
-                    wanted[kind] -= self._space.take(room, kind, min(count, wanted[kind]))
+        self._gangs.keep(self._backlog.gangs, self._backlog.kept)
+        for number in range(len(self._backlog.gangs)):
+            yield from self._plan_gang(number)
+        rest = yield from self._keep()
+        rest = yield from self._draft.fill(self._open_bins(), rest)
+        found = yield from cover(_counts(rest), self._draft.offers, self._draft.allowance)
+        if found.left or self._could_be_served(found.never):
+            return None
+        yield from self._draft.request(found)
+        self._left = found.never
+        return self._plan()
+
+    def from_scratch(self) -> Steps[Plan]:
+        """Plans everything in order of arrival."""
+        draft, queue, rest, at = self._draft, self._backlog.queue, list[Entry](), 0
+        for number, gang in enumerate(self._backlog.gangs):
+            rest += yield from draft.fill(self._open_bins(), queue[at : gang.before])
+            at = max(at, gang.before)
+            yield from self._plan_gang(number)
+        rest += yield from draft.fill(self._open_bins(), queue[at:])
+        if draft.opened:
+            rest = yield from draft.fill(self._open_bins(), rest)
+        yield from self._request_for(rest)
+        return self._plan()
+
+    def _keep(self) -> Steps[list[Entry]]:
+        """Puts requests on the executors where they were planned before, and returns the others. Of
+        equal requests, the oldest ones keep their places.
+        """
+        wanted = _counts(self._backlog.queue)
+        for name, content in self._backlog.kept.items():
+            if (into := self._draft.pending.get(name)) is not None:
+                for kind, count in content.items():
+                    if most := min(count, wanted.get(kind, 0)):
+                        wanted[kind] -= self._draft.add(into, kind, most)
+                yield len(content)
         rest = []
-        for kind, count in reversed(backlog.line):  # those who came first keep what was planned
+        for kind, count in reversed(self._backlog.queue):
             here = min(count, wanted[kind])
             wanted[kind] -= here
-            if here:
-                rest.append((kind, here))
-        rest.reverse()
-        return self._finish(self._fill(rest), planned)
-
-    def in_order(self) -> Plan:
-        """Everybody in order of arrival."""
-        self._in_order = True
-        planned, rest, at = [], [], 0
-        backlog = self._backlog
-        for number, gang in enumerate(backlog.gangs):
-            rest += self._fill(backlog.line[at : gang.before])
-            at = max(at, gang.before)
-            if self._gangs.plan(gang):
-                planned.append(number)
-        rest += self._fill(backlog.line[at:])
-        return self._finish(rest, planned)
-
-    def _fill(self, line: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Puts these into rooms, the oldest that has room first; the rest."""
-        rooms = [*self._rooms.values(), *(room for _, room in self._gangs.opened)]
-        return fill_rooms(self._space, rooms, line)
-
-    def _finish(self, rest: list[tuple[int, int]], planned: list[int]) -> Plan:
-        rest = self._fill(rest) if self._gangs.opened else rest
-        batches = self._cover(rest)
-        plan = Plan(gangs=planned, left=self._left)
-        for name, room in self._rooms.items():
-            if room.content:
-                plan.pending[name] = self._gangs.apart(room.content)
-        plan.new = [New(at, self._gangs.apart(room.content)) for at, room in self._gangs.opened]
-        for batch in batches:
-            plan.new += [New(batch.offer, dict(batch.content)) for _ in range(batch.copies)]
-        plan.counted_on = self._gangs.counted_on()
-        return plan
-
-    def _cover(self, line: list[tuple[int, int]]) -> list[Batch]:
-        """New executors for these, as far as limits allow; the first in line first."""
-        limits = self._gangs.limits
-        usable, offers = self._usable_offers()
-        self._usable = [self._backlog.supplies[at].capacity for at in usable]
-        possible = {kind for kind, _ in line if fits_somewhere(kind, offers)}
-        impossible = first_in_line([each for each in line if each[0] not in possible], None)
-        self._left.update(impossible)
-        self.limited = self._fits_some_supply(impossible)
-        line = [each for each in line if each[0] in possible]
-        batches = self._cover_in_order(line, offers, limits) if line else []
-        return [Batch(usable[batch.offer], batch.content, batch.copies) for batch in batches]
-
-    def _usable_offers(self) -> tuple[list[int], list[Offer]]:
-        """What one may still be asked for of: places in `Backlog.supplies`, and the offers."""
-        rest, limits = self._gangs.offers_left(), self._gangs.limits
-        usable = [
-            at
-            for at, offer in enumerate(rest)
-            if offer.most
-            and all(a <= b for a, b in zip(offer.total, limits, strict=True) if b < UNBOUNDED)
-        ]
-        return usable, self._with_needs([rest[at] for at in usable], usable)
-
-    def _cover_in_order(
-        self, line: list[tuple[int, int]], offers: list[Offer], limits: Sequence[int]
-    ) -> list[Batch]:
-        total = sum(count for _, count in line)
-        most = served_within(line, offers, limits)
-        found = cover(first_in_line(line, most), offers, limits)
-        if most == total and not found.left:
-            return found.batches
-        self.limited = True
-        if total > _FEW and not self._in_order:
-            raise _TooMuch
-        for _ in range(_ROUNDS_MAX if most <= _FEW else _ROUNDS_OF_MANY):
-            left = sum(found.left.values())
-            if not left or (most > _FEW and left * _GOOD_ENOUGH <= most):
-                break
-            most = min(most - 1, most - left)
-            if most < 1:
-                break
-            found = cover(first_in_line(line, most), offers, limits)
-        return self._with_others(line, found.batches, offers, limits)
-
-    def _with_others(
-        self,
-        line: list[tuple[int, int]],
-        batches: list[Batch],
-        offers: list[Offer],
-        limits: Sequence[int],
-    ) -> list[Batch]:
-        """Puts the whole line into what was chosen, in order of arrival where that serves those
-        who came first, and the others into what is left and what may still be asked for.
-        """
-        planned = sum(sum(batch.content.values()) * batch.copies for batch in batches)
-        kept = first_in_line(line, planned)
-        chosen = [Batch(b.offer, dict(b.content)) for b in batches for _ in range(b.copies)]
-        served: Counts = {}
-        for batch in chosen:
-            for kind, count in batch.content.items():
-                served[kind] = served.get(kind, 0) + count
-        rooms = [self._space.room(self._usable[b.offer]) for b in chosen]
-        if served == kept:  # these are the first in line
-            for batch, room in zip(chosen, rooms, strict=True):
-                for kind, count in batch.content.items():
-                    self._space.take(room, kind, count)
-            line = _behind(line, planned)
-        rest = fill_rooms(self._space, rooms, line)
-        filled = [
-            Batch(batch.offer, dict(room.content))
-            for batch, room in zip(chosen, rooms, strict=True)
-            if room.content
-        ]
-        more_offers, more_limits = rest_of(filled, offers), rest_of_limits(filled, offers, limits)
-        most = served_within(rest, more_offers, more_limits)
-        more = cover(first_in_line(rest, most), more_offers, more_limits)
-        for kind, count in (*first_in_line(_behind(rest, most), None).items(), *more.left.items()):
-            self._left[kind] = self._left.get(kind, 0) + count
-        return [*filled, *more.batches]
-
-    def _fits_some_supply(self, kinds: Iterable[int]) -> bool:
-        """True if one of these could be served if there were no limits."""
-        unlimited = [Offer(offer.total, (), offer.cost) for offer in self._bare_offers]
-        offers = self._with_needs(unlimited, list(range(len(unlimited)))) if kinds else []
-        return any(fits_somewhere(kind, offers) for kind in kinds)
-
-    def _with_needs(self, offers: list[Offer], supplies: list[int]) -> list[Offer]:
-        capacities = [self._backlog.supplies[at].capacity for at in supplies]
-        needs = self._space.needs_everywhere(capacities)
-        return [
-            Offer(offer.total, each, offer.cost, offer.most)
-            for offer, each in zip(offers, needs, strict=True)
-        ]
-
-
-def _behind(line: Sequence[tuple[int, int]], first: int) -> list[tuple[int, int]]:
-    """The line without the first so many."""
-    rest = []
-    for kind, count in line:
-        here = max(0, count - first)
-        first = max(0, first - count)
-        if here:
             rest.append((kind, here))
+        rest.reverse()
+        return rest
+
+    def _plan_gang(self, number: int) -> Steps[None]:
+        if (yield from self._gangs.plan(self._backlog.gangs[number])):
+            self._planned.append(number)
+
+    def _request_for(self, queue: list[Entry]) -> Steps[None]:
+        """Requests executors for as many of the oldest requests as limits allow, then for later
+        ones with what limits still allow.
+        """
+        draft = self._draft
+        while queue:
+            first = queue
+            for _ in range(_ATTEMPTS_MAX):
+                found = yield from cover(_counts(first), draft.offers, draft.allowance)
+                if sum(found.left.values()) * _LEFT_PART <= sum(found.served.values()):
+                    break
+                first = _first(first, found)
+            self._left.update(_counts(entry for entry in queue if entry[0] in found.never))
+            yield from draft.request(found)
+            queue = _without(queue, found)
+            yield len(queue)
+            queue = yield from draft.fill([each for _, each in draft.opened], queue)
+
+    def _could_be_served(self, counts: Counts) -> bool:
+        """Returns True if one of these would be served if there were no limits."""
+        return any(offer.fits(kind) for kind in counts for offer in self._draft.offers)
+
+    def _open_bins(self) -> list[Bin]:
+        """Returns the bins that queued requests go to."""
+        return [*self._draft.pending.values(), *(each for _, each in self._draft.opened)]
+
+    def _plan(self) -> Plan:
+        draft = self._draft
+        return Plan(
+            {name: each.content for name, each in draft.pending.items() if each.content},
+            [New(supply, each.content) for supply, each in draft.opened],
+            self._left,
+            self._planned,
+            {name for name, each in draft.hosts.items() if each.content},
+        )
+
+
+def _counts(queue: Iterable[Entry]) -> Counts:
+    counts: Counts = {}
+    for kind, count in queue:
+        counts[kind] = counts.get(kind, 0) + count
+    return counts
+
+
+def _first(queue: Sequence[Entry], cover: Cover) -> list[Entry]:
+    """Returns the oldest requests that together are worth as much as those that a cover serves, at
+    least one of them.
+    """
+    worth = cover.worth
+    value = sum([worth[kind] * count for kind, count in cover.served.items()])
+    first: list[Entry] = []
+    for kind, count in queue:
+        if kind in worth:
+            fit = min(count, value // worth[kind]) if worth[kind] else count
+            value -= worth[kind] * fit
+            first.append((kind, fit if first else max(1, fit)))
+            if fit < count:
+                break
+    return first
+
+
+def _without(queue: Sequence[Entry], cover: Cover) -> list[Entry]:
+    """Returns the requests that a cover leaves, without those that fit on no offer. Of each kind,
+    the oldest requests are served.
+    """
+    served = dict(cover.served)
+    rest = []
+    for kind, count in queue:
+        here = min(count, served.get(kind, 0))
+        if here:
+            served[kind] -= here
+        if here < count and kind not in cover.never:
+            rest.append((kind, count - here))
     return rest

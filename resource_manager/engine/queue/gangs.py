@@ -83,6 +83,21 @@ class MemberRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """Some of the members of one request of a gang, on one executor.
+
+    Attributes:
+        wish: position of the request among those of the gang.
+        host_id: the executor.
+        count: number of members.
+    """
+
+    wish: int
+    host_id: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class FailedSearch:
     """A search that found nothing, as of this version of the index of all executors and this length
     of its log of hosts that got more room.
@@ -101,6 +116,8 @@ class GangKind:
     users: int = 0  # pending gangs of this kind
     failed_search: FailedSearch | None = None  # no host that helps has got more room since
     verdict: tuple[int, str] | None = None  # (version of the cluster, feasibility) as last judged
+    # (version of the cluster, the most that all members book) as last derived
+    need: tuple[int, dict[str, int]] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -112,6 +129,7 @@ class WaitingGang:
     members: list[Request]
     tried: bool = False
     may_reject: bool = False  # False: all members wait for an executor that may come
+    steps: int = 0  # of the last exact search
     # The last failed search without executors that still hold older slots of members.
     failed_search: tuple[tuple[MemberRequest, ...], FailedSearch] | None = None
     # Why members wait, by what they request, as of a version of the state.

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from resource_manager.engine.fairness.flows import FlowTree, SortKey
 from resource_manager.engine.model.scheduling_key import Labels
+from resource_manager.engine.queue.starvation import StarvationClocks
 
 OrderKey = tuple[SortKey, ...]
 """What jobs are compared by, the lesser first; see `fairness.choice.order_key_of`."""
@@ -63,6 +64,9 @@ class NonBatchables:
 
     Each is in the current pass, or kept for the next one, or blocked. The one that is being tried
     is in none of them, until the caller removes or blocks it.
+
+    Attributes:
+        starvation: clocks of everything that is pending, these items included.
     """
 
     def __init__(
@@ -74,9 +78,11 @@ class NonBatchables:
             flows: the fairness tree, which counts pending items; None: they are not counted.
             order_key_of: orders jobs, the lesser key first; None: items go in order of arrival.
         """
+        self.starvation = StarvationClocks(flows)
         self._flows = flows
         self._order_key_of = order_key_of
         self._all: dict[int, NonBatchable] = {}
+        self._by_job: dict[str, dict[int, NonBatchable]] = {}
         self._for_next_pass: dict[int, None] = {}
         self._in_pass: dict[int, None] = {}
         self._heap: list[Rank] = []  # of this pass; entries may be outdated
@@ -103,6 +109,14 @@ class NonBatchables:
         """Returns all items in order of arrival."""
         return [self._all[number] for number in sorted(self._all)]
 
+    def numbers(self) -> list[int]:
+        """Returns the arrival numbers of all items, in no order."""
+        return list(self._all)
+
+    def of_job(self, job_id: str) -> list[NonBatchable]:
+        """Returns the items of a job."""
+        return list(self._by_job.get(job_id, {}).values())
+
     @property
     def unblocked(self) -> bool:
         """True if any can be tried, in this pass or the next one."""
@@ -121,6 +135,8 @@ class NonBatchables:
         """Adds an item; it is tried in the next pass."""
         self._required.update(item.required_labels)
         self._all[item.arrival_number] = item
+        self._by_job.setdefault(item.job_id, {})[item.arrival_number] = item
+        self.starvation.start(item.arrival_number)
         self._for_next_pass[item.arrival_number] = None
         if self._flows is not None:
             self._flows.wait(item.job_id, item.arrival_number, item.count)
@@ -129,6 +145,8 @@ class NonBatchables:
         """Takes out and returns the item with this arrival number; None: there is none."""
         item = self._all.pop(number, None)
         if item is not None:
+            _discard(self._by_job, item.job_id, number)
+            self.starvation.stop(number)
             self._for_next_pass.pop(number, None)
             self._in_pass.pop(number, None)
             self._end_quota_block(number)
@@ -288,9 +306,10 @@ class NonBatchables:
 
 
 _Key = TypeVar("_Key")
+_Item = TypeVar("_Item")
 
 
-def _discard(groups: dict[_Key, dict[int, None]], key: _Key, number: int) -> None:
+def _discard(groups: dict[_Key, dict[int, _Item]], key: _Key, number: int) -> None:
     group = groups.get(key)
     if group is not None:
         group.pop(number, None)

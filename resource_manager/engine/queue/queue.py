@@ -23,6 +23,7 @@ of 8 cpus is blocked again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from finegrain.errors import InvariantBroken
 from resource_manager.engine.fairness.flows import FlowTree
@@ -59,8 +60,8 @@ class WaitingQueue:
         blocked: classes that no host has room for, by labels.
         quota_blocked: job queues that the quota of a group blocks.
         quota_version: version of the hosts when quotas were checked last.
-        classes_by_job: number of classes that a job has pending requests of; jobs without any are
-            not in it.
+        by_job: the job queues of each job; jobs without any are not in it.
+        passes: number of passes begun.
         moves: rises whenever a request enters or leaves.
     """
 
@@ -76,13 +77,15 @@ class WaitingQueue:
         self._flows = flows
         self.order = ServiceOrder(flows, fair=fair)
         self.non_batchables = self.order.non_batchables
+        self.starvation = self.non_batchables.starvation
         self.current_pass = ClassPass()
         self.fitting: dict[SchedulingClass, None] = {}
         self.for_next_pass: dict[SchedulingClass, None] = {}
         self.blocked: dict[Labels, dict[SchedulingClass, None]] = {}
         self.quota_blocked = QuotaBlocked()
         self.quota_version = -1
-        self.classes_by_job: dict[str, int] = {}
+        self.by_job: dict[str, dict[JobQueue, None]] = {}
+        self.passes = 0
         self.moves = 0
         self._known = KnownClasses()
         self._fitting_blocked: dict[
@@ -94,7 +97,7 @@ class WaitingQueue:
         return self._waiting
 
     def __contains__(self, request: Request) -> bool:
-        job_queue = self._job_queue_of(request.spec, request.job_id)
+        job_queue = self.queue_of(request.spec, request.job_id)
         return job_queue is not None and request.arrival_number in job_queue.numbers
 
     # What is pending.
@@ -106,6 +109,10 @@ class WaitingQueue:
     def classes(self) -> list[SchedulingClass]:
         """Returns the classes that have pending requests."""
         return list(self._known.waited_with.values())
+
+    def is_pending(self, scheduling_class: SchedulingClass) -> bool:
+        """Returns True if the class has pending requests."""
+        return self._known.waited_with.get(scheduling_class.key) is scheduling_class
 
     def job_queues(self) -> list[JobQueue]:
         """Returns all job queues, class by class."""
@@ -133,6 +140,11 @@ class WaitingQueue:
             scheduling_class is None or job_id not in scheduling_class.job_queues
             for scheduling_class in scheduling_classes
         )
+
+    def queue_of(self, spec: RequestSpec, job_id: str) -> JobQueue | None:
+        """Returns the queue of a job's requests like this one; None: none is pending."""
+        scheduling_class = self._known.waited_with.get(scheduling_key(spec))
+        return scheduling_class.job_queues.get(job_id) if scheduling_class is not None else None
 
     def add(self, request: Request) -> None:
         """Adds a request."""
@@ -181,19 +193,32 @@ class WaitingQueue:
             number: arrival number of the first one.
             count: number of consecutive arrival numbers.
         """
-        job_queue = self._job_queue_of(spec, job_id)
+        job_queue = self.queue_of(spec, job_id)
         if job_queue is not None:
             self._leave(job_queue, number, number + count)
+
+    def remove_job(self, job_id: str, most: int) -> int:
+        """Removes all requests of up to `most` job queues of a job.
+
+        Returns:
+            How many queues it removed.
+        """
+        job_queues = list(islice(self.by_job.get(job_id, ()), most))
+        for job_queue in job_queues:
+            self.taken(job_queue, len(job_queue.numbers))
+        return len(job_queues)
 
     def served(self, scheduling_class: SchedulingClass, requests: Iterable[Request]) -> None:
         """Removes requests of one class that were placed."""
         for request in requests:
             job_queue = scheduling_class.job_queues.get(request.job_id)
             if job_queue is not None:
+                self.starvation.served((scheduling_class, request.job_id))
                 self._leave(job_queue, request.arrival_number, request.arrival_number + 1)
 
     def taken(self, job_queue: JobQueue, count: int) -> None:
         """Removes the first `count` requests of a job queue, which were placed."""
+        self.starvation.served((job_queue.scheduling_class, job_queue.job_id))
         job_queue.numbers.take(count)
         self._left(job_queue, count)
 
@@ -220,6 +245,7 @@ class WaitingQueue:
         """
         if self.in_pass or not self.unblocked:
             return False
+        self.passes += 1
         self.current_pass.begin(self.for_next_pass)
         self.for_next_pass.clear()
         self.non_batchables.begin_pass()
@@ -348,10 +374,6 @@ class WaitingQueue:
 
     # Helpers.
 
-    def _job_queue_of(self, spec: RequestSpec, job_id: str) -> JobQueue | None:
-        scheduling_class = self._known.waited_with.get(scheduling_key(spec))
-        return scheduling_class.job_queues.get(job_id) if scheduling_class is not None else None
-
     def _add(
         self, spec: RequestSpec, job_id: str, number: int, count: int, *, counted: bool = True
     ) -> None:
@@ -393,7 +415,8 @@ class WaitingQueue:
         job_queue = scheduling_class.job_queues[job_id] = JobQueue(
             scheduling_class, job_id, self.order.active_queues_of(job_id)
         )
-        self.classes_by_job[job_id] = self.classes_by_job.get(job_id, 0) + 1
+        self.starvation.start((scheduling_class, job_id))
+        self.by_job.setdefault(job_id, {})[job_queue] = None
         return job_queue
 
     def _leave(self, job_queue: JobQueue, start: int, end: int, *, counted: bool = True) -> None:
@@ -410,6 +433,8 @@ class WaitingQueue:
         scheduling_class.waiting -= left
         if not job_queue.numbers:
             self._close_job_queue(job_queue)
+            if counted:  # else it comes back with the request that is set aside
+                self.starvation.stop((scheduling_class, job_queue.job_id))
             if not scheduling_class.job_queues:
                 self._close(scheduling_class)
         if counted and self._flows is not None:
@@ -425,11 +450,10 @@ class WaitingQueue:
             self.quota_blocked.take(job_queue)
         else:
             del scheduling_class.inactive[job_queue]
-        if self.classes_by_job[job_id] > 1:
-            self.classes_by_job[job_id] -= 1
-            return
-        del self.classes_by_job[job_id]
-        self.order.forget(job_id)
+        del self.by_job[job_id][job_queue]
+        if not self.by_job[job_id]:
+            del self.by_job[job_id]
+            self.order.forget(job_id)
 
     def _close(self, scheduling_class: SchedulingClass) -> None:
         """Drops a class without pending requests."""

@@ -34,6 +34,12 @@ class Requests(dict[str, Request]):
         for at in range(bisect_right(arrivals, after), len(arrivals)):
             yield self.by_arrival[arrivals[at]]
 
+    def known_at(self, arrival_number: int) -> Request | None:
+        """Returns the request with this arrival number; None: there is none, or it is a member of
+        a range that was never placed or has ended.
+        """
+        return self.by_arrival.get(arrival_number) or self.ranges.members.get(arrival_number)
+
     def at(self, arrival_number: int) -> Request:
         """Returns the request with this arrival number. A member of a range may be a temporary copy
         (see `RangeLedger`); changes to it are kept only once it is materialized.

@@ -18,10 +18,9 @@ from finegrain.resources import ResourceProfile
 from resource_manager.engine.model.scheduling_key import (
     CpuKey,
     Labels,
+    Needs,
     SchedulingKey,
-    amounts_only,
     is_topology_constrained,
-    need_of,
 )
 
 _NEVER = 1 << 62
@@ -40,8 +39,8 @@ IDLE_CLASSES_MAX = 1_024
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """How far the search for a class has come in its index: no host before `frontier` fits, except
-    perhaps those at the positions `again`, which got more room. All as of `log_length`.
+    """How far the search for a class has come in one tier of its index: no host before `frontier`
+    fits, except perhaps those at the positions `again`. All as of `log_length`.
     """
 
     version: int = -1
@@ -58,16 +57,14 @@ class SchedulingClass:
         number: order of creation; breaks ties.
         profile: their resource profile; None: unknown.
         labels: labels that they require of a host.
-        pooled_need: columns of the index and amounts that a host with one memory pool must have;
-            where `topology_constrained`, more may be needed.
-        separate_need: the same on a host with a pool per memory part.
+        needs: what a host must have; None: not derived yet, see `placement/columns.py`.
         cpus: their CPU policy; None: none.
         waiting: number of pending requests.
         job_queues: by job.
         inactive: job queues that wait until the class has room.
         tried: whether the class was looked at since its first request arrived.
-        cursor: how far the last search came.
-        aligning_cursor: the same among hosts that align every slot to NUMA nodes.
+        cursors: how far the last search came, by tier of hosts.
+        searched: (version of the index, length of its growth log) as of which no host fits.
         verdict: (version of the cluster, feasibility) as last judged.
         reason: (version of the state, why it waits) as last derived.
         need: (version of the cluster, the most that one books) as last derived.
@@ -77,15 +74,14 @@ class SchedulingClass:
     number: int
     profile: ResourceProfile | None
     labels: Labels
-    pooled_need: dict[str, int]
-    separate_need: dict[str, int]
     cpus: CpuKey | None = None
+    needs: Needs | None = None
     waiting: int = 0
     job_queues: dict[str, JobQueue] = field(default_factory=dict)
     inactive: dict[JobQueue, None] = field(default_factory=dict)
     tried: bool = True
-    cursor: Cursor = field(default_factory=Cursor)
-    aligning_cursor: Cursor = field(default_factory=Cursor)
+    cursors: dict[tuple[object, ...], Cursor] = field(default_factory=dict)
+    searched: tuple[int, int] = (-1, 0)
     verdict: tuple[int, str] | None = None
     reason: tuple[int, str] | None = None
     need: tuple[int, dict[str, int]] | None = None
@@ -95,15 +91,6 @@ class SchedulingClass:
     def key(self) -> SchedulingKey:
         """What makes them equal."""
         return self.profile, self.labels, self.cpus
-
-    @property
-    def amounts(self) -> tuple[dict[str, int], dict[str, int]]:
-        """`pooled_need` and `separate_need` without columns of cpus: the part that amounts can
-        decide.
-        """
-        if self.cpus is None:
-            return self.pooled_need, self.separate_need
-        return amounts_only(self.pooled_need), amounts_only(self.separate_need)
 
     @property
     def policy(self) -> CpuPolicy:
@@ -198,8 +185,6 @@ class JobQueue:
         position: the arrival number that orders it among the job's active queues: its first one, or
             a lower one that has left since. `INACTIVE` if it is not among them.
         blocked_by: id of the group whose quota blocks it; empty: none does.
-        served_ms: when a request of it was placed last (monotonic); None: none was.
-        served_placements: placements of all jobs until then.
         may_reject: whether some of its requests may be rejected as infeasible. False: all of them
             wait for an executor that may come.
     """
@@ -210,13 +195,7 @@ class JobQueue:
     numbers: IntervalSet = field(default_factory=IntervalSet)
     position: int = INACTIVE
     blocked_by: str = ""
-    served_ms: int | None = None
-    served_placements: int = 0
     may_reject: bool = False
-
-    def placed(self, now_ms: int, placements: int) -> None:
-        """Notes that requests of it were placed; `placements`: of all jobs so far."""
-        self.served_ms, self.served_placements = now_ms, placements
 
     def __lt__(self, other: JobQueue) -> bool:
         """Lets heaps compare entries with equal numbers. At most one of those is current, so any
@@ -309,8 +288,6 @@ def make_scheduling_class(number: int, key: SchedulingKey) -> SchedulingClass:
         number=number,
         profile=profile,
         labels=labels,
-        pooled_need=need_of(profile, cpus, separate_pools=False),
-        separate_need=need_of(profile, cpus, separate_pools=True),
         cpus=cpus,
     )
 

@@ -198,7 +198,7 @@ def _problem(
     if requests.is_taken(name) or name in shared:
         return taken(name)
     if spec.target_address:
-        message = "a member of a gang has no target_address: nobody is offered half a gang"
+        message = "a member of a gang has no target_address: a gang is offered as a whole"
         return _invalid(name, "target_address", spec.target_address, message)
     if spec.restart_on_loss != first.restart_on_loss:
         message = (

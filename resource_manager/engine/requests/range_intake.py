@@ -106,21 +106,3 @@ def _overlaps(spec: RangeSpec, parts: list[Part]) -> ItemOutcome:
         f" {known[1]} among them; ask for the others only, or choose a new id",
         (("first_index", str(first)), ("count", str(spec.count))),
     )
-
-
-def record_pending_members(context: EventContext) -> None:
-    """Writes into the cluster's history which newly accepted members were not placed at once."""
-    state = context.state
-    for part in state.new_parts:
-        waiting = len(part.waiting)
-        if waiting:
-            context.journal.cluster_event(
-                "request_pending",
-                job_id=part.row.job_id,
-                allocation_id=part.id_of(part.waiting.first),
-                reason=state.waiting_reasons.waiting_reason(
-                    state.queue.class_of(part.spec.request)
-                ),
-                message=f"{waiting} members of range {part.spec.range_id}",
-            )
-    state.new_parts.clear()

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
 from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.context import EventContext
 from resource_manager.engine.lifecycle.known import active_job, known_job, taken
-from resource_manager.engine.lifecycle.range_ends import RangeMoves, Why
+from resource_manager.engine.lifecycle.range_ends import Why
 from resource_manager.engine.model.entities import (
     ENDED_REQUEST_STATES,
     GangSpec,
     Job,
+    RangeSpec,
     Request,
     RequestSpec,
 )
@@ -56,19 +58,27 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
     # A large call comes in several events. The limits are checked for all of it with the first one;
     # `event.following` are the requests of the later ones.
     if not event.admitted:
-        new = {
-            spec.allocation_id: spec
-            for spec in chain(event.requests, event.following)
-            if state.requests.named(spec.allocation_id) is None
-        }
-        ranges = {
-            each: new_members(state.ranges, each) for each in event.ranges + event.following_ranges
-        }
-        _refuse_too_many(state.requests, state.settings, job, len(new) + sum(ranges.values()))
-        scheduling_classes = [each.request for each, members in ranges.items() if members]
-        _refuse_too_many_classes(
-            state.settings, state.gangs, state.queue, job, [*new.values(), *scheduling_classes]
+        refuse = partial(
+            _refuse_beyond_limits,
+            job,
+            requests=state.requests,
+            settings=state.settings,
+            gangs=state.gangs,
+            queue=state.queue,
         )
+        specs = event.requests + event.following
+        ranges = {each: each.count for each in event.ranges + event.following_ranges}
+        try:
+            refuse(specs, ranges)
+        except ResourceExhausted:
+            # What is known already is not new. To find that out for each costs more than the rest.
+            new = {
+                spec.allocation_id: spec
+                for spec in specs
+                if state.requests.named(spec.allocation_id) is None
+            }
+            ranges = {each: new_members(state.ranges, each) for each in ranges}
+            refuse(list(new.values()), ranges)
     # The feasibility checks below read the indexes.
     if state.hosts.touched:
         state.hosts.refresh(state.queue)
@@ -82,6 +92,32 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
         if (gang := state.gangs.by_id.get(gang_id)) is not None:
             accept_gang(context, gang)
     return outcomes + [submit_range(context, job, spec) for spec in event.ranges]
+
+
+def _refuse_beyond_limits(
+    job: Job,
+    specs: Sequence[RequestSpec],
+    ranges: Mapping[RangeSpec, int],
+    *,
+    requests: Requests,
+    settings: EngineSettings,
+    gangs: GangLedger,
+    queue: WaitingQueue,
+) -> None:
+    """Raises ResourceExhausted if a call asks for too much.
+
+    Args:
+        job: the job that calls.
+        specs: the requests that are new.
+        ranges: how many members of each range are new.
+        requests: all requests.
+        settings: the limits.
+        gangs: all gangs.
+        queue: the queue.
+    """
+    _refuse_too_many(requests, settings, job, len(specs) + sum(ranges.values()))
+    of_ranges = [each.request for each, members in ranges.items() if members]
+    _refuse_too_many_classes(settings, gangs, queue, job, [*specs, *of_ranges])
 
 
 def _refuse_too_many(requests: Requests, settings: EngineSettings, job: Job, new: int) -> None:
@@ -118,7 +154,7 @@ def _refuse_too_many_classes(
     A job with very many would make others wait for long. Each different member of a gang counts as
     one. Requests that could be placed at once count, too: that is not known yet.
     """
-    waiting = queue.classes_by_job.get(job.job_id, 0) + gangs.by_job[job.job_id]
+    waiting = len(queue.by_job.get(job.job_id, ())) + gangs.by_job[job.job_id]
     most = settings.job_scheduling_classes_max
     if waiting + len(specs) <= most:
         return
@@ -196,18 +232,16 @@ def cancel_requests(context: EventContext, event: RequestsCancelled) -> list[Ite
     is.
 
     Returns:
-        One outcome for each allocation id, then one for each range.
+        One outcome for each allocation id, then one for each range, as far as this step came: the
+        caller asks again for the others.
 
     Raises:
         NotFound: the job is not known.
     """
     if event.job_id is not None:
         known_job(context.state.jobs, event.job_id)
-    by = _Caller.of(event.job_id)
-    outcomes = [
-        _give_up(context, by, allocation_id, 0, None) for allocation_id in event.allocation_ids
-    ]
-    return outcomes + _give_up_members(context.state.range_moves, by, event.ranges, None)
+    slots = [(allocation_id, 0) for allocation_id in event.allocation_ids]
+    return _give_up_all(context, _Caller.of(event.job_id), slots, event.ranges, None)
 
 
 def release_slots(context: EventContext, event: SlotsReleased) -> list[ItemOutcome]:
@@ -216,7 +250,7 @@ def release_slots(context: EventContext, event: SlotsReleased) -> list[ItemOutco
     A caller that names no generation means the current one.
 
     Returns:
-        One outcome for each slot, then one for each range.
+        As `cancel_requests`: one outcome for each slot, then one for each range.
 
     Raises:
         NotFound: the job is not known.
@@ -224,11 +258,7 @@ def release_slots(context: EventContext, event: SlotsReleased) -> list[ItemOutco
     if event.job_id is not None:
         known_job(context.state.jobs, event.job_id)
     by = _Caller.of(event.job_id)
-    outcomes = [
-        _give_up(context, by, allocation_id, generation, event.grace_ms)
-        for allocation_id, generation in event.slots
-    ]
-    return outcomes + _give_up_members(context.state.range_moves, by, event.ranges, event.grace_ms)
+    return _give_up_all(context, by, event.slots, event.ranges, event.grace_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +274,30 @@ class _Caller:
         if job_id is not None:
             return cls(job_id, "", "")
         return cls(None, Reason.TERMINATED, "taken back by an operator")
+
+
+def _give_up_all(
+    context: EventContext,
+    by: _Caller,
+    slots: Iterable[tuple[str, int]],
+    ranges: Iterable[Members],
+    grace_ms: int | None,
+) -> list[ItemOutcome]:
+    """Ends requests, then members of ranges, until the step is full; returns the outcomes of those
+    that it came to.
+    """
+    outcomes: list[ItemOutcome] = []
+    for allocation_id, generation in slots:
+        if context.journal.is_full:
+            return outcomes
+        outcomes.append(_give_up(context, by, allocation_id, generation, grace_ms))
+    why = Why(by.reason, by.message, grace_ms)
+    for members in ranges:
+        outcome = context.state.range_moves.give_up_members(members, why, job_id=by.job_id)
+        if outcome is None:
+            return outcomes
+        outcomes.append(outcome)
+    return outcomes
 
 
 def _give_up(
@@ -279,13 +333,6 @@ def _give_up(
             grace_ms=grace_ms,
         )
     return ItemOutcome(allocation_id)
-
-
-def _give_up_members(
-    range_moves: RangeMoves, by: _Caller, ranges: Iterable[Members], grace_ms: int | None
-) -> list[ItemOutcome]:
-    why = Why(by.reason, by.message, grace_ms)
-    return [range_moves.give_up_members(members, why, job_id=by.job_id) for members in ranges]
 
 
 def _refuse_mix(job: Job, specs: Iterable[RequestSpec]) -> None:

@@ -28,10 +28,9 @@ from resource_manager.engine.model.texts import amounts_text
 from resource_manager.engine.placement.constraint import Constraint, HostView
 from resource_manager.engine.placement.elastic import PENDING, Content, Elastic
 from resource_manager.engine.placement.fit import AMOUNTS, CPUS, LABELS, Fit
-from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
-from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.placement.placement_pass import PlacementPass
-from resource_manager.engine.planning.exactness import empty_like
+from resource_manager.engine.placement.placer import Placer
+from resource_manager.engine.placement.tentative_cpus import TentativeCpus, as_if_empty
+from resource_manager.engine.planning.topology import empty_like
 from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
@@ -67,7 +66,7 @@ def executor_came(context: EventContext, executor_id: str, *, new: bool) -> None
 
 def _adopt(context: EventContext, host: Host, shape: str) -> None:
     """Makes a provision for an executor of a provider's shape whose provision is unknown."""
-    message = "it came although nobody waited for it any more"
+    message = "it registered although no request waited for it any more"
     provision = Provision(
         executor_id=host.host_id,
         shape=shape,
@@ -94,7 +93,7 @@ def _nearest(provisions: dict[str, Provision], elastic: Elastic, host: Host) -> 
         shape = elastic.shapes.get(provision.shape)
         if provision.state not in PENDING or shape is None:
             continue
-        if not carries(host, shape.labels):
+        if not host.carries(shape.labels):
             continue
         apart = 0.0
         for name in total.keys() | shape.total.keys():
@@ -167,12 +166,12 @@ def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
         if obstacle is not None:
             yield f"{_LACKS[obstacle.constraint]} {class_text(scheduling_class)}"
     together: dict[str, dict[str, int]] = {}
-    trials = Trials(as_if_empty)
+    trials = TentativeCpus(as_if_empty)
     for (gang_id, number), count in content.members.items():
         if (waiting := gangs.waiting.get(gang_id)) is None:
             continue
         member = waiting.kind.member_requests[number]
-        if not carries(host, member.labels):
+        if not host.carries(member.labels):
             yield f"without the labels of members of {gang_text(gangs, gang_id)}"
         need = host.booking_for(member)
         sums = together.setdefault(gang_id, {})
@@ -199,7 +198,7 @@ def _place_gangs(context: EventContext, content: Content) -> None:
         if state.quotas.gang_block(waiting) is not None:
             continue
         state.hosts.refresh(state.queue)
-        placing = PlacementPass(state.hosts, state.reservations)
+        placing = Placer(state.hosts, state.reservations)
         context.state.gang_moves.try_gang(
             placing, NonBatchable(waiting.gang.arrival_number, Kind.GANG, gang_id)
         )
@@ -213,7 +212,7 @@ def _place(context: EventContext, host: Host, content: Content) -> None:
     left = {
         scheduling_class: count
         for scheduling_class, count in content.shapes.items()
-        if carries(host, scheduling_class.labels)
+        if host.carries(scheduling_class.labels)
     }
     for scheduling_class, count in left.items():
         numbers = _first_admitted(state.flows, state.quotas, scheduling_class, count)

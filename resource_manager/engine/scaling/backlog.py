@@ -10,53 +10,68 @@ The first `planned_requests_max` queued requests are planned. Left out are:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from heapq import merge
-from itertools import islice
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
-from finegrain.values.states import GangPlacement
-from resource_manager.engine.context import EventContext
+from finegrain.intervals import Run
 from resource_manager.engine.fairness.quotas import QuotaLedger
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
-from resource_manager.engine.hosts.host import Host
-from resource_manager.engine.lifecycle.quota_checks import (
-    maxima,
-)
-from resource_manager.engine.model.scheduling_key import SLOTS, SchedulingKey, in_grains
+from resource_manager.engine.lifecycle.provisions import ProvisionMoves
+from resource_manager.engine.lifecycle.quota_checks import maxima
+from resource_manager.engine.model.entities import Provision
+from resource_manager.engine.model.scheduling_key import SchedulingKey
 from resource_manager.engine.model.settings import ExecutorShape
+from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.elastic import (
     PENDING,
     UNBOUNDED,
-    Capacity,
     Content,
     LastPlan,
     of_shape,
 )
 from resource_manager.engine.placement.fit import Fit
 from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.planning.exactness import amounts_of, counted, offering, together
-from resource_manager.engine.planning.gang_feasibility import wish_of
-from resource_manager.engine.planning.gang_planning import GangWish
-from resource_manager.engine.planning.packing import Counts, Wish
-from resource_manager.engine.planning.planning import Backlog, Plan, Supply, make_plan
+from resource_manager.engine.planning.draft import Supply
+from resource_manager.engine.planning.gang_feasibility import demand_of
+from resource_manager.engine.planning.gangs import GangDemand
+from resource_manager.engine.planning.packing import Counts, Demand, Entry
+from resource_manager.engine.planning.planning import Backlog, New, Plan, plan_in_steps
+from resource_manager.engine.planning.steps import Steps
+from resource_manager.engine.planning.topology import counted, together, with_counts
 from resource_manager.engine.queue.gangs import GangLedger, WaitingGang
 from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
+from resource_manager.engine.scaling.free_hosts import free_hosts
 from resource_manager.engine.scaling.texts import cause_of
 from resource_manager.engine.state import State
 
 _Member = tuple[str, int]
 """Equal members of a gang: the gang's id, and the index of the member request within the gang."""
 
+_Interval = tuple[int, int, int]
+"""First arrival number, the one behind the last, and the kind of requests that arrived together."""
+
 PATIENCE = 3
 """After this many refusals in a row by one executor, a scheduling class is planned on others."""
 
+_INTERVALS_MAX = 20_000
+"""How many more intervals than needed are collected before they are sorted."""
 
-def plan_waiting(context: EventContext) -> None:
-    """Plans for queued requests if anything has changed, and orders the missing executors."""
-    state, elastic = context.state, context.state.elastic
-    shapes = context.state.provision_moves.requestable_shapes()
+_ORDERS_PER_STEP = 100
+
+_WORK_PER_CLASS = 10
+_WORK_PER_ORDER = 50
+"""What looking at a scheduling class, and ordering an executor, count in `Steps`."""
+
+
+def plan_waiting(state: State) -> Steps[None]:
+    """Plans for queued requests if anything has changed, and orders the missing executors.
+
+    The plan is made for the moment at which it was begun. What was placed or cancelled since is
+    left out when executors are ordered, and the next pass plans again.
+    """
+    elastic, moves = state.elastic, state.provision_moves
+    shapes = moves.requestable_shapes()
     # Everything that the result of a plan depends on; if it is as last time, so is the plan.
     now = (
         state.queue.moves + state.gangs.moves,
@@ -67,19 +82,31 @@ def plan_waiting(context: EventContext) -> None:
     )
     if now == elastic.looked_at and not state.gangs.waiting and not state.hosts.refusing:
         return
-    builder = _BacklogBuilder(state, shapes)
+    builder, ordered = _BacklogBuilder(state, shapes), 0
     if shapes or builder.pending:
-        plan = make_plan(builder.backlog)
+        plan = yield from plan_in_steps((yield from builder.build()))
         elastic.plan = builder.last_plan(plan)
-        for new in plan.new:
-            content = builder.content(new.content)
-            provision = context.state.provision_moves.request_executor(
-                shapes[new.supply], cause_of(state.gangs, content)
-            )
-            elastic.plan.on[provision.executor_id] = content
+        ordered = yield from builder.order(plan.new)
     else:
         elastic.plan = _empty_plan(state.gangs, state.queue)
-    elastic.looked_at = (*now[:2], elastic.version, *now[3:])
+    elastic.looked_at = (*now[:2], now[2] + ordered, *now[3:])
+
+
+def note_totals(moves: ProvisionMoves, ordered: Iterable[ExecutorShape]) -> None:
+    """Notes the totals of all executors after some were ordered, for the invariants: only in
+    dimensions that those have, because executors that come by themselves know no maximum.
+    """
+    names = {name for shape in ordered for name in shape.total}
+    if names and moves.settings.provisioning.total_max:
+        there = moves.counted()
+        moves.elastic.asked_up_to = {name: there[name] for name in names}
+
+
+def more_of(provisions: Mapping[str, Provision], shape: ExecutorShape) -> int:
+    """Returns how many more executors of a shape its `count_max` allows."""
+    if not shape.count_max:
+        return UNBOUNDED
+    return max(0, shape.count_max - of_shape(provisions, shape.name))
 
 
 def _empty_plan(gangs: GangLedger, queue: WaitingQueue) -> LastPlan:
@@ -91,16 +118,16 @@ class _BacklogBuilder:
     """Translates queued requests into numbers, and a plan of numbers back.
 
     A request kind is a scheduling class or equal members of a gang. Its number is its index in the
-    lists `_wishes` and `_owners`.
+    lists `_demands` and `_owners`.
 
     Attributes:
         pending: provisions that have not registered, oldest first.
-        backlog: everything that a plan is made of.
     """
 
     def __init__(self, state: State, shapes: list[ExecutorShape]) -> None:
         self._state = state
-        self._wishes: list[Wish] = []
+        self._shapes = shapes
+        self._demands: list[Demand] = []
         self._owners: list[SchedulingClass | _Member] = []  # by kind number
         elastic = state.elastic
         self.pending = [
@@ -117,16 +144,44 @@ class _BacklogBuilder:
         self._names = sorted(names)
         # Kinds for which amounts alone do not tell how many fit.
         self._topology_constrained: dict[int, ResourceRequest] = {}
-        queued = self._queued_requests() if shapes or self.pending else []
-        gangs = self._gangs([number for number, _ in queued]) if shapes or self.pending else []
-        self._together = together(gangs)
-        self.backlog = Backlog(
-            wishes=self._wishes,
-            line=_runs(queued),
-            supplies=[self._supply(shape) for shape in shapes],
-            pending={each.executor_id: self._capacity(each.shape) for each in self.pending},
-            gangs=gangs,
-            hosts=_free_hosts(state.hosts, self._wishes, gangs, self._topology_constrained),
+        self._gangs: list[GangDemand] = []
+        self._planned: Counter[SchedulingClass] = Counter()  # in the plan that was made
+
+    def build(self) -> Steps[Backlog]:
+        """Returns everything that a plan is made of."""
+        state = self._state
+        queued = yield from self._queued_requests()
+        gangs = yield from self._first_gangs()
+        queue, before = _entries(queued, [each.gang.arrival_number for each in gangs])
+        self._gangs = [self._gang(each, at) for each, at in zip(gangs, before, strict=True)]
+        hosts = yield from free_hosts(
+            state.hosts, self._demands, self._gangs, self._topology_constrained
+        )
+        on_one = together(self._gangs)
+        capacities = {
+            name: with_counts(
+                state.elastic.capacities[name],
+                state.elastic.seen.get(name),
+                self._topology_constrained,
+                on_one,
+            )
+            for name in self._names
+        }
+        return Backlog(
+            demands=self._demands,
+            queue=queue,
+            supplies=[
+                Supply(
+                    capacities[each.name],
+                    each.total,
+                    each.cost,
+                    more_of(state.provisions, each),
+                )
+                for each in self._shapes
+            ],
+            pending={each.executor_id: capacities[each.shape] for each in self.pending},
+            gangs=self._gangs,
+            hosts=hosts,
             limits=state.provision_moves.room_below_maximum(),
             kept=self._kept(),
         )
@@ -141,55 +196,92 @@ class _BacklogBuilder:
             if isinstance(owner, SchedulingClass):
                 left[owner] = count
         gangs = {owner[0] for owner in self._owners if not isinstance(owner, SchedulingClass)}
-        gangs -= {self._gang_of(self.backlog.gangs[at]) for at in plan.gangs}
+        gangs -= {self._gang_of(self._gangs[at]) for at in plan.gangs}
         gangs.update(self._unservable_gangs)
-        on = {name: self.content(content) for name, content in plan.pending.items()}
+        on = {
+            each.executor_id: content
+            for each in self.pending
+            if each.state in PENDING
+            and (content := self._still_queued(plan.pending.get(each.executor_id, {})))
+        }
         return LastPlan(
             on, left, sorted(gangs), plan.counted_on, self._blocked, self._blocked_gangs
         )
 
-    def content(self, counts: Counts) -> Content:
-        """Returns what is planned on one executor."""
+    def order(self, new: Sequence[New]) -> Steps[int]:
+        """Orders executors, as far as limits allow now, and notes what is planned on them; returns
+        how many.
+        """
+        state = self._state
+        elastic, moves = state.elastic, state.provision_moves
+        number = elastic.number
+        for first in range(0, len(new), _ORDERS_PER_STEP):
+            shapes = {shape.name: shape for shape in moves.requestable_shapes()}
+            more = {name: more_of(state.provisions, shape) for name, shape in shapes.items()}
+            room = moves.room_below_maximum()
+            ordered: dict[str, ExecutorShape] = {}
+            for each in new[first : first + _ORDERS_PER_STEP]:
+                shape = self._shapes[each.supply]
+                content = self._still_queued(each.content)
+                allowed = all(shape.total.get(name, 0) <= left for name, left in room.items())
+                if content and allowed and more.get(shape.name):
+                    provision = moves.request_executor(shape, cause_of(state.gangs, content))
+                    elastic.plan.on[provision.executor_id] = content
+                    more[shape.name] -= 1
+                    room = {name: left - shape.total.get(name, 0) for name, left in room.items()}
+                    ordered[shape.name] = shape
+            note_totals(moves, ordered.values())
+            yield _WORK_PER_ORDER * _ORDERS_PER_STEP
+        return elastic.number - number
+
+    def _still_queued(self, counts: Counts) -> Content:
+        """Returns what is planned on one executor, without what is no longer queued.
+
+        To be called once for each executor: of each scheduling class, no more requests are planned
+        in all than are queued.
+        """
         content = Content()
         for kind, count in sorted(counts.items()):
             owner = self._owners[kind]
-            if isinstance(owner, SchedulingClass):
-                content.shapes[owner] = count
-            else:
-                content.members[owner] = count
+            if not isinstance(owner, SchedulingClass):
+                if owner[0] in self._state.gangs.waiting:
+                    content.members[owner] = count
+            elif (here := min(count, owner.waiting - self._planned[owner])) > 0:
+                content.shapes[owner] = here
+                self._planned[owner] += here
         return content
 
-    def _gang_of(self, wish: GangWish) -> str:
-        owner = self._owners[next(iter(wish.members))]
+    def _gang_of(self, gang: GangDemand) -> str:
+        owner = self._owners[next(iter(gang.members))]
         return "" if isinstance(owner, SchedulingClass) else owner[0]
 
-    def _queued_requests(self) -> list[tuple[int, int]]:
-        """Returns (arrival number, kind) of the first queued requests, in order of arrival."""
+    def _queued_requests(self) -> Steps[list[_Interval]]:
+        """Returns the first queued requests, in order of arrival."""
         most = self._state.settings.provisioning.planned_requests_max
         refused = _refused_lately(self._state.hosts)
         found: list[tuple[SchedulingClass, int]] = []
         for scheduling_class in self._state.queue.classes():
+            yield _WORK_PER_CLASS
             if scheduling_class.key in refused:
                 continue
             if not self._is_served(scheduling_class):
                 self._unservable.append(scheduling_class)
                 continue
-            kind = self._kind(
-                Wish(*scheduling_class.amounts, scheduling_class.labels),
-                scheduling_class,
-                scheduling_class,
-            )
-            found.append((scheduling_class, kind))
-        admitted = self._admitted([scheduling_class for scheduling_class, _ in found])
-        runs = [
-            _arrivals(scheduling_class, kind, admitted.get(scheduling_class))
-            for scheduling_class, kind in found
-        ]
-        return list(islice(merge(*runs), most))
+            demand = Demand(*needs_of(scheduling_class).amounts, scheduling_class.labels)
+            found.append((scheduling_class, self._kind(demand, scheduling_class, scheduling_class)))
+        admitted = yield from self._admitted([scheduling_class for scheduling_class, _ in found])
+        intervals: list[_Interval] = []
+        for scheduling_class, kind in found:
+            yield _WORK_PER_CLASS
+            runs = _runs(scheduling_class, admitted.get(scheduling_class), most)
+            intervals += [(start, end, kind) for start, end in runs]
+            if len(intervals) > _INTERVALS_MAX + most:
+                intervals = _first(intervals, most)
+        return _first(intervals, most)
 
     def _admitted(
         self, scheduling_classes: list[SchedulingClass]
-    ) -> dict[SchedulingClass, dict[JobQueue, int]]:
+    ) -> Steps[dict[SchedulingClass, dict[JobQueue, int]]]:
         """Returns how many requests of each job queue quotas would admit if there were capacity for
         all.
 
@@ -203,80 +295,62 @@ class _BacklogBuilder:
             job_queue
             for scheduling_class in scheduling_classes
             for job_queue in scheduling_class.job_queues.values()
+            if job_queue.numbers
         ]
         for job_queue in sorted(job_queues, key=lambda job_queue: job_queue.numbers.first):
-            need, count = (
-                state.quotas.largest_booking(job_queue.scheduling_class),
-                len(job_queue.numbers),
-            )
+            yield _WORK_PER_CLASS
+            scheduling_class, count = job_queue.scheduling_class, len(job_queue.numbers)
+            need = state.quotas.largest_booking(scheduling_class)
             here = self._ledger.admit(state.quotas.limited(job_queue.job_id), need, count)
-            found.setdefault(job_queue.scheduling_class, {})[job_queue] = here
+            found.setdefault(scheduling_class, {})[job_queue] = here
             if here < count:
-                left = self._blocked.get(job_queue.scheduling_class, 0) + count - here
-                self._blocked[job_queue.scheduling_class] = left
+                left = self._blocked.get(scheduling_class, 0) + count - here
+                self._blocked[scheduling_class] = left
         return {scheduling_class: found[scheduling_class] for scheduling_class in self._blocked}
 
-    def _kind(self, wish: Wish, owner: SchedulingClass | _Member, request: ResourceRequest) -> int:
-        kind = len(self._wishes)
+    def _kind(
+        self, demand: Demand, owner: SchedulingClass | _Member, request: ResourceRequest
+    ) -> int:
+        kind = len(self._demands)
         if request.topology_constrained or (
             self._state.hosts.indexes.aligning and not isinstance(owner, SchedulingClass)
         ):
             self._topology_constrained[kind] = request
-            wish = counted(wish, kind)
-        self._wishes.append(wish)
+            demand = counted(demand, kind)
+        self._demands.append(demand)
         self._owners.append(owner)
         return kind
 
-    def _capacity(self, name: str) -> Capacity:
-        elastic = self._state.elastic
-        seen = elastic.seen.get(name)
-        return offering(elastic.capacities[name], seen, self._topology_constrained, self._together)
-
-    def _supply(self, shape: ExecutorShape) -> Supply:
-        most = UNBOUNDED
-        if shape.count_max:
-            most = max(0, shape.count_max - of_shape(self._state.provisions, shape.name))
-        return Supply(self._capacity(shape.name), shape.total, shape.cost, most)
-
-    def _gangs(self, arrivals: list[int]) -> list[GangWish]:
-        """Returns the queued gangs to plan, in queue order.
-
-        `arrivals` are the arrival numbers of the planned requests: a gang is planned after those
-        that came before it.
-        """
-        wished: list[GangWish] = []
-        at, left = 0, self._state.settings.provisioning.planned_requests_max
-        for waiting in self._state.gangs.in_order():
-            if not any(
-                self._is_served(scheduling_class)
-                for scheduling_class in _classes_of(self._state.queue, waiting)
-            ):
-                self._unservable_gangs.append(waiting.gang.gang_id)
+    def _first_gangs(self) -> Steps[list[WaitingGang]]:
+        """Returns the queued gangs to plan, in order of arrival."""
+        state = self._state
+        first: list[WaitingGang] = []
+        left = state.settings.provisioning.planned_requests_max
+        for waiting in state.gangs.in_order():
+            members = waiting.kind.member_requests
+            yield _WORK_PER_CLASS * len(members)
+            gang_id = waiting.gang.gang_id
+            if not any(self._is_served(state.queue.class_for(each.key)) for each in members):
+                self._unservable_gangs.append(gang_id)
                 continue
-            groups = self._state.quotas.limited(waiting.gang.job_id)
-            if groups and not self._ledger.admit(
-                groups,
-                self._state.quotas.gang_need(waiting),
-                1,
-            ):
-                self._blocked_gangs.append(waiting.gang.gang_id)
+            groups = state.quotas.limited(waiting.gang.job_id)
+            if groups and not self._ledger.admit(groups, state.quotas.gang_need(waiting), 1):
+                self._blocked_gangs.append(gang_id)
                 continue
             left -= len(waiting.members)
-            if left < 0 and wished:
+            if left < 0 and first:
                 break
-            while at < len(arrivals) and arrivals[at] < waiting.gang.arrival_number:
-                at += 1
-            wished.append(self._gang(waiting, at))
-        return wished
+            first.append(waiting)
+        return first
 
-    def _gang(self, waiting: WaitingGang, before: int) -> GangWish:
+    def _gang(self, waiting: WaitingGang, before: int) -> GangDemand:
         gang_id = waiting.gang.gang_id
         members = {
-            self._kind(wish_of(each), (gang_id, number), each): each.count
+            self._kind(demand_of(each), (gang_id, number), each): each.count
             for number, each in enumerate(waiting.kind.member_requests)
         }
         where = waiting.kind.where
-        return GangWish(members, where.placement, where.label, before)
+        return GangDemand(members, where.placement, where.label, before)
 
     def _is_served(self, scheduling_class: SchedulingClass) -> bool:
         """Returns True if a pending or orderable executor could serve one request of the class."""
@@ -294,84 +368,54 @@ class _BacklogBuilder:
         return kept
 
 
-def _classes_of(queue: WaitingQueue, waiting: WaitingGang) -> Iterator[SchedulingClass]:
-    for member in waiting.kind.member_requests:
-        yield queue.class_for(member.key)
-
-
-def _arrivals(
-    scheduling_class: SchedulingClass, kind: int, admitted: Mapping[JobQueue, int] | None
-) -> Iterator[tuple[int, int]]:
-    """Yields (arrival number, kind) in order of arrival; `admitted` limits each job queue."""
-    if admitted is None:
-        for start, end in scheduling_class.runs():
-            for number in range(start, end):
-                yield number, kind
-        return
-    job_queues = [islice(_numbers(job_queue), count) for job_queue, count in admitted.items()]
-    for number in merge(*job_queues):
-        yield number, kind
-
-
-def _numbers(job_queue: JobQueue) -> Iterator[int]:
-    for start, end in job_queue.numbers.runs():
-        yield from range(start, end)
-
-
-def _runs(queued: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Joins equal kinds that follow each other: returns (kind, how many)."""
-    runs: list[tuple[int, int]] = []
-    last, count = -1, 0
-    for _, kind in queued:
-        if kind == last:
-            count += 1
-            continue
-        if count:
-            runs.append((last, count))
-        last, count = kind, 1
-    if count:
-        runs.append((last, count))
-    return runs
-
-
-def _free_hosts(
-    hosts: Hosts, wishes: list[Wish], gangs: list[GangWish], exact: Mapping[int, ResourceRequest]
-) -> dict[str, Capacity]:
-    """Returns the free capacity of known executors, as far as members of gangs could use it.
-
-    Only executors with room for at least one member count. As many of them as there are members are
-    enough, unless the gang needs one label value: then all count.
+def _runs(
+    scheduling_class: SchedulingClass, admitted: Mapping[JobQueue, int] | None, most: int
+) -> list[Run]:
+    """Returns the arrival numbers of the first requests of a class; `admitted` limits each job
+    queue.
     """
-    index = hosts.indexes.main
-    members = sum(sum(gang.members.values()) for gang in gangs)
-    found: set[str] = set()
-    for gang in gangs:
-        most = None if gang.placement is GangPlacement.SAME_LABEL else members
-        for kind in gang.members:
-            wish = wishes[kind]
-            with_room = (
-                index.ids[at]
-                for at in index.covering([amounts_of(wish.pooled), amounts_of(wish.separate)])
-                if carries(hosts[index.ids[at]], wish.labels)
-                and (kind not in exact or hosts[index.ids[at]].suits(exact[kind]))
-            )
-            found.update(islice(with_room, most))
-    free: dict[str, Capacity] = {}
-    for host_id in sorted(found):
-        host = hosts[host_id]
-        if host.eligible and (slots := host.spare_slots()):
-            counted_together = [gang.members for gang in gangs]
-            free[host_id] = offering(_free_of(host, slots), host, exact, counted_together)
-    return free
+    if admitted is not None:
+        return [
+            run for job_queue, count in admitted.items() for run in job_queue.numbers.peek(count)
+        ]
+    found: list[Run] = []
+    for start, end in scheduling_class.runs():
+        found.append((start, end))
+        most -= end - start
+        if most <= 0:
+            break
+    return found
 
 
-def _free_of(host: Host, slots: int) -> Capacity:
-    return Capacity(
-        {**in_grains(host.spare()), SLOTS: slots},
-        host.default_need,
-        host.labels,
-        host.separate_pools,
-    )
+def _first(intervals: list[_Interval], most: int) -> list[_Interval]:
+    """Returns the first `most` arrival numbers, in order."""
+    first: list[_Interval] = []
+    for start, end, kind in sorted(intervals):
+        if most <= 0:
+            break
+        first.append((start, min(end, start + most), kind))
+        most -= end - start
+    return first
+
+
+def _entries(queued: list[_Interval], gangs: list[int]) -> tuple[list[Entry], list[int]]:
+    """Returns (kind, how many) in order of arrival, and before which of them each gang comes.
+
+    Args:
+        queued: arrival numbers of requests, in order.
+        gangs: arrival numbers of gangs, in order.
+    """
+    entries: list[Entry] = []
+    before: list[int] = []
+    for start, end, kind in queued:
+        while len(before) < len(gangs) and gangs[len(before)] < start:
+            before.append(len(entries))
+        if entries and entries[-1][0] == kind and before[-1:] != [len(entries)]:
+            entries[-1] = (kind, entries[-1][1] + end - start)
+        else:
+            entries.append((kind, end - start))
+    before += [len(entries)] * (len(gangs) - len(before))
+    return entries, before
 
 
 def _refused_lately(hosts: Hosts) -> set[SchedulingKey]:

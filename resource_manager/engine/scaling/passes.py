@@ -1,5 +1,7 @@
 """Runs the planning pass, which orders new executors and gives executors back.
 
+A pass over a long queue takes several cycles: it goes on where it stopped (`planning/steps.py`).
+
 A pass runs `plan_interval_ms` after something has happened, and never more often. So requests that
 come one by one are planned together, and a slot that is just being freed can still serve the next
 request. Queued requests are planned again only if the result could differ from the last one.
@@ -21,16 +23,23 @@ from resource_manager.engine.lifecycle.provisions import ProvisionMoves, is_lost
 from resource_manager.engine.model.entities import Instant, Provision
 from resource_manager.engine.model.settings import EngineSettings, ExecutorShape
 from resource_manager.engine.model.timers import Timer
-from resource_manager.engine.placement.elastic import PENDING, UNBOUNDED, Elastic, of_shape
+from resource_manager.engine.placement.elastic import PENDING, Elastic
 from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.planning.exact import Offer, equal_cover
-from resource_manager.engine.planning.planning import COST_UNIT
-from resource_manager.engine.scaling.backlog import PATIENCE, plan_waiting
+from resource_manager.engine.planning.cover import cover
+from resource_manager.engine.planning.draft import COST_UNIT
+from resource_manager.engine.planning.offers import Allowance, Offer
+from resource_manager.engine.planning.steps import Steps, advance, finish
+from resource_manager.engine.scaling.backlog import PATIENCE, more_of, note_totals, plan_waiting
 from resource_manager.engine.state import State
 
 _PARTS_MAX = 5_000
 """Upper bound for the number of units in which a missing amount is counted; keeps the search for
 the cheapest set small.
+"""
+
+WORK_MAX = 10_000
+"""Work that one cycle spends on a planning pass, counted as in `planning/steps.py`: some
+milliseconds.
 """
 
 MINIMUM = "minimum"
@@ -48,88 +57,68 @@ def provide(context: EventContext) -> None:
         elastic.resumes = False
         context.state.provision_moves.resume()
     interval_ms = elastic.provisioning.plan_interval_ms
-    if elastic.next_pass_ms is None:
+    if elastic.next_pass_ms is None and elastic.steps is None:
         elastic.next_pass_ms = context.now_ms + interval_ms
-    elif context.now_ms >= elastic.next_pass_ms and not state.unfinished:
-        _run_pass(context)
-        again = _needs_another_pass(state)
-        elastic.next_pass_ms = context.now_ms + interval_ms if again else None
+    elif not state.queue_unfinished:
+        if elastic.steps is None and context.now_ms >= (elastic.next_pass_ms or 0):
+            elastic.steps, elastic.next_pass_ms = _pass(state), None
+        if elastic.steps is not None and advance(elastic.steps, WORK_MAX):
+            elastic.steps = None
+            if _needs_another_pass(state):
+                elastic.next_pass_ms = context.now_ms + interval_ms
     if elastic.next_pass_ms is not None:
         state.timers.arm(Timer.PLAN, "", elastic.next_pass_ms)
 
 
 def _needs_another_pass(state: State) -> bool:
     """Returns True if time alone may change the result of the next pass."""
-    waiting = bool(state.queue.classes_by_job) or bool(state.gangs.waiting)
+    waiting = bool(state.queue.by_job) or bool(state.gangs.waiting)
     return (
         waiting or bool(state.provisions) or bool(_missing(state.settings, state.provision_moves))
     )
 
 
-def _run_pass(context: EventContext) -> None:
+def _pass(state: State) -> Steps[None]:
     """Checks provisions, plans for queued requests and the minimum, then gives back what is not
     needed.
     """
-    state = context.state
     for provision in list(state.provisions.values()):
-        _check_provision(context, provision)
-    if _are_expected_back(
-        context.journal, context.state.hosts, context.state.settings, context.state.started
-    ):
+        if provision.executor_id in state.provisions:
+            _check_provision(state, provision)
+            yield 1
+    if _are_expected_back(state.journal, state.hosts, state.settings, state.started):
         return
-    number = state.elastic.number
-    plan_waiting(context)
-    _request_minimum(
-        context.state.provisions, context.state.settings, context.state.provision_moves
-    )
-    if state.elastic.number > number:
-        state.elastic.asked_up_to = _total_after_requests(
-            state.provisions, state.elastic, state.provision_moves, number
-        )
-    _give_back_surplus(context)
-    _give_back_idle(context)
+    yield from plan_waiting(state)
+    _request_minimum(state.provision_moves)
+    yield len(state.provisions)
+    _give_back_surplus(state)
+    yield len(state.provisions)
+    _give_back_idle(state)
 
 
-def _total_after_requests(
-    provisions: dict[str, Provision], elastic: Elastic, provision_moves: ProvisionMoves, number: int
-) -> dict[str, int]:
-    """Returns the totals after this pass, in the dimensions that the newly ordered executors have.
-
-    `number` is the last provision number before the pass.
-    """
-    there = provision_moves.counted()
-    names = {
-        name
-        for each in provisions.values()
-        if each.number > number
-        for name in elastic.shapes[each.shape].total
-    }
-    return {name: there[name] for name in names}
-
-
-def _check_provision(context: EventContext, provision: Provision) -> None:
+def _check_provision(state: State, provision: Provision) -> None:
     """Stops a provision that did not register in time, is lost for too long, or was deleted by an
     operator.
     """
-    state, elastic = context.state, context.state.elastic
+    elastic = state.elastic
     shape = elastic.shapes.get(provision.shape)
     if provision.state in PENDING and shape is not None:
         heard_ms = state.timers.listening_since_ms + shape.start_timeout_ms
-        if context.now_ms >= max(provision.deadline_at_ms or 0, heard_ms):
+        if state.journal.now_ms >= max(provision.deadline_at_ms or 0, heard_ms):
             seconds = shape.start_timeout_ms // 1_000
-            context.state.provision_moves.fail(provision, f"did not register within {seconds} s")
+            state.provision_moves.fail(provision, f"did not register within {seconds} s")
     elif provision.state is ProvidedExecutorState.REGISTERED:
         host = state.hosts.get(provision.executor_id)
         if host is None:
-            context.state.provision_moves.stop(provision, "an operator had it forgotten")
+            state.provision_moves.stop(provision, "an operator had it forgotten")
         elif is_lost(host):
-            since_ms = elastic.lost_since_ms.setdefault(provision.executor_id, context.now_ms)
-            if context.now_ms - since_ms >= elastic.provisioning.provided_lost_timeout_ms:
+            since_ms = elastic.lost_since_ms.setdefault(provision.executor_id, state.journal.now_ms)
+            if state.journal.now_ms - since_ms >= elastic.provisioning.provided_lost_timeout_ms:
                 seconds = elastic.provisioning.provided_lost_timeout_ms // 1_000
-                context.state.provision_moves.stop(provision, f"was lost for {seconds} s")
+                state.provision_moves.stop(provision, f"was lost for {seconds} s")
         else:
             elastic.lost_since_ms.pop(provision.executor_id, None)
-            _judge_by_use(context.state.elastic, context.state.provision_moves, provision, host)
+            _judge_by_use(elastic, state.provision_moves, provision, host)
 
 
 def _judge_by_use(
@@ -181,25 +170,24 @@ def _missing(settings: EngineSettings, provision_moves: ProvisionMoves) -> dict[
     }
 
 
-def _request_minimum(
-    provisions: dict[str, Provision], settings: EngineSettings, provision_moves: ProvisionMoves
-) -> None:
+def _request_minimum(moves: ProvisionMoves) -> None:
     """Orders executors for the configured minimum.
 
     For one dimension after the other, it orders the cheapest set that provides what is still
     missing.
     """
-    for name in sorted(_missing(settings, provision_moves)):
-        lack = _missing(settings, provision_moves).get(name, 0)
+    for name in sorted(_missing(moves.settings, moves)):
+        lack = _missing(moves.settings, moves).get(name, 0)
         if lack <= 0:
             continue
-        shapes = [each for each in provision_moves.requestable_shapes() if each.total.get(name, 0)]
-        room = provision_moves.room_below_maximum()
-        for shape, count in _cheapest(provisions, shapes, name, lack):
+        shapes = [each for each in moves.requestable_shapes() if each.total.get(name, 0)]
+        room = moves.room_below_maximum()
+        for shape, count in _cheapest(moves.provisions, shapes, name, lack):
             for _ in range(count):
                 if any(shape.total.get(each, 0) > left for each, left in room.items()):
                     break
-                provision_moves.request_executor(shape, MINIMUM)
+                moves.request_executor(shape, MINIMUM)
+                note_totals(moves, [shape])
                 room = {each: left - shape.total.get(each, 0) for each, left in room.items()}
 
 
@@ -219,32 +207,21 @@ def _cheapest(
     # they are.
     if lack // unit > _PARTS_MAX:
         unit = max(unit, min(lack // _PARTS_MAX, *[shape.total[name] for shape in shapes]))
-    served = [shape.total[name] // unit for shape in shapes]
+    # One request per unit; all that may be ordered is ordered if it is not enough.
     offers = [
-        Offer((), (), max(1, round(shape.cost * COST_UNIT)), _more_of(provisions, shape))
+        Offer([shape.total[name] // unit], [((0, 1),)], max(1, round(shape.cost * COST_UNIT)))
         for shape in shapes
     ]
-    wanted = -(-lack // unit)
-    chosen = equal_cover(wanted, served, offers)
-    # If all that may be ordered is not enough, order all of it.
-    while chosen is None and wanted > 1:
-        wanted = sum(n * min(offer.most, wanted) for n, offer in zip(served, offers, strict=True))
-        chosen = equal_cover(wanted, served, offers)
-    return list(zip(shapes, chosen or [0] * len(shapes), strict=True))
+    allowance = Allowance([more_of(provisions, shape) for shape in shapes])
+    chosen = finish(cover({0: -(-lack // unit)}, offers, allowance))
+    return [(shapes[each.offer], each.copies) for each in chosen.purchases]
 
 
-def _more_of(provisions: dict[str, Provision], shape: ExecutorShape) -> int:
-    """Returns how many more executors of a shape its `count_max` allows."""
-    if not shape.count_max:
-        return UNBOUNDED
-    return max(0, shape.count_max - of_shape(provisions, shape.name))
-
-
-def _give_back_surplus(context: EventContext) -> None:
+def _give_back_surplus(state: State) -> None:
     """Stops pending executors that no request needs, if that was so in the previous pass as
     well.
     """
-    state, elastic = context.state, context.state.elastic
+    elastic = state.elastic
     before, elastic.surplus = elastic.surplus, set()
     spare = _Spare(state)
     for provision in _dearest_first(state.provisions, state.elastic):
@@ -255,15 +232,15 @@ def _give_back_surplus(context: EventContext) -> None:
         if not spare.has(total):
             continue
         if name in before:
-            context.state.provision_moves.stop(provision, "nobody needs it any more")
+            state.provision_moves.stop(provision, "no request needs it any more")
             spare.give(total)
         else:
             elastic.surplus.add(name)
 
 
-def _give_back_idle(context: EventContext) -> None:
+def _give_back_idle(state: State) -> None:
     """Gives back executors that had no slots for the idle timeout."""
-    state, elastic = context.state, context.state.elastic
+    elastic = state.elastic
     timeout_ms = elastic.provisioning.idle_timeout_ms
     spare = _Spare(state)
     for provision in _dearest_first(state.provisions, state.elastic):
@@ -277,14 +254,14 @@ def _give_back_idle(context: EventContext) -> None:
         # A changed number shows that slots came and went between two passes.
         mark = (host.executor.registration_number, host.executor.command_number)
         if provision.idle_since_ms is None or elastic.idle_marks.get(host.host_id) != mark:
-            provision.idle_since_ms = context.now_ms
+            provision.idle_since_ms = state.journal.now_ms
             elastic.idle_marks[host.host_id] = mark
-        idle_ms = context.now_ms - provision.idle_since_ms
+        idle_ms = state.journal.now_ms - provision.idle_since_ms
         if idle_ms < timeout_ms or provision.executor_id in elastic.plan.counted_on:
             continue
         total = host.executor.registration.total
         if spare.has(total):
-            context.state.provision_moves.stop(provision, f"had no slots for {idle_ms // 1_000} s")
+            state.provision_moves.stop(provision, f"had no slots for {idle_ms // 1_000} s")
             spare.give(total)
 
 

@@ -1,14 +1,14 @@
-"""Orders to executors: numbered, at most one in flight per executor, many slots in each that frees
-or allocates, one in each that resizes.
+"""Sends numbered commands to executors and processes the answers.
 
-Frees go first: they are finite, since nothing is freed that was not allocated, and they give room.
-Resizes and allocations take turns, so that neither many of the ones nor many of the others keep the
-rest waiting for longer than one command. Which resize or allocation goes first does not matter for
-what fits: all of them are booked already.
+An executor has at most one command in flight. A command frees many slots, allocates many slots, or
+resizes one.
 
-Decides when what is sent, and what the answer means for the books. The order of a command and its
-answer does not matter to reports: a slot whose order is in flight is neither confirmed nor missed
-before the answer, unless a report shows it.
+- Frees are sent first. They make room, and their number is limited, because only allocated slots
+  are freed.
+- Resizes and allocations alternate, so that many of one kind delay the other kind by one command
+  only. Their order does not change what fits, because all of them are booked already.
+- A report may arrive before or after the answer to a command. While the command is in flight, a
+  report that shows its slots confirms them, and one that does not show them proves nothing.
 """
 
 from __future__ import annotations
@@ -39,16 +39,18 @@ from resource_manager.engine.queue.requests import Requests
 
 
 def dispatch(context: EventContext) -> None:
-    """Sends what is due to every executor that is not busy with a command."""
+    """Sends the next command to each executor in the outbox that has none in flight, and repeats
+    commands whose retry is due.
+    """
     state = context.state
     executor_ids = sorted(state.outbox)
     state.outbox.clear()
     for executor_id in executor_ids:
         host = state.hosts.get(executor_id)
         if host is None or host.executor.state is not ExecutorState.ACTIVE:
-            continue  # whoever registers gets its orders anew
+            continue  # when it registers, it gets its orders again
         if host.reach.unreachable:
-            continue  # likewise whoever can be dialled again
+            continue  # the same happens when it can be dialled again
         command = host.in_flight
         if command is None:
             _send_next(context, host)
@@ -134,7 +136,7 @@ def _order(requests: Requests, jobs: dict[str, Job], slot: Slot, executor: Execu
 
 
 def command_answered(context: EventContext, event: CommandAnswered) -> None:
-    """Takes in what became of each item, then the true state that came along."""
+    """Processes the outcome of each item of a command, then the state that the answer reports."""
     host = _host_of_command(context.state.hosts, event)
     if host is None or host.in_flight is None:
         return
@@ -165,7 +167,7 @@ def command_answered(context: EventContext, event: CommandAnswered) -> None:
             "it answered a command without its full state",
         )
         return
-    if not taken.taken:  # a newer state was taken in before this answer came, and contains it
+    if not taken.taken:  # a newer state was processed before this answer, and contains its effects
         host.contained_command = max(host.contained_command, event.command_number)
         settle(context, host)
     for slot, _ in refused:
@@ -178,11 +180,13 @@ def command_answered(context: EventContext, event: CommandAnswered) -> None:
 
 
 def command_refused(context: EventContext, event: CommandRefused) -> None:
-    """The executor does not accept our numbers: nothing believed of it holds until it registers
-    again.
+    """Processes the refusal of a command whose numbers the executor does not accept.
+
+    What the resource manager knows of the executor may be wrong, so the executor must register
+    again. After `refused_commands_max` refusals it counts as unreachable.
 
     Raises:
-        EpochSeen: the executor knows newer books than these.
+        EpochSeen: the executor has seen a newer resource manager than this one.
     """
     refuse_seen_epoch(context.state, event.executor_id, event.known_rm_epoch)
     host = _host_of_command(context.state.hosts, event)
@@ -218,7 +222,7 @@ def _distrust(
 ) -> None:
     host.in_flight = None
     transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
-    usage.total_changed(host)  # whatever is held there moves to where it can be placed
+    usage.total_changed(host)  # what is reserved there is reserved on other hosts
     journal.cluster_event(
         "executor_distrusted",
         executor_id=host.host_id,
@@ -228,7 +232,7 @@ def _distrust(
 
 
 def command_undelivered(context: EventContext, event: CommandUndelivered) -> None:
-    """Nobody knows what became of the command: it is sent again, with the same number and
+    """Schedules another attempt at a command whose outcome is unknown, with the same number and
     content.
     """
     host = _host_of_command(context.state.hosts, event)
@@ -248,14 +252,14 @@ def command_undelivered(context: EventContext, event: CommandUndelivered) -> Non
 
 
 def command_timer_fired(context: EventContext, executor_id: str) -> None:
-    """A command may be sent (again)."""
+    """Puts the executor into the outbox, because a command may be sent, or sent again."""
     context.state.outbox[executor_id] = None
 
 
 def _host_of_command(
     hosts: Hosts, event: CommandAnswered | CommandRefused | CommandUndelivered
 ) -> Host | None:
-    """The host, if the event is about the command that is in flight there now."""
+    """Returns the host if the event is about the command in flight there; None: it is outdated."""
     host = hosts.get(event.executor_id)
     if (
         host is None
@@ -280,9 +284,11 @@ def _free_failed(
 
 
 def _refused(context: EventContext, slot: Slot, outcome: ItemOutcome) -> None:
-    """The slot does not exist; its request goes back to its old place in line."""
+    """Deletes a slot that the executor did not allocate, and puts its request back to its old place
+    in the queue.
+    """
     if slot.state is SlotState.ALLOCATED:
-        return  # a report has shown it; the answer is about an older attempt
+        return  # a report has shown the slot; the answer is about an older attempt
     request = context.state.requests.served_by(slot)
     if request is not None:
         context.state.gang_moves.requeue(request, slot, outcome.reason, outcome.message)

@@ -1,22 +1,20 @@
-"""Serves those who wait: the job that is to be served first, its oldest request first; and whoever
-is behind one that does not fit is tried all the same.
+"""One scheduling cycle: all that `Decide` does, stage by stage.
 
-Each shape of the round is looked at once: where there is no room for it, it sleeps until a host of
-its labels has more room than before; then only hosts that grew are looked at. Then jobs are served
-in the order of `fairness/choice.py`, in runs: `PlacementPass` says how many of them go where, and
-each gets its slot. A host that refused the shape lately, or still holds an older slot of the same
-request, is left out.
+    for each candidate in queue order (group, then job, then arrival):
+        quota     may its group have more?
+        fit       is there a host with room for its scheduling class?
+        rank      which of these hosts is best?
+        assign    book a slot there, with exact cpus and NUMA nodes
+    then reserve for the starved, order new executors for what is left, send commands
 
-So one decision costs what it places, plus the shapes it looks at in vain, of which
-`EngineSettings.classes_tried_max` are enough, plus those that had room and have it no more (as many
-at most), plus lines that are parked or stand in line again, and shapes looked at that had room
-(`MOVES_MAX`). The next decision goes on where this one stopped.
+Equal requests share the stages: fit is looked at once for each scheduling class in a pass, and one
+turn places a run of requests of a job. A class without room is blocked until a host with its labels
+has more room; whatever comes behind it is tried all the same. Gangs and resizes take turns like
+requests: a gang goes through the same stages for all its members at once, and a resize has its own
+host as the only candidate.
 
-What waits one by one (`queue/non_batchable.py`) is tried when it is its job's turn and nothing of
-that job came before it; and counted like a shape if it is tried in vain, a gang like as many as it
-has different members. So do hosts that had to be asked whether their cpus and NUMA nodes suit a
-shape, if none did. Where that are too many for one decision (`exact.py`), the shape is looked at
-again in the next one.
+One cycle does a bounded amount (`_Budget`), so that a long queue does not keep events waiting. The
+next cycle goes on where this one stopped: see `State.unfinished`.
 """
 
 from __future__ import annotations
@@ -27,231 +25,233 @@ from itertools import islice
 from math import inf
 
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.hosts.slots import Slots
+from resource_manager.engine.jobs.lifecycle import continue_ending
 from resource_manager.engine.model.entities import Request
-from resource_manager.engine.placement.placement_pass import PlacementPass
-from resource_manager.engine.queue.gangs import GangLedger
+from resource_manager.engine.placement.placer import Placer
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
-from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
-from resource_manager.engine.scheduling.reservations import tried_in_vain
+from resource_manager.engine.scaling.arrival import hand_over
+from resource_manager.engine.scaling.passes import provide
+from resource_manager.engine.scheduling.commands import dispatch
+from resource_manager.engine.scheduling.newcomers import record_newcomers
+from resource_manager.engine.scheduling.reservations import (
+    end_served,
+    reserve_for_starved,
+    serve_owners,
+)
 from resource_manager.engine.state import State
 
-MOVES_MAX = 10_000
-"""Lines that are parked or stand in line again, and shapes found to have room, in one decision at
-most. No more than half of them may be spent on lines that maxima have stopped.
+MOVES_MAX = 2_000
+"""Job queues that one cycle activates or deactivates, and classes that it finds to have room, at
+most. No more than half of them may be job queues that a quota had blocked.
 """
+
+TRIES_MAX = 300
+"""Failed tries that one cycle makes, at most: to place requests of classes that had room before,
+gangs or resizes. They take some 40 us each, more than a check of a class.
+"""
+
+PLACED_MAX = 300
+"""Requests that one cycle places, at most; a gang is placed whole."""
 
 LOOKED_AT_AGAIN_MAX = 16
-"""Shapes that are looked at again, after something was placed, at most."""
+"""Classes that are looked at again after something was placed, at most."""
 
-ATTEMPTS: dict[Kind, Callable[[State, PlacementPass, NonBatchable], bool]] = {
-    Kind.GANG: lambda state, placing, item: state.gang_moves.try_gang(placing, item),
-    Kind.RESIZE: lambda state, placing, item: state.resizes.try_growth(placing, item),
+STEPS_PER_TRY = 8
+"""Steps of an exact search for a gang that cost as much as one other try."""
+
+ATTEMPTS: dict[Kind, Callable[[State, Placer, NonBatchable], bool]] = {
+    Kind.GANG: lambda state, placer, item: state.gang_moves.try_gang(placer, item),
+    Kind.RESIZE: lambda state, placer, item: state.resizes.try_growth(placer, item),
 }
-"""How what waits one by one is tried, by what it is. True: it waits no more; False: nothing fits.
+"""How gangs and resizes are tried. True: it waits no more; False: nothing fits.
 
-Whoever books something in an attempt lets the pass `follow` these hosts; room may only shrink.
+An attempt that books anything lets the placer `follow` these hosts.
 """
+
+
+def decide(context: EventContext) -> None:
+    """Runs one scheduling cycle."""
+    state = context.state
+    passes = state.queue.passes
+    continue_ending(context)
+    hand_over(context)
+    # Owners of reservations come first: capacity that is free now may be what they wait for.
+    serve_owners(context)
+    place_waiting(context)
+    # An ended reservation sets capacity free for others, so place once more.
+    while end_served(context):
+        place_waiting(context)
+    reserve_for_starved(context)
+    provide(context)
+    dispatch(context)
+    # Within a pass, the next cycle may still place them.
+    if not state.queue.in_pass or state.queue.passes > passes:
+        record_newcomers(context)
+    state.usage_checkpoints.keep_urgent()
+    state.considered_arrival = state.numbers.arrival
+
+
+def place_waiting(context: EventContext) -> None:
+    """Places pending requests, gangs and resizes that fit, in queue order."""
+    state = context.state
+    state.hosts.refresh(state.queue)
+    unblocked = state.quotas.unblock(MOVES_MAX // 2)
+    if state.queue.unblocked:
+        _Placement(state, MOVES_MAX - unblocked).run()
 
 
 @dataclass(slots=True)
 class _Budget:
-    """What is left for one decision to do in vain."""
+    """What one cycle may still do."""
 
-    looks: int  # at shapes for which there is no room
-    tries: int  # of those for which there was some, and of what waits one by one
+    looks: int  # at classes without room
+    tries: int  # see `TRIES_MAX`
     moves: int  # see `MOVES_MAX`
+    placements: int  # see `PLACED_MAX`
 
 
-def place_waiting(context: EventContext) -> None:
-    """Places waiting requests that fit, those first who are to be served first: all of them, unless
-    too much is tried in vain. `State.unfinished` says so then.
-    """
-    state, queue = context.state, context.state.queue
-    state.hosts.refresh(state.queue)
-    eased = state.quotas.unblock(MOVES_MAX // 2)
-    if not queue.unblocked:
-        return
-    placing = PlacementPass(state.hosts, state.reservations)
-    set_aside: list[Request] = []
-    unknown: dict[SchedulingClass, None] = {}  # whether there is room
-    most = state.settings.classes_tried_max
-    budget = _Budget(looks=most, tries=most, moves=MOVES_MAX - eased)
-    queue.non_batchables.order()
-    goes_on = queue.in_pass or queue.begin_pass()
-    while goes_on:
-        _look(context, placing, budget, unknown)
-        if budget.moves:
-            set_aside += _serve(context, placing, budget, unknown)
-        queue.order.resume_paused()
-        goes_on = queue.begin_pass()
-    placing.finish()
-    for scheduling_class in unknown:
-        queue.continue_with(scheduling_class)
-    for request in set_aside:  # which is no work left over: nothing has changed for them yet
-        queue.take_back(request)
+class _Placement:
+    """The stages from quota to assign, for all candidates of one cycle."""
 
+    def __init__(self, state: State, moves: int) -> None:
+        """`moves`: how many of `MOVES_MAX` are left."""
+        most = state.settings.classes_tried_max
+        self._state, self._queue = state, state.queue
+        self._placer = Placer(state.hosts, state.reservations)
+        self._budget = _Budget(most, min(most, TRIES_MAX), moves, PLACED_MAX)
+        self._unknown: dict[SchedulingClass, None] = {}  # whether a host has room
+        self._set_aside: list[Request] = []
 
-def _look(
-    context: EventContext,
-    placing: PlacementPass,
-    budget: _Budget,
-    unknown: dict[SchedulingClass, None],
-) -> None:
-    """Finds out for which shapes there is room."""
-    queue = context.state.queue
-    while budget.looks and budget.moves and (scheduling_class := queue.next_class()) is not None:
-        if placing.has_room(scheduling_class):
-            budget.moves -= max(1, queue.has_room(scheduling_class, budget.moves))
+    def run(self) -> None:
+        """Goes on with the pass that the last cycle began, then makes passes as long as there is
+        anything to try.
+        """
+        queue = self._queue
+        queue.non_batchables.order()
+        goes_on = queue.in_pass or queue.begin_pass()
+        while goes_on:
+            self._look_for_room()
+            self._serve_in_order()
+            queue.order.resume_paused()
+            goes_on = queue.begin_pass()
+        self._placer.finish()
+        for scheduling_class in self._unknown:
+            queue.continue_with(scheduling_class)
+        for request in self._set_aside:
+            queue.take_back(request)
+
+    def _look_for_room(self) -> None:
+        """Fit: finds out for each class of the pass whether there is a host with room."""
+        queue, placer, budget = self._queue, self._placer, self._budget
+        while budget.looks and budget.moves and (found := queue.next_class()) is not None:
+            if placer.has_room(found):
+                budget.moves -= max(1, queue.has_room(found, budget.moves))
+            else:
+                self._found_none(found)
+                # A failed check of a host's cpus costs as much as the check of a class.
+                budget.looks -= min(budget.looks, 1 + placer.asked(found))
+
+    def _found_none(self, scheduling_class: SchedulingClass) -> None:
+        """Blocks a class: there is no room. If not all hosts could be asked, the next cycle looks
+        at it again.
+        """
+        if self._placer.stopped(scheduling_class):
+            self._queue.fitting.pop(scheduling_class, None)
+            self._unknown[scheduling_class] = None
         else:
-            _found_none(context, placing, scheduling_class, unknown)
-            budget.looks -= min(budget.looks, 1 + placing.asked(scheduling_class))
+            self._queue.block(scheduling_class)
 
+    def _serve_in_order(self) -> None:
+        """Gives turns to job queues whose classes have room, gangs and resizes, in queue order."""
+        queue, budget = self._queue, self._budget
+        while budget.tries and budget.moves and budget.placements > 0:
+            job_queue = queue.order.next_queue() if queue.fitting else None
+            item = queue.order.next_non_batchable(job_queue)
+            if item is not None:
+                self._serve_non_batchable(item)
+            elif job_queue is None:
+                queue.block_fitting()
+                break
+            elif job_queue.scheduling_class not in queue.fitting:
+                queue.deactivate(job_queue)
+                budget.moves -= 1
+            else:
+                self._serve_requests(job_queue)
 
-def _found_none(
-    context: EventContext,
-    placing: PlacementPass,
-    scheduling_class: SchedulingClass,
-    unknown: dict[SchedulingClass, None],
-) -> None:
-    """Nothing was found for a shape: there is no room, or not all hosts were asked."""
-    if placing.stopped(scheduling_class):
-        context.state.queue.fitting.pop(scheduling_class, None)
-        unknown[scheduling_class] = None
-    else:
-        context.state.queue.block(scheduling_class)
-        tried_in_vain(context, scheduling_class)
-
-
-def _serve(
-    context: EventContext,
-    placing: PlacementPass,
-    budget: _Budget,
-    unknown: dict[SchedulingClass, None],
-) -> list[Request]:
-    """Serves those for whom there is room, as long as there is; answers with whoever has to be set
-    aside meanwhile.
-    """
-    state, queue = context.state, context.state.queue
-    set_aside: list[Request] = []
-    while budget.tries and budget.moves:
-        job_queue = queue.order.next_queue() if queue.fitting else None
-        item = queue.order.next_non_batchable(job_queue)
-        if item is not None:
-            if not _attempt(context, placing, item):
-                budget.tries -= min(budget.tries, _weight(state.gangs, item))
-        elif job_queue is None:
-            queue.block_fitting()
-            break
-        elif job_queue.scheduling_class not in queue.fitting:
-            queue.deactivate(job_queue)
-            budget.moves -= 1
+    def _serve_non_batchable(self, item: NonBatchable) -> None:
+        """Quota, fit, rank and assign for a gang or a resize."""
+        state, non_batchables = self._state, self._queue.non_batchables
+        waiting = state.gangs.waiting.get(item.name) if item.kind is Kind.GANG else None
+        quota = state.quotas.non_batchable_block(item)
+        if quota is None and ATTEMPTS[item.kind](state, self._placer, item):
+            non_batchables.remove(item.arrival_number)
+            self._budget.placements -= item.count
+            return
+        if quota is None:
+            non_batchables.block(item)
         else:
-            set_aside += _serve_queue(context, placing, job_queue, budget, unknown)
-    return set_aside
+            non_batchables.block_by_quota(item, quota.group_id)
+            if waiting is not None:
+                waiting.tried = True
+        cost = 1
+        if waiting is not None:
+            cost = len(waiting.kind.member_requests) + waiting.steps // STEPS_PER_TRY
+        self._budget.tries -= min(self._budget.tries, cost)
 
+    def _serve_requests(self, job_queue: JobQueue) -> None:
+        """Quota, fit, rank and assign for the next requests of a job."""
+        state, queue, placer = self._state, self._queue, self._placer
+        scheduling_class, length, more = job_queue.scheduling_class, inf, True
+        if not queue.order.is_alone(job_queue):
+            more = placer.has_room_for_more(scheduling_class)
+            cost = state.quotas.cost_of(scheduling_class)
+            length = queue.order.run_length(job_queue, cost) if more else 1
+        numbers = queue.order.next_of(job_queue, min(length, self._budget.placements))
+        if not (most := state.quotas.admitted(job_queue, len(numbers))):
+            self._budget.moves -= 1
+            return
+        count, elsewhere = self._placed_together(numbers[:most])
+        placed = 0
+        for host_id, share in placer.place(scheduling_class, count, elsewhere):
+            run = [state.requests.at(number) for number in islice(numbers, placed, placed + share)]
+            host = state.hosts[host_id]
+            state.moves.place(run, host)
+            placed += share
+            if host.needs_topology(scheduling_class):
+                placer.follow([host])
+        if placed:
+            queue.taken(job_queue, placed)
+            self._budget.placements -= placed
+        elif elsewhere:  # this one has to wait; others of its class may fit
+            self._set_aside.append(state.requests.at(numbers[0]))
+            queue.set_aside(job_queue, numbers[0])
+            return
+        else:
+            self._budget.tries -= 1
+        if placed < count or not more:
+            self._look_again(scheduling_class)
 
-def _weight(gangs: GangLedger, item: NonBatchable) -> int:
-    """As how many shapes something counts that was tried in vain."""
-    waiting = gangs.waiting.get(item.name) if item.kind is Kind.GANG else None
-    return len(waiting.kind.member_requests) if waiting is not None else 1
+    def _look_again(self, scheduling_class: SchedulingClass) -> None:
+        """Fit once more, because there is little room left for a class: for it, and for all others
+        if they are few. That is cheaper than failed tries for all their jobs.
+        """
+        fitting, budget = self._queue.fitting, self._budget
+        few = len(fitting) <= LOOKED_AT_AGAIN_MAX
+        for each in list(fitting) if few else [scheduling_class]:
+            if each in fitting and not self._placer.has_room(each):
+                self._found_none(each)
+                budget.tries -= min(1, budget.tries)
 
-
-def _attempt(context: EventContext, placing: PlacementPass, item: NonBatchable) -> bool:
-    """Tries what waits by itself; False: in vain."""
-    state, non_batchables = context.state, context.state.queue.non_batchables
-    if (stop := state.quotas.non_batchable_block(item)) is not None:
-        if item.kind is Kind.GANG:
-            state.gangs.waiting[item.name].tried = True
-        non_batchables.block_by_quota(item, stop.group_id)
-        return False
-    if ATTEMPTS[item.kind](context.state, placing, item):
-        non_batchables.remove(item.arrival_number)
-        context.state.starvation.stop(item.arrival_number)
-        return True
-    non_batchables.block(item)
-    tried_in_vain(context, item.arrival_number)
-    return False
-
-
-def _serve_queue(
-    context: EventContext,
-    placing: PlacementPass,
-    job_queue: JobQueue,
-    budget: _Budget,
-    unknown: dict[SchedulingClass, None],
-) -> list[Request]:
-    """Places the next requests of a line as far as there is room; answers with whoever has to be
-    set aside.
-    """
-    state, queue, scheduling_class = context.state, context.state.queue, job_queue.scheduling_class
-    length, more = inf, True
-    if not queue.order.is_alone(job_queue):
-        more = placing.has_room_for_more(scheduling_class)
-        length = (
-            queue.order.run_length(job_queue, state.quotas.cost_of(scheduling_class)) if more else 1
-        )
-    numbers = queue.order.next_of(job_queue, length)
-    if not (most := state.quotas.admitted(job_queue, len(numbers))):
-        budget.moves -= 1
-        return []
-    del numbers[most:]
-    count, elsewhere = _together(state.requests, state.slots, numbers)
-    placed = 0
-    for host_id, share in placing.place(scheduling_class, count, elsewhere):
-        some = [state.requests.at(number) for number in islice(numbers, placed, placed + share)]
-        host = state.hosts[host_id]
-        context.state.moves.place(some, host)
-        placed += share
-        if host.needs_topology(scheduling_class):
-            placing.follow([host])
-    if placed:
-        queue.taken(job_queue, placed)
-        job_queue.placed(context.now_ms, state.starvation.placements)
-    elif elsewhere:  # only this one is held back; others of the shape may fit
-        request = state.requests.at(numbers[0])
-        queue.set_aside(job_queue, numbers[0])
-        return [request]
-    if not placed:
-        budget.tries -= 1
-    if placed < count or not more:
-        _look_again(context, placing, scheduling_class, budget, unknown)
-    if placed and (scheduling_class in queue.fitting or not scheduling_class.waiting):
-        state.starvation.stop(scheduling_class)  # there is enough for all who ask for this
-    return []
-
-
-def _look_again(
-    context: EventContext,
-    placing: PlacementPass,
-    scheduling_class: SchedulingClass,
-    budget: _Budget,
-    unknown: dict[SchedulingClass, None],
-) -> None:
-    """Room has become scarce for a shape. Finds out for it, and for others if they are few, whether
-    there is any left: to find that out when they have their turns would take longer.
-    """
-    queue = context.state.queue
-    few = len(queue.fitting) <= LOOKED_AT_AGAIN_MAX
-    for each in list(queue.fitting) if few else [scheduling_class]:
-        if each in queue.fitting and not placing.has_room(each):
-            _found_none(context, placing, each, unknown)
-            budget.tries -= min(1, budget.tries)
-
-
-def _together(requests: Requests, slots: Slots, numbers: list[int]) -> tuple[int, list[str]]:
-    """How many of these are placed together, and the hosts that they must not have: one that still
-    has an older slot somewhere comes alone.
-    """
-    if not slots.superseded:
+    def _placed_together(self, numbers: list[int]) -> tuple[int, list[str]]:
+        """Returns how many of these requests are placed together, and hosts that they must not
+        have. A request with an older slot somewhere is placed alone, on another host.
+        """
+        superseded = self._state.slots.superseded
+        if not superseded:
+            return len(numbers), []
+        for at, number in enumerate(numbers):
+            allocation_id = self._state.requests.at(number).spec.allocation_id
+            if older := superseded.get(allocation_id):
+                return (at, []) if at else (1, [slot.executor_id for slot in older])
         return len(numbers), []
-    for at, number in enumerate(numbers):
-        if elsewhere := _holders(slots, requests.at(number)):
-            return (at, []) if at else (1, elsewhere)
-    return len(numbers), []
-
-
-def _holders(slots: Slots, request: Request) -> list[str]:
-    """Hosts that hold an older slot of a request."""
-    return [slot.executor_id for slot in slots.superseded.get(request.spec.allocation_id, ())]

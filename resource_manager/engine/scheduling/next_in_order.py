@@ -1,13 +1,15 @@
-"""Whose turn would come if a slot were given back now: its job's, or somebody else's who could use
-what it frees?
+"""Finds out which job would be served next if a slot were given back now: its own or another one.
 
-The same comparison as the choice itself (`flows.py`), with the slot already gone from its job's
-tally. Only what the slot's executor would have free then is looked at: everybody who fits elsewhere
-has been served. Where very many wait, or a gang would only perhaps be whole, the answer is that it
-is somebody else's turn; whoever asks then gives the slot back, and the choice itself decides.
+It compares jobs as the scheduling cycle does (`fairness/flows.py`), but without the slot in the
+virtual time of its job. Only the slot's executor is considered, because every request that fits
+elsewhere has been placed already.
 
-Nothing is changed. Answers hold for the moment at which this was made, but for what the same job
-gave back since (`gave_back`).
+Example: job A has the virtual time 130, and 20 of it is the lookahead of the slot. Job B waits with
+120 for something that fits where the slot is. Without the slot A has 110, so A would be served
+next. If B had 100, B would be.
+
+If there is too much to compare, or if it is unknown whether a whole gang would fit, the answer is
+the other job. The caller then gives the slot back, and the scheduling cycle decides.
 """
 
 from __future__ import annotations
@@ -27,11 +29,16 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
 LOOKED_AT_MAX = 20_000
-"""Shapes, lines and others that wait, looked at for all slots of one call together."""
+"""Scheduling classes, job queues and non-batchable items that are compared, at most, for all slots
+of one call together.
+"""
 
 
 class NextTurn:
-    """Answers for the slots of one call."""
+    """Answers for the slots of one call, as of the moment when this object was made.
+
+    It changes no state. The caller reports with `gave_back` which slots are taken down meanwhile.
+    """
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -41,8 +48,8 @@ class NextTurn:
         self._work: dict[str, dict[str, str]] = {}  # by job
 
     def work_of(self, job_id: str) -> dict[str, str]:
-        """Requests of a job whose work its slots had taken over, as far as is known, with the
-        allocation id of the slot, which may be about to go.
+        """Returns requests of a job whose work one of its slots has taken over, each with the
+        allocation id of the slot. Only slots that exist are known; they may be stopping.
         """
         known = self._work.get(job_id)
         if known is None:
@@ -52,13 +59,13 @@ class NextTurn:
         return known
 
     def gave_back(self, job_id: str) -> None:
-        """A slot of this job is being taken down."""
+        """Notes that a slot of this job is taken down, which changes the sort keys of its flows."""
         job = self.tree.jobs.get(job_id)
         for flow in (job, *job.ancestors()) if job is not None else ():
             self._standings.pop(flow, None)
 
     def is_anothers(self, slot: Slot) -> bool:
-        """True if what the slot frees would not go to its job."""
+        """Returns True if what the slot frees would not go to its job."""
         host = self._state.hosts[slot.executor_id]
         there = _There(host, slot)
         if not there.is_left or self._is_above_maximum(slot):
@@ -70,14 +77,14 @@ class NextTurn:
         return any(after.is_behind(other, need) for other, need in self._could_use(slot, there))
 
     def sort_key(self, flow: Flow) -> SortKey:
-        """By what a flow is compared now."""
+        """Returns the sort key of a flow, cached."""
         known = self._standings.get(flow)
         if known is None:
             known = self._standings[flow] = self.tree.sort_key(flow)
         return known
 
     def _is_above_maximum(self, slot: Slot) -> bool:
-        """True if a group of the job has more than it may: a maximum was lowered."""
+        """Returns True if a group of the job uses more than its maximum, which was lowered."""
         need = counted(slot.booked)
         return any(
             flow.used.get(name, 0) > flow.maximum[name]
@@ -86,8 +93,10 @@ class NextTurn:
         )
 
     def _could_use(self, slot: Slot, there: _There) -> Iterator[tuple[Flow, dict[str, int]]]:
-        """Jobs, other than the slot's, that could place something there, with what that takes. The
-        slot's own where there are too many to look at.
+        """Yields the other jobs that could place something on the executor, with what that needs.
+
+        If there are too many to compare, the slot's own job is yielded as well, and
+        `_Without.is_behind` returns True for it.
         """
         state, jobs = self._state, self.tree.jobs
         for scheduling_class in state.queue.classes():
@@ -110,8 +119,9 @@ class NextTurn:
             yield jobs[slot.job_id], {}
 
     def _need(self, item: NonBatchable, there: _There) -> dict[str, int]:
-        """What something that waits by itself would take there at the least; empty: it could not
-        use it.
+        """Returns what a gang or resize needs on the executor; empty: it does not fit there.
+
+        For a gang it is the need of one member that fits.
         """
         state = self._state
         if item.kind is Kind.RESIZE:
@@ -124,7 +134,7 @@ class NextTurn:
         return {}
 
     def _came_before(self, slot: Slot, there: _There) -> bool:
-        """True if somebody else came before all of the slot's job who could use it."""
+        """Returns True if the oldest item that fits there is another job's."""
         queue, first = self._state.queue, {True: UNLIMITED, False: UNLIMITED}
         for scheduling_class in queue.classes():
             if there.fits(scheduling_class):
@@ -140,13 +150,13 @@ class NextTurn:
 
 
 class _There:
-    """What an executor would have if a slot were gone."""
+    """What an executor would have if a slot ended."""
 
     def __init__(self, host: Host, slot: Slot) -> None:
         self.host = host
         self._at = HostView.without(host, [slot])
         self.amounts = self._at.spare()
-        # False: it is reserved for somebody.
+        # False: what the slot frees is reserved.
         self.is_left = self._at.spare_slots() > 0 and fits(slot.booked, self.amounts)
 
     def fits(self, scheduling_class: SchedulingClass) -> bool:
@@ -155,7 +165,7 @@ class _There:
 
 
 class _Without:
-    """How the flows of a slot's job would stand without it."""
+    """Compares the flows of a slot's job, as if the slot had ended, with other flows."""
 
     def __init__(self, turns: NextTurn, slot: Slot, path: list[Flow]) -> None:
         self._turns = turns
@@ -164,19 +174,24 @@ class _Without:
         self._booked = counted(slot.booked)
 
     def is_behind(self, other: Flow, need: dict[str, int]) -> bool:
-        """True if another job would be served before the slot's, with something that takes so
-        much.
+        """Returns True if another job would be served before the slot's.
+
+        Args:
+            other: the flow of the other job.
+            need: what it would place.
         """
         if other in self._path:
             return True
-        # The step at which their ways part decides.
+        # The level of the tree at which their paths differ decides.
         mine, theirs = self._parting(other)
         if self._turns.sort_key(theirs) >= self._standing(mine):
             return False
         return self._may_have(other, counted(need))
 
     def _parting(self, other: Flow) -> tuple[Flow, Flow]:
-        """The flow of the slot's job, and that of the other, that are compared with each other."""
+        """Returns the two siblings that are compared: one on the path of the slot's job, and one on
+        that of the other job.
+        """
         theirs = other
         for flow in other.ancestors():
             if flow in self._path:
@@ -194,7 +209,7 @@ class _Without:
         return True, tree.key(flow) - less, flow.tie
 
     def _may_have(self, other: Flow, need: dict[str, int]) -> bool:
-        """True if no maximum stops it, given that the slot is gone."""
+        """Returns True if no maximum blocks the other job, given that the slot has ended."""
         groups = [
             _Less(each, self._booked if each in self._path else {}) for each in other.ancestors()
         ]
@@ -202,7 +217,7 @@ class _Without:
 
 
 class _Less:
-    """A group without what is given back."""
+    """A group without what the slot has booked."""
 
     def __init__(self, group: Flow, booked: dict[str, int]) -> None:
         self.id = group.id

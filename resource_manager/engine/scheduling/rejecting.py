@@ -1,9 +1,9 @@
-"""Rejects requests that have turned out to be infeasible while they waited.
+"""Rejects pending requests that are infeasible.
 
-A request that comes before any executor is known has to wait. Once executors have been known for
-`infeasible_after` and neither they nor any that a provider could start could host it, it is
-rejected with the same reason and message as one that comes then. `queue/rejection_clock.py` says
-when; each scheduling class and each kind of gang is judged once.
+A request that arrives before any executor is known must wait. It is rejected when all executors
+have been known for `infeasible_after`, and neither they nor any that a provider could start could
+host it. It then gets the same reason and message as a new request would. `queue/rejection_clock.py`
+says when; each scheduling class and each kind of gang is checked once.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from resource_manager.engine.requests.gang_intake import Verdicts, infeasible_me
 from resource_manager.engine.state import State
 
 STEPS_MAX = 1_000
-"""Scheduling classes, gangs and requests that one event looks at; the rest comes with the next."""
+"""Scheduling classes, gangs and requests that one event processes; the next one continues."""
 
 _Run = tuple[Part, int, int] | Request
-"""Members of a range that wait and were never placed, from one index to another; or a request."""
+"""Queued members of a range that were never placed, from one index to another; or a request."""
 
 
 def infeasible_timer_fired(context: EventContext) -> None:
-    """Rejects what is infeasible, if the clock is over and all executors are known."""
+    """Rejects infeasible requests if the rejection clock is over and all executors are known."""
     state = context.state
     clock = state.rejection_clock
     due_ms = clock.due_ms
     if due_ms is None or not _all_known(state.hosts):
-        return  # the clock restarts with the change that this waits for
+        return  # the registration that is missing restarts the clock
     if context.now_ms < due_ms:
         state.timers.arm(Timer.INFEASIBLE, "", due_ms)
         return
@@ -56,20 +56,21 @@ def infeasible_timer_fired(context: EventContext) -> None:
         return
     state.hosts.refresh(state.queue)
     left = STEPS_MAX
-    while clock.scheduling_classes and left > 0:
+    while clock.scheduling_classes and left > 0 and not context.journal.is_full:
         left -= _look_at_class(context, next(iter(clock.scheduling_classes)), left)
     verdicts: Verdicts = {}
-    while clock.gangs and left > 0:
+    while clock.gangs and left > 0 and not context.journal.is_full:
         left -= _look_at_gang(context, next(iter(clock.gangs)), verdicts)
     if clock.scheduling_classes or clock.gangs:
-        state.timers.arm(Timer.INFEASIBLE, "", context.now_ms)  # goes on with the next tick
+        state.timers.put_off(Timer.INFEASIBLE, "")
 
 
 def _all_known(hosts: Hosts) -> bool:
-    """True if an executor is registered, and none has yet to register with this incarnation.
+    """Returns True if an executor is registered, and no stored one has yet to register with this
+    incarnation of the resource manager.
 
-    Holds since the clock restarted if it holds now: an executor that registers restarts it, and so
-    does an unconfirmed one that is lost.
+    If this is true now, it has been true since the clock restarted: the clock restarts when an
+    executor registers, and when an unconfirmed one is lost.
     """
     states = {host.executor.state for host in hosts.values()}
     return ExecutorState.ACTIVE in states and ExecutorState.UNCONFIRMED not in states
@@ -80,7 +81,12 @@ def _may_reject(scheduling_class: SchedulingClass) -> bool:
 
 
 def _look_at_class(context: EventContext, scheduling_class: SchedulingClass, most: int) -> int:
-    """Rejects requests of a scheduling class if it is infeasible, up to `most` of them.
+    """Rejects requests of a scheduling class if it is infeasible.
+
+    Args:
+        context: of the event.
+        scheduling_class: the class.
+        most: steps that may be taken; the next event continues.
 
     Returns:
         Steps taken, at least 1.
@@ -104,7 +110,7 @@ def _look_at_class(context: EventContext, scheduling_class: SchedulingClass, mos
             break
     else:
         for job_queue in scheduling_class.job_queues.values():
-            job_queue.may_reject = False  # what is left allows to wait
+            job_queue.may_reject = False  # what is left has `allow_pending`
     outcome: ItemOutcome | None = None
     for run in runs:
         request = run if isinstance(run, Request) else run[0].member(run[1])
@@ -123,8 +129,14 @@ def _look_at_class(context: EventContext, scheduling_class: SchedulingClass, mos
 def _runs(
     requests: Requests, ranges: RangeLedger, scheduling_class: SchedulingClass, after: int
 ) -> Iterator[tuple[_Run, int]]:
-    """What waits with a shape, in order of arrival from a number on, each with the number behind
-    it. Members of a range that were never placed come together.
+    """Yields the queued requests of a class in order of arrival, each with the arrival number after
+    it. Consecutive members of a range that were never placed are one item.
+
+    Args:
+        requests: all requests.
+        ranges: all ranges.
+        scheduling_class: the class.
+        after: the first arrival number.
     """
     for start, end in scheduling_class.runs():
         number = max(start, after)
@@ -142,7 +154,7 @@ def _runs(
 
 
 def _look_at_gang(context: EventContext, gang_id: str, verdicts: Verdicts) -> int:
-    """Rejects a gang if it is infeasible, or one of its members is. Returns the steps taken."""
+    """Rejects a gang if it or one of its members is infeasible; returns the steps taken."""
     state = context.state
     del state.rejection_clock.gangs[gang_id]
     waiting = state.gangs.waiting.get(gang_id)
@@ -157,8 +169,9 @@ def _look_at_gang(context: EventContext, gang_id: str, verdicts: Verdicts) -> in
 
 
 def _gang_fails(state: State, waiting: WaitingGang) -> bool:
-    """True if the gang is infeasible by its kind and what its members ask for, so that each member
-    has to be looked at.
+    """Returns True if the gang is infeasible as a whole, or one of its member requests is.
+
+    Each member must then be checked.
     """
     if not waiting.may_reject:
         return False
@@ -172,7 +185,9 @@ def _gang_fails(state: State, waiting: WaitingGang) -> bool:
 
 
 def _gang_outcomes(state: State, waiting: WaitingGang, verdicts: Verdicts) -> list[ItemOutcome]:
-    """Why the members of a gang are rejected, those that are to blame first; none: they are not."""
+    """Returns why the members of a gang are rejected, those that cause it first; empty: they are
+    not.
+    """
     spec, specs = waiting.gang.spec, [member.spec for member in waiting.members]
     verdicts[Where.of(spec), member_requests_for(specs)] = state.waiting_reasons.kind_feasibility(
         waiting.kind
@@ -181,7 +196,7 @@ def _gang_outcomes(state: State, waiting: WaitingGang, verdicts: Verdicts) -> li
 
 
 def is_infeasible(state: State, request: Request) -> bool:
-    """True if a request that waits is rejected once the clock is over."""
+    """Returns True if a pending request will be rejected when the clock is over."""
     waiting = state.gangs.waiting.get(request.spec.gang_id)
     if waiting is not None:
         return _gang_fails(state, waiting) and bool(_gang_outcomes(state, waiting, {}))

@@ -1,302 +1,168 @@
-"""Who may have capacity held for himself: a request, a gang, or a slot that is to grow. What each
-needs and where, whether it still waits, and how it is placed where its share is kept.
-
-Knows the three kinds; when something is held for whom, `reservations.py` decides.
+"""The three kinds of owners of reservations: a request, a gang, and a slot that must grow. What
+each asks for, which hosts it could get, and how it is placed there.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 
 from finegrain.errors import InvariantBroken
-from finegrain.resources import Amounts, subtract, total_of
+from finegrain.resources import Amounts, fits, total_of
 from finegrain.values.states import GangPlacement
-from resource_manager.engine.context import EventContext
 from resource_manager.engine.cpus.refusals import CpuRefusal
-from resource_manager.engine.hosts.slots import Slots
+from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.lifecycle.resizes import growth
-from resource_manager.engine.model.entities import Request, Slot
-from resource_manager.engine.placement.gang_exact import Trials, as_if_empty
-from resource_manager.engine.placement.gang_room import Share
-from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.placement.reserved import (
-    Held,
-    Holder,
-    Place,
-    Reservation,
-    Reservations,
-)
-from resource_manager.engine.queue.gangs import GangLedger, MemberRequest, WaitingGang, Where
-from resource_manager.engine.queue.non_batchable import Kind, NonBatchable
-from resource_manager.engine.queue.queue import WaitingQueue
-from resource_manager.engine.queue.scheduling_classes import JobQueue
-from resource_manager.engine.scheduling.reservation_search import where_to_hold
+from resource_manager.engine.model.scheduling_key import SLOTS
+from resource_manager.engine.placement.reserved import HostChoice, Reservation, ReservationOwner
+from resource_manager.engine.placement.tentative_cpus import TentativeCpus
+from resource_manager.engine.queue.gangs import MemberRequest, Where
+from resource_manager.engine.queue.non_batchable import Kind
+from resource_manager.engine.queue.starvation import Waiter
+from resource_manager.engine.scheduling.reservation_search import ReservationSearch, booked_by
 from resource_manager.engine.state import State
 
-_ANYWHERE = Where(GangPlacement.ANYWHERE)
 
-
-class ReservationOwner(Holder, ABC):
-    """Somebody who waits, and for whom capacity may be held."""
-
-    @abstractmethod
-    def waits(self, state: State) -> bool:
-        """True as long as he does."""
-
-    @abstractmethod
-    def choose(self, state: State, taken: Collection[str]) -> Place | None:
-        """Where to keep room for him, on none of the hosts `taken`; None: nowhere would it do."""
-
-    @abstractmethod
-    def suits(self, state: State, at: Place) -> bool:
-        """True if he could still be placed there if everything else on these hosts, which are fit
-        to host anything, ended.
-        """
-
-    @abstractmethod
-    def is_suited(self, state: State, at: Place) -> bool:
-        """True if cpus and NUMA nodes of these hosts suit him now, given that amounts are there."""
-
-    @abstractmethod
-    def settle(self, context: EventContext, at: Place) -> None:
-        """Places him there; there is room."""
-
-    @abstractmethod
-    def need_at_most(self, state: State) -> Amounts:
-        """What he books in all, wherever he goes."""
-
-
-class RequestOwner(ReservationOwner):
-    """A request."""
-
-    def __init__(self, request: Request, job_queue: JobQueue) -> None:
-        self._request = request  # of a member of a range, perhaps made for the occasion
-        self._shape = self.who = job_queue.scheduling_class
-        self.line = job_queue
-        self.number = request.arrival_number
-        self.job_id = request.job_id
-        self.allocation_id = request.allocation_id
-
-    def waits(self, state: State) -> bool:
-        """See `ReservationOwner`."""
-        return self._request in state.queue
-
-    def choose(self, state: State, taken: Collection[str]) -> Place | None:
-        """See `ReservationOwner`."""
-        return _place_for(
-            state.hosts,
-            state.slots,
-            state.reservations,
-            _ANYWHERE,
-            (self._wish(state),),
-            taken=taken,
-        )
-
-    def suits(self, state: State, at: Place) -> bool:
-        """See `ReservationOwner`."""
-        return _suits(state.hosts, state.queue, at, (self._wish(state),))
-
-    def is_suited(self, state: State, at: Place) -> bool:
-        """See `ReservationOwner`."""
-        return _are_suited(state.hosts, at)
-
-    def settle(self, context: EventContext, at: Place) -> None:
-        """See `ReservationOwner`."""
-        state = context.state
-        request = state.requests.at(self.number)
-        context.state.moves.place([request], state.hosts[at.shares[0].host_id])
-        self.line.placed(context.now_ms, state.starvation.placements)
-        state.queue.served(self._shape, [request])
-
-    def need_at_most(self, state: State) -> Amounts:
-        """See `ReservationOwner`."""
-        return state.quotas.largest_booking(self._shape)
-
-    def _wish(self, state: State) -> MemberRequest:
-        behind = state.slots.superseded.get(self.allocation_id, ())
-        elsewhere = frozenset(slot.executor_id for slot in behind)
-        return MemberRequest(
-            self._shape.profile, self._shape.labels, 1, elsewhere, self._shape.cpus
-        )
-
-
-class GangOwner(ReservationOwner):
-    """A gang, as a whole."""
-
-    def __init__(self, waiting: WaitingGang) -> None:
-        self.gang_id = waiting.gang.gang_id
-        self.number = self.who = waiting.gang.arrival_number
-        self.job_id = waiting.gang.job_id
-        self.allocation_id = waiting.members[0].allocation_id
-
-    def waits(self, state: State) -> bool:
-        """See `ReservationOwner`."""
-        return self.gang_id in state.gangs.waiting
-
-    def choose(self, state: State, taken: Collection[str]) -> Place | None:
-        """See `ReservationOwner`."""
-        waiting = state.gangs.waiting[self.gang_id]
-        wishes = state.gang_moves.current_requests(waiting)
-        return _place_for(
-            state.hosts, state.slots, state.reservations, waiting.kind.where, wishes, taken=taken
-        )
-
-    def suits(self, state: State, at: Place) -> bool:
-        """See `ReservationOwner`."""
-        return _suits(
-            state.hosts,
-            state.queue,
-            at,
-            state.gang_moves.current_requests(state.gangs.waiting[self.gang_id]),
-        )
-
-    def is_suited(self, state: State, at: Place) -> bool:
-        """See `ReservationOwner`."""
-        return _are_suited(state.hosts, at)
-
-    def settle(self, context: EventContext, at: Place) -> None:
-        """See `ReservationOwner`."""
-        waiting = context.state.gangs.waiting[self.gang_id]
-        context.state.gang_moves.place_together(waiting, at.wishes, at.shares)
-
-    def need_at_most(self, state: State) -> Amounts:
-        """See `ReservationOwner`."""
-        return state.quotas.gang_need(state.gangs.waiting[self.gang_id])
-
-
-class GrowthOwner(ReservationOwner):
-    """A slot that is to grow, which it can only do where it is."""
-
-    def __init__(self, slot: Slot, item: NonBatchable) -> None:
-        self._slot = slot
-        self.number = self.who = item.arrival_number
-        self.job_id = slot.job_id
-        self.allocation_id = slot.allocation_id
-
-    @property
-    def title(self) -> str:
-        """See `ReservationOwner`."""
-        return f"the growth of {self.allocation_id}"
-
-    def waits(self, state: State) -> bool:
-        """See `ReservationOwner`."""
-        return self.number in state.queue.non_batchables
-
-    def choose(self, state: State, taken: Collection[str]) -> Place | None:
-        """See `ReservationOwner`."""
-        host = state.hosts[self._slot.executor_id]
-        if not host.eligible or host.host_id in taken:
+def owner_of(state: State, waiter: Waiter) -> ReservationOwner | None:
+    """Returns what a reservation for a waiter would be for: of a job's requests of one class, the
+    oldest. None: nothing waits any more.
+    """
+    if isinstance(waiter, int):
+        item = state.queue.non_batchables.get(waiter)
+        if item is None:
             return None
-        more, total = growth(host, self._slot), host.total
-        stays = state.reservations.stays_booked(host)
-        if (self._slot.allocation_id, self._slot.generation) in state.reservations.outlasted_by:
-            stays = subtract(stays, self._slot.booked)
-        whole = total_of((self._slot.booked, more, stays))
-        if any(amount > total.get(name, 0) for name, amount in whole.items()):
-            return None
-        if self._slot.wanted is not None and state.resizes.unsuited(
-            host, self._slot, self._slot.wanted
-        ):
-            return None
-        return Place({host.host_id: Held(more, 0)})
-
-    def suits(self, state: State, at: Place) -> bool:
-        """See `ReservationOwner`."""
-        host = state.hosts[self._slot.executor_id]
-        return at.held == {host.host_id: Held(growth(host, self._slot), 0)}
-
-    def is_suited(self, state: State, at: Place) -> bool:  # noqa: ARG002 -- there is one place only
-        """See `ReservationOwner`."""
-        host = state.hosts[self._slot.executor_id]
-        return not isinstance(state.resizes.assignment_for(host, self._slot), CpuRefusal)
-
-    def settle(self, context: EventContext, at: Place) -> None:  # noqa: ARG002 -- likewise
-        """See `ReservationOwner`."""
-        found = context.state.resizes.assignment_for(context.state.hosts.of(self._slot), self._slot)
-        if isinstance(found, CpuRefusal):
-            raise InvariantBroken(f"{self.title} was to be ordered, and {found.text}")
-        context.state.resizes.order(self._slot, found)
-        context.state.queue.non_batchables.remove(self.number)
-
-    def need_at_most(self, state: State) -> Amounts:
-        """See `ReservationOwner`."""
-        return growth(state.hosts[self._slot.executor_id], self._slot)
+        if item.kind is Kind.RESIZE:
+            slot = item.name, item.generation
+            return ReservationOwner(waiter, item.job_id, item.name, waiter, slot=slot)
+        first = state.gangs.waiting[item.name].members[0].allocation_id
+        return ReservationOwner(waiter, item.job_id, first, waiter, item.name)
+    scheduling_class, job_id = waiter
+    job_queue = scheduling_class.job_queues.get(job_id)
+    if job_queue is None:
+        return None
+    number = job_queue.numbers.first
+    return ReservationOwner(number, job_id, state.requests.at(number).allocation_id, waiter)
 
 
-def owner_of(made: Reservation) -> ReservationOwner:
-    """Whom something is held for.
+def quota_block_of(state: State, waiter: Waiter) -> QuotaBlock | None:
+    """Returns the maximum that keeps a waiter from being placed; None: there is none."""
+    if not isinstance(waiter, int):
+        return state.quotas.request_block(*waiter)
+    item = state.queue.non_batchables.get(waiter)
+    return state.quotas.non_batchable_block(item) if item is not None else None
+
+
+def still_waits(state: State, owner: ReservationOwner) -> bool:
+    """Returns True if the owner is still queued."""
+    if isinstance(owner.waiter, int):
+        return owner.number in state.queue.non_batchables
+    scheduling_class, job_id = owner.waiter
+    job_queue = scheduling_class.job_queues.get(job_id)
+    return job_queue is not None and owner.number in job_queue.numbers
+
+
+def need_of(state: State, owner: ReservationOwner) -> Amounts:
+    """Returns the most that the owner books, wherever it is placed."""
+    if not isinstance(owner.waiter, int):
+        return state.quotas.largest_booking(owner.waiter[0])
+    if owner.slot is None:
+        return state.quotas.gang_need(state.gangs.waiting[owner.gang_id])
+    slot = state.slots[owner.slot]
+    return growth(state.hosts.of(slot), slot)
+
+
+def choose_hosts(
+    state: State, owner: ReservationOwner, taken: Collection[str]
+) -> HostChoice | None:
+    """Returns the hosts to reserve for an owner, none of them `taken`. None: no others would do,
+    even if everything else there ended.
+    """
+    if owner.slot is not None:
+        return _own_host(state, owner, taken)
+    requests, where = requests_of(state, owner), Where(GangPlacement.ANYWHERE)
+    if owner.gang_id:
+        where = state.gangs.waiting[owner.gang_id].kind.where
+    search = ReservationSearch(state.hosts, state.queue, state.reservations)
+    shares = search.choose(where, requests, taken)
+    if shares is None:
+        return None
+    by_host: dict[str, list[tuple[MemberRequest, int]]] = {}
+    for share in shares:
+        by_host.setdefault(share.host_id, []).append((requests[share.wish], share.count))
+    booked = {name: booked_by(state.hosts[name], some) for name, some in by_host.items()}
+    return HostChoice(booked, requests, shares, by_host)
+
+
+def requests_of(state: State, owner: ReservationOwner) -> Sequence[MemberRequest]:
+    """Returns what the owner asks for, with hosts that it must avoid now; empty for a resize."""
+    if not isinstance(owner.waiter, int):
+        profile, labels, cpus = owner.waiter[0].key
+        superseded = state.slots.superseded.get(owner.allocation_id, ())
+        elsewhere = frozenset(slot.executor_id for slot in superseded)
+        return (MemberRequest(profile, labels, 1, elsewhere, cpus),)
+    if owner.slot is None:
+        return state.gang_moves.current_requests(state.gangs.waiting[owner.gang_id])
+    return ()
+
+
+def can_stay(state: State, each: Reservation, names: Collection[str]) -> bool:
+    """Returns True if these hosts of a reservation could still serve the owner, with what it asks
+    for now, if everything else there ended.
+    """
+    if each.owner.slot is not None:
+        choice = _own_host(state, each.owner, ())
+        return choice is not None and choice.booked == each.choice.booked
+    if requests_of(state, each.owner) != each.choice.requests:
+        return False
+    search = ReservationSearch(state.hosts, state.queue, state.reservations)
+    return all(search.suits(each, name) for name in names)
+
+
+def can_be_placed(state: State, each: Reservation) -> bool:
+    """Returns True if cpus and NUMA nodes of its hosts suit the owner now. Amounts must be free."""
+    if each.owner.slot is not None:
+        slot = state.slots[each.owner.slot]
+        found = state.resizes.assignment_for(state.hosts.of(slot), slot)
+        return not isinstance(found, CpuRefusal)
+    trials = TentativeCpus()
+    members = each.choice.members.items()
+    return all(trials.fit_all(some, state.hosts[name]) for name, some in members)
+
+
+def place_owner(state: State, each: Reservation) -> None:
+    """Places the owner on its hosts, where everything must be free.
 
     Raises:
-        InvariantBroken: it is none of the three kinds.
+        InvariantBroken: the cpus of a slot that must grow are not there.
     """
-    if not isinstance(made.holder, ReservationOwner):
-        raise InvariantBroken(f"something is held for {made.holder.title}, which is no owner")
-    return made.holder
+    owner = each.owner
+    if owner.slot is not None:
+        slot = state.slots[owner.slot]
+        found = state.resizes.assignment_for(state.hosts.of(slot), slot)
+        if isinstance(found, CpuRefusal):
+            raise InvariantBroken(f"{owner.title} was to be ordered, and {found.text}")
+        state.resizes.order(slot, found)
+        state.queue.non_batchables.remove(owner.number)
+    elif owner.gang_id:
+        waiting = state.gangs.waiting[owner.gang_id]
+        state.gang_moves.place_together(waiting, each.choice.requests, each.choice.shares)
+    elif not isinstance(owner.waiter, int):
+        request = state.requests.at(owner.number)
+        state.moves.place([request], state.hosts[each.choice.shares[0].host_id])
+        state.queue.served(owner.waiter[0], [request])
 
 
-def owner_waiting_as(slots: Slots, gangs: GangLedger, item: NonBatchable) -> ReservationOwner:
-    """What waits by itself, as a holder."""
-    if item.kind is Kind.GANG:
-        return GangOwner(gangs.waiting[item.name])
-    return GrowthOwner(slots[item.name, item.generation], item)
-
-
-def _place_for(
-    hosts: Hosts,
-    slots: Slots,
-    reservations: Reservations,
-    where: Where,
-    wishes: Sequence[MemberRequest],
-    *,
-    taken: Collection[str],
-) -> Place | None:
-    shares = where_to_hold(hosts, slots, reservations, where, wishes, taken=taken)
-    return None if shares is None else Place(held_for(hosts, wishes, shares), wishes, shares)
-
-
-def held_for(
-    hosts: Hosts, wishes: Sequence[MemberRequest], shares: Sequence[Share]
-) -> dict[str, Held]:
-    """What these shares take on each host."""
-    held: dict[str, Held] = {}
-    for share in shares:
-        wish, host = wishes[share.wish], hosts[share.host_id]
-        booked = host.booking_for(wish)
-        more = {name: amount * share.count for name, amount in booked.items()}
-        before = held.get(share.host_id, Held({}, 0))
-        held[share.host_id] = Held(total_of((before.amounts, more)), before.slots + share.count)
-    return held
-
-
-def _are_suited(hosts: Hosts, at: Place) -> bool:
-    """True if on each host those that are to go there can go there now, in the order of shares."""
-    trials = Trials()
-    return all(trials.fits_all(wishes, hosts[name]) for name, wishes in _by_host(at).items())
-
-
-def could_suit(hosts: Hosts, at: Place) -> bool:
-    """True if they could if all else on these hosts ended."""
-    trials = Trials(as_if_empty)
-    return all(trials.fits_all(wishes, hosts[name]) for name, wishes in _by_host(at).items())
-
-
-def _by_host(at: Place) -> dict[str, list[tuple[MemberRequest, int]]]:
-    found: dict[str, list[tuple[MemberRequest, int]]] = {}
-    for share in at.shares:
-        found.setdefault(share.host_id, []).append((at.wishes[share.wish], share.count))
-    return found
-
-
-def _suits(hosts: Hosts, queue: WaitingQueue, at: Place, wishes: Sequence[MemberRequest]) -> bool:
-    """True if those who wish for slots are the same, and none of the hosts refuses one, is one
-    that he must not have, or has come to count otherwise what he asks for.
-    """
-    if tuple(wishes) != tuple(at.wishes):
-        return False
-    refusing = [hosts[name] for name in hosts.refusing if name in at.held]
-    for wish in wishes if refusing else ():
-        scheduling_class = queue.class_for(wish.key)
-        if any(host.refuses(scheduling_class) for host in refusing):
-            return False
-    return True
+def _own_host(state: State, owner: ReservationOwner, taken: Collection[str]) -> HostChoice | None:
+    """Chooses the host of a slot that must grow, if it could give as much."""
+    slot = state.slots[owner.slot] if owner.slot is not None else None
+    if slot is None or slot.wanted is None or slot.executor_id in taken:
+        return None
+    host, outlasting = state.hosts.of(slot), state.reservations.outlasting
+    stays = [
+        other.booked for key, other in host.slots.items() if key in outlasting and other is not slot
+    ]
+    more = growth(host, slot)
+    if not host.eligible or not fits(total_of((slot.booked, more, *stays)), host.total):
+        return None
+    if state.resizes.unsuited(host, slot, slot.wanted) is not None:
+        return None
+    return HostChoice({host.host_id: {**more, SLOTS: 0}})

@@ -1,282 +1,236 @@
-"""Where to hold capacity for somebody who was passed over for too long: one host, or hosts for all
-members of a gang.
+"""Which hosts to reserve: those that could serve a request, or all members of a gang, if everything
+else there ended, and where least is missing now.
 
-Decides by what hosts could give when empty, and among those that could by how little is missing
-now: the part of what is needed that is not free, in the dimension where that is largest, then by
-how few slots are there that are as large (what one of those gives back is large enough for whoever
-waits alike: holding it for one of them would win them nothing), then by id. A gang gets its hosts
-one member after another, the largest first, each where least is missing given those before it;
-where that finds no way (members that have to be spread, or hosts that are nearly too small), the
-search that places gangs says whether there is one at all.
-
-A slot that has outlasted a reservation counts as if it never ended. Where amounts do not say all,
-a host has to suit all its members with its cpus and NUMA nodes as well, were those slots alone
-there.
-
-Refuses to know who holds what for how long, and who is passed over: `reservations.py` knows.
+What is missing is measured in the dimension that lacks the largest part of what is needed. Members
+of a gang are given hosts one after another, the largest first. If that finds no way, the search
+that places gangs says whether there is one. Slots that outlasted a reservation count as if they
+never ended.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
-from finegrain.resources import Amounts, add
+from finegrain.resources import Amounts, add, fits, subtract, total_of
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.cpus.ledger import CpuLedger
-from resource_manager.engine.hosts.host import ONLINE, Host
-from resource_manager.engine.hosts.slots import Slots
-from resource_manager.engine.model.scheduling_key import (
-    DEFAULT_SLOTS,
-    SLOTS,
-    amounts_only,
-    in_grains,
-)
-from resource_manager.engine.placement.gang_exact import Trials
-from resource_manager.engine.placement.gang_room import Ask, Room, Share
-from resource_manager.engine.placement.gang_search import seek, sum_of, wanted
+from resource_manager.engine.hosts.host import ONLINE, UNLIMITED, Host
+from resource_manager.engine.model.scheduling_key import SLOTS
+from resource_manager.engine.placement.columns import needs_of, size_of
+from resource_manager.engine.placement.gangs import seek
 from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.placement.indexes import carries
-from resource_manager.engine.placement.reserved import Reservations
-from resource_manager.engine.queue.gangs import MemberRequest, Where
+from resource_manager.engine.placement.reserved import Members, Reservation, Reservations
+from resource_manager.engine.placement.tentative_cpus import TentativeCpus
+from resource_manager.engine.queue.gangs import MemberRequest, Share, Where
+from resource_manager.engine.queue.queue import WaitingQueue
 
 MILLION = 1_000_000
 
-LOOKED_AT_MAX = 50_000
-"""Hosts that are looked at for one reservation, those for different members apart."""
+CANDIDATES_MAX = 50_000
+"""Hosts that are compared for one reservation, those for different members counted apart."""
 
-TIES_LOOKED_AT_MAX = 1_000
-"""Hosts where equally little is missing, whose slots are looked at."""
-
-VALUES_TRIED_MAX = 32
-"""Values of a label that are tried for a gang, those with most room first."""
+LABEL_VALUES_MAX = 32
+"""Values of a label that are tried for a gang, those with most free capacity first."""
 
 Candidate = tuple[int, int, str]
-"""A host, the best ones least: what is missing for one, how many slots there are as large, id."""
+"""A host, the best one least: the missing part in millionths, the negative number of its slots, its
+id. Many slots are small ones; what a large one gives back is enough without a reservation.
+"""
 
 
-def where_to_hold(
-    hosts: Hosts,
-    slots: Slots,
-    reservations: Reservations,
-    where: Where,
-    wishes: Sequence[MemberRequest],
-    *,
-    taken: Collection[str],
-) -> list[Share] | None:
-    """Hosts to be kept for as many slots as are wished for; None: no way would ever fit.
+class ReservationSearch:
+    """Chooses hosts for one reservation. The indexes must be fresh."""
 
-    Args:
-        state: the books; nothing is changed. The indexes must be fresh.
-        where: they go in relation to each other; anywhere for a request by itself.
-        wishes: what is asked for, with the hosts that must not be chosen.
-        taken: hosts that hold something for others already.
-    """
-    room = Room(hosts)
-    asks = [room.ask(number, wish) for number, wish in enumerate(wishes)]
-    field = _Field(room, reservations, taken, LOOKED_AT_MAX // len(asks))
-    match where.placement:
-        case GangPlacement.SAME_EXECUTOR:
-            return _on_one_host(field, asks)
-        case GangPlacement.SAME_LABEL:
-            found = _within_a_value(field, asks, where.label)
-        case GangPlacement.SPREAD:
-            found = field.filled(asks, one_each=True)
-        case GangPlacement.ANYWHERE:
-            found = field.filled(asks)
-    if found is None and wanted(asks) > 1:
-        away = {name for name, host in hosts.items() if not host.eligible}.union(taken)
-        lasting = (slots.get(key) for key in reservations.outlasted_by)
-        away.update(slot.executor_id for slot in lasting if slot is not None)
-        barred = [ask.barred.union(away) for ask in asks]
-        found = seek(hosts, where, wishes, prefix=ONLINE, barred=barred)
-    return found
+    def __init__(self, hosts: Hosts, queue: WaitingQueue, reservations: Reservations) -> None:
+        self._hosts = hosts
+        self._queue = queue
+        self._outlasting = reservations.outlasting
+        self._trials = TentativeCpus(self._cpus_if_others_ended)
+        self._most = CANDIDATES_MAX
+        self._chosen: dict[str, Amounts] = {}  # what members need that were given a host
 
+    def choose(
+        self, where: Where, requests: Sequence[MemberRequest], taken: Collection[str]
+    ) -> list[Share] | None:
+        """Returns hosts for as many slots as are requested; None: there are none.
 
-def lack(need: dict[str, int], free: dict[str, int]) -> int:
-    """The largest part of a need that is not free, in millionths. Columns of the index."""
-    missing = 0
-    for name, amount in need.items():
-        short = (amount - free.get(name, 0)) * MILLION // amount
-        missing = max(missing, short)
-    return missing
-
-
-class _Field:
-    """Hosts that could be kept, with what is free on them and what was chosen so far."""
-
-    def __init__(
-        self, room: Room, reservations: Reservations, taken: Collection[str], looked_at_max: int
-    ) -> None:
-        self.room = room
-        self._reservations = reservations
-        self._taken = taken
-        self._most = max(1, looked_at_max)
-        self._chosen: dict[str, dict[str, int]] = {}  # needs of members that were given a host
-        self._trials = Trials(self._if_others_ended)
-
-    def candidates(self, ask: Ask) -> list[Candidate]:
-        """The hosts that could serve one by their size, as far as is looked."""
-        index, hosts = self.room.main, self.room.every
-        columns = index.columns
-        needs = [
-            {ONLINE + name: amount for name, amount in need.items()} for need in ask.searched()
-        ]
-        found: list[tuple[int, Host, dict[str, int]]] = []
-        for at in islice(index.covering(needs), self._most):
-            host = hosts[index.ids[at]]
-            if self._may_be(host, ask):
-                # Nothing is held on it, so what the index shows is all that is free.
-                need = amounts_only(ask.need(host))
-                free = {name: columns[name][0][at] for name in need if name in columns}
-                found.append((lack(need, free), host, need))
-        return _ranked(found)
-
-    def missing(self, host: Host, ask: Ask) -> int | None:
-        """What is missing for one more on this host; None: it would not fit if all else ended, by
-        what the host says of itself.
+        Args:
+            where: how they are placed relative to each other.
+            requests: what is requested.
+            taken: hosts that must not be used.
         """
-        need = amounts_only(ask.need(host))
-        if not need:
-            return None
-        chosen = self._chosen.get(host.host_id)
-        if chosen:
-            need = add(need, chosen)
-        could = _could_give(host, self._reservations.stays_booked(host))
-        free = _free(host)
-        if any(could.get(name, 0) < amount for name, amount in need.items()):
-            return None
-        if not self._trials.fits_all(ask.wishes, host):
-            return None
-        return lack(need, free)
+        self._most = CANDIDATES_MAX // len(requests)
+        if where.placement is GangPlacement.SAME_EXECUTOR:
+            found = self._on_one(requests, taken)
+        else:
+            each = [self._candidates([(request, 1)], taken) for request in requests]
+            if where.placement is GangPlacement.SAME_LABEL:
+                found = self._within_a_value(requests, each, where.label)
+            else:
+                spread = where.placement is GangPlacement.SPREAD
+                found = self._fill(requests, each, one_each=spread)
+        if found is None and sum(request.count for request in requests) > 1:
+            away = {name for name, host in self._hosts.items() if not host.eligible}.union(taken)
+            away.update(
+                name for name, host in self._hosts.items() if self._outlasting & host.slots.keys()
+            )
+            barred = [request.elsewhere.union(away) for request in requests]
+            found = seek(self._hosts, where, requests, prefix=ONLINE, barred=barred)
+        return found
 
-    def could_serve(self, host_id: str, ask: Ask | None) -> bool:
-        """True if one would fit there if all else ended."""
-        return ask is not None and self.missing(self.room.host(host_id), ask) is not None
+    def suits(self, each: Reservation, host_id: str) -> bool:
+        """Returns True if a host of a reservation could still serve its share if everything else
+        there ended.
+        """
+        host = self._hosts.get(host_id)
+        members = each.choice.members[host_id]
+        if host is None or not self._may_serve(host, members):
+            return False
+        need = each.choice.booked[host_id]
+        # What processes outside slots use may be temporary, unless nothing else is left there.
+        most = host.total if host.slots or host.unowned else host.free()
+        slots = host.executor.registration.slots_max or UNLIMITED
+        return (
+            booked_by(host, members) == need
+            and fits(need, {**most, SLOTS: slots})
+            and self._trials.fit_all(members, host)
+        )
 
-    def choose(self, host: Host, ask: Ask) -> None:
-        """One more goes to this host."""
-        before = self._chosen.get(host.host_id, {})
-        self._chosen[host.host_id] = add(before, amounts_only(ask.need(host)))
-        for wish, count in ask.wishes if self.room.needs_topology else ():
-            self._trials.take(wish, host, count)
+    def _may_serve(self, host: Host, members: Members) -> bool:
+        return host.eligible and all(
+            host.carries(request.labels)
+            and host.host_id not in request.elsewhere
+            and not host.refuses(request)
+            for request, _ in members
+        )
 
-    def filled(
+    def _candidates(self, members: Members, taken: Collection[str]) -> list[Candidate]:
+        """Returns hosts that could serve these together, by their size."""
+        pooled, separate = Counter[str](), Counter[str]()
+        for request, count in members:
+            needs = needs_of(self._queue.class_for(request.key)).amounts
+            for whole, need in zip((pooled, separate), needs, strict=True):
+                whole.update({name: amount * count for name, amount in need.items()})
+        index = self._hosts.indexes.main
+        kinds = [pooled] if pooled == separate else [pooled, separate]
+        wanted = [{ONLINE + name: amount for name, amount in need.items()} for need in kinds]
+        found: list[Candidate] = []
+        for at in islice(index.covering(wanted), self._most):
+            host = self._hosts[index.ids[at]]
+            if host.host_id not in taken and self._may_serve(host, members):
+                need = separate if host.separate_pools else pooled
+                free = {n: index.columns[n][0][at] for n in need if n in index.columns}
+                found.append((missing_part(need, free), -len(host.slots), host.host_id))
+        return found
+
+    def _missing(self, host: Host, members: Members) -> int | None:
+        """Returns the missing part on a host for these and those chosen before; None: they would
+        not fit if everything else ended.
+        """
+        need = add(booked_by(host, members), self._chosen.get(host.host_id, {}))
+        if not fits(need, self._if_others_ended(host)):
+            return None
+        if not self._trials.fit_all(members, host):
+            return None
+        return missing_part(need, {**host.free(), SLOTS: host.slots_left()})
+
+    def _fill(
         self,
-        asks: Sequence[Ask],
+        requests: Sequence[MemberRequest],
+        candidates: Sequence[Iterable[Candidate]],
         *,
         one_each: bool = False,
-        among: Sequence[list[Candidate]] | None = None,
     ) -> list[Share] | None:
-        """Each where least is missing, the largest first; `among` are candidates by ask."""
-        self._chosen = {}
-        self._trials.clear()
-        counts: dict[tuple[int, str], int] = {}
-        for ask in sorted(asks, key=self.room.size, reverse=True):
-            heap = self.candidates(ask) if among is None else among[ask.number]
+        """Gives each a host where least is missing, the largest first."""
+        self._chosen.clear()
+        self._trials.roll_back()
+        counts: Counter[tuple[int, str]] = Counter()
+        largest_first = sorted(range(len(requests)), key=lambda at: -self._size(requests[at]))
+        for number in largest_first:
+            request, heap = requests[number], list(candidates[number])
             heapq.heapify(heap)
-            left = ask.count
+            left = request.count
             while left and heap:
-                _, large, host_id = heapq.heappop(heap)
-                host = self.room.host(host_id)
-                before = self._chosen.get(host_id)
-                if (one_each and before) or self.missing(host, ask) is None:
+                _, slots, host_id = heapq.heappop(heap)
+                host = self._hosts[host_id]
+                one = [(request, 1)]
+                if (one_each and host_id in self._chosen) or self._missing(host, one) is None:
                     continue
-                self.choose(host, ask)
-                counts[ask.number, host_id] = counts.get((ask.number, host_id), 0) + 1
+                self._chosen[host_id] = add(booked_by(host, one), self._chosen.get(host_id, {}))
+                self._trials.take(request, host, 1)
+                counts[number, host_id] += 1
                 left -= 1
-                more = None if one_each else self.missing(host, ask)
-                if more is not None:
-                    heapq.heappush(heap, (more, large, host_id))
+                if not one_each and (more := self._missing(host, one)) is not None:
+                    heapq.heappush(heap, (more, slots, host_id))
             if left:
                 return None
         return [Share(number, host_id, count) for (number, host_id), count in counts.items()]
 
-    def most_missing(self) -> int:
-        """The most that is missing on any host that was chosen."""
-        return max(lack(need, _free(self.room.host(name))) for name, need in self._chosen.items())
+    def _on_one(
+        self, requests: Sequence[MemberRequest], taken: Collection[str]
+    ) -> list[Share] | None:
+        members = [(request, request.count) for request in requests]
+        for _, _, host_id in sorted(self._candidates(members, taken)):
+            if self._missing(self._hosts[host_id], members) is not None:
+                return [Share(at, host_id, count) for at, (_, count) in enumerate(members)]
+        return None
 
-    def _if_others_ended(self, host: Host) -> CpuLedger | None:
-        """The books of a host's cpus with those slots alone that may never end."""
+    def _within_a_value(
+        self,
+        requests: Sequence[MemberRequest],
+        candidates: Sequence[Sequence[Candidate]],
+        label: str,
+    ) -> list[Share] | None:
+        """Tries the values of a label, those with most free capacity first."""
+        free: Counter[str] = Counter()
+        for missing, _, host_id in (each for some in candidates for each in some):
+            if value := self._hosts[host_id].labels.get(label):
+                free[value] += 1 + max(0, MILLION - missing)
+        best_first = sorted(free, key=lambda value: (-free[value], value))
+        for value in best_first[:LABEL_VALUES_MAX]:
+            here = [
+                [each for each in some if self._hosts[each[2]].labels.get(label) == value]
+                for some in candidates
+            ]
+            if (found := self._fill(requests, here)) is not None:
+                return found
+        return None
+
+    def _size(self, request: MemberRequest) -> int:
+        return size_of(self._queue.class_for(request.key), self._hosts.indexes.main.sums)
+
+    def _if_others_ended(self, host: Host) -> dict[str, int]:
+        """Returns what a host would have free then, as far as it says itself."""
+        stays = [slot.booked for key, slot in host.slots.items() if key in self._outlasting]
+        total, could = host.total, add(host.free(), host.booked)
+        most = {name: min(amount, total.get(name, 0)) for name, amount in could.items()}
+        slots = host.executor.registration.slots_max or UNLIMITED
+        return {**subtract(most, total_of(stays)), SLOTS: slots - len(stays)}
+
+    def _cpus_if_others_ended(self, host: Host) -> CpuLedger | None:
+        """Returns the ledger of a host's cpus with slots alone that may never end."""
         if host.cpus is None:
             return None
-        books = host.cpus.empty()
-        for key in self._reservations.outlasted_by:
+        ledger = host.cpus.empty()
+        for key in self._outlasting:
             if key in host.cpus.holdings:
-                books.add(key, host.cpus.holdings[key])
-        return books
-
-    def _may_be(self, host: Host, ask: Ask) -> bool:
-        name = host.host_id
-        if not host.eligible or name in self._taken or name in ask.barred:
-            return False
-        return carries(host, ask.labels)
+                ledger.add(key, host.cpus.holdings[key])
+        return ledger
 
 
-def _on_one_host(field: _Field, asks: Sequence[Ask]) -> list[Share] | None:
-    whole = sum_of(asks)
-    for _, _, host_id in sorted(field.candidates(whole)) if whole is not None else ():
-        if field.could_serve(host_id, whole):
-            return [Share(ask.number, host_id, ask.count) for ask in asks]
-    return None
-
-
-def _within_a_value(field: _Field, asks: Sequence[Ask], label: str) -> list[Share] | None:
-    """The value of the label with which least is missing."""
-    by_value: dict[str, list[list[Candidate]]] = {}
-    promise: Counter[str] = Counter()
-    for ask in asks:
-        for candidate in field.candidates(ask):
-            value = field.room.host(candidate[2]).labels.get(label)
-            if value is not None:
-                by_value.setdefault(value, [[] for _ in asks])[ask.number].append(candidate)
-                promise[value] += MILLION - candidate[0]
-    best: tuple[int, str, list[Share]] | None = None
-    for value in heapq.nlargest(VALUES_TRIED_MAX, sorted(by_value), key=promise.__getitem__):
-        found = field.filled(asks, among=by_value[value])
-        if found is not None:
-            rank = (field.most_missing(), value, found)
-            best = rank if best is None else min(best, rank, key=lambda each: each[:2])
-    return best[2] if best is not None else None
-
-
-def _ranked(found: Sequence[tuple[int, Host, dict[str, int]]]) -> list[Candidate]:
-    """Of (what is missing, host, need): among those where least is missing slots are looked at."""
-    least = min((missing for missing, _, _ in found), default=0)
-    ties = [(host, need) for missing, host, need in found if missing == least > 0]
-    large = {host.host_id: _as_large(host, need) for host, need in ties[:TIES_LOOKED_AT_MAX]}
-    return [(missing, large.get(host.host_id, 0), host.host_id) for missing, host, _ in found]
-
-
-def _as_large(host: Host, need: dict[str, int]) -> int:
-    """Slots on a host that have at least this each."""
-    amounts = {name: amount for name, amount in need.items() if name not in (SLOTS, DEFAULT_SLOTS)}
-    return sum(
-        all(booked.get(name, 0) >= amount for name, amount in amounts.items())
-        for booked in (in_grains(slot.booked) for slot in host.slots.values())
+def booked_by(host: Host, members: Members) -> dict[str, int]:
+    """Returns what these book on a host together, with their number of slots."""
+    booked = ((host.booking_for(request), count) for request, count in members)
+    return total_of(
+        {SLOTS: count, **{name: amount * count for name, amount in amounts.items()}}
+        for amounts, count in booked
     )
 
 
-def _could_give(host: Host, stays: Amounts) -> dict[str, int]:
-    """What a host would have free if all its slots ended but those that have booked what stays, as
-    it has said itself; in columns.
-    """
-    columns = in_grains(add(host.free(), host.booked))
-    total = in_grains(host.total)
-    booked = in_grains(stays)
-    columns = {
-        name: max(0, min(amount, total.get(name, 0)) - booked.get(name, 0))
-        for name, amount in columns.items()
-    }
-    columns[SLOTS] = host.executor.registration.slots_max or host.slots_left()
-    columns[DEFAULT_SLOTS] = host.default_slots(columns, columns[SLOTS])
-    return columns
-
-
-def _free(host: Host) -> dict[str, int]:
-    columns = in_grains(host.free())
-    columns[SLOTS] = host.slots_left()
-    columns[DEFAULT_SLOTS] = host.default_slots(columns, columns[SLOTS])
-    return columns
+def missing_part(need: Amounts, free: Amounts) -> int:
+    """Returns the largest part of a need that is not free, in millionths."""
+    parts = ((n - free.get(name, 0)) * MILLION // n for name, n in need.items() if n)
+    return max((0, *parts))

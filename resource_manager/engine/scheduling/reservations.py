@@ -1,375 +1,361 @@
-"""Capacity that is held for those who were passed over for too long.
+"""Reservations: capacity that is kept for starved requests, gangs and resizes.
 
-Decides who gets a *reservation*, on which hosts, and when it ends. While one stands, its hosts show
-everybody else only what is free beyond it (`Host.spare`): they backfill with that, and nothing they
-take can delay the holder. So he is placed at the latest when everything has ended that was on his
-hosts when the reservation was made. He is placed there as soon as there is room, or elsewhere if
-that comes first.
+Whatever fits is placed, so a large request could be passed over by small ones indefinitely. The one
+rule: the longest starved gets the hosts where least is missing, as if everything else there had
+ended. Others may use what its hosts have beyond that (`ReservedCapacity.spare`), which delays the
+owner by nothing. So it is placed at the latest when everything has ended that was there when the
+reservation was made. It is placed elsewhere if that is possible earlier.
 
-Nothing is held for whoever has received more than his share beside those who were served meanwhile:
-he is not passed over, it is not his turn.
+- A job has one reservation at a time, a host keeps capacity for one owner, and there are at most
+  `reservations_max`.
+- A job that has received more than its share, compared with those served meanwhile, is not starved.
+- Reserved capacity is idle for a while. Only the longest starved may have all it needs; all others
+  together reserve at most `reserved_part_max` of any resource.
+- If all hosts that would do are reserved for others, they are kept from those that starve for a
+  shorter time.
+- A reservation ends when its owner is placed or waits no more, when its hosts do not suit any more,
+  and while a quota blocks the owner. It expires when slots on its hosts have not ended for very
+  long, since these may be services; it lasts twice as long after each time.
 
-It moves to other hosts when one of its own is lost, drained, cannot be dialled, has become too
-small or refuses him. It ends when he is placed or waits no more, and while a maximum of his group
-stops him. A host holds for one at a time, a job is held for once at a time, and there are
-`reservations_max` at most, for those passed over longest. Nothing here is durable: after a restart
-those who still starve get theirs anew.
-
-Nobody knows when a slot ends. Whoever waits for very long for one, which may be a service and never
-end at all, gives up what is held for him and tries other hosts; from then on nobody waits for that
-slot. He is more patient each time, so that he is placed in the end if slots end at all.
-
-What is held stands idle for a while. So only whoever was passed over longest has as much held as he
-needs; the others together hold no more than `reserved_part_max` of anything. And where somebody
-finds no hosts only because they are held for others, those that would do are held for nobody who
-was passed over for less, until he has his. So everybody is the one who was passed over longest in
-the end.
-
-Refuses to know what the holders are (`reservation_owners.py`), who is passed over
-(`fairness/starvation.py`), whether it is somebody's turn (`passed_over.py`), which hosts are best
-(`reservation_search.py`) and whether what is held can stay (`reservation_upkeep.py`).
+A host set, what may use it meanwhile, and when it expires: run times of jobs would change `spare`
+and `until_ms`, and nothing else.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Collection, Iterator
-from enum import Enum, auto
+from itertools import islice
 
 from finegrain.cpu_policy import QosClass
-from finegrain.resources import BEST_EFFORT_CPU_MILLI, add, total_of
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, total_of
+from finegrain.values.states import SlotState
 from resource_manager.engine.context import EventContext
-from resource_manager.engine.fairness.starvation import Blocked, Mark, StarvationRecord
+from resource_manager.engine.fairness.choice import SharesSince, order_key_of
+from resource_manager.engine.fairness.flows import GROUP, FlowTree
 from resource_manager.engine.hosts.host import ONLINE
 from resource_manager.engine.hosts.notes import ReservedCapacity
-from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
-from resource_manager.engine.model.scheduling_key import in_grains
+from resource_manager.engine.model.scheduling_key import SLOTS, in_grains
 from resource_manager.engine.model.settings import SECOND_MS
 from resource_manager.engine.model.timers import Timer
-from resource_manager.engine.placement.reserved import Place, Reservation
-from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
-from resource_manager.engine.scheduling.passed_over import Turns, needs_help, since_served
+from resource_manager.engine.placement.columns import needs_of
+from resource_manager.engine.placement.hosts import Hosts
+from resource_manager.engine.placement.reserved import HostChoice, Reservation, ReservationOwner
+from resource_manager.engine.queue.queue import WaitingQueue
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
+from resource_manager.engine.queue.starvation import Mark, StarvationClock, Waiter
 from resource_manager.engine.scheduling.reservation_owners import (
-    RequestOwner,
-    ReservationOwner,
+    can_be_placed,
+    can_stay,
+    choose_hosts,
+    need_of,
     owner_of,
-    owner_waiting_as,
+    place_owner,
+    quota_block_of,
+    still_waits,
 )
-from resource_manager.engine.scheduling.reservation_upkeep import has_room, outlasted, stop_of, void
 from resource_manager.engine.state import State
 
-HEADS_LOOKED_AT_MAX = 64
-"""Jobs that wait with the same, those who came first, of which one is chosen in one look."""
+CHECK_INTERVAL_MS = SECOND_MS
+"""Starved waiters are examined at most this often."""
 
-TRIED_MAX = 4
-"""Searches for hosts in vain that one look makes; the others have to wait for the next one."""
+EXAMINED_MAX = 500
+"""Waiters that one check examines; the next one goes on where it stopped."""
 
-LOOKED_AT_MAX = 1_000
-"""Jobs that one look goes through, counted once for each of the shapes that they starve with."""
+SEARCH_COST = 125
+"""A search for hosts counts as this many waiters."""
 
-PATIENCE = 48
-"""So many times the starvation timeout it is waited for the slots on hosts that are held to end;
-and twice as long each time that it was in vain.
-"""
+SEARCHED_FOR_MS = 60 * SECOND_MS
+"""A search without result is made again after this, if hosts have not changed."""
+
+EXPIRES_AFTER = 48
+"""A reservation expires after this many times the starvation timeout."""
 
 DOUBLED_MAX = 20
-"""That is years."""
+"""How often this is doubled at most: that is years."""
 
-HOPELESS_MS = 60 * SECOND_MS
-"""Whoever no hosts would do for is searched for again after this, if they have not changed."""
+EARLIER_MAX = 64
+"""Jobs with earlier requests of the same class that are looked at."""
 
-
-class _Help(Enum):
-    """What came of trying to help somebody who starves."""
-
-    DONE = auto()  # something is held for him now; or nobody of them waits any more
-    NOT_NOW = auto()  # he comes later, or what he needs is more than may be held beside others
-    HOPELESS = auto()  # no hosts would do, whatever ended
-    BLOCKED = auto()  # hosts would do that others have or come before
+RIVALS_MAX = 256
+"""Jobs that wait with something smaller, of which one may come later in order."""
 
 
-def serve_holders(context: EventContext) -> None:
-    """Places holders whose hosts have room, ends what is void. To be called before anybody else is
-    served.
+def serve_owners(context: EventContext) -> None:
+    """Places owners whose hosts have room, and ends reservations that cannot stay. Must be called
+    before anything else is placed.
     """
     for each in list(context.state.reservations.all()):
-        why = void(context.state, each) or outlasted(context, each)
+        why = _void(context.state, each) or _expired(context, each)
         if why:
             _end(context, each, why)
-        elif has_room(context.state, each):
-            owner_of(each).settle(context, each.place)
+        elif _has_room(context.state, each):
+            place_owner(context.state, each)
             _end(context, each, "placed there")
 
 
 def end_served(context: EventContext) -> bool:
-    """Ends what is held for those who were placed elsewhere; True if there was anybody. To be
-    called after others were served: what is free now is theirs.
+    """Ends reservations whose owners were placed elsewhere. Returns True if there were any: then
+    there is more capacity for others.
     """
-    over = [
-        each for each in context.state.reservations.all() if not owner_of(each).waits(context.state)
-    ]
-    for each in over:
-        _end(context, each, "placed elsewhere")
-    return bool(over)
-
-
-def hold_for_starving(context: EventContext) -> None:
-    """Makes reservations for those who starve. The indexes must be fresh."""
-    state, starvation = context.state, context.state.starvation
-    if starvation.is_due(context.now_ms):
-        starvation.checked(context.now_ms, stuck=_look(context))
-    due_ms = [each.until_ms for each in state.reservations.all()]
-    if (next_ms := starvation.next_due_ms()) is not None:
-        due_ms.append(next_ms)
-    if due_ms:
-        state.timers.arm(Timer.STARVATION, "", min(due_ms))
-
-
-def _look(context: EventContext) -> bool:
-    """Helps those who starve, who were passed over longest first, as far as may be; True: for some
-    that may be right later though nothing happens but that time passes.
-    """
-    state, starvation, books = context.state, context.state.starvation, context.state.reservations
-    turns = Turns(state)
-    hopeless: list[StarvationRecord] = []
-    stuck, looked, blocked = False, 0, 0
-    taken = set(books.on_host)  # and what those blocked come first at
-    those = starvation.starved(context.now_ms, state.numbers.arrival)
-    first, starvation.resume_at = starvation.resume_at, 0
-    for at, passed in enumerate(those[first:], first):
-        if len(books) >= state.settings.fairness.reservations_max:
-            break
-        if looked >= LOOKED_AT_MAX or len(hopeless) == TRIED_MAX:
-            starvation.resume_at, stuck = at - len(hopeless), True
-            break
-        if passed.is_hopeless(state.hosts.version, context.now_ms):
-            continue
-        looked += _weight(passed)
-        help_ = _help(context, passed, turns, taken)
-        taken.update(books.on_host)
-        if help_ is _Help.BLOCKED and passed.blocked is not None:
-            taken |= passed.blocked.hosts
-            blocked += 1
-            if blocked == TRIED_MAX:
-                break
-        if help_ is _Help.HOPELESS:
-            passed.hopeless = state.hosts.version, context.now_ms + HOPELESS_MS
-            hopeless.append(passed)
-        stuck = stuck or help_ is _Help.NOT_NOW
-    starvation.move_last(hopeless)
-    return stuck
-
-
-def _weight(passed: StarvationRecord) -> int:
-    """As how many jobs somebody counts."""
-    who = passed.waiter
-    return min(len(who.job_queues), HEADS_LOOKED_AT_MAX) if isinstance(who, SchedulingClass) else 1
-
-
-def tried_in_vain(context: EventContext, who: SchedulingClass | int) -> None:
-    """Somebody had a turn and did not fit."""
     state = context.state
-    if who not in state.starvation:
-        state.starvation.start(who, _since_ms(context, who), state.numbers.arrival)
+    served = [each for each in state.reservations.all() if not still_waits(state, each.owner)]
+    for each in served:
+        _end(context, each, "placed elsewhere")
+    return bool(served)
 
 
-def _help(
-    context: EventContext, passed: StarvationRecord, turns: Turns, taken: Collection[str]
-) -> _Help:
-    """Holds capacity for the first of those who starve together for whom that is right, on none of
-    the hosts `taken`.
+def reserve_for_starved(context: EventContext) -> None:
+    """Makes reservations for what is starved. The indexes must be fresh."""
+    state, reservations = context.state, context.state.reservations
+    if not state.settings.fairness.reservations_max:
+        return
+    more = state.queue.starvation.is_over(reservations.next_since, state.settings.fairness)
+    if more or context.now_ms >= reservations.due_ms:
+        _check(context)
+    next_ms = reservations.next_since.ms + state.settings.fairness.starvation_timeout_ms
+    wake_ms = [next_ms, *(each.until_ms for each in reservations.all())]
+    if reservations.stuck or state.flows.placements > reservations.placements:
+        wake_ms.append(reservations.due_ms)
+    wake_ms = [each for each in wake_ms if each > context.now_ms]
+    if wake_ms and state.queue.starvation:
+        state.timers.arm(Timer.STARVATION, "", min(wake_ms))
+
+
+def _check(context: EventContext) -> None:
+    """Examines starved waiters, the longest starved first, and reserves hosts for some of them."""
+    state, reservations = context.state, context.state.reservations
+    fairness, now_ms = state.settings.fairness, context.now_ms
+    waiting, reservations.next_since = state.queue.starvation.starved(fairness)
+    if not reservations.round:
+        reservations.round = waiting[::-1]
+        reservations.claimed = set()
+    version, until_ms = reservations.searched_as_of
+    if not reservations.searched or version != state.hosts.version or now_ms >= until_ms:
+        reservations.searched_as_of = state.hosts.version, now_ms + SEARCHED_FOR_MS
+        reservations.searched.clear()
+    shares = SharesSince(state.flows)
+    budget, time_may_help = EXAMINED_MAX, False
+    while reservations.round and budget > 0:
+        if len(reservations) >= fairness.reservations_max:
+            reservations.round.clear()
+            break
+        waiter = reservations.round.pop()
+        budget -= 1
+        owner, clock = owner_of(state, waiter), state.queue.starvation.get(waiter)
+        if owner is None or clock is None or quota_block_of(state, waiter) is not None:
+            continue
+        if any(each.owner.job_id == owner.job_id for each in reservations.all()):
+            continue
+        since = _starved_since(state, waiter, clock)
+        if (
+            since is None
+            or not _is_owed(state, shares, owner, clock.since)
+            or not _may_reserve(state, owner, since)
+        ):
+            time_may_help = True
+        elif waiter in reservations.searched:
+            reservations.claimed |= reservations.searched[waiter]
+        else:
+            _reserve(context, owner, since)
+            budget -= SEARCH_COST
+    reservations.stuck = time_may_help or bool(reservations.round)
+    reservations.placements = state.flows.placements
+    reservations.due_ms = now_ms + CHECK_INTERVAL_MS
+
+
+def _starved_since(state: State, waiter: Waiter, clock: StarvationClock) -> Mark | None:
+    """Returns since when a waiter is passed over; None: it is not starved.
+
+    A job of which requests are placed now and then is starved as well, without another timeout, if
+    it comes before a running job that waits with something smaller: what that gives back is too
+    small for it.
     """
-    state, books = context.state, context.state.reservations
-    found = _Help.DONE
-    for holder in _holders(state, passed):
-        if holder.job_id in books.by_job:
-            continue
-        found = _Help.NOT_NOW
-        mark = passed.of(holder.number)
-        if mark is None or not state.starvation.has_starved(mark, context.now_ms):
-            continue
-        if not turns.is_passed_over(holder.job_id, mark.since_ms):
-            continue
-        if isinstance(holder, RequestOwner):
-            if not needs_help(context, holder.line):
-                continue
-            mark = since_served(holder.line, mark)
-        if not _may_be_held(state, holder, mark):
-            continue
-        as_of = books.ended, len(taken), context.now_ms // HOPELESS_MS
-        if passed.blocked is not None and passed.blocked.as_of == as_of:
-            return _Help.BLOCKED
-        place = holder.choose(state, taken)
-        if place is None:  # nor is there one for others who wait with the same
-            return _blocked(state, passed, holder, as_of) if taken else _Help.HOPELESS
-        passed.blocked = None
-        if stop_of(state.flows, holder, place) is None:
-            _hold(context, holder, place, mark, passed.outlasted)
-            return _Help.DONE
-    return found
+    mark = clock.served or clock.since
+    if state.queue.starvation.is_over(mark, state.settings.fairness):
+        return mark
+    if isinstance(waiter, int) or state.settings.fairness.order != "fair":
+        return None
+    return mark if _precedes_smaller(state.flows, state.queue, *waiter) else None
 
 
-def _blocked(
-    state: State, passed: StarvationRecord, holder: ReservationOwner, as_of: tuple[int, int, int]
-) -> _Help:
-    """Notes which hosts would do for a holder that others have. They stay the same, so that there
-    are fewer and fewer of them that others have.
-    """
-    version = state.hosts.version, len(state.reservations.outlasted_by)
-    before = passed.blocked
-    if before is not None and before.version == version:
-        passed.blocked = Blocked(version, as_of, before.hosts)
-        return _Help.BLOCKED
-    place = holder.choose(state, ())
-    passed.blocked = Blocked(version, as_of, frozenset(place.held)) if place is not None else None
-    return _Help.BLOCKED if place is not None else _Help.HOPELESS
+def _precedes_smaller(
+    flows: FlowTree, queue: WaitingQueue, scheduling_class: SchedulingClass, job_id: str
+) -> bool:
+    """Returns True if a job comes before a running one that waits with less of anything."""
+    need = needs_of(scheduling_class).pooled
+    smaller = (
+        flows.jobs[other_id]
+        for other in queue.classes()
+        if any(needs_of(other).pooled.get(name, 0) < amount for name, amount in need.items())
+        for other_id in other.job_queues
+    )
+    own = order_key_of(flows, flows.jobs[job_id])
+    rivals = islice(smaller, RIVALS_MAX)
+    return any(flow.running and order_key_of(flows, flow) > own for flow in rivals)
 
 
-def _may_be_held(state: State, holder: ReservationOwner, mark: Mark) -> bool:
-    """True if a holder was passed over longer than all for whom something is held, or if he may
-    have as much beside them.
-    """
-    marks = {each.holder.number: each.passed_over for each in state.reservations.all()}
-    marks[holder.number] = mark
-    longest = min(marks, key=lambda number: (marks[number].since_ms, number))
-    if longest == holder.number:
+def _is_owed(state: State, shares: SharesSince, owner: ReservationOwner, since: Mark) -> bool:
+    """Returns True if the owner's job has received no more than its share since then."""
+    if state.settings.fairness.order == "fair":
+        return shares.is_owed(owner.job_id, since.ms)
+    if isinstance(owner.waiter, int):
         return True
-    whole = in_grains(holder.need_at_most(state))
-    for each in state.reservations.all():
-        if each.holder.number != longest:
-            whole = add(whole, in_grains(total_of(h.amounts for h in each.place.held.values())))
+    # In order of arrival, earlier requests of the same class are not served out of order.
+    scheduling_class, _ = owner.waiter
+    return all(
+        state.quotas.request_block(scheduling_class, earlier.job_id) is not None
+        for earlier in scheduling_class.first_queues(EARLIER_MAX)
+        if earlier.numbers.first < owner.number
+    )
+
+
+def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
+    """Returns True if an owner is the longest starved, or needs little enough beside what all but
+    the longest starved have.
+    """
+    in_order = sorted(state.reservations.all(), key=lambda each: each.order)
+    if not in_order or (since.ms, owner.number) < in_order[0].order:
+        return True
+    kept = (kept.amounts for each in in_order[1:] for kept in each.hosts.values())
+    whole = in_grains(total_of((need_of(state, owner), *kept)))
     part, sums = state.settings.fairness.reserved_part_max, state.hosts.indexes.main.sums
     return all(amount <= part * sums.get(ONLINE + name, 0) for name, amount in whole.items())
 
 
-def _hold(
-    context: EventContext, holder: ReservationOwner, place: Place, mark: Mark, in_vain: int
-) -> None:
-    """Makes a reservation; whoever has room at once does not need one."""
-    state = context.state
-    patience_ms = PATIENCE * state.settings.fairness.starvation_timeout_ms
-    made = Reservation(
-        holder=holder,
-        place=place,
-        passed_over=mark,
-        since_time_ms=context.at.time_ms,
-        lacking=next(iter(place.held)),
-        version=state.hosts.version,
-        until_ms=context.now_ms + patience_ms * 2 ** min(in_vain, DOUBLED_MAX),
-    )
-    if has_room(state, made):  # an exact search finds more than the usual one
-        holder.settle(context, place)
-        for name in place.held:
+def _reserve(context: EventContext, owner: ReservationOwner, since: Mark) -> bool:
+    """Reserves the best hosts for an owner, or places it if it fits there now. Returns False if no
+    hosts are free of reservations; those that would do are kept from others.
+    """
+    state, reservations = context.state, context.state.reservations
+    taken = reservations.claimed.union(reservations.on_host)
+    choice = choose_hosts(state, owner, taken)
+    if choice is None:
+        others = choose_hosts(state, owner, ()) if taken else None
+        found = frozenset(others.booked) if others is not None else frozenset()
+        reservations.searched[owner.waiter] = found
+        reservations.claimed |= found
+        return False
+    made = _reservation(context, owner, choice, since)
+    if _has_room(state, made):  # the search here finds more than the usual one
+        place_owner(state, made)
+        for name in made.hosts:
             state.hosts.touch(state.hosts[name])
-        return
-    state.reservations.add(made)
-    # Best-effort slots run wherever LSE slots do not: one after the other could keep those off the
-    # last cpu for ever.
-    exclusive = any(wish.cpus and wish.cpus[0].qos is QosClass.LSE for wish in place.wishes)
+        return True
+    reservations.add(made)
+    for name, kept in made.hosts.items():
+        state.hosts[name].reserved = kept
+        state.hosts.indexes.follow(state.hosts[name])
+    what = f"{len(made.hosts)} executors are held for it"
+    if len(made.hosts) == 1:
+        ((name, kept),) = made.hosts.items()
+        amounts = ", ".join(f"{dimension} {amount}" for dimension, amount in kept.amounts.items())
+        what = f"{amounts} are held for it on {name}"
+    _record(
+        context, "reservation_made", made, f"{owner.title} was passed over for too long: {what}"
+    )
+    return True
+
+
+def _reservation(
+    context: EventContext, owner: ReservationOwner, choice: HostChoice, since: Mark
+) -> Reservation:
+    state = context.state
+    clock = state.queue.starvation.get(owner.waiter)
+    doubled = min(clock.expired if clock is not None else 0, DOUBLED_MAX)
+    lasts_ms = EXPIRES_AFTER * state.settings.fairness.starvation_timeout_ms * 2**doubled
+    # Best-effort slots run wherever LSE slots do not. One after another, they could keep those off
+    # the last cpu indefinitely.
+    exclusive = any(each.cpus and each.cpus[0].qos is QosClass.LSE for each in choice.requests)
     barred = frozenset({BEST_EFFORT_CPU_MILLI} if exclusive else ())
-    for name, held in place.held.items():
-        host = state.hosts[name]
-        before = {key: slot.booked for key, slot in host.slots.items()}
-        host.reserved = ReservedCapacity(held.amounts, held.slots, before, barred)
-        state.hosts.indexes.follow(host)
-    _tell(context, "reservation_made", made, _what_is_held(made))
-
-
-def _holders(state: State, passed: StarvationRecord) -> Iterator[ReservationOwner]:
-    """Who they are that are passed over, the longest waiting first: of those who wait with the
-    same, the first of each job.
-    """
-    who = passed.waiter
-    if isinstance(who, int):
-        item = state.queue.non_batchables.get(who)
-        if item is None:
-            state.starvation.stop(who)
-        elif state.quotas.non_batchable_block(item) is None:
-            yield owner_waiting_as(state.slots, state.gangs, item)
-    if not isinstance(who, SchedulingClass):
-        return
-    if not who.waiting:
-        state.starvation.stop(who)
-        return
-    # In order of arrival nobody is passed over by those who came earlier and ask for the same.
-    most = HEADS_LOOKED_AT_MAX if state.settings.fairness.order == "fair" else 1
-    for job_queue in _first_queues(state.quotas, who, most):
-        yield RequestOwner(state.requests.at(job_queue.numbers.first), job_queue)
-
-
-def _first_queues(
-    quotas: QuotaChecks, scheduling_class: SchedulingClass, most: int
-) -> list[JobQueue]:
-    """The lines of those who wait longest with a shape and whom no maximum stops, so many at most;
-    all lines are looked at only where very many of the first are stopped.
-    """
-    near = scheduling_class.first_queues(2 * most)
-    found = [
-        job_queue
-        for job_queue in near
-        if quotas.request_block(scheduling_class, job_queue.job_id) is None
-    ]
-    if len(found) < most and len(near) == 2 * most:
-        every = (
-            job_queue
-            for job_queue in scheduling_class.job_queues.values()
-            if quotas.request_block(scheduling_class, job_queue.job_id) is None
-        )
-        return heapq.nsmallest(most, every, key=lambda job_queue: job_queue.numbers.first)
-    return found[:most]
+    hosts = {}
+    for name, booked in choice.booked.items():
+        before = {key: slot.booked for key, slot in state.hosts[name].slots.items()}
+        amounts = {dimension: n for dimension, n in booked.items() if dimension != SLOTS}
+        hosts[name] = ReservedCapacity(amounts, booked.get(SLOTS, 0), before, barred)
+    return Reservation(
+        owner=owner,
+        choice=choice,
+        hosts=hosts,
+        starved_since=since,
+        since_time_ms=context.at.time_ms,
+        until_ms=context.now_ms + lasts_ms,
+        version=state.hosts.version,
+        lacking=next(iter(hosts)),
+    )
 
 
 def _end(context: EventContext, ended: Reservation, why: str) -> None:
     state = context.state
     state.reservations.remove(ended)
-    state.starvation.check_at_once()
-    for name in ended.place.held:
-        host = state.hosts.get(name)
-        if host is not None:
-            host.reserved = None
-            state.hosts.touch(host)
-            # Whom it has to be asked about had no room there, whatever amounts were left over.
-            state.hosts.indexes.log_growth(host, state.queue)
-    _tell(context, "reservation_ended", ended, f"{ended.holder.title}: {why}")
+    for host in (state.hosts[name] for name in ended.hosts if name in state.hosts):
+        host.reserved = None
+        state.hosts.touch(host)
+        # Classes that must be asked about cpus had no room there, whatever amounts were left.
+        state.hosts.indexes.log_growth(host, state.queue)
+    _record(context, "reservation_ended", ended, f"{ended.owner.title}: {why}")
 
 
-def _what_is_held(made: Reservation) -> str:
-    held, title = made.place.held, made.holder.title
-    if len(held) > 1:
-        return f"{title} was passed over for too long: {len(held)} executors are held for it"
-    name, kept = next(iter(held.items()))
-    amounts = ", ".join(f"{dim} {amount}" for dim, amount in kept.amounts.items())
-    return f"{title} was passed over for too long: {amounts} are held for it on {name}"
-
-
-def _tell(context: EventContext, kind: str, about: Reservation, message: str) -> None:
-    held = about.place.held
+def _record(context: EventContext, kind: str, about: Reservation, message: str) -> None:
     context.journal.cluster_event(
         kind,
-        executor_id=next(iter(held)) if len(held) == 1 else "",
-        job_id=about.holder.job_id,
-        allocation_id=about.holder.allocation_id,
+        executor_id=next(iter(about.hosts)) if len(about.hosts) == 1 else "",
+        job_id=about.owner.job_id,
+        allocation_id=about.owner.allocation_id,
         message=message,
     )
 
 
-def _since_ms(context: EventContext, who: SchedulingClass | int) -> int:
-    """From when it counts that somebody is passed over. Waiting before a restart counts, by wall
-    time; that of a slot that is to grow, or of whoever has had a slot before, is not known.
+def _void(state: State, each: Reservation) -> str:
+    """Returns why a reservation cannot stay; empty: it can."""
+    if not still_waits(state, each.owner):
+        return "it waits no more"
+    # What a host could give when empty changes with its version; a refusal and a wrong report do
+    # not change that.
+    names = [each.lacking, *(name for name in state.hosts.refusing if name in each.hosts)]
+    if each.version != state.hosts.version:
+        each.version, names = state.hosts.version, list(each.hosts)
+    if not can_stay(state, each, names):
+        return "its executors do not suit it any more, even when empty"
+    block = quota_block_of(state, each.owner.waiter)
+    return f"a maximum of group {block.group_id.removeprefix(GROUP)} stops it" if block else ""
+
+
+def _expired(context: EventContext, each: Reservation) -> str:
+    """Returns why a reservation has expired, or an empty text. Slots that did not end in time are
+    noted, so that others do not wait for them.
     """
     state = context.state
-    waiting_since_ms: int | None = None
-    if isinstance(who, SchedulingClass):
-        head = who.head()
-        if head is not None and head <= state.restored_arrival:
-            first = state.requests.at(head)
-            waiting_since_ms = None if first.generation else first.create_time_ms
-    elif who <= state.restored_arrival:
-        item = state.queue.non_batchables.get(who)
-        waiting = state.gangs.waiting.get(item.name) if item is not None else None
-        if waiting is not None:
-            waiting_since_ms = waiting.gang.waiting_since_time_ms
-    if waiting_since_ms is None:
-        return context.now_ms
-    waited_ms = max(0, state.started.time_ms - waiting_since_ms)
-    return state.started.monotonic_ms - waited_ms
+    if context.now_ms < each.until_ms or _has_room(state, each):
+        return ""
+    lasting = [
+        (name, key)
+        for name, kept in each.hosts.items()
+        if _lacks(state.hosts, each, name)
+        for key, slot in state.hosts[name].slots.items()
+        if key in kept.before and slot.state is not SlotState.FREEING and key != each.owner.slot
+    ]
+    if not lasting:
+        each.until_ms = context.now_ms + state.settings.fairness.starvation_timeout_ms
+        return ""
+    outlasting = state.reservations.outlasting
+    outlasting.intersection_update(state.slots)
+    outlasting.update(key for _, key in lasting)
+    clock = state.queue.starvation.get(each.owner.waiter)
+    if clock is not None:
+        clock.expired += 1
+    where, (allocation_id, _) = lasting[0]
+    more = f" and {len(lasting) - 1} more" if len(lasting) > 1 else ""
+    return f"slot {allocation_id}{more} on executor {where} did not end for too long"
+
+
+def _has_room(state: State, each: Reservation) -> bool:
+    """Returns True if the owner fits on its hosts now."""
+    for name in (each.lacking, *each.hosts):
+        if _lacks(state.hosts, each, name):
+            each.lacking = name
+            return False
+    return can_be_placed(state, each)
+
+
+def _lacks(hosts: Hosts, each: Reservation, name: str) -> bool:
+    host = hosts[name]
+    return any(each.hosts[name].missing(host.free(), host.slots_left()))

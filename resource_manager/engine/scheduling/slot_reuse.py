@@ -1,17 +1,18 @@
-"""Whether a slot whose work is done may serve another request of its job, instead of being taken
-down and carved anew.
+"""Decides whether a slot whose work is done may serve another request of its job.
 
-It may if that is what would come of giving it back: the job would be served next with what it
-frees. So nobody gets more than his share by it, but the one slot that he has anyway; and whoever
-comes first does not wait while others hand their slots on among themselves. If it may not, the slot
-is given back, and its request says why.
+It may if giving it back would have the same result: the job would be served next with what the slot
+frees (`next_in_order.py`). The slot is then not taken down and carved again. So no job waits while
+others pass slots on among their own requests, and reuse gives a job no more than its share, apart
+from the one slot that it has already. Otherwise the slot is given back, and its request has the
+reason.
 
-The answer to a call is kept where the books keep what ended: a request whose work a slot took over
-is RELEASED with reason REUSED, a slot that was given back instead has the reason why. So the same
-call gets the same answer, also after a restart. Messages are the same for everybody, since a range
-keeps its ends by reason and message.
+Example: job A has a slot whose work is done, and a request for an equal one. Job B waits for a slot
+that would fit there. If A has the lower virtual time without the slot, its request is RELEASED with
+the reason REUSED, and the slot stays. Otherwise the slot is freed with the reason FAIR_SHARE.
 
-Decides for one slot at a time; who is served before whom, `next_in_order.py` knows.
+Slots of a call are decided one after another. The answer is stored in the requests that ended, so a
+repeated call gets the same answer, also after a restart. Messages do not name requests, because a
+range stores its ended members by reason and message.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.scheduling.next_in_order import NextTurn
 
 HANDED_ON = "a slot that its job has already does its work"
-FAIR_SHARE = "others are to be served before its job with what it frees"
+FAIR_SHARE = "others come before its job for what the slot frees"
 NOT_WAITING = "the request that was to take it over does not wait"
 NOT_THE_SAME = "the request that was to take it over asks for something else"
 NOT_HERE = "nothing new may be placed on its executor"
@@ -44,7 +45,7 @@ NOT_GRANTED = "it was not granted"
 
 
 def reuse_slots(context: EventContext, event: SlotsReuseAsked) -> list[ItemOutcome]:
-    """Agrees to what is fair, and gives back the other slots.
+    """Lets slots be reused where that is fair, and gives back the others.
 
     Raises:
         NotFound: the job is not known.
@@ -96,8 +97,10 @@ def _ask(
 
 
 def _was_agreed(request: Request, waiting: Request, following: NextTurn) -> bool:
-    """True if a slot took over the work of a request, as far as can be told: which one did is not
-    stored. It was another one if that does it still, or if this one had been given back before.
+    """Returns True if the slot of `request` took over the work of `waiting`, as far as is known.
+
+    Which slot did is not stored. It was another slot if that one still does the work, or if this
+    one was given back earlier.
     """
     if waiting.job_id != request.job_id or waiting.reason != Reason.REUSED:
         return False
@@ -110,7 +113,18 @@ def _was_agreed(request: Request, waiting: Request, following: NextTurn) -> bool
 def _obstacle(
     hosts: Hosts, slots: Slots, request: Request, waiting: Request | None, following: NextTurn
 ) -> tuple[str, str]:
-    """Why a slot may not be handed on: reason and message; empty: it may."""
+    """Returns why a slot may not be reused.
+
+    Args:
+        hosts: all hosts.
+        slots: all slots.
+        request: the request that the slot serves.
+        waiting: the request that it would serve; None: it is unknown.
+        following: compares jobs.
+
+    Returns:
+        Reason and message; empty: it may be reused.
+    """
     slot = slots.of(request)
     why = ""
     if slot is None or request.state is not RequestState.GRANTED:
@@ -135,7 +149,7 @@ def _obstacle(
 
 
 def _ask_for_the_same(request: Request, waiting: Request) -> bool:
-    """True if they differ in nothing that makes one slot different from another."""
+    """Returns True if both requests would get equal slots."""
     like = replace(
         waiting.spec,
         allocation_id=request.allocation_id,
@@ -146,7 +160,7 @@ def _ask_for_the_same(request: Request, waiting: Request) -> bool:
 
 
 def _has_its_size(hosts: Hosts, slot: Slot, request: Request) -> bool:
-    """True if the slot is of the size that its request asked for, and is to stay so."""
+    """Returns True if the slot has the size that its request asked for and no pending resize."""
     if slot.ordered is not None or slot.wanted is not None:
         return False
     default = hosts.of(slot).executor.registration.default_profile
@@ -156,10 +170,10 @@ def _has_its_size(hosts: Hosts, slot: Slot, request: Request) -> bool:
 
 
 def _end_thread(journal: Journal, slots: Slots, jobs: dict[str, Job], request: Request) -> None:
-    """Counts the thread of a slot that is given back because it may not be reused.
+    """Counts the finished thread of a slot that is given back because it may not be reused.
 
-    Its job master asked because the thread is done. `give_up` cannot tell: to it, a reason means
-    that the slot is taken away.
+    The job master asked because the thread is done. `give_up` does not know this: with a reason, it
+    treats the slot as taken away.
     """
     slot = slots.of(request)
     if slot is not None and request.state is RequestState.GRANTED:
@@ -167,12 +181,10 @@ def _end_thread(journal: Journal, slots: Slots, jobs: dict[str, Job], request: R
 
 
 def _hand_on(context: EventContext, request: Request, waiting: Request) -> None:
-    """The slot goes on with the work of a request that waits."""
+    """Lets the slot of a request take over the work of a pending one, which ends."""
     state = context.state
     slot = state.slots.of(request)
-    job_queue = state.queue.class_of(waiting.spec).job_queues.get(waiting.job_id)
-    if job_queue is not None:
-        job_queue.placed(context.now_ms, state.starvation.placements)
+    state.queue.starvation.served((state.queue.class_of(waiting.spec), waiting.job_id))
     context.state.moves.end_request(
         waiting, RequestInput.REUSE, reason=Reason.REUSED, message=HANDED_ON
     )
@@ -180,5 +192,4 @@ def _hand_on(context: EventContext, request: Request, waiting: Request) -> None:
         slot.works_for = waiting.allocation_id
         threads.note_reuse(state.jobs[request.job_id], slot, context.now_ms)
         context.journal.slot_event("slot_reused", slot, message=f"by {waiting.allocation_id}")
-    state.starvation.placements += 1
     state.flows.note_reuse(request.job_id)

@@ -82,7 +82,8 @@ def test_shapes_that_one_job_waits_with_are_limited_as_a_whole_call() -> None:
     cluster.submit(*many, of_size(0, "more"))
     cluster.cancel("job1", *(f"r{n}" for n in range(1, 20)))
     cluster.submit(of_size(3, "r30"), of_size(4, "r40"))
-    assert cluster.state.queue.classes_by_job == {"job": 3, "other": 2}
+    queues = cluster.state.queue.by_job
+    assert {name: len(each) for name, each in queues.items()} == {"job": 3, "other": 2}
     cluster.restart_rm()
     with pytest.raises(ResourceExhausted):
         cluster.submit(of_size(5, "r50"))
@@ -94,7 +95,7 @@ def test_a_shape_counts_no_more_when_its_last_request_is_placed() -> None:
     for number in range(3):
         profile = ResourceProfile(100 + number, 64 * MIB)
         cluster.submit(f"r{number}", profile=profile)
-    assert cluster.state.queue.classes_by_job == {}
+    assert cluster.state.queue.by_job == {}
     assert len(cluster.state.slots) == 3
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -21,7 +22,9 @@ from finegrain.resources import (
     total_of,
 )
 from finegrain.values.states import ExecutorState, RequestState
+from resource_manager.engine.invariants import sweep
 from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.lifecycle import journal
 from resource_manager.engine.lifecycle.resizes import growth
 from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, RequestSpec, Slot
 from resource_manager.engine.model.events import (
@@ -31,8 +34,9 @@ from resource_manager.engine.model.events import (
     SlotsReported,
 )
 from resource_manager.engine.model.settings import Fairness
-from resource_manager.engine.placement.indexes import carries
+from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.restoring import restore
+from resource_manager.engine.scheduling import cycle
 from resource_manager.engine.state import State
 from tests.support.engine_cluster import EngineCluster, FakeExecutor
 from tests.support.properties import examples
@@ -85,9 +89,15 @@ class BooksStaySound(RuleBasedStateMachine):
     strategy = "pack"
     classes_tried_max = 1_000
     fairness = Fairness()
+    short_steps = False
 
     def __init__(self) -> None:
         super().__init__()
+        self.limits = pytest.MonkeyPatch()
+        self.limits.setattr(sweep, "PART", 2)  # sums pause, too
+        if self.short_steps:
+            self.limits.setattr(journal, "STEP_ROWS_MAX", 4)
+            self.limits.setattr(cycle, "PLACED_MAX", 1)
         self.cluster = EngineCluster(
             jobs=(),
             strategy=self.strategy,
@@ -425,6 +435,7 @@ class BooksStaySound(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Without faults everything settles: nothing in transit, both sides agree, nothing idle."""
+        self.limits.undo()
         for executor in self.cluster.executors.values():
             executor.hidden = {}
             executor.broken = set()
@@ -462,9 +473,9 @@ class BooksStaySound(RuleBasedStateMachine):
     def _nothing_that_fits_waits(self) -> None:
         for shape in self.state.queue.classes():
             index = self.state.hosts.indexes.main
-            room = index.covering([shape.pooled_need, shape.separate_need])
+            room = index.covering(needs_of(shape).kinds)
             hosts = [self.state.hosts[index.ids[position]] for position in room]
-            assert not [host for host in hosts if carries(host, shape.labels)]
+            assert not [host for host in hosts if host.carries(shape.labels)]
 
     def _sizes_are_settled(self) -> None:
         for key, slot in self.state.slots.items():
@@ -496,6 +507,12 @@ class BooksStaySoundInSmallRounds(BooksStaySound):
     """The same with decisions that end after each scheduling class that does not fit."""
 
     classes_tried_max = 1
+
+
+class BooksStaySoundInShortSteps(BooksStaySound):
+    """The same with steps that end after a few rows, and decisions that place one request."""
+
+    short_steps = True
 
 
 def durable(state: State) -> dict[str, Any]:
@@ -535,3 +552,5 @@ TestSpread = BooksStaySoundSpread.TestCase
 TestSpread.settings = settings(MACHINE, max_examples=examples(50))
 TestSmallRounds = BooksStaySoundInSmallRounds.TestCase
 TestSmallRounds.settings = settings(MACHINE, max_examples=examples(50))
+TestShortSteps = BooksStaySoundInShortSteps.TestCase
+TestShortSteps.settings = settings(MACHINE, max_examples=examples(50))

@@ -15,7 +15,7 @@ from resource_manager.simulator.drawing import (
     table_text,
     timeline_text,
 )
-from resource_manager.simulator.drawing_png import save_lines_png, save_png
+from resource_manager.simulator.drawing_png import save_png
 from resource_manager.simulator.steps import Steps
 
 TIMELINE = Timeline(
@@ -106,13 +106,6 @@ def test_png_files_hold_pictures_one_below_another(tmp_path: Path) -> None:
     assert one.shape[1] == two.shape[1]
     assert one.shape[0] < two.shape[0]
     assert _has_colour(one, "#56B4E9"), "a bar of Job 1"
-
-
-def test_lines_over_time_become_a_png(tmp_path: Path) -> None:
-    from matplotlib.image import imread
-
-    save_lines_png(tmp_path / "lines.png", "Waiting", {"a": Steps([0], [3])}, 10, unit="threads")
-    assert _has_colour(imread(tmp_path / "lines.png"), "#56B4E9")
 
 
 def test_without_matplotlib_the_extra_is_named(

@@ -72,11 +72,11 @@ def test_who_starves_is_served_when_those_have_ended_who_were_there() -> None:
             if each not in promised:
                 there = {
                     allocation_id
-                    for node in each.place.held
+                    for node in each.hosts
                     for allocation_id, _ in cluster.state.hosts[node].slots
                 }
                 promised[each] = max(cluster.ends_at(name) for name in there)
-            assert cluster.now_ms <= promised[each], each.holder.title
+            assert cluster.now_ms <= promised[each], each.owner.title
 
     cluster.on_settled.append(look)
     cluster.run()

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from resource_manager.simulator.ideal import IdealFlow, IdealTree
-from resource_manager.simulator.share_error import Comparison, Usage, changes_of_demand
+from resource_manager.simulator.share_error import Comparison, Usage
 
 TREE = IdealTree(
     [
@@ -37,7 +37,6 @@ def test_the_error_is_relative_to_what_was_due_in_the_window() -> None:
     # Over both halves each received its share.
     assert comparison.worst_error(0, 100) == pytest.approx(0)
     assert comparison.error("b", 25, 75) == pytest.approx(0)
-    assert comparison.lag("b", 0, 100) == pytest.approx(50)
 
 
 def test_what_is_due_follows_the_demand_that_there_was() -> None:
@@ -77,4 +76,3 @@ def test_a_flow_that_comes_later_is_compared_from_then_on() -> None:
     comparison = Comparison(TREE, run, end_s=30)
     assert comparison.errors(0, 30) == pytest.approx(dict.fromkeys(("a", "b", "big", "small"), 0))
     assert comparison.due("b", 0, 30) == 40
-    assert changes_of_demand(run) == [0, 10]

@@ -178,9 +178,9 @@ def test_a_scratch_copy_and_an_empty_one_change_nothing() -> None:
 
 def test_the_room_for_cpus_of_ones_own() -> None:
     its = books()
-    assert its.pin_room() == PinRoom(16, 8, 16, 8)
+    assert its.pin_room() == PinRoom(16, 8, 16, 8, 8)
     its.add(FIRST, own("0-1,4,12"))
-    assert its.pin_room() == PinRoom(12, 5, 10, 6)
+    assert its.pin_room() == PinRoom(12, 5, 10, 7, 6)
 
 
 def test_pools_are_named_as_the_host_reports_them() -> None:

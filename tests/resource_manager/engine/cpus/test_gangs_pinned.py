@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import (
     BindPolicy,
     CpuPolicy,
@@ -18,10 +23,15 @@ from finegrain.cpuset import CpuSet
 from finegrain.errors import Reason
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.states import GangPlacement, RequestState
+from resource_manager.engine.cpus.assign import assign
+from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.model.entities import GangSpec, RequestSpec
-from resource_manager.engine.placement.gang_exact import Trials
-from resource_manager.engine.queue.gangs import MemberRequest
+from resource_manager.engine.model.scheduling_key import cpu_key
+from resource_manager.engine.placement.gangs import GangSearch
+from resource_manager.engine.placement.tentative_cpus import TentativeCpus
+from resource_manager.engine.queue.gangs import MemberRequest, Where
 from tests.support.engine_cluster import BE, LSE, LSR, PLAIN, EngineCluster, numa_host
+from tests.support.properties import examples
 
 ONE_NODE = CpuPolicy(QosClass.LSR, numa=NumaPolicy.SINGLE_NUMA_NODE, numa_required=True)
 WHOLE = CpuPolicy(QosClass.LSE, BindPolicy.FULL_PCPUS, bind_required=True)
@@ -167,9 +177,16 @@ def test_members_wait_for_want_of_suitable_cpus() -> None:
     assert placed(cluster, "g")
 
 
+def test_members_that_fit_only_smallest_first_are_placed() -> None:
+    """Largest first, one of 4 cpus joins that of 6 on a host of two nodes with 8 cpus each."""
+    cluster = EngineCluster.settled(numa_host(policy={"alignment": "SingleNUMANode"}))
+    gang(cluster, "g", [(6_000, LSR), (4_000, LSR), (4_000, LSR)])
+    assert placed(cluster, "g")
+
+
 def test_settings_that_change_let_a_gang_look_again() -> None:
     cluster = EngineCluster.settled(numa_host(policy={"alignment": "SingleNUMANode"}))
-    gang(cluster, "g", [(6_000, LSR), (4_000, LSR), (4_000, LSR)], allow_pending=True)
+    gang(cluster, "g", [(6_000, LSR), (6_000, LSR), (4_000, LSR)], allow_pending=True)
     assert not placed(cluster, "g")
     cluster.set_host_policy("host-a", alignment=NumaPolicy.NONE)
     assert placed(cluster, "g")
@@ -193,9 +210,70 @@ def test_a_search_that_begins_anew_has_forgotten_what_it_found_on_the_way() -> N
     def wish(cpus: int) -> MemberRequest:
         return MemberRequest(ResourceProfile(cpus * 1000, 64 * MIB), (), 1, cpus=(LSE, 0))
 
-    trials = Trials()
+    trials = TentativeCpus()
     trials.take(wish(1), there, 1)
     assert trials.fit(wish(4), there, 1) == 1
-    trials.clear()
+    trials.roll_back()
     trials.take(wish(6), there, 1)
     assert trials.fit(wish(4), there, 1) == 0
+
+
+POLICIES = [LSR, LSE, ONE_NODE, WHOLE, APART, PLAIN]
+
+
+@settings(max_examples=examples(60))
+@given(
+    cores=st.lists(st.sampled_from([2, 4, 8]), min_size=1, max_size=3),
+    taken=st.lists(st.integers(1, 4), max_size=2),
+    asked=st.lists(st.tuples(st.integers(1, 6), st.sampled_from(POLICIES)), min_size=2, max_size=4),
+    placement=st.sampled_from([GangPlacement.ANYWHERE, GangPlacement.SPREAD]),
+)
+def test_members_with_cpus_of_their_own_are_placed_whenever_they_fit(
+    cores: list[int], taken: list[int], asked: list[Any], placement: GangPlacement
+) -> None:
+    """Hosts give out cpus to the largest member first."""
+    cluster = EngineCluster.settled(
+        *(numa_host(f"host-{at}", cores=count) for at, count in enumerate(cores))
+    )
+    for at, count in enumerate(taken):
+        cluster.submit(f"taken-{at}", cpu_milli=1_000 * count, policy=LSR)
+    counts = Counter(asked)
+    requests = [
+        MemberRequest(ResourceProfile(1_000 * cpus, 64 * MIB), (), count, cpus=cpu_key(policy, 0))
+        for (cpus, policy), count in counts.items()
+    ]
+    members = [each for each in requests for _ in range(each.count)]
+    members.sort(key=lambda each: each.profile.cpu_milli if each.profile else 0, reverse=True)
+    search = GangSearch(cluster.state.hosts, Where(placement), requests)
+    found = search.find()
+    exists = any(
+        fits(cluster, members, order)
+        for order in product(sorted(cluster.state.hosts), repeat=len(members))
+        if placement is GangPlacement.ANYWHERE or len(set(order)) == len(order)
+    )
+    if found is not None:
+        order = [share.host_id for share in found for _ in range(share.count)]
+        booked = [requests[share.wish] for share in found for _ in range(share.count)]
+        assert fits(cluster, booked, order)
+    assert (found is not None) == exists or search.stopped
+
+
+def fits(cluster: EngineCluster, members: list[MemberRequest], order: Sequence[str]) -> bool:
+    """Returns whether members fit these hosts if they are booked in this order."""
+    free = {name: host.free() for name, host in cluster.state.hosts.items()}
+    ledgers = {name: cluster.cpu_ledger(name).scratch() for name in free}
+    for at, (member, name) in enumerate(zip(members, order, strict=True)):
+        booked = cluster.state.hosts[name].booking_for(member)
+        if any(free[name].get(each, 0) < amount for each, amount in booked.items()):
+            return False
+        free[name] = {each: left - booked.get(each, 0) for each, left in free[name].items()}
+        policy = member.cpus[0] if member.cpus is not None else PLAIN
+        given = assign(ledgers[name], CpuRequest.of(policy, booked, 0))
+        if member.topology_constrained and not isinstance(given, CpuAssignment):
+            return False
+        plain = None if member.cpus is None else CpuAssignment(policy.qos)
+        ledgers[name].add(
+            ("member", at),
+            given if isinstance(given, CpuAssignment) and member.topology_constrained else plain,
+        )
+    return True

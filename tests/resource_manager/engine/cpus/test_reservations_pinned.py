@@ -94,7 +94,7 @@ def test_a_gang_has_hosts_held_that_suit_all_its_members_together() -> None:
     cluster.submit_gang("g", [8_000] * 3, policy=ONE_NODE)
     starve(cluster)
     assert held(cluster) == ["host-a", "host-b"]
-    cluster.release("half-0", "half-1", "half-2")
+    cluster.release("half-1", "half-2", "half-3")
     assert {cluster.state.requests[f"g-{at}"].state for at in range(3)} == {"GRANTED"}
     assert held(cluster) == []
 

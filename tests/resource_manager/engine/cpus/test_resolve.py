@@ -63,8 +63,9 @@ def test_who_says_nothing_gets_what_is_configured() -> None:
     assert (found.exclusive, found.exclusive_required) == (PCPU, True)
 
 
-def test_what_the_host_demands_is_required_of_everybody_with_cpus_of_his_own() -> None:
-    assert settled(pinned(), SPREAD_ONLY).needs_distinct_cores
+def test_what_the_host_demands_is_required_of_all_slots_with_dedicated_cpus() -> None:
+    found = settled(pinned(), SPREAD_ONLY)
+    assert (found.bind, found.bind_required) == (SPREAD, True)
     assert settled(pinned(FULL), FULL_ONLY).needs_whole_cores
     overridden = settled(pinned(SPREAD), FULL_ONLY)
     assert overridden.needs_whole_cores

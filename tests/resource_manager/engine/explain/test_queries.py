@@ -14,11 +14,11 @@ from resource_manager.engine.explain import lists
 from resource_manager.engine.explain.lists import (
     Page,
     cluster_view,
-    get_request,
     list_executors,
     list_jobs,
     list_requests,
     list_slots,
+    request_view,
 )
 from resource_manager.engine.explain.requests import explain
 from resource_manager.engine.model.entities import RequestSpec
@@ -143,7 +143,7 @@ def test_the_sums_of_the_cluster_add_up(cluster: EngineCluster) -> None:
 
 def test_a_slot_counts_until_it_is_really_gone(cluster: EngineCluster) -> None:
     cluster.release("job-1.0", job="job-1")
-    view = get_request(cluster.state, "job-1.0")
+    view = request_view(cluster.state, cluster.state.requests["job-1.0"])
     assert (view.request.state, view.slot) == (RequestState.RELEASED, None)
     assert cluster_view(cluster.state).slots == 8
 
@@ -151,13 +151,14 @@ def test_a_slot_counts_until_it_is_really_gone(cluster: EngineCluster) -> None:
 def test_what_came_after_the_last_decision_was_not_considered_yet(cluster: EngineCluster) -> None:
     spec = RequestSpec("late", SMALL)
     step(cluster.state, RequestsSubmitted(cluster.at, "job-1", (spec,)))
-    assert get_request(cluster.state, "late").reason == "NOT_YET_CONSIDERED"
+    late = cluster.state.requests["late"]
+    assert request_view(cluster.state, late).reason == "NOT_YET_CONSIDERED"
     assert cluster_view(cluster.state).pending_requests == {
         "WAITING_CAPACITY": 2,
         "NOT_YET_CONSIDERED": 1,
     }
     step(cluster.state, Decide(cluster.at))
-    assert get_request(cluster.state, "late").reason == "WAITING_CAPACITY"
+    assert request_view(cluster.state, late).reason == "WAITING_CAPACITY"
 
 
 def test_explain_counts_who_is_ahead_and_lists_no_more_than_asked(cluster: EngineCluster) -> None:

@@ -196,6 +196,7 @@ def test_a_burst_gets_nobody_ahead_by_more_than_a_run(seed: int) -> None:
     life.cluster.host(
         "large", cpu_milli=2_500 * 1_000_001, memory_bytes=2_500 * GIB, default_profile=PROFILES[0]
     )
+    life.finish()
     assert len(state.slots) == min(2_500, sum(range_count(life)))
     for flow in (state.flows.root, *state.flows.groups.values()):
         children = list(flow.children.by_id.values()) if flow.children is not None else []

@@ -93,8 +93,8 @@ def test_a_plan_counts_on_no_more_than_the_limits_admit_together() -> None:
     top = Group("group/top", {"cpu_milli": 10}, {"cpu_milli": 1})
     left, right = Group("group/left", {"cpu_milli": 6}), Group("group/right")
     assert ledger.admit([left, top], {"cpu_milli": 2}, 100) == 3
-    assert not ledger.admit_all([right, top], [({"cpu_milli": 2}, 1), ({"cpu_milli": 1}, 2)])
-    assert ledger.admit_all([right, top], [({"cpu_milli": 1}, 2)])
+    assert ledger.admit([right, top], {"cpu_milli": 4}, 1) == 0
+    assert ledger.admit([right, top], {"cpu_milli": 2}, 1) == 1
     assert ledger.admit([right, top], {"cpu_milli": 2}, 100) == 0
     assert ledger.admit([right, top], {"cpu_milli": 1}, 100) == 1
     assert top.used == {"cpu_milli": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.states import RequestState
 from resource_manager.engine.explain.lists import list_requests
 from resource_manager.engine.jobs import lifecycle
-from resource_manager.engine.jobs.lifecycle import ENDED_AT_ONCE, FORGOTTEN_AT_ONCE
+from resource_manager.engine.lifecycle import journal
+from resource_manager.engine.lifecycle.journal import STEP_ROWS_MAX
 from resource_manager.engine.model.entities import JobState, RequestSpec
 from resource_manager.engine.model.events import (
     RequestsSubmitted,
@@ -22,7 +24,8 @@ from tests.support.engine_cluster import EngineCluster, host
 
 SMALL = ResourceProfile(100, 64 * MIB)
 LARGE = ResourceProfile(1_000_000, 64 * MIB)
-MANY = 2 * FORGOTTEN_AT_ONCE + 500
+MANY = 5 * STEP_ROWS_MAX + 500
+ENDED_AT_ONCE = STEP_ROWS_MAX // 3 + 1  # each is a row, and an entry in both logs
 
 
 def large_cluster(count: int = MANY, **settings: Any) -> EngineCluster:
@@ -82,8 +85,7 @@ def test_nobody_of_an_ended_job_is_placed_while_it_is_cleared_away() -> None:
 def test_nobody_of_a_job_that_ended_behind_a_large_one_is_placed_either(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lifecycle, "TAKEN_OUT_AT_ONCE", 500)
-    monkeypatch.setattr(lifecycle, "ENDED_AT_ONCE", 100)
+    monkeypatch.setattr(journal, "STEP_ROWS_MAX", 300)
     cluster = large_cluster(3_000)
     submit(cluster, "small", *(f"s{n}" for n in range(3_000)), profile=LARGE)
     for job_id in ("large", "small"):
@@ -98,8 +100,7 @@ def test_nobody_of_a_job_that_ended_behind_a_large_one_is_placed_either(
     cluster.check()
 
 
-def test_nobody_of_an_ended_job_is_placed_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "TAKEN_OUT_AT_ONCE", 500)
+def test_nobody_of_an_ended_job_is_placed_after_a_restart() -> None:
     cluster = large_cluster(3_000)
     cluster.end_job("large")
     cluster.restart_rm()
@@ -135,7 +136,9 @@ def test_a_large_job_is_forgotten_in_steps() -> None:
         cluster.check()
         assert set(cluster.store.requests) == set(cluster.state.requests)
         sizes.append(len(cluster.state.requests))
-    assert sizes == [MANY - FORGOTTEN_AT_ONCE, MANY - 2 * FORGOTTEN_AT_ONCE, 0]
+    forgotten = [before - after for before, after in pairwise([MANY, *sizes])]
+    # the tick and the decision that follows are a step each
+    assert all(0 < number <= 2 * STEP_ROWS_MAX for number in forgotten)
 
 
 def test_later_parts_of_a_call_count_with_the_first_one() -> None:
@@ -175,12 +178,12 @@ def test_requests_of_a_job_are_listed_from_any_place_on() -> None:
 def test_the_ranges_of_an_ended_job_leave_the_queue_in_steps(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lifecycle, "TAKEN_OUT_AT_ONCE", 10)
-    monkeypatch.setattr(lifecycle, "ENDED_AT_ONCE", 1)
+    monkeypatch.setattr(lifecycle, "DEQUEUED_AT_ONCE", 7)
+    monkeypatch.setattr(journal, "STEP_ROWS_MAX", 1)
     cluster = large_cluster(0)
     for number in range(40):
         cluster.submit_range(
-            f"range{number}", 100, job="large", cpu_milli=1_000_000, allow_pending=True
+            f"range{number}", 100, job="large", cpu_milli=1_000_000 + number, allow_pending=True
         )
     queue = cluster.state.queue
     assert len(queue) == 4_000

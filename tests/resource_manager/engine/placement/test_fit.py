@@ -106,8 +106,8 @@ class Life:
             owned = {
                 name
                 for each in state.reservations.all()
-                if each.holder.who is shape
-                for name in each.place.held
+                if not isinstance(each.owner.waiter, int) and each.owner.waiter[0] is shape
+                for name in each.hosts
             }
             found = [name for name, host in state.hosts.items() if fit.fits(HostView.now(host))]
             assert owned.issuperset(found), f"{shape.profile} {shape.cpus} waits, but fits {found}"

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.states import GangPlacement
-from resource_manager.engine.placement.gang_search import seek
+from resource_manager.engine.placement.gangs import GangSearch, count_of, seek
 from resource_manager.engine.queue.gangs import MemberRequest, Where
 from tests.resource_manager.engine.placement.test_placing import POOL_PER_PART, cluster_of
-from tests.support.engine_cluster import EngineCluster, FakeExecutor
+from tests.support.engine_cluster import EngineCluster, FakeExecutor, host
 from tests.support.properties import examples
 
 ANYWHERE, SAME_EXECUTOR, SAME_LABEL, SPREAD = GangPlacement
@@ -138,6 +138,12 @@ def asked_for(wished: Any) -> list[MemberRequest]:
     ]
 
 
+def index_by_label(cluster: EngineCluster) -> None:
+    """Makes indexes of hosts with labels, as for classes that require these."""
+    for labels in ((("disk", "ssd"),), (("rack", "r1"),)):
+        cluster.state.hosts.indexes.made_for(labels, cluster.state.hosts.values())
+
+
 def index_of(cluster: EngineCluster) -> Any:
     main = cluster.state.hosts.indexes.main
     return {name: [list(level) for level in column] for name, column in main.columns.items()}, dict(
@@ -170,14 +176,16 @@ def check_sound(
 @pytest.mark.parametrize("strategy", ["pack", "spread"])
 @pytest.mark.parametrize("placement", [SAME_EXECUTOR, SPREAD])
 @settings(max_examples=examples(150))
-@given(described=hosts, wished=wishes, may_build=st.booleans())
+@given(described=hosts, wished=wishes, own_index=st.booleans())
 def test_one_host_and_hosts_apart_are_found_whenever_they_exist(
-    placement: GangPlacement, strategy: str, described: Any, wished: Any, may_build: bool
+    placement: GangPlacement, strategy: str, described: Any, wished: Any, own_index: bool
 ) -> None:
     cluster = cluster_with(described, strategy)
     asked = asked_for(wished)
+    if own_index:
+        index_by_label(cluster)
     before = index_of(cluster)
-    found = seek(cluster.state.hosts, Where(placement), asked, may_build=may_build)
+    found = seek(cluster.state.hosts, Where(placement), asked)
     assert (found is not None) == Everything(cluster, asked).exists(placement)
     assert index_of(cluster) == before
     if found is not None:
@@ -191,7 +199,7 @@ def test_one_host_and_hosts_apart_are_found_whenever_they_exist(
     described=hosts,
     wished=wishes,
     profile=st.sampled_from([SMALL, LARGE, None]),
-    may_build=st.booleans(),
+    own_index=st.booleans(),
 )
 def test_equal_members_are_placed_whenever_they_fit(
     placement: GangPlacement,
@@ -199,7 +207,7 @@ def test_equal_members_are_placed_whenever_they_fit(
     described: Any,
     wished: Any,
     profile: Any,
-    may_build: bool,
+    own_index: bool,
 ) -> None:
     """Also if they differ in labels or excluded hosts."""
     cluster = cluster_with(described, strategy)
@@ -207,8 +215,10 @@ def test_equal_members_are_placed_whenever_they_fit(
     for _, labels, count, barred in wished:
         merged[labels] = MemberRequest(profile, labels, count, frozenset(barred))
     asked = list(merged.values())
+    if own_index:
+        index_by_label(cluster)
     before = index_of(cluster)
-    found = seek(cluster.state.hosts, Where(placement, "rack"), asked, may_build=may_build)
+    found = seek(cluster.state.hosts, Where(placement, "rack"), asked)
     assert (found is not None) == Everything(cluster, asked).exists(placement)
     assert index_of(cluster) == before
     if found is not None:
@@ -231,6 +241,51 @@ def test_unequal_members_are_placed_soundly_or_not_at_all(
         assert Everything(cluster, asked).exists(placement)
 
 
+@pytest.mark.parametrize("strategy", ["pack", "spread", "balanced"])
+@pytest.mark.parametrize("placement", [ANYWHERE, SAME_LABEL])
+@settings(max_examples=examples(150))
+@given(described=hosts, wished=wishes)
+def test_unequal_members_are_placed_whenever_they_fit(
+    placement: GangPlacement, strategy: str, described: Any, wished: Any
+) -> None:
+    cluster = cluster_with(described, strategy)
+    asked = asked_for(wished)
+    before = index_of(cluster)
+    search = GangSearch(cluster.state.hosts, Where(placement, "rack"), asked)
+    found = search.find()
+    assert index_of(cluster) == before
+    if found is not None:
+        check_sound(cluster, asked, found, placement)
+    elif not search.stopped:
+        assert not Everything(cluster, asked).exists(placement)
+
+
+def test_members_that_do_not_fit_largest_first_are_placed() -> None:
+    """Two hosts of 10 cpus. Largest first puts 4 and 4 on one host, and 3 and 3 on the other, so
+    that 3 and 3 are left with 2 and 4 cpus. 4 + 3 + 3 on each is the only way.
+    """
+    cluster = cluster_with([(10, 40, 0, "", False, False)] * 2)
+    four, three = (ResourceProfile(cpus * 1_000, 512 * MIB) for cpus in (4, 3))
+    asked = [MemberRequest(four, (), 2), MemberRequest(three, (), 4)]
+    found = seek(cluster.state.hosts, Where(ANYWHERE), asked)
+    assert found is not None
+    check_sound(cluster, asked, found, ANYWHERE)
+
+
+def test_a_search_that_takes_too_many_steps_is_given_up() -> None:
+    """Each host takes two of the members, and no sum of amounts tells."""
+    cluster = cluster_with([(10, 40, 0, "", False, False)] * 8)
+    asked = [MemberRequest(ResourceProfile(3_400 + 10 * n, 512 * MIB), (), 1) for n in range(20)]
+    before = index_of(cluster)
+    search = GangSearch(cluster.state.hosts, Where(ANYWHERE), asked)
+    assert search.find() is None
+    assert search.stopped
+    assert index_of(cluster) == before
+    found = seek(cluster.state.hosts, Where(ANYWHERE), asked[:16])
+    assert found is not None
+    assert count_of(found) == 16
+
+
 def test_largest_members_go_first() -> None:
     """In order of arrival the small ones would take the capacity of the large one."""
     cluster = cluster_with([(2, 4, 0, "", False, False), (1, 2, 0, "", False, False)])
@@ -241,6 +296,13 @@ def test_largest_members_go_first() -> None:
     found = seek(cluster.state.hosts, Where(ANYWHERE), [small, large])
     assert found is not None
     assert {share.wish: share.host_id for share in found} == {0: "host-1", 1: "host-0"}
+
+
+def test_smaller_members_join_the_largest_instead_of_another_empty_host() -> None:
+    """Memory parts, which no host of these has, do not make all members equally large."""
+    cluster = EngineCluster.settled(host("a-small", 2_000), host("b-large", 8_000))
+    cluster.submit_gang("g", [1_000, 1_000, 3_000], memory_bytes=256 * MIB)
+    assert cluster.hosts_of(*(f"g-{number}" for number in range(3))) == ["b-large"] * 3
 
 
 def test_the_value_that_fits_best_is_taken() -> None:
@@ -287,6 +349,17 @@ def test_equal_members_move_on_for_those_that_must_not_go_there() -> None:
         found = seek(cluster.state.hosts, Where(ANYWHERE), asked)
         assert found is not None
         check_sound(cluster, asked, found, ANYWHERE)
+
+
+def test_a_value_is_found_after_many_that_only_seem_to_suit() -> None:
+    """The first values have room for three of the smallest, but for none of the largest."""
+    racks = [(1, 8, 0, f"r{n // 3:02}", False, False) for n in range(33)]
+    cluster = cluster_with([*racks, (4, 8, 0, "r11", False, False)])
+    large = MemberRequest(ResourceProfile(2_000, 512 * MIB), (), 1)
+    asked = [MemberRequest(SMALL, (), 2), large]
+    found = seek(cluster.state.hosts, Where(SAME_LABEL, "rack"), asked)
+    assert found is not None
+    assert {share.host_id for share in found} == {"host-33"}
 
 
 @st.composite
@@ -337,7 +410,7 @@ def test_large_values_of_a_label_are_searched_like_the_whole() -> None:
     found = seek(cluster.state.hosts, where, [MemberRequest(SMALL, (), 321)])
     assert found is not None
     assert {cluster.state.hosts[share.host_id].labels["rack"] for share in found} == {"r2"}
-    found = seek(cluster.state.hosts, where, [MemberRequest(SMALL, (), 320)], may_build=True)
+    found = seek(cluster.state.hosts, where, [MemberRequest(SMALL, (), 320)])
     assert found is not None
     assert sum(share.count for share in found) == 320
     assert (
@@ -345,7 +418,6 @@ def test_large_values_of_a_label_are_searched_like_the_whole() -> None:
             cluster.state.hosts,
             where,
             [MemberRequest(SMALL, (), 641), MemberRequest(LARGE, (), 320)],
-            may_build=True,
         )
         is None
     )

@@ -140,6 +140,8 @@ def submit(cluster: EngineCluster, job_id: str, count: int, profile: ResourcePro
         JobRegistered(cluster.at, job_id, job_id, "default", None, "s", "r"),
         RequestsSubmitted(cluster.at, job_id, specs),
     )
+    while cluster.state.unfinished:
+        cluster.batch()
 
 
 def test_a_sound_index_of_several_levels_has_no_problems_and_a_wrong_maximum_is_one() -> None:

@@ -15,6 +15,8 @@ from resource_manager.engine.model.entities import GangSpec, RequestSpec
 from resource_manager.engine.model.events import (
     ExecutorRegistered,
 )
+from resource_manager.engine.placement import indexes
+from resource_manager.engine.placement.columns import columns_of
 from resource_manager.engine.placement.indexes import BUILT_AT_ONCE
 from tests.support.engine_cluster import EngineCluster, host
 
@@ -35,14 +37,13 @@ def test_a_flood_of_selectors_does_not_look_at_every_host_for_each(
 ) -> None:
     cluster = cluster_of(20, label_indexes_max)
     looked_at = 0
-    vector = Host.vector
 
     def counting(host: Host, strategy: Any) -> dict[str, int]:
         nonlocal looked_at
         looked_at += 1
-        return vector(host, strategy)
+        return columns_of(host, strategy)
 
-    monkeypatch.setattr(Host, "vector", counting)
+    monkeypatch.setattr(indexes, "columns_of", counting)
     selectors = [chosen for n in range(1, 5) for chosen in combinations(LABELS, n)]
     cluster.submit(
         *(

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from finegrain.resources import MIB, ResourceProfile, fits, subtract
 from resource_manager.engine.model.entities import RequestSpec, Slot
-from resource_manager.engine.placement.placement_pass import PlacementPass
-from resource_manager.engine.placement.rank import Proportions
+from resource_manager.engine.placement.columns import columns_of
+from resource_manager.engine.placement.placer import Placer
+from resource_manager.engine.placement.policies import Proportions
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from tests.support.engine_cluster import EngineCluster, FakeExecutor
 from tests.support.properties import examples
@@ -74,6 +75,7 @@ class Naive:
         self.hosts = dict(sorted(cluster.state.hosts.items()))
         self.free = {name: host.free() for name, host in self.hosts.items()}
         self.slots = {name: host.slots_left() for name, host in self.hosts.items()}
+        self.opened: dict[str, None] = {}
 
     def has_room(self, name: str, shape: SchedulingClass) -> bool:
         host = self.hosts[name]
@@ -86,11 +88,13 @@ class Naive:
         self.slots[name] -= 1
 
     def first_fit(self, shape: SchedulingClass, count: int) -> list[str]:
+        """Hosts in use come first, in the order in which they got their first slots."""
         taken: list[str] = []
-        for name in self.hosts:
+        for name in [*self.opened, *(name for name in self.hosts if name not in self.opened)]:
             while len(taken) < count and self.has_room(name, shape):
                 self.take(name, shape)
                 taken.append(name)
+        self.opened.update(dict.fromkeys(taken))
         return taken
 
 
@@ -114,7 +118,7 @@ def book(cluster: EngineCluster, shape: SchedulingClass, runs: list[tuple[str, i
 def test_first_fit_by_count_is_first_fit_slot_by_slot(described: Any, wished: Any) -> None:
     cluster = cluster_of(described, pack_candidates=1)
     naive = Naive(cluster)
-    placing = PlacementPass(cluster.state.hosts, cluster.state.reservations)
+    placing = Placer(cluster.state.hosts, cluster.state.reservations)
     for shape, count in shapes_of(cluster, wished):
         runs = placing.place(shape, count)
         assert spelled_out(runs) == naive.first_fit(shape, count)
@@ -130,7 +134,7 @@ def test_nothing_is_promised_twice_and_nothing_that_fits_is_left(
 ) -> None:
     cluster = cluster_of(described, strategy=strategy, label_indexes_max=own_index)
     naive = Naive(cluster)
-    placing = PlacementPass(cluster.state.hosts, cluster.state.reservations)
+    placing = Placer(cluster.state.hosts, cluster.state.reservations)
     for shape, count in shapes_of(cluster, wished):
         assert placing.has_room(shape) == any(naive.has_room(name, shape) for name in naive.hosts)
         runs = placing.place(shape, count)
@@ -148,14 +152,14 @@ def test_after_a_pass_the_indexes_say_what_the_hosts_have(
     chosen: Any, described: Any, wished: Any
 ) -> None:
     cluster = cluster_of(described, **chosen)
-    placing = PlacementPass(cluster.state.hosts, cluster.state.reservations)
+    placing = Placer(cluster.state.hosts, cluster.state.reservations)
     for shape, count in shapes_of(cluster, wished):
         book(cluster, shape, placing.place(shape, count))
     placing.finish()
     for index in cluster.state.hosts.indexes.all().values():
         assert index.problems() == []
         for name in index.ids:
-            there = cluster.state.hosts[name].vector(cluster.settings.strategy)
+            there = columns_of(cluster.state.hosts[name], cluster.settings.strategy)
             assert index.vector(name) == {column: value for column, value in there.items() if value}
 
 
@@ -165,14 +169,14 @@ def test_what_hosts_have_left_is_known_to_the_ranking_all_through_a_pass(
     described: Any, wished: Any
 ) -> None:
     cluster = cluster_of(described)
-    placing = PlacementPass(cluster.state.hosts, cluster.state.reservations)
+    placing = Placer(cluster.state.hosts, cluster.state.reservations)
     placed = 0
     for shape, count in shapes_of(cluster, wished):
         placing.has_room(shape)
         runs = placing.place(shape, count)
         book(cluster, shape, runs)
         placed += sum(share for _, share in runs)
-        for index, proportions in placing._proportions.items():
+        for index, proportions in placing._ledger._proportions.items():
             afresh = Proportions(index, cluster.state.hosts.indexes.main).free
             for position, free in proportions.free.items():
                 assert 0 <= free - afresh[position] <= placed + 1, "but for roundings"
@@ -187,7 +191,7 @@ def test_the_same_books_give_the_same_answer_whoever_has_an_index_of_its_own(
     answers: list[Any] = []
     for own_index in (64, 64, 0):
         cluster = cluster_of(described, strategy=strategy, label_indexes_max=own_index)
-        placing = PlacementPass(cluster.state.hosts, cluster.state.reservations)
+        placing = Placer(cluster.state.hosts, cluster.state.reservations)
         answers.append([])
         for shape, count in shapes_of(cluster, wished):
             answers[-1].append(runs := placing.place(shape, count))
@@ -198,10 +202,10 @@ def test_the_same_books_give_the_same_answer_whoever_has_an_index_of_its_own(
 def test_a_request_is_not_placed_where_its_older_slot_still_is() -> None:
     cluster = cluster_of([(ONE_POOL, 0, False)] * 2)
     shape = cluster.state.queue.class_of(RequestSpec("", ResourceProfile(100, 64 * MIB)))
-    placing = PlacementPass(cluster.state.hosts, cluster.state.reservations)
+    placing = Placer(cluster.state.hosts, cluster.state.reservations)
     assert placing.place(shape, 1, elsewhere=["host-00"]) == [("host-01", 1)]
     assert placing.place(shape, 1, elsewhere=["host-00", "host-01"]) == []
-    assert placing.place(shape, 1) == [("host-00", 1)]
+    assert placing.place(shape, 1) == [("host-01", 1)]  # in use, so it comes before an empty one
     assert placing.has_room(shape)
 
 
@@ -211,6 +215,6 @@ def test_two_slots_go_to_two_hosts_where_each_has_room_for_one() -> None:
     large, small = (
         queue.class_of(RequestSpec("", ResourceProfile(cpu, 64 * MIB))) for cpu in (3_920, 50)
     )
-    placing = PlacementPass(cluster.state.hosts, cluster.state.reservations)
+    placing = Placer(cluster.state.hosts, cluster.state.reservations)
     book(cluster, large, placing.place(large, 10))
     assert sorted(placing.place(small, 2)) == [("host-00", 1), ("host-01", 1)]

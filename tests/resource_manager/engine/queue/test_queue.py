@@ -205,7 +205,7 @@ def test_a_line_that_is_emptied_wherever_it_is_leaves_nothing_behind() -> None:
         queue.remove(one)
         assert line.position == INACTIVE
         assert not queue.unblocked
-        assert queue.classes_by_job == {}
+        assert queue.by_job == {}
         assert not queue.quota_blocked
         queue.add(one)
         assert turns(queue) == [1]

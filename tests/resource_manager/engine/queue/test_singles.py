@@ -9,7 +9,7 @@ import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.values.states import RequestState
-from resource_manager.engine.placement.placement_pass import PlacementPass
+from resource_manager.engine.placement.placer import Placer
 from resource_manager.engine.queue.non_batchable import Kind, NonBatchable, NonBatchables
 from resource_manager.engine.scheduling.cycle import ATTEMPTS
 from resource_manager.engine.state import State
@@ -142,7 +142,7 @@ def test_one_can_be_woken_though_nothing_grew() -> None:
 # Queued with requests.
 
 
-Attempt = Callable[[State, PlacementPass, NonBatchable], bool]
+Attempt = Callable[[State, Placer, NonBatchable], bool]
 
 
 class Line:
@@ -150,11 +150,12 @@ class Line:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         self.cluster = EngineCluster(host(cpu_milli=1_000, memory_bytes=GIB), **settings)
+        self.cluster.sweeps = False  # its items are no gangs
         self.tried: list[str] = []
         self.attempt: Attempt = lambda state, placing, one: False
         monkeypatch.setitem(ATTEMPTS, Kind.GANG, self._try)
 
-    def _try(self, state: State, placing: PlacementPass, one: NonBatchable) -> bool:
+    def _try(self, state: State, placing: Placer, one: NonBatchable) -> bool:
         self.tried.append(one.name)
         return self.attempt(state, placing, one)
 
@@ -187,7 +188,7 @@ def test_one_that_came_before_a_request_is_tried_before_it(
     line = Line(monkeypatch)
     seen: list[list[str]] = []
 
-    def look(state: State, placing: PlacementPass, one: NonBatchable) -> bool:
+    def look(state: State, placing: Placer, one: NonBatchable) -> bool:
         seen.append(line.carved())
         return True
 
@@ -212,7 +213,7 @@ def test_requests_that_are_placed_together_stop_where_a_single_stands(
     line = Line(monkeypatch)
     seen: list[list[str]] = []
 
-    def look(state: State, placing: PlacementPass, one: NonBatchable) -> bool:
+    def look(state: State, placing: Placer, one: NonBatchable) -> bool:
         seen.append(line.carved())
         return len(seen) > 1
 
@@ -234,7 +235,7 @@ def test_what_a_single_takes_is_not_given_to_those_behind_it(
     for strategy in ("pack", "spread"):
         line = Line(monkeypatch, strategy=strategy)
 
-        def take(state: State, placing: PlacementPass, one: NonBatchable) -> bool:
+        def take(state: State, placing: Placer, one: NonBatchable) -> bool:
             """Takes all but 200 of the cpus, for a request that was deferred for this."""
             host = state.hosts["host-a"]
             if host.free().get("cpu_milli", 0) < 800:

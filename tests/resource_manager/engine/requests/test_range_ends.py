@@ -6,7 +6,7 @@ import pytest
 
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.values.states import RequestState
-from resource_manager.engine.jobs import lifecycle
+from resource_manager.engine.lifecycle import journal
 from resource_manager.engine.lifecycle.members import KINDS_OF_ENDS_MAX
 from resource_manager.engine.model.effects import SendAllocate
 from resource_manager.engine.model.entities import RangeSpec, RequestSpec
@@ -30,7 +30,7 @@ def test_no_member_is_placed_whose_job_is_ending(
     cluster: EngineCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its requests end one by one here, and each frees capacity that members wait for."""
-    monkeypatch.setattr(lifecycle, "ENDED_AT_ONCE", 1)
+    monkeypatch.setattr(journal, "STEP_ROWS_MAX", 1)
     ask(cluster, plain=4, members=50)
     cluster.end_job("job")
     ordered = []

@@ -24,6 +24,7 @@ from resource_manager.engine.model.events import (
     ProvisionStopFailed,
 )
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
+from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.elastic import PENDING
 from tests.resource_manager.engine.scheduling.test_gang_machine import GangsStayWhole
 from tests.resource_manager.engine.test_machine import HOSTS, JOBS, MACHINE
@@ -211,7 +212,8 @@ class NothingStrays(GangsStayWhole):
                 one = elastic.shapes[name]
                 number = sum(each.shape == name for each in self.state.provisions.values())
                 may = not one.count_max or number < one.count_max
-                need = shape.separate_need if capacity.separate else shape.pooled_need
+                needs = needs_of(shape)
+                need = needs.separate if capacity.separate else needs.pooled
                 if may and there + one.total["cpu_milli"] <= 24_000 and shape.profile is not None:
                     fits = all(capacity.amounts.get(n, 0) >= a for n, a in need.items())
                     carried = all(capacity.labels.get(n) == v for n, v in shape.labels)
@@ -225,7 +227,7 @@ class NothingStrays(GangsStayWhole):
         assert there >= 3_000
         for name in provisions:
             total = self.state.hosts[name].executor.registration.total["cpu_milli"]
-            assert there - total < 3_000, f"{name} is kept, and nobody needs it"
+            assert there - total < 3_000, f"{name} is kept, and no request needs it"
 
 
 TestElastic = NothingStrays.TestCase

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.model.scheduling_key import SLOTS
 from resource_manager.engine.placement.elastic import Capacity
-from resource_manager.engine.planning.gang_planning import GangWish
-from resource_manager.engine.planning.packing import Counts, Wish
-from resource_manager.engine.planning.planning import Backlog, Plan, Supply, make_plan
+from resource_manager.engine.planning.draft import Supply
+from resource_manager.engine.planning.gangs import GangDemand
+from resource_manager.engine.planning.packing import Counts, Demand
+from resource_manager.engine.planning.planning import Backlog, Plan, make_plan
 from tests.support.properties import examples
 
 ROOMS = st.lists(st.tuples(st.integers(1, 8), st.sampled_from("ab")), max_size=4)
@@ -35,15 +36,15 @@ def backlog_of(
     shapes: list[tuple[int, str, int]],
     limit: int | None,
 ) -> Backlog:
-    wishes = [Wish({"cpu": cpu, SLOTS: 1}, {"cpu": cpu, SLOTS: 1}) for cpu in non_batchables]
+    wishes = [Demand({"cpu": cpu, SLOTS: 1}, {"cpu": cpu, SLOTS: 1}) for cpu in non_batchables]
     line = [(kind, 1) for kind in range(len(non_batchables))]
     wished = []
     for number, (members, placement) in enumerate(gangs):
         counts = {}
         for cpu, count in members:
             counts[len(wishes)] = count
-            wishes.append(Wish({"cpu": cpu, SLOTS: 1}, {"cpu": cpu, SLOTS: 1}))
-        wished.append(GangWish(counts, placement, "rack", min(number, len(line))))
+            wishes.append(Demand({"cpu": cpu, SLOTS: 1}, {"cpu": cpu, SLOTS: 1}))
+        wished.append(GangDemand(counts, placement, "rack", min(number, len(line))))
     pending, hosts = rooms
     return Backlog(
         wishes,
@@ -86,7 +87,7 @@ def test_a_gang_is_planned_whole_where_it_belongs_or_nowhere(
     plan = make_plan(backlog)
     where = places(backlog, plan)
     for room, content in where:
-        taken = sum(backlog.wishes[kind].pooled["cpu"] * n for kind, n in content.items())
+        taken = sum(backlog.demands[kind].pooled["cpu"] * n for kind, n in content.items())
         assert taken <= room.amounts["cpu"]
     if limit is not None:
         assert sum(backlog.supplies[new.supply].total["cpu"] for new in plan.new) <= limit

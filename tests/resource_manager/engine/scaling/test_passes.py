@@ -17,8 +17,9 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.settings import EngineSettings, ExecutorShape, Provisioning
 from resource_manager.engine.planning import gang_feasibility as possible
-from resource_manager.engine.planning.planning import make_plan
-from resource_manager.engine.scaling import backlog
+from resource_manager.engine.planning.planning import make_plan, plan_in_steps
+from resource_manager.engine.planning.steps import Steps
+from resource_manager.engine.scaling import backlog, passes
 from tests.support.engine_cluster import EngineCluster, provided
 
 ONE = ResourceProfile(1_000, 256 * MIB)
@@ -32,9 +33,9 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def counted(asked: Any) -> Any:
         made.append(asked)
-        return make_plan(asked)
+        return plan_in_steps(asked)
 
-    monkeypatch.setattr(backlog, "make_plan", counted)
+    monkeypatch.setattr(backlog, "plan_in_steps", counted)
     return made
 
 
@@ -192,6 +193,7 @@ def test_of_very_many_who_are_planned_nowhere_only_some_are_told_one_by_one() ->
     profiles = (ResourceProfile(3_000 + number, 256 * MIB) for number in range(300))
     cluster.submit(*(RequestSpec(f"r{n}", profile) for n, profile in enumerate(profiles)))
     cluster.wait(1_000)
+    cluster.settle()
     told = providers_view(cluster.state).unplanned
     assert told[0] == "1 request of 3.001 cpu, 256Mi: the maximum is reached"
     assert told[100:] == ["199 requests of other sizes"]
@@ -281,8 +283,8 @@ def test_the_first_in_line_are_planned_for_whatever_they_ask_for(plans: list[Any
     cluster.cancel("two-0")
     cluster.wait(1_000)
     (made,) = plans
-    sizes = [made.wishes[kind].pooled["cpu_milli"] for kind, _ in made.line]
-    assert list(zip(sizes, [count for _, count in made.line], strict=True)) == [
+    sizes = [made.demands[kind].pooled["cpu_milli"] for kind, _ in made.queue]
+    assert list(zip(sizes, [count for _, count in made.queue], strict=True)) == [
         (1_000, 2),
         (2_000, 1),
     ]
@@ -298,3 +300,92 @@ def test_nothing_is_started_again_of_a_shape_that_is_configured_no_longer() -> N
     assert cluster.providers == [StopExecutor("small-1-1", "small", "")]
     (provision,) = cluster.state.provisions.values()
     assert provision.message == "no shape small is configured any more"
+
+
+# Passes that take several cycles.
+
+
+def different(count: int) -> list[RequestSpec]:
+    return [RequestSpec(f"r{n}", ResourceProfile(1_000 + n, 256 * MIB)) for n in range(count)]
+
+
+def planned(cluster: EngineCluster) -> list[list[int]]:
+    """Returns how many requests are planned on each pending executor, and of what size."""
+    return [
+        sorted(each.profile.cpu_milli for each in content.shapes if each.profile)
+        for content in cluster.state.elastic.plan.on.values()
+    ]
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cycle spends little on a pass."""
+    monkeypatch.setattr(passes, "WORK_MAX", 50)
+
+
+def test_a_pass_goes_on_in_the_next_cycle(small_slices: None) -> None:
+    cluster = cluster_with(SMALL, total_max={"cpu_milli": 40_000})
+    cluster.submit(*different(60))
+    cluster.wait(1_000)
+    assert cluster.state.elastic.number == 0
+    cycles = 0
+    while cluster.state.unfinished:
+        cluster.batch()
+        cycles += 1
+    assert cycles > 10
+    assert cluster.state.elastic.number == 10
+    cluster.check()
+    cluster.wait(1_000)
+    cluster.settle()
+    assert cluster.state.elastic.number == 10
+
+
+def test_slices_do_not_change_what_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    for work in (1, 50, 1 << 60):
+        monkeypatch.setattr(passes, "WORK_MAX", work)
+        cluster = cluster_with(SMALL)
+        cluster.submit(*different(60))
+        cluster.wait(1_000)
+        cluster.settle()
+        made.append(planned(cluster))
+    assert made[0] == made[1] == made[2]
+    assert made[0]
+
+
+def test_nothing_is_ordered_for_what_is_cancelled_during_a_pass(small_slices: None) -> None:
+    cluster = cluster_with(SMALL)
+    cluster.submit(*different(60))
+    cluster.wait(1_000)
+    assert cluster.state.unfinished
+    cluster.cancel(*(f"r{n}" for n in range(1, 60)))
+    cluster.settle()
+    assert planned(cluster) == [[1_000]]
+
+
+def test_the_maximum_holds_for_executors_that_come_during_a_pass(small_slices: None) -> None:
+    cluster = cluster_with(SMALL, total_max={"cpu_milli": 8_000})
+    cluster.submit(*different(60))
+    cluster.wait(1_000)
+    assert cluster.state.unfinished
+    cluster.host("unexpected", cpu_milli=500, memory_bytes=GIB, default_profile=ONE)
+    cluster.settle()
+    assert len(cluster.state.provisions) == 1
+
+
+def test_every_step_of_a_pass_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many requests of how many sizes are queued."""
+    steps: list[int] = []
+
+    def advance(pass_: Steps[None], work: int) -> bool:
+        steps.extend(pass_)
+        return True
+
+    monkeypatch.setattr(passes, "advance", advance)
+    cluster = cluster_with(SMALL, total_max={"cpu_milli": 400_000})
+    cluster.submit(*different(2_000))
+    cluster.settle()
+    cluster.wait(1_000)
+    cluster.settle()
+    assert len(cluster.state.provisions) == 100
+    assert max(steps) <= passes.WORK_MAX < sum(steps)

@@ -14,7 +14,7 @@ from finegrain.values.states import GangPlacement, RequestState
 from resource_manager.engine.lifecycle.gangs import waiting_gangs
 from resource_manager.engine.model.entities import GangSpec, Instant, RequestSpec
 from resource_manager.engine.model.events import RequestsSubmitted
-from resource_manager.engine.placement.gang_search import find_together, passed_by, seek
+from resource_manager.engine.placement.gangs import find_together, passed_by, seek
 from resource_manager.engine.queue.gangs import Where, living, member_requests_of
 from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import State

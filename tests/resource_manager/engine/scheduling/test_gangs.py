@@ -17,14 +17,17 @@ from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.values.states import GangPlacement, RequestState
 from resource_manager.engine.explain.lists import cluster_view
 from resource_manager.engine.explain.requests import explain
-from resource_manager.engine.jobs import lifecycle
+from resource_manager.engine.lifecycle import journal
 from resource_manager.engine.lifecycle.gangs import waiting_gangs
 from resource_manager.engine.model.entities import GangSpec, RequestSpec
 from resource_manager.engine.model.events import (
+    Decide,
     JobEndRequested,
     RequestsSubmitted,
+    Ticked,
 )
 from resource_manager.engine.model.settings import DAY_MS
+from resource_manager.engine.placement.gangs import STEPS_MAX
 from resource_manager.engine.queue.gangs import MemberRequest
 from resource_manager.engine.step import step
 from tests.resource_manager.engine.placement.test_gang_search import (
@@ -69,7 +72,7 @@ def test_a_gang_may_not_have_more_members_than_is_set() -> None:
     ("change", "says"),
     [
         ({"restart_on_loss": True}, "restart_on_loss is True, and False for g0"),
-        ({"target_address": "10.0.0.1:7000"}, "nobody is offered half a gang"),
+        ({"target_address": "10.0.0.1:7000"}, "a gang is offered as a whole"),
         ({"profile": ResourceProfile(1, GIB)}, "cpu_milli is 1"),
     ],
 )
@@ -173,15 +176,19 @@ def test_an_id_that_stands_twice_in_a_call_refuses_the_gangs_that_it_is_in() -> 
 
 
 def test_gangs_are_forgotten_with_their_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "FORGOTTEN_AT_ONCE", 1)
+    monkeypatch.setattr(journal, "STEP_ROWS_MAX", 1)
     cluster = cluster_of()
     cluster.submit(*members(2), GANG)
     cluster.deliver_all()
     cluster.end_job("job")
     cluster.deliver_all()
     assert set(cluster.state.gangs.by_id) == {"g"}
-    cluster.wait(DAY_MS)
+    cluster.now_ms += DAY_MS
+    step(cluster.state, Ticked(cluster.at))
+    while len(cluster.state.requests) > 1:
+        step(cluster.state, Decide(cluster.at))
     assert set(cluster.state.requests) == {"g0"}  # half of the gang is forgotten
+    cluster.store.apply(cluster.state.changes.take())
     cluster.check()
     cluster.restart_rm()
     cluster.check()
@@ -257,7 +264,7 @@ def test_a_gang_of_a_job_that_is_ending_is_not_placed_again(
     cluster.submit("full", profile=ResourceProfile(3_000, GIB))
     large = replace(members(1, "h")[0], profile=ResourceProfile(4_000, GIB))
     cluster.submit(large, GangSpec("h"))
-    monkeypatch.setattr(lifecycle, "ENDED_AT_ONCE", 1)
+    monkeypatch.setattr(journal, "STEP_ROWS_MAX", 1)
     cluster.end_job("job")
     assert not cluster.state.gangs.waiting  # long before the job master is told
     executor = cluster.executors["host-01"]
@@ -274,7 +281,7 @@ def test_a_gang_of_a_job_that_is_ending_is_not_placed_again(
 
 
 def test_many_gangs_end_with_their_job_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "ENDED_AT_ONCE", 5)
+    monkeypatch.setattr(journal, "STEP_ROWS_MAX", 15)  # three for each member
     cluster = waiting_in_vain(6, timeout_ms=None)
     step(cluster.state, JobEndRequested(cluster.at, "job", "ENDED"))
     left = [cluster.state.requests.live]
@@ -286,15 +293,13 @@ def test_many_gangs_end_with_their_job_some_at_a_time(monkeypatch: pytest.Monkey
 
 
 def test_many_gangs_whose_time_is_over_end_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("resource_manager.engine.step.ENDED_AT_ONCE", 5)
+    monkeypatch.setattr(journal, "STEP_ROWS_MAX", 15)  # three for each member
     cluster = waiting_in_vain(6, timeout_ms=1_000)
-    left: list[int] = []
     cluster.now_ms += 1_000
-    while cluster.state.requests.live and len(left) < 10:
-        due_ms = cluster.state.timers.next_due_ms()
-        assert due_ms is not None
-        assert due_ms <= cluster.at.monotonic_ms
-        cluster.wait(0)
+    step(cluster.state, Ticked(cluster.at))
+    left = [cluster.state.requests.live]
+    while cluster.state.unfinished:
+        cluster.batch()
         left.append(cluster.state.requests.live)
     assert left == [12, 6, 0]
     assert {each.reason for each in cluster.state.requests.values()} == {"GANG_TIMEOUT"}
@@ -377,3 +382,42 @@ def test_as_many_are_called_placeable_as_could_be_placed(
         assert found.placeable == max(possible, default=0)
         assert found.members == count
         assert found.placeable < count
+
+
+def test_a_gang_whose_search_is_given_up_waits_and_is_told_that_it_may_fit() -> None:
+    """Each host takes two of the members, and no sum of amounts tells that 20 do not fit."""
+    cluster = EngineCluster(
+        *(host(f"host-{number}", 10_000, 64 * GIB) for number in range(8)), gang_members_max=20
+    )
+    requests = tuple(
+        replace(each, profile=ResourceProfile(3_400 + 10 * n, 64 * MIB))
+        for n, each in enumerate(members(20))
+    )
+    outcomes = cluster.submit(*requests, GANG)
+    assert not [outcome for outcome in outcomes if outcome.reason]
+    assert states(cluster) == {RequestState.PENDING}
+    found = explain(cluster.state, "g0").gang
+    assert found is not None
+    assert found.placeable == 16
+    assert "whether all 20 fit is unknown" in found.summary
+    assert cluster.state.gangs.waiting["g"].steps > STEPS_MAX
+    cluster.register(host("host-8", 10_000, 64 * GIB))
+    cluster.register(host("host-9", 10_000, 64 * GIB))
+    cluster.settle()
+    assert states(cluster) == {RequestState.GRANTED}
+
+
+def test_a_gang_that_is_proved_not_to_fit_is_not_called_unknown() -> None:
+    cluster = cluster_of(2)
+    cluster.submit("other", profile=ResourceProfile(3_000, GIB))
+    sizes = [2_000, 1_900, 1_800]
+    requests = tuple(
+        replace(each, profile=ResourceProfile(size, MIB * 16))
+        for size, each in zip(sizes, members(3), strict=True)
+    )
+    cluster.submit(*requests, GANG)
+    assert cluster.state_of("g0") is RequestState.PENDING
+    found = explain(cluster.state, "g0").gang
+    assert found is not None
+    assert found.placeable == 2
+    assert "unknown" not in found.summary

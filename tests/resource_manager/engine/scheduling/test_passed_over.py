@@ -1,8 +1,8 @@
-"""Tests of starvation queries during one search for starved requests."""
+"""Tests of shares of jobs during one search for starved requests."""
 
 from __future__ import annotations
 
-from resource_manager.engine.scheduling.passed_over import Turns
+from resource_manager.engine.fairness.choice import SharesSince
 from tests.support.engine_cluster import EngineCluster
 
 
@@ -14,10 +14,10 @@ def test_whoever_is_placed_during_a_look_is_among_those_who_were_served() -> Non
     cluster.submit("first", job="two")
     cluster.wait(1_000)
     cluster.submit("large", job="one", cpu_milli=4_000)
-    turns, since_ms = Turns(cluster.state), cluster.now_ms
-    assert turns.is_passed_over("one", since_ms)
+    shares, since_ms = SharesSince(cluster.state.flows), cluster.now_ms
+    assert shares.is_owed("one", since_ms)
     cluster.submit("small", job="one")
     assert cluster.where("small")
-    assert turns.is_passed_over("one", since_ms) == Turns(cluster.state).is_passed_over(
+    assert shares.is_owed("one", since_ms) == SharesSince(cluster.state.flows).is_owed(
         "one", since_ms
     )

@@ -9,8 +9,10 @@ import pytest
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.model.entities import GangSpec, RangeSpec, RequestSpec
+from resource_manager.engine.model.events import Decide, Ticked
 from resource_manager.engine.placement.feasibility import feasibility
 from resource_manager.engine.scheduling import rejecting
+from resource_manager.engine.step import step
 from tests.resource_manager.engine.infeasible import (
     AFTER_MS,
     HUGE,
@@ -114,10 +116,13 @@ def test_very_many_requests_are_rejected_some_at_a_time(monkeypatch: pytest.Monk
     cluster.submit("patient", allow_pending=True, profile=HUGE)
     cluster.submit(RangeSpec(RequestSpec("range", HUGE), 0, 9))
     cluster.host()
-    cluster.wait(AFTER_MS)
-    assert 0 < len(cluster.store.job_events["job"]) < 10
-    while cluster.state.timers.next_due_ms() == cluster.now_ms:
-        cluster.wait(0)
+    cluster.now_ms += AFTER_MS
+    rejected = [len(step(cluster.state, Ticked(cluster.at)).effects)]
+    while cluster.state.unfinished:
+        rejected.append(len(step(cluster.state, Decide(cluster.at)).effects))
+    assert all(number <= 2 * 10 for number in rejected)  # two log entries each
+    assert len(rejected) > 2
+    cluster.batch()
     events = cluster.store.job_events["job"]
     assert [event.allocation_id for event in events] == [*names, "range.0"]
     assert waits(cluster, "patient")

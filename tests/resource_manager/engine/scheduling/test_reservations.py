@@ -6,6 +6,7 @@ their host at that moment have ended.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from itertools import count
 from typing import Any
 
@@ -19,8 +20,10 @@ from resource_manager.engine.model.events import (
     SlotsReleased,
 )
 from resource_manager.engine.model.settings import ExecutorShape, Provisioning
-from resource_manager.engine.scheduling.reservation_owners import GangOwner
-from resource_manager.engine.scheduling.reservations import PATIENCE
+from resource_manager.engine.placement.reserved import ReservationOwner
+from resource_manager.engine.scheduling import reservation_owners, reservations
+from resource_manager.engine.scheduling.reservations import EXPIRES_AFTER
+from resource_manager.engine.state import State
 from tests.support.engine_cluster import EngineCluster
 
 STARVING_S = 60
@@ -64,9 +67,7 @@ class Flood:
 def reserved(cluster: EngineCluster) -> dict[str, dict[str, Any]]:
     """Returns reserved cores by owner and host."""
     return {
-        each.holder.title: {
-            name: kept.amounts["cpu_milli"] for name, kept in each.place.held.items()
-        }
+        each.owner.title: {name: kept.amounts["cpu_milli"] for name, kept in each.hosts.items()}
         for each in cluster.state.reservations.all()
     }
 
@@ -215,13 +216,13 @@ def test_a_search_in_vain_is_not_made_again_before_something_has_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     searches: list[str] = []
-    choose = GangOwner.choose
+    choose = reservation_owners.choose_hosts
 
-    def counted(self: GangOwner, *args: Any) -> Any:
-        searches.append(self.gang_id)
-        return choose(self, *args)
+    def counted(state: State, owner: ReservationOwner, taken: Collection[str]) -> Any:
+        searches.append(owner.gang_id)
+        return choose(state, owner, taken)
 
-    monkeypatch.setattr(GangOwner, "choose", counted)
+    monkeypatch.setattr(reservations, "choose_hosts", counted)
     cluster = EngineCluster.settled(starvation_timeout_ms=1_000 * STARVING_S)
     flood = Flood(cluster)
     cluster.job("three")
@@ -239,12 +240,12 @@ def test_a_search_in_vain_is_not_made_again_before_something_has_changed(
     assert list(reserved(cluster)) == ["gang g0"]
 
 
-def beside_a_service(hosts: int) -> tuple[EngineCluster, Flood]:
-    """On host-0 a slot of 3 cores runs forever; small slots fill the rest."""
+def beside_a_service(hosts: int, cpu_milli: int = 3_000) -> tuple[EngineCluster, Flood]:
+    """On host-0 a slot runs forever; small slots fill the rest."""
     cluster = EngineCluster.settled(starvation_timeout_ms=5_000)
     cluster.host("host-0")
     cluster.job("services")
-    cluster.submit("web", job="services", cpu_milli=3_000)
+    cluster.submit("web", job="services", cpu_milli=cpu_milli)
     for number in range(1, hosts):
         cluster.host(f"host-{number}")
     flood = Flood(cluster, hosts=0)
@@ -253,13 +254,13 @@ def beside_a_service(hosts: int) -> tuple[EngineCluster, Flood]:
 
 
 def test_what_is_held_where_a_slot_never_ends_moves_to_another_host() -> None:
-    cluster, flood = beside_a_service(hosts=2)
+    cluster, flood = beside_a_service(hosts=2, cpu_milli=1_000)  # as many slots as on host-1
     cluster.submit("big", job="large", cpu_milli=4_000)
     flood.go_on(lambda: reserved(cluster))
     assert list(reserved(cluster)["big"]) == ["host-0"]
     ended = flood.go_on(lambda: cluster.where("big"), most=400)
     assert cluster.where("big") == "host-1"
-    assert ended * ENDS_EVERY_S * 1_000 < (PATIENCE + 12) * 5_000
+    assert ended * ENDS_EVERY_S * 1_000 < (EXPIRES_AFTER + 12) * 5_000
     assert cluster.history("reservation_ended") == [
         "big: slot web on executor host-0 did not end for too long",
         "big: placed there",
@@ -271,7 +272,7 @@ def test_where_no_other_host_would_do_nothing_stays_idle_for_ever() -> None:
     cluster.submit("big", job="large", cpu_milli=4_000)
     flood.go_on(lambda: reserved(cluster))
     assert cluster.running() == ["web"]  # the fourth core is idle for the large request
-    cluster.wait(1_000 * (PATIENCE * 5 + 10))
+    cluster.wait(1_000 * (EXPIRES_AFTER * 5 + 10))
     assert not reserved(cluster)
     assert len(cluster.running()) == 2
     flood.go_on(lambda: reserved(cluster), most=30)
@@ -288,7 +289,7 @@ def test_others_do_not_wait_for_a_slot_that_did_not_end_for_somebody_either() ->
     cluster, flood = beside_a_service(hosts=1)
     cluster.submit("big", job="large", cpu_milli=4_000)
     flood.go_on(lambda: reserved(cluster))
-    cluster.wait(1_000 * (PATIENCE * 5 + 10))
+    cluster.wait(1_000 * (EXPIRES_AFTER * 5 + 10))
     assert not reserved(cluster)
     cluster.cancel("big", job="large")
     cluster.host("host-1")

@@ -1,0 +1,49 @@
+"""Index columns by which a placement strategy orders all hosts, the highest score first."""
+
+from __future__ import annotations
+
+from finegrain.resources import CPU_MILLI, MEMORY_BYTES, MEMORY_PARTS, Amounts
+from resource_manager.engine.model.settings import Strategy
+
+SCORE = "score"
+"""Index column of "spread": the smallest free share of any dimension, in millionths."""
+
+CPU_SURPLUS = "score.cpu"
+"""Index column of "balanced": by how much more of the cpu than of the memory is free, in millionths
+of the host's total; 1,000,000 if both are equal.
+"""
+
+MEMORY_SURPLUS = "score.memory"
+"""Index column of "balanced": the same for memory."""
+
+SHARE_UNIT = 1_000_000
+
+MEMORY = (MEMORY_BYTES, *MEMORY_PARTS)
+
+
+def score_columns(
+    strategy: Strategy, total: Amounts, free: Amounts, slots_max: int, slots: int
+) -> dict[str, int]:
+    """Returns the columns of one host.
+
+    Args:
+        strategy: of the cluster.
+        total: what the host has, in the units of the index.
+        free: what is free of it.
+        slots_max: limit of its slots; 0: none.
+        slots: how many more it may have.
+    """
+    match strategy:
+        case "spread":
+            shares = [free.get(name, 0) * SHARE_UNIT // amount for name, amount in total.items()]
+            if slots_max:
+                shares.append(slots * SHARE_UNIT // slots_max)
+            return {SCORE: min(shares, default=0)}
+        case "balanced":
+            cpu = free.get(CPU_MILLI, 0) * SHARE_UNIT // max(1, total.get(CPU_MILLI, 0))
+            has = sum(total.get(name, 0) for name in MEMORY)
+            memory = sum(free.get(name, 0) for name in MEMORY) * SHARE_UNIT // max(1, has)
+            surplus = cpu - memory
+            return {CPU_SURPLUS: SHARE_UNIT + surplus, MEMORY_SURPLUS: SHARE_UNIT - surplus}
+        case "pack":
+            return {}

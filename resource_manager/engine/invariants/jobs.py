@@ -1,0 +1,162 @@
+"""Checks each job's counters against its requests, slots and queues; part of `all.py`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from finegrain.values.states import RequestState, SlotState
+from resource_manager.engine.fairness.flows import Flow, FlowTree
+from resource_manager.engine.fairness.groups import is_live
+from resource_manager.engine.fairness.quotas import counted
+from resource_manager.engine.hosts.slots import Slots
+from resource_manager.engine.invariants.sweep import Finding, add_up
+from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, JobState, SlotKey
+from resource_manager.engine.queue.gangs import GangLedger
+from resource_manager.engine.queue.non_batchable import Kind
+from resource_manager.engine.queue.queue import WaitingQueue
+from resource_manager.engine.queue.ranges import Part
+from resource_manager.engine.queue.requests import Requests
+from resource_manager.engine.queue.scheduling_classes import INACTIVE
+from resource_manager.engine.state import State
+
+
+def job_problems(state: State, job_id: str) -> Iterator[Finding]:
+    """Yields what is wrong with a job."""
+    job = state.jobs.get(job_id)
+    if job is None:
+        return
+    if not job.trimmed_sequence <= job.last_sequence:
+        yield f"job {job_id} forgot events that never were"
+    flow = state.flows.jobs.get(job_id)
+    if (flow is not None) != is_live(job):
+        yield f"job {job_id} lives: {is_live(job)}, has a flow: {flow is not None}"
+    if flow is not None and flow.parent is not state.flows.groups.get(job.group):
+        yield f"{flow.id} is below {flow.parent}, its group is {job.group}"
+    yield from _queued(state.queue, state.gangs, job, flow)
+    if state.settings.fairness.order == "fair":
+        yield from _active(state.queue, job, flow)
+    yield from _requests(state.requests, state.queue, job, flow, over=job_id in state.endings)
+    yield from _slots(state.slots, job, flow)
+
+
+def job_sums(jobs: dict[str, Job], live_jobs: int, requests: Requests) -> Iterator[str]:
+    """Yields what is wrong with the counters of all jobs together."""
+    if (there := sum(len(job.arrivals) for job in jobs.values())) != len(requests.by_arrival):
+        yield f"jobs name {there} requests, there are {len(requests.by_arrival)}"
+    numbers = len(requests.by_arrival) + len(requests.ranges.members)
+    if numbers != len(requests):
+        yield f"{numbers} arrival numbers for {len(requests)} requests"
+    if (living := sum(job.live_requests for job in jobs.values())) != requests.live:
+        yield f"{requests.live} live requests counted, there are {living}"
+    if (active := sum(job.state is JobState.ACTIVE for job in jobs.values())) != live_jobs:
+        yield f"{live_jobs} live jobs counted, there are {active}"
+
+
+def unknown_jobs(
+    jobs: dict[str, Job], flows: FlowTree, queue: WaitingQueue, gangs: GangLedger
+) -> Iterator[str]:
+    """Yields jobs that ledgers name and that do not exist."""
+    for owners, what in ((flows.jobs, "flow"), (queue.by_job, "queue"), (gangs.by_job, "gang")):
+        if unknown := owners.keys() - jobs.keys():
+            yield f"jobs {sorted(unknown)} have a {what}, and do not exist"
+
+
+def _queued(queue: WaitingQueue, gangs: GangLedger, job: Job, flow: Flow | None) -> Iterator[str]:
+    """Compares counters with the job's queues, gangs and waiting resizes."""
+    job_queues = queue.by_job.get(job.job_id, {})
+    items = queue.non_batchables.of_job(job.job_id)
+    waiting = sum(len(each.numbers) for each in job_queues) + sum(item.count for item in items)
+    if flow is not None and flow.waiting != waiting:
+        yield f"{flow.id} counts {flow.waiting} that wait, there are {waiting}"
+    for each in job_queues:
+        if each.scheduling_class.job_queues.get(job.job_id) is not each:
+            yield f"job {job.job_id} has a queue that its scheduling class does not know"
+    kinds = sum(
+        len(gangs.waiting[item.name].kind.member_requests)
+        for item in items
+        if item.kind is Kind.GANG and item.name in gangs.waiting
+    )
+    if (have := gangs.by_job.get(job.job_id, 0)) != kinds:
+        yield f"gangs of job {job.job_id} wait with {kinds} member requests, not {have}"
+
+
+def _active(queue: WaitingQueue, job: Job, flow: Flow | None) -> Iterator[str]:
+    """Compares counts of active queues with the job's queues."""
+    job_queues = queue.by_job.get(job.job_id, {})
+    active = sum(each.position != INACTIVE for each in job_queues)
+    for each in list(job_queues)[:1]:
+        if each.active_queues.active_count != active:
+            yield f"job {job.job_id} counts {each.active_queues.active_count} active, not {active}"
+    if flow is not None and flow.active != (active > 0):
+        yield f"{flow.id} is active: {flow.active}, with {active} active queues"
+
+
+def _requests(
+    requests: Requests, queue: WaitingQueue, job: Job, flow: Flow | None, *, over: bool
+) -> Iterator[Finding]:
+    """Compares counters with the states of the job's requests."""
+    living = pending = 0
+    missing = False
+
+    def add_request(number: int) -> None:
+        nonlocal living, pending, missing
+        request = requests.by_arrival.get(number)
+        missing |= request is None
+        if request is not None and request.state not in ENDED_REQUEST_STATES:
+            living += 1
+            pending += request.state is RequestState.PENDING and not request.spec.gang_id
+
+    def add_part(part: Part) -> None:
+        nonlocal living, pending
+        living += part.live
+        job_queue = queue.queue_of(part.spec.request, job.job_id)
+        if job_queue is not None:  # `part_problems` compares these with the members
+            pending += job_queue.numbers.count_within(
+                part.row.arrival_number, part.last_arrival + 1
+            )
+
+    def version() -> object:
+        # of a job that ends, requests leave the queue before they end
+        return flow and flow.moves, job.live_requests, len(job.arrivals)
+
+    complete = yield from add_up(job.arrivals, add_request, version)
+    if missing:
+        yield f"job {job.job_id} names a request that does not exist"
+    if not complete:
+        return
+    parts = requests.ranges.by_job.get(job.job_id, [])
+    if not (yield from add_up(parts, add_part, version)):
+        return
+    if living != job.live_requests:
+        yield f"job {job.job_id} counts {job.live_requests} live requests, there are {living}"
+    queued = sum(len(each.numbers) for each in queue.by_job.get(job.job_id, ()))
+    if queued != pending and not over:  # a job that ends leaves the queue first
+        yield f"job {job.job_id} has {queued} requests in queues, {pending} are PENDING"
+
+
+def _slots(slots: Slots, job: Job, flow: Flow | None) -> Iterator[Finding]:
+    """Compares counters with the job's slots."""
+    used: Counter[str] = Counter()
+    running, rate = 0, 0.0
+    unknown: list[SlotKey] = []
+
+    def add(key: SlotKey) -> None:
+        nonlocal running, rate
+        slot = slots.get(key)
+        if slot is None or slot.job_id != job.job_id:
+            unknown.append(key)
+            return
+        running += 1
+        used.update(counted(slot.booked))
+        rate += slot.cost if slot.state is not SlotState.FREEING else 0.0
+
+    if not (yield from add_up(list(job.slot_keys), add, lambda: flow and flow.moves)):
+        return
+    if unknown:
+        yield f"job {job.job_id} counts slots {sorted(unknown)}, which it does not have"
+    if flow is None:
+        return
+    have, expected = (flow.running, flow.rate, flow.used), (running, rate, dict(used))
+    if have != expected:
+        yield f"{flow.id} counts (running, rate, used) {have}, it is {expected}"

@@ -1,0 +1,113 @@
+"""Columns of the capacity index: what a host has, and what a request needs.
+
+They are the columns of the constraints (`fit.py`), and some of hosts as a whole. What a host would
+have if it were empty stands beside what it has now, with the prefix `KNOWN`, and `ONLINE` while the
+host is online.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from finegrain.resources import Amounts
+from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
+from resource_manager.engine.hosts.host import KNOWN, ONLINE, Host
+from resource_manager.engine.hosts.scores import score_columns
+from resource_manager.engine.model.scheduling_key import ALIGNING, EMPTY, IN_USE, SLOTS, Needs
+from resource_manager.engine.model.settings import Strategy
+from resource_manager.engine.placement.constraint import Constraint, HostView
+from resource_manager.engine.placement.fit import CONSTRAINTS
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
+
+BESIDES_AMOUNTS = frozenset(name for each in CONSTRAINTS for name in each.columns)
+"""Columns of constraints that are not amounts that a slot books."""
+
+_SIZE_UNIT = 1 << 60
+
+_WITH_COLUMNS = tuple(each for each in CONSTRAINTS if each.has_columns)
+_COUNTED = tuple(each for each in CONSTRAINTS if each.has_columns and each.is_counted)
+
+
+def columns_of(host: Host, strategy: Strategy) -> dict[str, int]:
+    """Returns all columns of a host."""
+    if host.described is not host.executor.registration:
+        _describe(host)
+    columns = dict(host.columns_online if host.online else host.columns_known)
+    if not host.eligible:
+        return columns
+    at = HostView.now(host)
+    for constraint in _WITH_COLUMNS:
+        columns.update(constraint.offers(at))
+    columns[IN_USE], columns[EMPTY] = int(bool(host.slots)), int(not host.slots)
+    if host.aligning:
+        columns[ALIGNING] = 1
+    columns.update(score_columns_of(host, strategy, columns))
+    return columns
+
+
+def score_columns_of(host: Host, strategy: Strategy, columns: dict[str, int]) -> dict[str, int]:
+    """Returns the columns by which a placement strategy orders hosts, derived from others."""
+    most = host.executor.registration.slots_max
+    return score_columns(strategy, host.dimensions, columns, most, columns[SLOTS])
+
+
+def needs_of(scheduling_class: SchedulingClass) -> Needs:
+    """Returns what a host must have for a request of a class."""
+    if scheduling_class.needs is None:
+        scheduling_class.needs = needs_for(scheduling_class)
+    return scheduling_class.needs
+
+
+def needs_for(request: ResourceRequest) -> Needs:
+    """Returns what a host must have for a request."""
+    return Needs(
+        _needs(_WITH_COLUMNS, request, separate_pools=False),
+        _needs(_WITH_COLUMNS, request, separate_pools=True),
+        (
+            _needs(_COUNTED, request, separate_pools=False),
+            _needs(_COUNTED, request, separate_pools=True),
+        ),
+        tuple(tuple(need.items()) for each in CONSTRAINTS for need in each.preferred(request)),
+        sum(each.never_met(request) for each in CONSTRAINTS),
+    )
+
+
+def size_of(scheduling_class: SchedulingClass, sums: Amounts) -> int:
+    """Returns the largest part of what all hosts have of any amount that a request needs, in units
+    of 2**-60.
+
+    Args:
+        scheduling_class: of the request.
+        sums: of the columns of all hosts. Amounts that no host has are left out: those of the other
+            kind of memory pools.
+    """
+    return max(
+        (
+            amount * _SIZE_UNIT // whole
+            for need in needs_of(scheduling_class).kinds
+            for name, amount in need.items()
+            if name not in BESIDES_AMOUNTS and (whole := sums.get(KNOWN + name, 0))
+        ),
+        default=0,
+    )
+
+
+def _needs(
+    constraints: Iterable[Constraint], request: ResourceRequest, *, separate_pools: bool
+) -> dict[str, int]:
+    need: dict[str, int] = {}
+    for constraint in constraints:
+        need.update(constraint.needs(request, separate_pools=separate_pools))
+    return need
+
+
+def _describe(host: Host) -> None:
+    """Derives the columns that do not depend on bookings."""
+    at = HostView.empty(host)
+    empty: dict[str, int] = {}
+    for constraint in _WITH_COLUMNS:
+        empty.update(constraint.offers(at))
+    host.columns_known = {KNOWN + name: amount for name, amount in empty.items()}
+    online = {ONLINE + name: amount for name, amount in empty.items()}
+    host.columns_online = {**host.columns_known, **online}
+    host.described = host.executor.registration

@@ -1,0 +1,393 @@
+"""Finds hosts for slots of a scheduling class, and takes the capacity. A `Placer` is one placement
+pass; everything in it is counted, nothing is made per slot.
+
+For each class it goes through the levels of candidates (`tiers.py`). Where amounts decide, the
+number of slots that fit a host is a division, and taking them one subtraction per column of the
+index. Where they do not, each candidate is asked about its cpus and NUMA nodes (`search.py`), and
+the caller books the slots and lets the pass `follow` the hosts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
+
+from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.scheduling_key import Labels
+from resource_manager.engine.placement.columns import needs_of
+from resource_manager.engine.placement.hosts import Hosts
+from resource_manager.engine.placement.index import CapacityIndex
+from resource_manager.engine.placement.ledger import Bookings, Ledger, Taken
+from resource_manager.engine.placement.policies import POLICIES, empty_compared
+from resource_manager.engine.placement.reserved import Reservations
+from resource_manager.engine.placement.search import Asks, Growth, Scope, Search
+from resource_manager.engine.placement.tiers import Level, levels
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass
+
+LISTED_MAX = 256
+"""Up to this many hosts that carry required labels are tried one by one, without an index."""
+
+Run = tuple[str, int]
+"""An executor's id, and how many slots are placed there."""
+
+
+class Placer:
+    """One pass. The indexes must be fresh; until `finish`, nothing else may change them."""
+
+    def __init__(
+        self, hosts: Hosts, reservations: Reservations, ledger: Ledger | None = None
+    ) -> None:
+        self._hosts = hosts
+        self._reservations = reservations
+        self._policy = POLICIES[hosts.settings.strategy]
+        self._ledger = ledger or Ledger(hosts)
+        self._indexes = self._ledger.indexes
+        self._found: dict[SchedulingClass, Candidates] = {}
+        self._growth: dict[CapacityIndex, Growth] = {}
+        self._closed: set[str] = set()  # hosts that get no more slots
+        most = hosts.settings.hosts_asked_max
+        self._asks = Asks(most, most // 2)
+        for name in list(hosts.refusing):
+            if name not in hosts or not hosts[name].refusals:
+                del hosts.refusing[name]
+
+    def has_room(self, scheduling_class: SchedulingClass) -> bool:
+        """Returns True if at least one slot of a class can be placed."""
+        if scheduling_class not in self._found and self._is_still_full(scheduling_class):
+            return False
+        return self._candidates(scheduling_class).first() is not None
+
+    def has_room_for_more(self, scheduling_class: SchedulingClass) -> bool:
+        """Returns True if more than one slot of a class can be placed, given that one can."""
+        found = self._candidates(scheduling_class)
+        first = found.first()
+        if first is None:
+            return False
+        return found.scope.room(first, 2) > 1 or found.first(besides=(first,)) is not None
+
+    def place(
+        self, scheduling_class: SchedulingClass, count: int, elsewhere: Collection[str] = ()
+    ) -> list[Run]:
+        """Takes capacity for up to `count` slots.
+
+        Books nothing: the caller makes the slots before it asks again. After slots whose cpus and
+        NUMA nodes are chosen (`Host.needs_topology`), it lets the pass `follow` their hosts.
+
+        Args:
+            scheduling_class: the class.
+            count: how many slots are wanted.
+            elsewhere: hosts that must not be chosen.
+
+        Returns:
+            Hosts with the number of slots on each; fewer slots than wanted if no more fit.
+        """
+        found = self._candidates(scheduling_class)
+        index = found.scope.index
+        besides = {index.position[name] for name in elsewhere if index.knows(name)}
+        runs: list[Run] = []
+        for level in range(len(found.levels)):
+            for position, share in self._place_on(found, level, count, besides):
+                runs.append((index.ids[position], share))
+                count -= share
+            if not count:
+                break
+        return runs
+
+    def asked(self, scheduling_class: SchedulingClass) -> int:
+        """Returns how many hosts were asked in this pass about cpus and NUMA nodes for a class."""
+        found = self._found.get(scheduling_class)
+        return sum(search.asked for search in found.begun()) if found is not None else 0
+
+    def stopped(self, scheduling_class: SchedulingClass) -> bool:
+        """Returns True if too many hosts answered in this pass that they cannot serve a class, and
+        there are more: whether there is room is unknown.
+        """
+        found = self._found.get(scheduling_class)
+        return found is not None and any(
+            search.stopped and search.tier.unmet_max is None for search in found.begun()
+        )
+
+    def follow(self, hosts: Iterable[Host]) -> None:
+        """Takes in what was booked on these hosts during the pass by others than `place`: a gang,
+        a slot that grows, or slots whose cpus and NUMA nodes were chosen.
+        """
+        self._ledger.follow(hosts)
+
+    def finish(self) -> None:
+        """Makes the indexes exact again and stores how far the searches came."""
+        self._ledger.settle()
+        for found in self._found.values():
+            found.finish()
+        self._indexes.end_pass()
+
+    def _is_still_full(self, scheduling_class: SchedulingClass) -> bool:
+        index = self._index_of(scheduling_class)
+        growth = self._growth.get(index)
+        if growth is None:
+            growth = self._growth[index] = Growth(index)
+        return growth.passes_by(scheduling_class)
+
+    def _index_of(self, scheduling_class: SchedulingClass) -> CapacityIndex:
+        return self._indexes.made_for(scheduling_class.labels, self._hosts.values())
+
+    def _candidates(self, scheduling_class: SchedulingClass) -> Candidates:
+        found = self._found.get(scheduling_class)
+        if found is None or found.scope.index is not self._indexes.of(scheduling_class.labels):
+            found = self._found[scheduling_class] = self._begin(scheduling_class)
+        return found
+
+    def _begin(self, scheduling_class: SchedulingClass) -> Candidates:
+        """Begins the searches of a class."""
+        index, labels = self._index_of(scheduling_class), scheduling_class.labels
+        labels = labels if index is self._indexes.main else ()
+        refusing = self._refusing(scheduling_class)
+        scope = self._scope_in(index, scheduling_class, labels, refusing)
+        return Candidates(scope, self._levels(scheduling_class))
+
+    def _refusing(self, scheduling_class: SchedulingClass) -> list[str]:
+        """Returns the hosts that refused slots of a class lately."""
+        hosts = self._hosts
+        return [name for name in hosts.refusing if hosts[name].refuses(scheduling_class)]
+
+    def _scope_in(
+        self,
+        index: CapacityIndex,
+        scheduling_class: SchedulingClass,
+        labels: Labels,
+        barred: Iterable[str],
+    ) -> Scope:
+        """Returns what searches for a class in an index have in common.
+
+        Args:
+            index: the index.
+            scheduling_class: the class.
+            labels: required labels that the index does not imply.
+            barred: hosts that must not be chosen.
+        """
+        listed = None
+        if labels and self._indexes.carrier_count(labels) <= LISTED_MAX:
+            position, carriers = index.position, self._indexes.carriers(labels)
+            listed = sorted([position[name] for name in carriers if name in position])
+        return Scope(
+            scheduling_class,
+            index,
+            Bookings(scheduling_class, self._ledger.proportions(index), self._hosts),
+            self._hosts,
+            self._ledger.cpus,
+            labels,
+            listed,
+            barred=_positions(index, barred),
+            closed=self._closed,
+            reserved=_positions(index, self._reservations.on_host),
+            asks=self._asks,
+        )
+
+    def _levels(self, scheduling_class: SchedulingClass) -> tuple[Level, ...]:
+        aligning = bool(self._indexes.aligning)
+        return levels(scheduling_class, use_first=self._policy.use_first, aligning=aligning)
+
+    def _place_on(
+        self, found: Candidates, level: int, count: int, besides: set[int]
+    ) -> list[Taken]:
+        """Takes capacity on the hosts of one level. Where amounts do not decide, the hosts are
+        added to `besides`: they get no more slots until these are booked.
+        """
+        wanted = found.scope.scheduling_class
+        topology = found.searches(level)[0].topology
+        if self._policy.column is None:
+            return (self._pack_each if topology else self._pack)(found, level, count, besides)
+        column = self._policy.column(needs_of(wanted).pooled, self._indexes.main.sums)
+        if topology:
+            best = (at for search in found.searches(level) for at in search.best_first(column))
+            taken: list[Taken] = []
+            for position in best:
+                if len(taken) == count:
+                    break
+                if position not in besides:
+                    besides.add(position)
+                    self._ledger.take(found.scope.bookings, position)
+                    taken.append((position, 1))
+            return taken
+        return self._one_by_one(found, level, column, count, besides)
+
+    def _pack(self, found: Candidates, level: int, count: int, besides: set[int]) -> list[Taken]:
+        """Takes a part of each host with room, in order of rank, and again until nothing is left to
+        place or nothing fits.
+        """
+        taken: list[Taken] = []
+        bookings = found.scope.bookings
+        empty_at, free_of = bookings.empty, bookings.free
+        searches = found.searches(level)
+        while count and (ranked := self._by_affinity(searches, bookings, besides)):
+            for _, position in ranked:
+                booking = bookings.everywhere or bookings.at(position)
+                columns = booking.columns
+                share = count if len(ranked) == 1 else min(count, booking.at_once)
+                if share > 1:
+                    for leaves, amount, _ in columns:
+                        fit = leaves[position] // amount
+                        if fit < share:  # noqa: PLR1730 -- min() would cost more than all the rest
+                            share = fit
+                for leaves, amount, _ in columns:
+                    leaves[position] -= amount * share
+                free_of[position] -= booking.weight * share
+                booking.owed += share
+                if empty_at[position]:
+                    self._ledger.open(bookings.index, position)
+                taken.append((position, share))
+                count -= share
+                if not count:
+                    break
+        self._ledger.took(bookings, taken)
+        return taken
+
+    def _by_affinity(
+        self, searches: list[Search], bookings: Bookings, besides: Collection[int]
+    ) -> list[tuple[int, int]]:
+        """Returns the first hosts with room, the best first, as (affinity with the sign turned,
+        position): hosts in use, and empty ones if these are few.
+        """
+        most = self._hosts.settings.pack_candidates
+        used, *others = searches
+        ranked = _affinities(used, most, bookings, besides)
+        for empty in others if len(ranked) < most else ():
+            compared = empty_compared(most, self._ledger.hosts_in_use)
+            if len(ranked) < compared:
+                ranked += _affinities(empty, compared - len(ranked), bookings, besides)
+        ranked.sort()
+        return ranked
+
+    def _pack_each(
+        self, found: Candidates, level: int, count: int, besides: set[int]
+    ) -> list[Taken]:
+        """Takes as much as fits of one host after the other, each the best of those compared."""
+        taken: list[Taken] = []
+        while count and (best := self._best_fit(found, level, besides)) is not None:
+            besides.add(best)
+            share = found.scope.room(best, count)
+            self._ledger.take(found.scope.bookings, best, share)
+            taken.append((best, share))
+            count -= share
+        return taken
+
+    def _best_fit(self, found: Candidates, level: int, besides: set[int]) -> int | None:
+        """Returns the host that meets most of what is preferred; of these one with least free cpu,
+        so that what is large and whole stays so. A host in use comes before an empty one.
+        """
+        window = found.window(level, self._hosts.settings.pack_candidates, besides)
+        return min(window, key=found.rank, default=None)
+
+    def _one_by_one(
+        self, found: Candidates, level: int, column: str, count: int, besides: set[int]
+    ) -> list[Taken]:
+        """Takes one slot at a time, on the host with the highest score."""
+        bookings = found.scope.bookings
+        index = bookings.index
+        best = (at for search in found.searches(level) for at in search.best_first(column))
+        ahead = (at for at in best if at not in besides)
+        taken: list[Taken] = []
+        again: list[tuple[int, int]] = []  # heap of hosts that got slots here
+        position = next(ahead, None)
+        while len(taken) < count and (again or position is not None):
+            score = index.columns[column][0]
+            if position is not None and (not again or (-score[position], position) < again[0]):
+                chosen, position = position, next(ahead, None)
+            else:
+                _, chosen = heapq.heappop(again)
+            self._ledger.take(bookings, chosen)
+            taken.append((chosen, 1))
+            columns = bookings.at(chosen).columns
+            if all(leaves[chosen] >= amount for leaves, amount, _ in columns):
+                heapq.heappush(again, (-score[chosen], chosen))
+        return taken
+
+
+class Candidates:
+    """The searches of one class in one pass, by level. A search begins when it is needed."""
+
+    def __init__(self, scope: Scope, order: tuple[Level, ...]) -> None:
+        self.scope = scope
+        self.levels = order
+        self._searches: dict[int, list[Search]] = {}
+
+    def searches(self, level: int) -> list[Search]:
+        """Returns the searches of a level."""
+        found = self._searches.get(level)
+        if found is None:
+            found = [Search(self.scope, tier) for tier in self.levels[level]]
+            self._searches[level] = found
+        return found
+
+    def begun(self) -> Iterator[Search]:
+        """Yields the searches of all levels that were tried."""
+        return chain.from_iterable(self._searches.values())
+
+    def first(self, besides: Collection[int] = ()) -> int | None:
+        """Returns a host with room; None: there is none."""
+        for level in range(len(self.levels)):
+            if window := self.window(level, 1, besides):
+                return window[0]
+        return None
+
+    def window(self, level: int, most: int, besides: Collection[int]) -> list[int]:
+        """Returns the first hosts of a level that have room: hosts in use, else empty ones. If
+        hosts in use are left to ask, it is unknown whether an empty one is needed.
+        """
+        found: list[int] = []
+        for search in self.searches(level):
+            if found and not search.tier.in_use:
+                break
+            found += search.window(most - len(found), {*besides, *found})
+            if search.stopped and search.tier.unmet_max is None:
+                break
+        return found
+
+    def rank(self, position: int) -> tuple[int, int, int, int]:
+        """Returns the rank of a host that was asked; the best one has the lowest."""
+        scope = self.scope
+        wanted, host = scope.scheduling_class, scope.host(position)
+        cpu = BEST_EFFORT_CPU_MILLI if wanted.best_effort else CPU_MILLI
+        free = scope.index.value(host.host_id, cpu)
+        return scope.cpus.unmet(wanted, host), free, -host.score(wanted), position
+
+    def finish(self) -> None:
+        """Stores with the class how far the searches came."""
+        index, full = self.scope.index, len(self._searches) == len(self.levels)
+        for search in self.begun():
+            ended = search.finish()
+            full = full and (ended or search.tier.unmet_max is not None)
+        self.scope.scheduling_class.searched = (
+            (index.version, len(index.grown)) if full else (-1, 0)
+        )
+
+
+def _affinities(
+    search: Search, most: int, bookings: Bookings, besides: Collection[int]
+) -> list[tuple[int, int]]:
+    """Returns the first hosts of a search that have room, as (affinity with the sign turned,
+    position). Candidates that have none any more are dropped.
+    """
+    ranked: list[tuple[int, int]] = []
+    search.drop_opened()
+    candidates, free_of, wanted = search.candidates, bookings.free, most + len(besides)
+    everywhere = bookings.everywhere.columns if bookings.everywhere is not None else None
+    while len(ranked) < wanted and (len(ranked) < len(candidates) or search.further()):
+        for position in candidates[len(ranked) : wanted]:
+            affinity = 0
+            for leaves, amount, affinity_of_one in everywhere or bookings.at(position).columns:
+                free = leaves[position]
+                if free < amount:
+                    candidates.remove(position)
+                    break
+                affinity += free * affinity_of_one
+            else:
+                ranked.append((-affinity // (free_of[position] or 1), position))
+    if besides:
+        return [each for each in ranked if each[1] not in besides][:most]
+    return ranked
+
+
+def _positions(index: CapacityIndex, names: Iterable[str]) -> frozenset[int]:
+    return frozenset(index.position[name] for name in names if index.knows(name))

@@ -1,0 +1,205 @@
+"""Placement strategies: which of the hosts with room is best for a slot.
+
+Hosts that meet more of a slot's preferred policies come first (`tiers.py`). The strategy orders
+hosts that are equal in this, and the host id breaks ties. All numbers are integers, so that the
+result is the same on every machine.
+
+- "pack": hosts in use come before empty ones. Of the first hosts with room, it takes the one whose
+  free resources are most like what the slot needs (`Proportions`). So what is left stays in
+  proportion, and less is stranded. Example: a slot that needs much memory goes to a host that has
+  much memory and little cpu free.
+- "spread": of all hosts, the one whose fullest dimension has most left.
+- "balanced": of all hosts, the one where the slot brings free cpu and free memory closest to
+  proportion. For a slot that needs more cpu than memory, compared with an average host, this is the
+  host with the largest surplus of cpu.
+
+For "spread" and "balanced" the score is a column of the index (`hosts/scores.py`), which finds the
+best host without comparing all. The affinity of "pack" depends on the slot as well, so it is
+computed for a few hosts only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from finegrain.resources import CPU_MILLI, Amounts
+from resource_manager.engine.hosts.host import KNOWN, UNLIMITED
+from resource_manager.engine.hosts.scores import (
+    CPU_SURPLUS,
+    MEMORY,
+    MEMORY_SURPLUS,
+    SCORE,
+)
+from resource_manager.engine.model.scheduling_key import (
+    SLOTS,
+    in_grains,
+)
+from resource_manager.engine.model.settings import Strategy
+from resource_manager.engine.placement.columns import BESIDES_AMOUNTS
+from resource_manager.engine.placement.index import CapacityIndex, Need
+
+HOSTS_PER_EMPTY_ONE = 64
+"""Per this many hosts in use, "pack" compares one more empty host with those in use.
+
+A host is used fully only if slots of different proportions are placed on it. If only one host with
+much room were compared, that would be chance: 100,000 slots of `bench.engine` would need 5 % more
+hosts.
+"""
+
+PART_AT_ONCE = 3
+"""Equal slots get at most one of this many parts of an average host before the next host is tried.
+So different slots are placed on a host, which use different dimensions.
+"""
+
+_AVERAGE_HOST = 1 << 36
+"""Weight of everything that an average host has of one dimension."""
+
+_AFFINITY_SCALE = 29
+_FREE_SCALE = 16
+"""Bits that are dropped from numbers that are used most. The factors then usually have less than 30
+bits, which Python multiplies faster. Larger factors are correct as well.
+"""
+
+_NO_DIMENSIONS = frozenset(KNOWN + name for name in BESIDES_AMOUNTS)
+
+
+class Policy(NamedTuple):
+    """A placement strategy.
+
+    Attributes:
+        use_first: hosts in use come before empty ones.
+        column: returns the index column that orders the hosts, from what the slot needs and the
+            sums of the index of all hosts; None: hosts are ordered by affinity (`Proportions`).
+    """
+
+    use_first: bool
+    column: Callable[[Need, Amounts], str] | None
+
+
+def _larger_surplus(need: Need, cluster: Amounts) -> str:
+    """Returns the column for cpu or memory: the one of which the slot needs more, compared with an
+    average host.
+    """
+    cpu, memory = need.get(CPU_MILLI, 0), sum(need.get(name, 0) for name in MEMORY)
+    has_memory = sum(cluster.get(KNOWN + name, 0) for name in MEMORY)
+    more_cpu = cpu * has_memory >= memory * cluster.get(KNOWN + CPU_MILLI, 0)
+    return CPU_SURPLUS if more_cpu else MEMORY_SURPLUS
+
+
+POLICIES: dict[Strategy, Policy] = {
+    "pack": Policy(use_first=True, column=None),
+    "spread": Policy(use_first=False, column=lambda *_: SCORE),
+    "balanced": Policy(use_first=False, column=_larger_surplus),
+}
+
+
+def empty_compared(most: int, hosts_in_use: int) -> int:
+    """Returns how many hosts "pack" compares if it has to take empty ones among them: `most`, or
+    fewer.
+    """
+    return min(most, 1 + hosts_in_use // HOSTS_PER_EMPTY_ONE)
+
+
+@dataclass(slots=True, eq=False)
+class Booking:
+    """What one slot takes on a host, in columns of an index."""
+
+    amounts: Amounts
+    columns: list[tuple[list[int], int, int]]  # leaves, amount, affinity of one free unit
+    names: list[str]  # of these columns
+    weight: int  # of all amounts together
+    at_once: int  # slots that are placed on one host before the next host is tried
+    owed: int = 0  # slots that were placed, but are not yet subtracted from the sums of the index
+
+
+class _WeighedFree(dict[int, int]):
+    """Weighed free capacity by position, computed on first access."""
+
+    def __init__(self, columns: Iterable[tuple[list[int], int]]) -> None:
+        super().__init__()
+        self._columns = list(columns)
+
+    def __missing__(self, position: int) -> int:
+        weighed = sum([leaves[position] * weight for leaves, weight in self._columns])
+        free = self[position] = weighed >> _FREE_SCALE
+        return free
+
+
+class Proportions:
+    """Computes the affinity of slots and hosts:
+
+        sum over dimensions of (need * free) / sum over dimensions of free
+
+    This is the dot product of R. Grandl et al., "Multi-resource packing for cluster schedulers"
+    (Tetris, SIGCOMM 2014), divided by the size of what is free, so that an empty host is not better
+    only because it is empty. A host with a rare resource is the last one for slots that do not need
+    this resource.
+
+    Weights make dimensions comparable: an average host has the same weight in each of them.
+
+    Example, in parts of an average host: a slot needs 0.1 of the cpu and 0.3 of the memory. A host
+    with 0.8 and 0.4 free has the affinity (0.08 + 0.12) / 1.2 = 0.17. One with 0.4 and 0.8 free
+    has (0.04 + 0.24) / 1.2 = 0.23, so it is better.
+
+    Attributes:
+        index: the index of the hosts.
+        weights: weight of one unit of each dimension, over all hosts.
+        free: weighed free capacity of hosts, by position. Code that lowers a leaf of the index must
+            correct it or remove the host from it.
+    """
+
+    def __init__(self, index: CapacityIndex, whole: CapacityIndex) -> None:
+        """Derives the weights.
+
+        Args:
+            index: the index of the hosts that are compared.
+            whole: the index of all hosts, so that weights do not depend on labels.
+        """
+        self.index = index
+        self.weights = {
+            name[len(KNOWN) :]: _AVERAGE_HOST * len(whole) // total
+            for name, total in whole.sums.items()
+            if name.startswith(KNOWN) and name not in _NO_DIMENSIONS and total
+        }
+        self.free = _WeighedFree(
+            (index.columns[name][0], weight)
+            for name, weight in self.weights.items()
+            if name in index.columns
+        )
+        self._unlimited = index.sums.get(KNOWN + SLOTS) == UNLIMITED * len(index)
+        self._bookings: dict[int, Booking] = {}  # by identity of the amounts
+        self._keys: list[Amounts] = []  # kept, so that no identity is reused
+
+    def booking(self, amounts: Amounts) -> Booking:
+        """Returns amounts as columns of the index, which must exist."""
+        booking = self._bookings.get(id(amounts))
+        if booking is None:
+            booking = self._bookings[id(amounts)] = self._resolve(in_grains(amounts))
+            self._keys.append(amounts)
+        return booking
+
+    def _resolve(self, amounts: Amounts) -> Booking:
+        columns, weights = self.index.columns, self.weights
+        taken, names, weight, largest = [], list(amounts), 0, 1
+        for name, amount in amounts.items():
+            weighed = amount * weights.get(name, 0)
+            taken.append(
+                (columns[name][0], amount, weighed * weights.get(name, 0) >> _AFFINITY_SCALE)
+            )
+            weight += weighed
+            largest = max(largest, weighed)
+        if not self._unlimited or not taken:
+            taken.append((columns[SLOTS][0], 1, 0))
+            names.append(SLOTS)
+        at_once = -(-(_AVERAGE_HOST // largest) // PART_AT_ONCE)
+        return Booking(amounts, taken, names, weight >> _FREE_SCALE, max(1, at_once))
+
+    def settle(self) -> None:
+        """Subtracts what was taken from the sums of the index."""
+        sums = self.index.sums
+        for booking in self._bookings.values():
+            for name, (_, amount, _) in zip(booking.names, booking.columns, strict=True):
+                sums[name] -= amount * booking.owed
+            booking.owed = 0

@@ -1,0 +1,281 @@
+"""Places slots of a gang's members, to find out whether all of them fit. Takes nothing for good."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.scheduling_key import (
+    IN_USE,
+    SLOTS,
+    Labels,
+)
+from resource_manager.engine.placement.columns import needs_of
+from resource_manager.engine.placement.cpu_constraint import NODE_CPU_MILLI, PIN_NODE_CPUS
+from resource_manager.engine.placement.hosts import Hosts
+from resource_manager.engine.placement.index import CapacityIndex, Need
+from resource_manager.engine.placement.ledger import Bookings, Ledger, Mark
+from resource_manager.engine.placement.placer import Candidates, Placer
+from resource_manager.engine.placement.policies import POLICIES
+from resource_manager.engine.placement.reserved import Reservations
+from resource_manager.engine.placement.search import Asks, Scope, Search
+from resource_manager.engine.placement.tiers import Level, Tier
+from resource_manager.engine.queue.gangs import MemberRequest
+from resource_manager.engine.queue.scheduling_classes import SchedulingClass, make_scheduling_class
+
+HOSTS_AT_ONCE = 8
+"""Hosts that are given slots together where any host will do."""
+
+OF_ONE_NODE = (PIN_NODE_CPUS, NODE_CPU_MILLI)
+"""Columns of the NUMA node that has most: several members need no more of it than one."""
+
+_UNLIMITED = 1 << 62
+
+_NONE_RESERVED = Reservations()
+"""What is reserved is not free in the index."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Members:
+    """Equal members of a gang, while hosts for them are searched.
+
+    Attributes:
+        number: position of their request, for `Share`.
+        wanted: a scheduling class of their own, so that other searches for equal requests go on
+            where they were.
+        count: how many there are.
+        barred: executors that must not be chosen.
+    """
+
+    number: int
+    wanted: SchedulingClass
+    count: int
+    barred: frozenset[str]
+
+    @classmethod
+    def of(cls, number: int, request: MemberRequest, barred: Collection[str]) -> Members:
+        """Returns the members of one request of a gang."""
+        wanted = make_scheduling_class(number, request.key)
+        return cls(number, wanted, request.count, frozenset(barred))
+
+
+def least_needs(members: Sequence[Members]) -> list[Need]:
+    """Returns what a host must have at least for any member, by kind of memory pools."""
+    pooled = _least([needs_of(each.wanted).pooled for each in members])
+    separate = _least([needs_of(each.wanted).separate for each in members])
+    return [pooled] if pooled == separate else [pooled, separate]
+
+
+def _least(needs: Sequence[Need]) -> Need:
+    common = set(needs[0]).intersection(*needs[1:]).difference(OF_ONE_NODE)
+    return {name: min(need[name] for need in needs) for name in sorted(common)} or {SLOTS: 1}
+
+
+class TentativePlacer(Placer):
+    """A placer whose slots are rolled back. It ends with `drop`; until then nothing else may change
+    the indexes.
+
+    Attributes:
+        topology: amounts alone do not decide: slots get cpus and NUMA nodes, too.
+    """
+
+    def __init__(
+        self, hosts: Hosts, members: Sequence[Members], prefix: str = "", *, may_build: bool = False
+    ) -> None:
+        """Begins.
+
+        Args:
+            hosts: all hosts.
+            members: what is placed.
+            prefix: as for `Ledger`.
+            may_build: hosts with labels that members require may get an index of their own.
+        """
+        for each in members if may_build else ():
+            hosts.indexes.made_for(each.wanted.labels, hosts.values())
+        constrained = any(each.wanted.topology_constrained for each in members)
+        self.topology = constrained or bool(hosts.indexes.aligning)
+        ledger = Ledger(hosts, prefix, topology=self.topology)
+        super().__init__(hosts, _NONE_RESERVED, ledger)
+        self._within: Labels = ()
+        self._start = self._ledger.mark()
+        self._columns = {
+            name for each in members for need in needs_of(each.wanted).kinds for name in need
+        }
+        self._barred = {each.wanted: each.barred for each in members}
+        self._scopes: dict[SchedulingClass, Scope] = {}
+        self._asks = Asks(_UNLIMITED, 0)
+        self._as_if_empty = bool(prefix)
+        if self._as_if_empty:
+            self._policy = POLICIES["pack"]._replace(use_first=False)
+
+    def hosts(self, members: Members) -> Iterator[str]:
+        """Yields the hosts that have room for one of the members, the best of those compared first.
+        Leaves out those that are closed meanwhile.
+        """
+        self._barred[members.wanted] = members.barred
+        found = self._begin(members.wanted)
+        index, passed = found.scope.index, set[int]()
+        for level in range(len(found.levels)):
+            for at in self._ranked(found, level):
+                if at not in passed and index.ids[at] not in self._closed:
+                    passed.add(at)
+                    yield index.ids[at]
+
+    def room(self, members: Members, host_id: str, most: int) -> int:
+        """Returns how many of the members fit a host, at most `most`."""
+        found = self._place_at(members, host_id)
+        return 0 if found is None else found[0].room(found[1], most)
+
+    def take(self, members: Members, host_id: str, most: int) -> int:
+        """Places as many of the members on a host as fit, at most `most`. Returns how many."""
+        found = self._place_at(members, host_id)
+        if found is None:
+            return 0
+        scope, position = found
+        count = scope.room(position, most)
+        if count:
+            self._ledger.take(scope.bookings, position, count)
+        return count
+
+    def admits(self, members: Members, host_id: str) -> bool:
+        """Returns True if neither labels of a host nor earlier refusals exclude the members."""
+        scope = self._scope(members.wanted)
+        if not scope.index.knows(host_id) or scope.index.position[host_id] in scope.barred:
+            return False
+        return self._hosts[host_id].carries(scope.labels)
+
+    def _place_at(self, members: Members, host_id: str) -> tuple[Scope, int] | None:
+        if not self.admits(members, host_id):
+            return None
+        scope = self._scope(members.wanted)
+        position = scope.index.position[host_id]
+        need = scope.need(self._hosts[host_id])
+        return (scope, position) if need and scope.index.covers(position, need) else None
+
+    @property
+    def index(self) -> CapacityIndex:
+        """The index of all hosts."""
+        return self._indexes.main
+
+    def host(self, host_id: str) -> Host:
+        """Returns a host."""
+        return self._hosts[host_id]
+
+    def free(self, host_id: str, name: str) -> int:
+        """Returns what a host has left, in a column of the index."""
+        return self._indexes.main.value(host_id, name)
+
+    def state(self, host_id: str) -> object:
+        """Returns everything that decides which members fit a host, labels aside. Hosts whose cpus
+        matter are never alike.
+        """
+        if self.topology and self._hosts[host_id].cpus is not None:
+            return host_id
+        return tuple(self.free(host_id, name) for name in self._columns)
+
+    def roomy(self, members: Sequence[Members]) -> Iterator[tuple[str, int]]:
+        """Yields the hosts with room for the smallest member, those in use first, and how many of
+        these fit each, by amounts.
+        """
+        index, needs = self.index, least_needs(members)
+        in_use = index.columns[IN_USE][0] if IN_USE in index.columns else [0] * len(index)
+        used = index.covering([{IN_USE: 1, **need} for need in needs])
+        for at in chain(used, (at for at in index.covering(needs) if not in_use[at])):
+            host_id = index.ids[at]
+            if not self._within or self._hosts[host_id].carries(self._within):
+                yield host_id, max([index.room(at, need) for need in needs])
+
+    def close(self, host_id: str) -> None:
+        """Takes all slots that a host has left, and lets `hosts` leave it out, until `reopen`."""
+        self._closed.add(host_id)
+        self._ledger.close(self._hosts[host_id])
+
+    def reopen(self) -> None:
+        """Undoes `close`, and everything else that was taken."""
+        self._closed.clear()
+        self.roll_back()
+
+    def restrict(self, within: Labels) -> None:
+        """Lets only hosts be chosen that carry these labels, too."""
+        self._within = within
+        self._scopes.clear()
+        self._found.clear()
+
+    def mark(self) -> Mark:
+        """Returns a mark to roll back to."""
+        return self._ledger.mark()
+
+    def roll_back(self, mark: Mark | None = None) -> None:
+        """Gives back what was taken since a mark; None: everything."""
+        self._ledger.roll_back(mark or self._start)
+        self._found.clear()  # what was full may have room again
+
+    def drop(self) -> None:
+        """Gives everything back, and ends."""
+        self._ledger.drop()
+
+    def _ranked(self, found: Candidates, level: int) -> Iterator[int]:
+        searches, scope = found.searches(level), found.scope
+        if self._policy.column is not None:
+            need, sums = needs_of(scope.scheduling_class).pooled, self._indexes.main.sums
+            for search in searches:
+                yield from search.best_first(self._policy.column(need, sums))
+            return
+        while True:
+            if searches[0].topology:
+                best = found.window(
+                    level, 1 if self._as_if_empty else self._hosts.settings.pack_candidates, ()
+                )
+                if len(best) > 1:
+                    best.sort(key=found.rank)
+            else:
+                best = [at for _, at in self._by_affinity(searches, scope.bookings, ())]
+            if not best:
+                return
+            for search in searches:
+                search.drop(best)
+            yield from best
+
+    def _candidates(self, scheduling_class: SchedulingClass) -> Candidates:
+        found = self._found.get(scheduling_class)
+        if found is None:
+            found = self._found[scheduling_class] = self._begin(scheduling_class)
+        return found
+
+    def _begin(self, scheduling_class: SchedulingClass) -> Candidates:
+        return Candidates(self._scope(scheduling_class), self._levels(scheduling_class))
+
+    def _scope(self, scheduling_class: SchedulingClass) -> Scope:
+        scope = self._scopes.get(scheduling_class)
+        if scope is None:
+            own, index = scheduling_class.labels, self._indexes.main
+            labels = own if not self._within else tuple(sorted({*own, *self._within}))
+            for implied in (labels, self._within, own) if labels else ():
+                if (selected := self._indexes.of(implied)) is not self._indexes.main:
+                    index, labels = selected, () if implied == labels else labels
+                    break
+            barred = list(self._barred.get(scheduling_class, ()))
+            if not self._as_if_empty:
+                barred += self._refusing(scheduling_class)
+            scope = self._scope_in(index, scheduling_class, labels, barred)
+            self._scopes[scheduling_class] = scope
+        return scope
+
+    def _by_affinity(
+        self, searches: list[Search], bookings: Bookings, besides: Collection[int]
+    ) -> list[tuple[int, int]]:
+        if self._as_if_empty:  # any will do
+            return [(0, at) for at in searches[0].window(HOSTS_AT_ONCE, besides)]
+        return super()._by_affinity(searches, bookings, besides)
+
+    def _best_fit(self, found: Candidates, level: int, besides: set[int]) -> int | None:
+        if self._as_if_empty:
+            return next(iter(found.window(level, 1, besides)), None)
+        return super()._best_fit(found, level, besides)
+
+    def _levels(self, scheduling_class: SchedulingClass) -> tuple[Level, ...]:
+        if self._as_if_empty:
+            return ((Tier(aligning=bool(self._indexes.aligning)),),)
+        return super()._levels(scheduling_class)

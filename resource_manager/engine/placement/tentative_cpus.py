@@ -1,0 +1,134 @@
+"""Cpus and NUMA nodes of hosts while it is tried out what fits.
+
+Slots are given cpus on copies of the hosts' ledgers of cpus, in the order in which they are taken.
+A caller that books them in that order gives them the same cpus. The hosts' own ledgers never
+change. Amounts and numbers of slots are the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import repeat
+
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.cpu_policy import PLAIN
+from finegrain.errors import InvariantBroken
+from resource_manager.engine.cpus.assign import assign, assign_many
+from resource_manager.engine.cpus.ledger import CpuLedger
+from resource_manager.engine.cpus.request import CpuRequest
+from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
+from resource_manager.engine.hosts.host import Host
+
+StartOf = Callable[[Host], CpuLedger | None]
+"""Returns the ledger of cpus to start from; None: the host does not report its cpus."""
+
+_KEY = "\0"
+"""Allocation id of slots that are tried out."""
+
+
+def as_they_are(host: Host) -> CpuLedger | None:
+    """Returns the cpus of a host with all its slots."""
+    return host.cpus
+
+
+def as_if_empty(host: Host) -> CpuLedger | None:
+    """Returns the cpus of a host without its slots."""
+    return host.cpus.empty() if host.cpus is not None else None
+
+
+class TentativeCpus:
+    """Cpus of all hosts, with slots that are tried out."""
+
+    def __init__(self, start_of: StartOf = as_they_are) -> None:
+        self._start_of = start_of
+        self._changed: dict[str, CpuLedger | None] = {}  # by host; None: nothing is taken there
+        self._journal: list[tuple[str, CpuLedger | None]] = []
+        self._known: dict[object, tuple[int, int]] = {}  # slots asked for, and how many fit
+
+    def mark(self) -> int:
+        """Returns a mark to roll back to."""
+        return len(self._journal)
+
+    def roll_back(self, mark: int = 0) -> None:
+        """Gives back what was taken since a mark."""
+        while len(self._journal) > mark:
+            host_id, before = self._journal.pop()
+            self._changed[host_id] = before
+
+    def fit(self, request: ResourceRequest, host: Host, most: int) -> int:
+        """Returns how many slots a host's cpus and NUMA nodes suit, at most `most`."""
+        if not most or not host.needs_topology(request):
+            return most
+        changed = self._changed.get(host.host_id)
+        if host.cpus is None or (changed is None and self._start_of is as_they_are):
+            return len(host.assign_many(request, most))
+        asked = _cpu_request(request, host)
+        if changed is not None:
+            return _count(changed, asked, most)
+        alike = self._start_of is as_if_empty
+        key = host.cpu_kind if alike else host.host_id, asked
+        known, fitting = self._known.get(key, (0, 0))
+        if known < most and known == fitting:
+            start = self._start_of(host)
+            fitting = _count(start, asked, most) if start is not None else 0
+            self._known[key] = most, fitting
+        return min(most, fitting)
+
+    def fit_all(self, members: Sequence[tuple[ResourceRequest, int]], host: Host) -> bool:
+        """Returns True if a host suits all members together, in this order; each comes with its
+        number.
+        """
+        if not any(host.needs_topology(request) for request, _ in members):
+            return True
+        mark = self.mark()
+        try:
+            for at, (request, count) in enumerate(members, 1):
+                if self.fit(request, host, count) < count:
+                    return False
+                if at < len(members):
+                    self.take(request, host, count)
+            return True
+        finally:
+            self.roll_back(mark)
+
+    def unmet(self, request: ResourceRequest, host: Host) -> int:
+        """Returns how many preferred policies a slot would miss that has room on a host."""
+        changed = self._changed.get(host.host_id)
+        if changed is None:
+            return host.unmet(request)
+        found = assign(changed, _cpu_request(request, host))
+        return len(found.notes) if isinstance(found, CpuAssignment) else 0
+
+    def take(self, request: ResourceRequest, host: Host, count: int) -> None:
+        """Gives slots their cpus on a host.
+
+        Raises:
+            InvariantBroken: the host does not suit them; `fit` was not asked.
+        """
+        before = self._changed.get(host.host_id)
+        start = before if before is not None else self._start_of(host)
+        if start is None:
+            return
+        ledger, asked = start.scratch(), _cpu_request(request, host)
+        given = CpuAssignment(request.cpus[0].qos) if request.cpus is not None else None
+        for _ in range(count):
+            if host.needs_topology(request):
+                found = assign(ledger, asked)
+                if not isinstance(found, CpuAssignment):
+                    raise InvariantBroken(
+                        f"{host.host_id} was given {request.key}, which does not fit: {found.text}"
+                    )
+                given = found
+            ledger.add((_KEY, len(ledger.holdings)), given)
+        self._journal.append((host.host_id, before))
+        self._changed[host.host_id] = ledger
+
+
+def _cpu_request(request: ResourceRequest, host: Host) -> CpuRequest:
+    policy, limit_milli = request.cpus or (PLAIN, 0)
+    return CpuRequest.of(policy, host.booking_for(request), limit_milli)
+
+
+def _count(ledger: CpuLedger, asked: CpuRequest, most: int) -> int:
+    found = assign_many(ledger, repeat(asked, most))
+    return sum(isinstance(each, CpuAssignment) for each in found)

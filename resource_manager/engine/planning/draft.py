@@ -1,0 +1,155 @@
+"""A plan in the making: bins with what was put into them, and what may still be requested."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from finegrain.resources import Amounts
+from resource_manager.engine.placement.elastic import UNBOUNDED, Capacity
+from resource_manager.engine.planning.offers import Allowance, Cover, Offer
+from resource_manager.engine.planning.packing import Bin, Demand, Entry, Space, fill
+from resource_manager.engine.planning.steps import Steps
+
+COST_UNIT = 1_000_000
+"""Costs are counted in millionths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """Executors that could be requested: what one has (in columns of the capacity index), its exact
+    total, for limits, what it costs, and how many more there may be.
+    """
+
+    capacity: Capacity
+    total: Amounts
+    cost: float
+    most: int = UNBOUNDED
+
+
+@dataclass(slots=True)
+class Mark:
+    """The state of a draft at some point, to go back to."""
+
+    opened: int
+    allowance: Allowance
+    added: list[tuple[Bin, int, int]] = field(default_factory=list)
+
+
+class Draft:
+    """The bins of one plan.
+
+    Attributes:
+        pending: executors that were requested and have not registered, by name, oldest first.
+        hosts: free capacity of registered executors, by name.
+        opened: new executors, as (supply, bin).
+        offers: what may be requested, one for each supply.
+        allowance: how many of each still.
+    """
+
+    def __init__(
+        self,
+        demands: Sequence[Demand],
+        supplies: Sequence[Supply],
+        *,
+        pending: Mapping[str, Capacity],
+        hosts: Mapping[str, Capacity],
+        limits: Amounts,
+    ) -> None:
+        capacities = [each.capacity for each in supplies]
+        space = Space(demands, [*capacities, *pending.values(), *hosts.values()])
+        self._capacities = capacities
+        self.pending = {name: space.bin(capacity) for name, capacity in pending.items()}
+        self.hosts = {name: space.bin(capacity) for name, capacity in hosts.items()}
+        self.opened: list[tuple[int, Bin]] = []
+        self.offers = [
+            Offer(
+                space.vector(each.capacity.amounts),
+                space.needs(each.capacity),
+                max(1, round(each.cost * COST_UNIT)),
+                tuple(each.total.get(name, 0) for name in limits),
+            )
+            for each in supplies
+        ]
+        self.allowance = Allowance([each.most for each in supplies], list(limits.values()))
+
+    def bins(self) -> list[Bin]:
+        """Returns all bins; registered executors first, new ones last."""
+        new = [each for _, each in self.opened]
+        return [*self.hosts.values(), *self.pending.values(), *new]
+
+    def supplies_with(self, label: tuple[str, str]) -> list[int]:
+        """Returns the supplies that carry a label."""
+        name, value = label
+        return [at for at, each in enumerate(self._capacities) if each.labels.get(name) == value]
+
+    def values_of(self, label: str) -> list[str]:
+        """Returns the values of a label that any bin or supply carries, in order."""
+        carried = [*self._capacities, *(each.capacity for each in self.bins())]
+        return sorted({each.labels[label] for each in carried if label in each.labels})
+
+    # Changes.
+
+    def add(self, into: Bin, kind: int, most: int, mark: Mark | None = None) -> int:
+        """Puts as many of a kind into a bin as fit, up to `most`; returns how many."""
+        count = into.fit(kind, most)
+        if count:
+            into.add(kind, count)
+            if mark is not None:
+                mark.added.append((into, kind, count))
+        return count
+
+    def new_bin(self, supply: int) -> Bin:
+        """Returns the bin of an executor that could be requested."""
+        offer = self.offers[supply]
+        return Bin(self._capacities[supply], list(offer.total), offer.needs)
+
+    def open(self, supply: int) -> Bin:
+        """Requests one executor; returns its bin."""
+        self.allowance.take(supply, self.offers[supply], 1)
+        new = self.new_bin(supply)
+        self.opened.append((supply, new))
+        return new
+
+    def request(self, cover: Cover) -> Steps[None]:
+        """Requests executors for the requests that a cover puts there."""
+        for purchase in cover.purchases:
+            for _ in range(purchase.copies):
+                new = self.open(purchase.offer)
+                for kind, count in purchase.content.items():
+                    new.add(kind, count)
+                yield len(purchase.content)
+
+    def fill(
+        self, bins: Iterable[Bin], queue: Iterable[Entry], mark: Mark | None = None
+    ) -> Steps[list[Entry]]:
+        """Puts queued requests into bins, the first ones first; returns those without a place."""
+        entries = [entry for entry in queue if entry[1]]
+        empty = 0
+        for each in bins:
+            if not entries:
+                break
+            taken, tried = fill(each.left, each.needs, entries)
+            for at, count in taken:
+                kind, left = entries[at]
+                entries[at] = (kind, left - count)
+                each.content[kind] = each.content.get(kind, 0) + count
+                empty += left == count
+                if mark is not None:
+                    mark.added.append((each, kind, count))
+            if empty * 8 > len(entries):
+                entries, empty = [entry for entry in entries if entry[1]], 0
+            yield tried
+        return [entry for entry in entries if entry[1]]
+
+    def mark(self) -> Mark:
+        """Begins an attempt that may be undone."""
+        return Mark(len(self.opened), self.allowance.copy())
+
+    def undo(self, mark: Mark) -> None:
+        """Takes back what was requested since a mark, and what was added with it."""
+        for into, kind, count in mark.added:
+            into.add(kind, -count)
+        mark.added.clear()
+        del self.opened[mark.opened :]
+        self.allowance = mark.allowance

@@ -1,0 +1,203 @@
+"""Gangs in a plan: all members somewhere, or none anywhere.
+
+A gang is tried on its own, with the capacity that those before it left: on registered executors, on
+pending ones, on those that were chosen for gangs before it, and on new ones. What was planned for
+it before is kept if the other members can still be served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from finegrain.values.states import GangPlacement
+from resource_manager.engine.planning.cover import cover
+from resource_manager.engine.planning.draft import Draft, Mark
+from resource_manager.engine.planning.packing import Bin, Counts, Demand, Entry
+from resource_manager.engine.planning.steps import Steps
+
+
+@dataclass(frozen=True, slots=True)
+class GangDemand:
+    """A gang: how many members of each kind, where they go relative to each other, and before which
+    entry of the queue it comes. Its kinds belong to no other gang and to no queued request.
+    """
+
+    members: Mapping[int, int]
+    placement: GangPlacement
+    label: str = ""
+    before: int = 0
+
+
+class GangPlanner:
+    """Plans gangs in a draft, one after another."""
+
+    def __init__(self, draft: Draft, demands: Sequence[Demand]) -> None:
+        self._draft = draft
+        self._demands = demands
+        self._kept: dict[int, Mark] = {}  # by `id` of the gang
+
+    def keep(self, gangs: Sequence[GangDemand], kept: Mapping[str, Counts]) -> None:
+        """Puts members where they were planned before, for all gangs, so that no gang takes what is
+        meant for another one.
+        """
+        for gang in gangs:
+            mark = self._draft.mark()
+            left = dict(gang.members)
+            for name, content in kept.items():
+                for kind in sorted(left.keys() & content.keys()):
+                    if (into := self._draft.pending.get(name)) is not None:
+                        most = min(left[kind], content[kind])
+                        left[kind] -= self._draft.add(into, kind, most, mark)
+            if mark.added:
+                self._kept[id(gang)] = mark
+
+    def plan(self, gang: GangDemand) -> Steps[bool]:
+        """Plans a gang; returns False, and changes nothing, if there is no way."""
+        if (kept := self._kept.pop(id(gang), None)) is not None:
+            if (yield from self._complete(gang, kept)):
+                return True
+            for into, kind, count in kept.added:
+                into.add(kind, -count)
+        if gang.placement is not GangPlacement.SAME_LABEL:
+            return (yield from self._attempt(gang, gang.members)) is not None
+        return (yield from self._with_one_value(gang))
+
+    def _complete(self, gang: GangDemand, kept: Mark) -> Steps[bool]:
+        """Plans the members that are not where they were planned before."""
+        left = dict(gang.members)
+        used: dict[Bin, None] = {}
+        for into, kind, count in kept.added:
+            left[kind] -= count
+            used[into] = None
+        left = {kind: count for kind, count in left.items() if count}
+        if not left:
+            return True
+        match gang.placement:
+            case GangPlacement.SAME_EXECUTOR:
+                return False
+            case GangPlacement.SPREAD:
+                others = [each for each in self._draft.bins() if each not in used]
+                found = yield from self._attempt(gang, left, bins=others)
+            case GangPlacement.SAME_LABEL:
+                value = next(iter(used)).capacity.labels[gang.label]
+                found = yield from self._attempt(gang, left, value=value)
+            case GangPlacement.ANYWHERE:
+                found = yield from self._attempt(gang, left)
+        return found is not None
+
+    def _with_one_value(self, gang: GangDemand) -> Steps[bool]:
+        """Chooses the value of the label for which new executors cost least; then the one that
+        takes least of pending executors, because others count on those; then the first one.
+        """
+        draft = self._draft
+        pending = set(draft.pending.values())
+        best: tuple[int, int, str] | None = None
+        for value in draft.values_of(gang.label):
+            mark = yield from self._attempt(gang, gang.members, value=value)
+            if mark is None:
+                continue
+            cost = sum(draft.offers[at].cost for at, _ in draft.opened[mark.opened :])
+            taken = sum(count for into, _, count in mark.added if into in pending)
+            draft.undo(mark)
+            if best is None or (cost, taken, value) < best:
+                best = (cost, taken, value)
+        if best is None:
+            return False
+        return (yield from self._attempt(gang, gang.members, value=best[2])) is not None
+
+    def _attempt(
+        self,
+        gang: GangDemand,
+        members: Mapping[int, int],
+        *,
+        value: str | None = None,
+        bins: Sequence[Bin] | None = None,
+    ) -> Steps[Mark | None]:
+        """Plans members of a gang: into bins first, the others on new executors.
+
+        Args:
+            gang: the gang.
+            members: how many of each kind.
+            value: of the gang's label, that all executors have to carry; None: any.
+            bins: into these; None: all of them.
+
+        Returns:
+            From where this can be undone; None if there is no way, and nothing has changed.
+        """
+        draft = self._draft
+        bins = draft.bins() if bins is None else bins
+        supplies: Sequence[int] = range(len(draft.offers))
+        if value is not None:
+            bins = [each for each in bins if each.capacity.labels.get(gang.label) == value]
+            supplies = draft.supplies_with((gang.label, value))
+        mark = draft.mark()
+        left = dict(sorted(members.items(), key=lambda each: (-self._size(each[0]), each[0])))
+        match gang.placement:
+            case GangPlacement.SAME_EXECUTOR:
+                done = self._on_one(left, bins, supplies)
+            case GangPlacement.SPREAD:
+                done = self._spread(left, bins, supplies, mark)
+            case _:
+                rest = yield from draft.fill(bins, left.items(), mark)
+                allowed = draft.allowance.only(supplies)
+                found = yield from cover(dict(rest), draft.offers, allowed)
+                yield from draft.request(found)
+                done = not (found.left or found.never)
+        yield len(bins)
+        if done:
+            return mark
+        draft.undo(mark)
+        return None
+
+    def _on_one(self, members: Counts, bins: Sequence[Bin], supplies: Sequence[int]) -> bool:
+        """Puts all members on one executor: in the first bin, or on the cheapest new one."""
+        if any(_add_all(into, members) for into in bins):
+            return True
+        draft = self._draft
+        for at in self._cheapest_first(supplies):
+            if draft.allowance.copies(at, draft.offers[at]) and _add_all(
+                draft.new_bin(at), members
+            ):
+                return _add_all(draft.open(at), members)
+        return False
+
+    def _spread(
+        self, members: Counts, bins: Sequence[Bin], supplies: Sequence[int], mark: Mark
+    ) -> bool:
+        """Puts each member on an executor of its own: in bins, and on the cheapest new ones."""
+        draft = self._draft
+        left = [kind for kind, count in members.items() for _ in range(count)]
+        for into in bins:
+            found = next((kind for kind in dict.fromkeys(left) if into.fit(kind, 1)), None)
+            if found is not None:
+                draft.add(into, found, 1, mark)
+                left.remove(found)
+        for kind in left:
+            for at in self._cheapest_first(supplies):
+                offer = draft.offers[at]
+                if offer.fits(kind) and draft.allowance.copies(at, offer):
+                    draft.open(at).add(kind, 1)
+                    break
+            else:
+                return False
+        return True
+
+    def _cheapest_first(self, supplies: Sequence[int]) -> list[int]:
+        return sorted(supplies, key=lambda at: self._draft.offers[at].cost)
+
+    def _size(self, kind: int) -> int:
+        return max(self._demands[kind].pooled.values(), default=0)
+
+
+def _add_all(into: Bin, members: Counts) -> bool:
+    """Puts all members into a bin; returns False, and changes nothing, if they do not fit."""
+    added: list[Entry] = []
+    for kind, count in members.items():
+        if into.fit(kind, count) < count:
+            for each, number in added:
+                into.add(each, -number)
+            return False
+        into.add(kind, count)
+        added.append((kind, count))
+    return True

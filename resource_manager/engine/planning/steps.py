@@ -1,0 +1,33 @@
+"""Long computations that can be paused: generators that report how much work they have done.
+
+Such a generator yields about how many requests it has compared with executors since its last yield,
+and returns its result. The caller may pause it after any yield and continue later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+Steps: TypeAlias = Generator[int, None, T]
+
+
+def finish(steps: Steps[T]) -> T:
+    """Runs a computation to its end and returns its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+def advance(steps: Steps[None], work: int) -> bool:
+    """Continues a computation until `work` is done; returns True if it has ended."""
+    for done in steps:
+        work -= done
+        if work <= 0:
+            return False
+    return True

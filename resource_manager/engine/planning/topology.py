@@ -1,0 +1,118 @@
+"""Counts topology-constrained requests in a plan, where amounts alone do not say how many fit.
+
+A plan has one extra dimension for each such kind of request: the number of its requests that fit an
+executor. The number comes from the cpus and NUMA nodes of the executor if it is registered, or else
+from those of the executor of its shape that registered last. As long as none has, amounts decide.
+
+Example: by amounts, four requests for two whole cores fit an executor, but its free cpus contain
+whole cores for three of them only. So it has 3 in the dimension of this kind, and each request
+takes 1 of it.
+
+Kinds are counted against each other on registered executors, and for the members of a gang that
+must be on one executor, because nothing else would show that they do not fit together. On pending
+executors they are not: what does not fit together is planned again after the registration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from finegrain.resources import Amounts
+from finegrain.values.states import GangPlacement
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.entities import NOTHING_SET, Executor
+from resource_manager.engine.model.scheduling_key import in_grains
+from resource_manager.engine.placement.elastic import UNBOUNDED, Capacity
+from resource_manager.engine.placement.tentative_cpus import TentativeCpus
+from resource_manager.engine.planning.gangs import GangDemand
+from resource_manager.engine.planning.packing import Demand
+
+if TYPE_CHECKING:
+    from finegrain.cpu_policy import HostPolicy
+    from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
+
+_COUNTED = "counted/"
+"""Prefix of the dimensions of kinds."""
+
+_TRIED_MAX = 64
+"""If this many requests of a kind fit, they are not counted, and amounts decide."""
+
+
+def empty_like(host: Host, operator: HostPolicy = NOTHING_SET) -> Host:
+    """Returns a host as it would be without slots, to predict others of the same kind.
+
+    Args:
+        host: the host.
+        operator: settings of the operator that it would have.
+    """
+    executor = Executor(host.executor.registration, registration_number=0)
+    executor.cpu_state = host.executor.cpu_state
+    return Host.of(executor, operator, host.cluster_policy)
+
+
+def counted(demand: Demand, kind: int) -> Demand:
+    """Returns a demand that also needs 1 of the dimension of its kind."""
+    one = {_COUNTED + str(kind): 1}
+    return replace(demand, pooled={**demand.pooled, **one}, separate={**demand.separate, **one})
+
+
+def amounts_of(need: Amounts) -> dict[str, int]:
+    """Returns columns of the capacity index, without the dimensions of `counted`."""
+    return {name: amount for name, amount in need.items() if not name.startswith(_COUNTED)}
+
+
+def with_counts(
+    capacity: Capacity,
+    host: Host | None,
+    kinds: Mapping[int, ResourceRequest],
+    together: Iterable[Mapping[int, int]] = (),
+) -> Capacity:
+    """Adds to a capacity how many requests of each kind fit its cpus and NUMA nodes.
+
+    Args:
+        capacity: in columns of the capacity index.
+        host: the executor itself, or one like it; None: none is known.
+        kinds: the kinds that are counted.
+        together: groups of kinds that are counted against each other, with the number of requests
+            of each; no kind is in two groups.
+    """
+    if not kinds:
+        return capacity
+    counts = {kind: _fit(host, request) for kind, request in kinds.items()}
+    for group in together:
+        several = {kind: count for kind, count in group.items() if kind in kinds}
+        if host is not None and len(several) > 1:
+            counts.update(_fit_together(host, several, kinds, capacity.amounts))
+    named = {_COUNTED + str(kind): count for kind, count in counts.items()}
+    return replace(capacity, amounts={**capacity.amounts, **named})
+
+
+def together(gangs: Iterable[GangDemand]) -> list[Mapping[int, int]]:
+    """Returns the members of each gang that must be on one executor, by kind."""
+    return [each.members for each in gangs if each.placement is GangPlacement.SAME_EXECUTOR]
+
+
+def _fit(host: Host | None, request: ResourceRequest) -> int:
+    if host is None or not host.needs_topology(request):
+        return UNBOUNDED
+    found = len(host.assign_many(request, _TRIED_MAX))
+    return found if found < _TRIED_MAX else UNBOUNDED
+
+
+def _fit_together(
+    host: Host, counts: Mapping[int, int], kinds: Mapping[int, ResourceRequest], amounts: Amounts
+) -> dict[int, int]:
+    """Returns how many of each kind fit if each gets what the kinds before it leave."""
+    trials, left = TentativeCpus(), dict(amounts)
+    found: dict[int, int] = {}
+    for kind, count in counts.items():
+        need = in_grains(host.booking_for(kinds[kind]))
+        room = min((left.get(name, 0) // each for name, each in need.items()), default=count)
+        fit = trials.fit(kinds[kind], host, min(count, room, _TRIED_MAX))
+        trials.take(kinds[kind], host, fit)
+        for name, each in need.items():
+            left[name] = left.get(name, 0) - each * fit
+        found[kind] = fit if fit < _TRIED_MAX else UNBOUNDED
+    return found

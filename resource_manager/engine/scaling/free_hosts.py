@@ -1,0 +1,76 @@
+"""What known executors have free, for the plan of new executors: members of a gang that waits may
+use it beside what is ordered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+
+from finegrain.values.states import GangPlacement
+from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.scheduling_key import SLOTS, in_grains
+from resource_manager.engine.placement.elastic import Capacity
+from resource_manager.engine.placement.hosts import Hosts
+from resource_manager.engine.planning.gangs import GangDemand
+from resource_manager.engine.planning.packing import Demand
+from resource_manager.engine.planning.steps import Steps
+from resource_manager.engine.planning.topology import amounts_of, with_counts
+
+_WORK_PER_HOST = 10
+"""What looking at a host counts in `Steps`."""
+
+
+def free_hosts(
+    hosts: Hosts,
+    demands: list[Demand],
+    gangs: list[GangDemand],
+    constrained: Mapping[int, ResourceRequest],
+) -> Steps[dict[str, Capacity]]:
+    """Returns the free capacity of known executors, as far as members of gangs could use it.
+
+    Only executors with room for at least one member count. As many of them as there are members are
+    enough, unless the gang needs one label value: then all count.
+
+    Args:
+        hosts: all hosts; the indexes must be fresh.
+        demands: what requests of each kind need.
+        gangs: gangs that wait.
+        constrained: requests of the kinds for which amounts alone do not decide.
+
+    Returns:
+        Capacity by host.
+    """
+    index = hosts.indexes.main
+    members = sum(sum(gang.members.values()) for gang in gangs)
+    found: set[str] = set()
+    for gang in gangs:
+        most = None if gang.placement is GangPlacement.SAME_LABEL else members
+        for kind in gang.members:
+            demand, before = demands[kind], len(found)
+            with_room = (
+                index.ids[at]
+                for at in index.covering([amounts_of(demand.pooled), amounts_of(demand.separate)])
+                if hosts[index.ids[at]].carries(demand.labels)
+                and (kind not in constrained or hosts[index.ids[at]].suits(constrained[kind]))
+            )
+            found.update(islice(with_room, most))
+            yield _WORK_PER_HOST + len(found) - before
+    counted_together = [gang.members for gang in gangs]
+    free: dict[str, Capacity] = {}
+    for host_id in sorted(found):
+        host = hosts.get(host_id)
+        if host is not None and host.eligible and (slots := host.spare_slots()):
+            free[host_id] = with_counts(_free_of(host, slots), host, constrained, counted_together)
+            yield _WORK_PER_HOST
+    return free
+
+
+def _free_of(host: Host, slots: int) -> Capacity:
+    return Capacity(
+        {**in_grains(host.spare()), SLOTS: slots},
+        host.default_need,
+        host.labels,
+        host.separate_pools,
+    )
