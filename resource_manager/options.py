@@ -37,7 +37,7 @@ class ResourceManagerOptions:
         None  # None: user.token in the state directory, made at first start
     )
     user_token_group: str = ""  # group that may read user.token; empty: the RM's own
-    strategy: str = "pack"  # pack, spread
+    strategy: str = "pack"  # pack, spread, balanced
     report_interval_ms: int = 3_000
     lost_timeout_ms: int = 15_000
     lease_default_ms: int = 30_000

@@ -114,8 +114,8 @@ def advertised(options: ResourceManagerOptions, bound: str) -> str:
         if not options.standby:
             return ""
     raise ConfigurationError(
-        f"this resource manager listens at {bound}, which says nothing to others; a standby needs "
-        "an address to tell them: --advertise HOST:PORT",
+        f"this resource manager listens at {bound}, to which other hosts cannot connect; a "
+        "standby needs an address to which they can: --advertise HOST:PORT",
         details={"address": bound},
     )
 
@@ -208,7 +208,7 @@ async def serve_metrics(components: Components, stack: AsyncExitStack) -> str:
 
     async def refresh() -> None:
         with contextlib.suppress(Unavailable):  # then the gauges show the last known values
-            await runner.read(lambda state: observe_state(metrics, state, now()))
+            await observe_state(metrics, runner, now)
 
     http = MetricsServer(
         options.listen.metrics_address,

@@ -6,8 +6,8 @@ names its process. So a resource manager that starts after a crash can stop both
 is not configured any more.
 
     <directory>/notes/ID.json      what was started, or is being started, and how it is stopped
-    <directory>/output/ID.start    output of the command, with its words and exit status; likewise
-                                   .stop and .status; only the newest files are kept
+    <directory>/output/ID.start    output of the command, with its words and exit status; there are
+                                   also .stop and .status; only the newest files are kept
 """
 
 from __future__ import annotations
@@ -176,13 +176,13 @@ class CommandProvider:
         self._write_note(executor_id, note)
         if not note.handle:
             raise ProviderFailed(
-                f"the start command of {executor_id} ended well, but nothing that it said matches "
-                f"{settings.handle_pattern or settings.handle}; it said last: "
+                f"the start command of {executor_id} succeeded, but its output does not match "
+                f"{settings.handle_pattern or settings.handle}; its last output: "
                 f"{last_lines(outcome.stdout) or 'nothing'}",
                 details={"executor_id": executor_id},
             )
         said = last_lines(outcome.stdout) or last_lines(outcome.stderr)
-        return Started(note.handle, said or "the start command ended well")
+        return Started(note.handle, said or "the start command succeeded")
 
     def _stop(self, executor_id: str, shape: str, handle: str, cancellation: Cancellation) -> str:
         note = self._note(executor_id)
@@ -194,8 +194,9 @@ class CommandProvider:
             note = replace(fresh, handle=known or fresh.handle, running=running)
         if note is None:
             raise ProviderFailed(
-                f"shape {shape} is not configured, and how executor {executor_id} is stopped is "
-                "not noted; configure the shape again, or name [command] directory as it was",
+                f"shape {shape} is not configured, and there is no record of how to stop executor "
+                f"{executor_id}; configure the shape again, or set [command] directory to its "
+                "former value",
                 details={"executor_id": executor_id, "shape": shape},
             )
         _end_running(executor_id, note)
@@ -204,7 +205,7 @@ class CommandProvider:
             # The start command printed no handle, so there is nothing to pass to the stop command.
             _log.warning("nothing_to_stop", executor_id=executor_id, reason="no handle is known")
             self._forget(executor_id)
-            return "the start command never said what it started"
+            return "the start command printed no handle"
         words = fill(note.stop, {**note.values, HANDLE: note.handle})
         outcome = self._run(executor_id, "stop", words, note, cancellation)
         if outcome.ended_because or outcome.exit_code not in (0, *note.stop_gone):
@@ -290,8 +291,8 @@ class CommandProvider:
             ) from None
         except StillRuns as error:  # the note stays: the next call must end the process first
             raise ProviderFailed(
-                f"the {what} command of {executor_id} took too long, or is not wanted any more, "
-                f"and {error}",
+                f"the {what} command of {executor_id} took too long or is no longer needed, and "
+                f"{error}",
                 details={"executor_id": executor_id},
             ) from None
         note.running = None
@@ -371,7 +372,7 @@ def _end_running(executor_id: str, note: _Note) -> None:
             end_group(process.pid)
         if process.is_running():
             raise ProviderFailed(
-                f"a command of {executor_id} that was begun earlier still runs: "
+                f"a command of {executor_id} that was started earlier is still running: "
                 f"{StillRuns(process)}",
                 details={"executor_id": executor_id},
             )

@@ -59,7 +59,7 @@ def read_command_shape(table: ConfigTable) -> CommandShape:
     """
     pattern = table.pattern("handle_pattern")
     if pattern and "handle" in table:
-        table.wrong("handle", table.text("handle"), "no handle beside handle_pattern")
+        table.wrong("handle", table.text("handle"), "no handle together with handle_pattern")
     status = "status" in table
     return CommandShape(
         start=read_template(table, "start", with_handle=False),

@@ -86,7 +86,7 @@ class Outcome:
         else:
             how = f"it ended with exit status {self.exit_code}"
         said = last_lines(self.stderr) or last_lines(self.stdout)
-        return f"{how} after {self.seconds:.1f} s" + (f"; it said last: {said}" if said else "")
+        return f"{how} after {self.seconds:.1f} s" + (f"; its last output: {said}" if said else "")
 
 
 def run_command(
@@ -135,7 +135,7 @@ def run_command(
             if stream is not None:
                 stream.close()
     if ended_because == _TIMEOUT:
-        ended_because = f"it was ended because it took longer than {timeout_s:g} s"
+        ended_because = f"it was stopped because it took longer than {timeout_s:g} s"
     return Outcome(
         tuple(argv),
         _reap(child, process),
@@ -160,7 +160,7 @@ def _reap(child: subprocess.Popen[bytes], process: Process) -> int:
         raise StillRuns(process) from None
 
 
-_TIMEOUT, _CANCELLED = "timeout", "it was ended because it is not wanted any more"
+_TIMEOUT, _CANCELLED = "timeout", "it was stopped because it is no longer needed"
 
 
 def _follow(

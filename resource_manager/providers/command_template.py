@@ -13,7 +13,7 @@ from resource_manager.providers.config_table import ConfigTable
 
 HANDLE = "handle"
 PLACEHOLDERS = {
-    "executor_id": "the name that the executor has to register with",
+    "executor_id": "the name with which the executor must register",
     "shape": "the name of the shape",
     "resource_manager": "addresses of the resource manager, separated by commas",
     "cpu": "cores of the shape, such as 2 or 0.5",
@@ -22,7 +22,7 @@ PLACEHOLDERS = {
     "memory_mib": "the same in MiB, rounded down",
     "labels": "labels as name=value, separated by commas",
     "token_file": "file with the cluster token, on the resource manager's host",
-    HANDLE: "what the start command said (see handle); in stop and status",
+    HANDLE: "handle that the start command printed (see handle); in stop and status",
 }
 
 

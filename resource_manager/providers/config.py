@@ -122,11 +122,11 @@ def _content(file: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(
-            f"the providers' file {file} cannot be read: {error.strerror}", details=details
+            f"the providers file {file} cannot be read: {error.strerror}", details=details
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigurationError(
-            f"the providers' file {file} is not TOML: {error}", details=details
+            f"the providers file {file} is not TOML: {error}", details=details
         ) from None
 
 
@@ -142,7 +142,7 @@ def _shapes(top: ConfigTable, kinds: dict[str, ProviderKind]) -> list[Configured
                 "a letter or digit",
             )
         if any(each.shape.name == name for each in shapes):
-            table.wrong("name", name, "every name once")
+            table.wrong("name", name, "each name only once")
         table.path = f"shape {name}"
         provider = table.choice("provider", installed_names())
         kind = kinds.get(provider) or kinds.setdefault(provider, find_kind(provider))
@@ -153,8 +153,8 @@ def _shapes(top: ConfigTable, kinds: dict[str, ProviderKind]) -> list[Configured
         table.end()
     if not shapes:
         raise ConfigurationError(
-            f"{top.file}: there is no [[shape]]; name at least one kind of executor that can be "
-            "asked for, or take providers_file out of the configuration",
+            f"{top.file}: there is no [[shape]]; define at least one kind of executor that can be "
+            "started, or remove providers_file from the configuration",
             details={"file": top.file, "field": "shape"},
         )
     return shapes
@@ -200,7 +200,7 @@ def _total(table: ConfigTable, read: ReadShape) -> Amounts:
             table.wrong(
                 "total",
                 _shown(total),
-                f"{_shown(read.total)}, which the shares have, or no total at all",
+                f"{_shown(read.total)}, as the shares have, or no total",
             )
     else:
         total = read.total

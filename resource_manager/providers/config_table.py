@@ -110,11 +110,11 @@ class ConfigTable:
 
     def words(self, key: str, default: Iterable[str] | None = None, *, least: int = 0) -> list[str]:
         """Returns a list of strings, with at least `least` of them."""
-        value = self._get(key, None if default is None else list(default), "a list of texts")
+        value = self._get(key, None if default is None else list(default), "a list of strings")
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            self.wrong(key, value, 'a list of texts, such as ["a", "b"]')
+            self.wrong(key, value, 'a list of strings, such as ["a", "b"]')
         if len(value) < least:
-            self.wrong(key, value, f"{least} or more texts")
+            self.wrong(key, value, f"{least} or more strings")
         return list(value)
 
     def integers(self, key: str, default: Iterable[int]) -> list[int]:
@@ -184,7 +184,7 @@ class ConfigTable:
                 close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
                 near = f", did you mean {close[0]!r}?" if close else ""
                 raise ConfigurationError(
-                    f"{self.file}: unknown key {self.name(key)}{near}; there are "
+                    f"{self.file}: unknown key {self.name(key)}{near}; known keys: "
                     + ", ".join(known),
                     details={"file": self.file, "field": self.name(key)},
                 )

@@ -142,17 +142,16 @@ class ProcessKind:
         """
         if context.standby and shapes and common.directory is None:
             raise ConfigurationError(
-                "a standby finds what the leader's process provider started only in the same "
-                "directory, on the same host: name it with [process] directory for both",
+                "a standby finds the executors of the leader's process provider only in the same "
+                "directory, on the same host: set [process] directory to the same path for both",
                 details={"field": "process.directory"},
             )
         tls = context.manager_tls
         for each in shapes if tls is not None and tls.ca is None else ():
             if not {**common.executor, **each.settings.executor}.get("manager_tls_ca"):
                 raise ConfigurationError(
-                    "the resource manager serves TLS, and executors of shape "
-                    f"{each.shape.name} have nothing to check it against: name manager_tls_ca in "
-                    "[process] executor",
+                    f"the resource manager serves TLS, and executors of shape {each.shape.name} "
+                    "have no CA to verify it with: set manager_tls_ca in [process] executor",
                     details={"field": "process.executor", "shape": each.shape.name},
                 )
         return ProcessProvider(common, shapes, context)
@@ -246,13 +245,13 @@ class ProcessProvider:
                 return Observation(Presence.UNKNOWN, f"it was started on another host: {handle}")
             if executor.front() is not None:
                 return Observation(Presence.RUNS, f"its directory {executor.path} is gone")
-            return Observation(Presence.ENDED, "there is nothing of it")
+            return Observation(Presence.ENDED, "nothing of it exists")
         executor.bound_output()
         if executor.front() is not None:
             return Observation(Presence.RUNS)
         said = executor.last_words() or "nothing"
         if not executor.may_restart():
-            return Observation(Presence.ENDED, f"the executor ended; it said last: {said}")
+            return Observation(Presence.ENDED, f"the executor ended; its last output: {said}")
         _log.warning("executor_started_again", executor_id=executor_id, said_last=said)
         try:
             executor.start()
@@ -274,15 +273,16 @@ class ProcessProvider:
             claims = {path.name: read_claim(path) for path in executor_paths(self.directory)}
             if unreadable := [name for name, claim in claims.items() if claim is None]:
                 raise ProviderFailed(
-                    f"what {', '.join(unreadable)} holds cannot be read in {self.directory}; stop "
-                    "it, or remove its directory if nothing of it runs"
+                    f"the share of {', '.join(unreadable)} cannot be read in {self.directory}; "
+                    "stop that executor, or remove its directory if nothing of it runs"
                 )
             # Live fronts whose directories were deleted: nothing says which shares they have.
             homeless = {path.parent.name for path in fronts_below(self.directory)} - claims.keys()
             if homeless:
                 raise ProviderFailed(
-                    f"what {', '.join(sorted(homeless))} holds cannot be told: it runs, but its "
-                    f"directory in {self.directory} is gone; drain it, or stop it by hand"
+                    f"the share of {', '.join(sorted(homeless))} is not known: that executor "
+                    f"runs, but its directory in {self.directory} is gone; drain it, or stop it "
+                    "by hand"
                 )
             given = [claim.share for claim in claims.values() if claim is not None]
             names = {share.name for share in given}
@@ -315,8 +315,8 @@ class ProcessProvider:
                 except BlockingIOError:
                     if time.monotonic() > deadline:
                         raise ProviderFailed(
-                            f"another process has held {path} for {CLAIM_WAIT_S:g} s; is there a "
-                            "resource manager that was stopped (SIGSTOP)? continue or end it"
+                            f"another process has had {path} locked for {CLAIM_WAIT_S:g} s; look "
+                            "for a suspended resource manager (SIGSTOP), and resume or kill it"
                         ) from None
                     time.sleep(CLAIM_PAUSE_S)
             yield
@@ -380,8 +380,8 @@ class ProcessProvider:
     def _check_here(self, executor_id: str, handle: str) -> None:
         if self._elsewhere(handle) and not self.owns(executor_id):
             raise ProviderFailed(
-                f"executor {executor_id} was started as {handle}, and this resource manager looks "
-                f"after {socket.gethostname()}:{self.directory}; stop it there",
+                f"executor {executor_id} was started as {handle}, but this resource manager "
+                f"manages {socket.gethostname()}:{self.directory}; stop it there",
                 details={"executor_id": executor_id},
             )
 
@@ -390,7 +390,7 @@ def _executor_keys(table: ConfigTable) -> dict[str, Any]:
     keys = table.table("executor")
     for name, value in keys.plain().items():
         if name in OURS:
-            keys.wrong(name, value, "nothing: the provider says that itself")
+            keys.wrong(name, value, "nothing: the provider sets this key")
     return keys.plain()
 
 

@@ -243,12 +243,12 @@ class ExecutorDirectory:
         if left:
             groups += control_groups(self.state_dir)
             end_forcibly(processes_of(self.path), groups, KILL_WAIT_S)
-            how = "it was ended by force"
+            how = "it was killed"
             left = self._left(groups)
         if left:
             raise ProviderFailed(
-                f"something of executor {self.executor_id} is left: {'; '.join(left)}; end it by "
-                "hand, or wait for the next attempt",
+                f"executor {self.executor_id} did not end completely; left are {'; '.join(left)}; "
+                "stop these by hand, or wait for the next attempt",
                 details={"executor_id": self.executor_id},
             )
         if not self.exists():
@@ -298,7 +298,7 @@ class ExecutorDirectory:
             again.signal(signal.SIGKILL)
             again.wait(KILL_WAIT_S)
         self._leaves()
-        return "it had left slots or tasks, which were ended"
+        return "slots or tasks were left, and were ended"
 
     def _leaves(self) -> bool:
         """Waits up to `LEAVE_WAIT_S` until nothing is left, since a helper ends after its front."""
@@ -337,7 +337,7 @@ class ExecutorDirectory:
 def _go_on(cancellation: Cancellation | None) -> None:
     """Raises if the attempt was cancelled; the next call of `stop` starts from the beginning."""
     if cancellation is not None and cancellation.is_set:
-        raise ProviderFailed("stopping it was put off")
+        raise ProviderFailed("stopping it was postponed")
 
 
 def read_claim(path: Path) -> Claim | None:

@@ -66,7 +66,9 @@ def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
             each.wrong("cpus", cpus, "one cpu or more, such as 0-3")
         cpu_milli = each.cpu("cpu") if "cpu" in each else None
         if cpu_milli is not None and not CPU_MILLI_MIN <= cpu_milli <= 1000 * len(cpu_set):
-            each.wrong("cpu", cpu_milli / 1000, f"0.01 to {len(cpu_set)}, what {cpus} can give")
+            each.wrong(
+                "cpu", cpu_milli / 1000, f"0.01 to {len(cpu_set)}, the capacity of cpus {cpus}"
+            )
         memory_bytes = each.size("memory")
         if memory_bytes < MEMORY_BYTES_MIN:
             each.wrong("memory", memory_bytes, f"{MEMORY_BYTES_MIN} bytes (4MiB) or more")
@@ -78,7 +80,7 @@ def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
         table.wrong(
             "share",
             "; ".join(f"{share.name}: {dict(share.total)}" for share in shares),
-            "shares of one size; executors of another size are another shape",
+            "shares of equal size; executors of another size need another shape",
         )
     return tuple(shares)
 

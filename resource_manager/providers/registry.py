@@ -41,6 +41,6 @@ def find_kind(name: str) -> ProviderKind:
             ) from error
         return kind
     raise ConfigurationError(
-        f"there is no provider {name!r}; there are {', '.join(installed_names())}",
+        f"there is no provider {name!r}; installed are {', '.join(installed_names())}",
         details={"provider": name},
     )

@@ -20,7 +20,7 @@ class JobLimits:
     """Limits of one job, at any moment."""
 
     calls: int = 64  # unary calls in progress
-    keep_alives: int = 16  # likewise
+    keep_alives: int = 16  # keep-alive calls in progress
     streams: int = 32  # open watch streams
     retry_s: float = 0.5  # retry delay given to a refused caller
 
@@ -66,8 +66,8 @@ class JobAdmission:
         count = self._under_way.get(key, 0)
         if count >= self._limits[kind]:
             raise ResourceExhausted(
-                f"job {job_id} has {count} {kind.value} under way, which is the limit; wait for"
-                " some to end",
+                f"job {job_id} has {count} {kind.value} in progress, which is the limit; wait for "
+                "some to end",
                 details={"job_id": job_id, "under_way": count, "limit": self._limits[kind]},
                 retry_after_s=self._retry_s,
             )

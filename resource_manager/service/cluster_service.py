@@ -35,7 +35,7 @@ from resource_manager.service.groups_service import GroupCalls
 from resource_manager.service.host_policy_service import HostPolicyCalls
 from resource_manager.service.paging import key_of, page_size, token_of
 from resource_manager.service.runner import Runner
-from resource_manager.service.submission import resize_slot
+from resource_manager.service.submission import give_up, resize_slot
 from resource_manager.service.watch import WatchHub, happens
 from resource_manager.service.wire import decoding, encoding
 from resource_manager.service.wire.advice import advice_wanted
@@ -261,13 +261,14 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
         """See the protocol."""
         ids = decoding.allocation_ids(request.allocation_ids)
         grace_ms = decoding.grace_ms(request.grace, present=request.HasField("grace"))
-        slots = tuple((each, 0) for each in ids)
-        return await self._runner.submit(
-            lambda at: SlotsReleased(at, None, slots, grace_ms),
-            lambda outcomes: cluster_pb2.ReleaseAllocationsResponse(
-                results=encoding.write.each(slots_pb2.ItemResult, outcomes)
-            ),
-            items=len(ids),
+        outcomes = await give_up(
+            self._runner,
+            lambda some: lambda at: SlotsReleased(at, None, some, grace_ms),
+            [(each, 0) for each in ids],
+            owner="",
+        )
+        return cluster_pb2.ReleaseAllocationsResponse(
+            results=encoding.write.each(slots_pb2.ItemResult, outcomes)
         )
 
     async def TerminateJob(
@@ -358,5 +359,5 @@ def _refuse_short(state: State, ids: Sequence[str]) -> None:
 
 
 def _no_id(index: int, text: str) -> InvalidArgument:
-    expected = f"an id, a range, or at least {PREFIX_LENGTH_MIN} characters from the beginning"
+    expected = f"an id, a range, or at least {PREFIX_LENGTH_MIN} characters from the start of one"
     return InvalidArgument(f"allocation_ids[{index}]", text, expected)

@@ -23,34 +23,32 @@ class Obstacle(Enum):
     """Why the resource manager cannot dial an executor; the value is the hint for the operator."""
 
     REFUSED = (
-        "nothing listens there: give the executor an address with --advertise that the resource"
-        " manager can dial"
+        "nothing listens there: set --advertise of the executor to an address that the resource "
+        "manager can connect to"
     )
     NO_ANSWER = (
-        "check that executor.advertise is an address that the resource manager can dial, and that"
-        " no firewall stands in between"
+        "check that the resource manager can connect to the address in executor.advertise, and "
+        "that no firewall blocks it"
     )
     UNKNOWN_NAME = (
-        "the resource manager's host does not know that name: let executor.advertise be an IP"
-        " address or a name that it knows"
+        "the resource manager's host cannot resolve that name: set executor.advertise to an IP "
+        "address, or to a name that it can resolve"
     )
     PLAIN_EXECUTOR = (
         "the resource manager speaks TLS and the executor does not: set executor.tls_certificate"
         " and executor.tls_key"
     )
     CLOSED = (
-        "if the executor speaks TLS, the resource manager must too: set rm.executor_tls_ca, and"
-        " rm.executor_tls_certificate and rm.executor_tls_key where the executor demands client"
-        " certificates of an authority of its own"
+        "if the executor speaks TLS, the resource manager must too: set rm.executor_tls_ca, and "
+        "rm.executor_tls_certificate and rm.executor_tls_key if the executor requires client "
+        "certificates from another CA"
     )
-    OTHER_AUTHORITY = (
-        "set rm.executor_tls_ca to the authority that signed the executor's certificate"
-    )
+    OTHER_AUTHORITY = "set rm.executor_tls_ca to the CA that signed the executor's certificate"
     OTHER_NAME = (
         "the executor's certificate must name the host that it advertises, as subjectAltName"
     )
-    IN_CLEAR = "set rm.executor_tls_ca, or rm.insecure if nobody else can listen"
-    TOKEN = "the executor must read the resource manager's present cluster.token"
+    IN_CLEAR = "set rm.executor_tls_ca, or rm.insecure if the network is trusted"
+    TOKEN = "the executor must read the current cluster.token of the resource manager"
     NO_EXECUTOR = "something else listens there: correct executor.advertise"
     ANOTHER_EXECUTOR = "another executor listens there: correct executor.advertise of this one"
     OTHER = "see docs/operations.md, Executors that cannot be dialled"
@@ -78,7 +76,7 @@ def obstacle_of(error: FinegrainError) -> Obstacle:
     """Returns the obstacle that explains the error of a call."""
     if isinstance(error, Unauthenticated):
         return Obstacle.TOKEN
-    if isinstance(error, ConfigurationError) and "in clear" in error.message:
+    if isinstance(error, ConfigurationError) and "without encryption" in error.message:
         return Obstacle.IN_CLEAR
     if error.reason is Reason.VERSION_MISMATCH:
         return Obstacle.NO_EXECUTOR

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,7 @@ from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.hosts import Heard
 from resource_manager.engine.restoring import restore
 from resource_manager.engine.state import State
+from resource_manager.service.checking import Findings, StateCheck
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.storage.store import Store
 
@@ -38,8 +39,9 @@ _log = get_logger("finegrain.rm.books")
 MakeEvent = Callable[[Instant], Event]
 """Makes an event at the moment of its batch, so that time never runs backwards in the state."""
 
+CHECK_WINDOW_S = 60.0
+
 Step = Callable[[State, Event], StepResult]
-Check = Callable[[State], Sequence[str]]
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +80,8 @@ class EngineDriver:
         holder: name of this process in the lease, for people.
         address: where others call this process; stored with the lease.
         step: replaces the engine's step, for tests.
-        check: replaces the invariant check, for tests.
+        check: replaces the sweep over all invariants, for tests.
+        check_window_s: in what time all invariants are checked.
         clock: replaces the clock, for tests.
     """
 
@@ -91,7 +94,8 @@ class EngineDriver:
         holder: str,
         address: str = "",
         step: Step | None = None,
-        check: Check | None = None,
+        check: Findings | None = None,
+        check_window_s: float = CHECK_WINDOW_S,
         clock: Callable[[], Instant] | None = None,
     ) -> None:
         self.store = store
@@ -100,7 +104,7 @@ class EngineDriver:
         self._holder = holder
         self.address = address  # a process that finds this one leading reports it to its callers
         self._step = step or _engine_step()
-        self._check = check or _engine_check()
+        self._check = StateCheck(check or _engine_check(), check_window_s)
         self._clock = clock or now
         self._state: State | None = None
         self._heard: Heard = {}  # last reports applied to states that this process dropped
@@ -165,7 +169,7 @@ class EngineDriver:
             _log.warning(
                 "usage_measure_changed", flows=others, service=self._settings.fairness.usage_measure
             )
-        self.check()
+        self._report(self._check.run(self.state))
 
     def run_batch(self, batch: list[Item], ticked: bool) -> list[Effect]:
         """Runs one batch. Afterwards it is durable, and every item has its value or its error.
@@ -192,15 +196,20 @@ class EngineDriver:
             self._finish(item)
         return effects
 
-    def check(self) -> float:
-        """Checks all invariants and returns how many seconds that took."""
-        started = time.perf_counter()
-        found = list(self._check(self.state))
+    @property
+    def check_due(self) -> bool:
+        """True if a slice of the invariants should be checked now."""
+        return not self.broken and self._check.due()
+
+    def check_slice(self) -> None:
+        """Checks some of the invariants. If one is broken, nothing more is granted."""
+        self._report(self._check.run_slice(self.state))
+
+    def _report(self, found: list[str]) -> None:
         self.broken = found
         self._metrics.ledger_mismatches.set(len(found))
         if found:
             _log.error("invariants_broken", found=found[:20], count=len(found))
-        return time.perf_counter() - started
 
     def _change(self, batch: list[Item], ticked: bool) -> list[Effect]:
         started = time.perf_counter()
@@ -263,7 +272,9 @@ class EngineDriver:
             item.error = error  # refused as a whole; the state is unchanged
             return []
         except Exception as error:
-            item.error = FinegrainError("the resource manager failed at this call; see its log")
+            item.error = FinegrainError(
+                "the resource manager failed while it handled this call; see its log"
+            )
             raise StateSuspect(f"{type(event).__name__}: {error!r}") from error
         item.value = result.answer
         return result.effects
@@ -319,7 +330,7 @@ def _engine_step() -> Step:
     return step
 
 
-def _engine_check() -> Check:
-    from resource_manager.engine.invariants.all import check_invariants
+def _engine_check() -> Findings:
+    from resource_manager.engine.invariants.all import findings
 
-    return check_invariants
+    return findings

@@ -321,7 +321,7 @@ def _not_known(command: SendResize) -> Callable[[Any], CommandAnswered]:
     later commands to the executor wait behind it; so the resize counts as refused. The executor
     has not counted this command number. It refuses the next number, then registers again.
     """
-    message = f"executor {command.executor_id} does not know how to change a slot's size"
+    message = f"executor {command.executor_id} does not support resizing slots"
     refused = ItemOutcome(command.allocation_id, Reason.VERSION_MISMATCH, message)
     return lambda at: CommandAnswered(
         at=at,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 from finegrain.errors import InvalidArgument, Reason
 from finegrain.ids import check_id, check_text
@@ -27,13 +26,13 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.service.admission import JobAdmission, JobLimits, Kind
-from resource_manager.service.engine_driver import MakeEvent
 from resource_manager.service.metrics import ResourceManagerMetrics
 from resource_manager.service.ownership import JobSecrets
 from resource_manager.service.runner import Runner
 from resource_manager.service.submission import (
     CHUNK_ITEMS_MAX,
-    give_up_ranges,
+    chunks_of,
+    give_up,
     make_submission,
     resize_slot,
     submission_events,
@@ -47,8 +46,6 @@ DEFAULT_GROUP = "default"
 EXPLAINED_EXECUTORS_MAX = 1_000
 CHECKED_AT_ONCE = 200  # requests decoded before other calls run; some 10 us each
 EXPLAIN_ITEMS = 500  # what Explain counts against the fair queues: 50 ms on the largest clusters
-
-_Chunk = TypeVar("_Chunk")
 
 
 class JobCalls:
@@ -161,12 +158,19 @@ class JobCalls:
         ranges = range_members(request.ranges)
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
-            makes = [
-                partial(RequestsCancelled, job_id=job_id, allocation_ids=p) for p in _chunks(ids)
-            ]
-            outcomes = await self._in_chunks(makes, len(ids), job_id)
-            make = partial(RequestsCancelled, job_id=job_id, allocation_ids=())
-            of_ranges = await give_up_ranges(self._large_step(job_id), make, ranges)
+            outcomes = await give_up(
+                self._runner,
+                lambda some: lambda at: RequestsCancelled(at, job_id, some),
+                ids,
+                owner=job_id,
+            )
+            of_ranges = await give_up(
+                self._runner,
+                lambda some: lambda at: RequestsCancelled(at, job_id, (), ranges=some),
+                ranges,
+                owner=job_id,
+                weight=CHUNK_ITEMS_MAX,
+            )
         return rm_pb2.CancelRequestsResponse(
             results=encoding.write.each(slots_pb2.ItemResult, outcomes),
             range_results=encoding.write.each(slots_pb2.ItemResult, of_ranges),
@@ -182,13 +186,19 @@ class JobCalls:
         ranges = range_members(request.ranges)
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
-            makes = [
-                partial(SlotsReleased, job_id=job_id, slots=chunk, grace_ms=grace_ms)
-                for chunk in _chunks(slots)
-            ]
-            outcomes = await self._in_chunks(makes, len(slots), job_id)
-            make = partial(SlotsReleased, job_id=job_id, slots=(), grace_ms=grace_ms)
-            of_ranges = await give_up_ranges(self._large_step(job_id), make, ranges)
+            outcomes = await give_up(
+                self._runner,
+                lambda some: lambda at: SlotsReleased(at, job_id, some, grace_ms),
+                slots,
+                owner=job_id,
+            )
+            of_ranges = await give_up(
+                self._runner,
+                lambda some: lambda at: SlotsReleased(at, job_id, (), grace_ms, ranges=some),
+                ranges,
+                owner=job_id,
+                weight=CHUNK_ITEMS_MAX,
+            )
         return rm_pb2.ReleaseSlotsResponse(
             results=encoding.write.each(slots_pb2.ItemResult, outcomes),
             range_results=encoding.write.each(slots_pb2.ItemResult, of_ranges),
@@ -203,7 +213,7 @@ class JobCalls:
         slots = slot_reuses(request.slots)
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.CALL, job_id):
-            makes = reuse_events(job_id, _chunks(slots), grace_ms)
+            makes = reuse_events(job_id, chunks_of(slots), grace_ms)
             outcomes = await self._in_chunks(makes, len(slots), job_id)
         return rm_pb2.ReuseSlotsResponse(
             results=encoding.write.each(slots_pb2.ItemResult, outcomes)
@@ -273,10 +283,6 @@ class JobCalls:
         )
         return [outcome for chunk in answers for outcome in chunk]
 
-    def _large_step(self, job_id: str) -> Callable[[MakeEvent], Awaitable[Any]]:
-        """Returns the function that submits one step of a large call."""
-        return partial(self._runner.submit, items=CHUNK_ITEMS_MAX, owner=job_id)
-
     def _count(self, outcomes: Sequence[ItemOutcome], requests: Sequence[int]) -> None:
         for outcome, count in zip(outcomes, requests, strict=True):
             self._metrics.requests.labels("refused" if outcome.reason else "accepted").inc(count)
@@ -295,10 +301,6 @@ class JobCalls:
             smallest_ms=self._settings.lease_min_ms,
             largest_ms=self._settings.lease_max_ms,
         )
-
-
-def _chunks(items: tuple[_Chunk, ...]) -> list[tuple[_Chunk, ...]]:
-    return [items[at : at + CHUNK_ITEMS_MAX] for at in range(0, len(items), CHUNK_ITEMS_MAX)]
 
 
 def _lease(job: Job) -> Any:

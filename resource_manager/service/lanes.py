@@ -22,7 +22,7 @@ class LaneLimits:
     """How many items may wait, and how many one batch serves. Items are the rows of a call."""
 
     batch_items_max: int = 2_000  # of one batch, over all owners; a larger call fills one alone
-    urgent_items_max: int = 5_000  # of one batch, in addition
+    urgent_items_max: int = 200  # of one batch, in addition; each may concern another executor
     # Items that wait, over all owners. Above it, an owner that already has items waiting must
     # retry. Above twice as many, every owner must.
     queue_items_max: int = 200_000
@@ -88,8 +88,8 @@ class Lanes:
         mine = self._promised.get(owner, 0) + (queue.waiting if queue is not None else 0)
         if mine and mine + items > limits.owner_items_max:
             raise ResourceExhausted(
-                f"{mine} items of this caller wait to be written; at most"
-                f" {limits.owner_items_max} may: wait for answers before you send more",
+                f"{mine} items of this caller are waiting to be written, and the limit is "
+                f"{limits.owner_items_max}; wait for answers before you send more",
                 details={"waiting": mine, "limit": limits.owner_items_max},
                 retry_after_s=limits.retry_s,
             )
@@ -98,7 +98,7 @@ class Lanes:
         most = limits.queue_items_max if mine else 2 * limits.queue_items_max
         if waiting and waiting + items > most:
             raise ResourceExhausted(
-                f"{waiting} items wait to be written, which is the limit; try again",
+                f"{waiting} items are waiting to be written, which is the limit; try again",
                 details={"limit": limits.queue_items_max},
                 retry_after_s=limits.retry_s,
             )

@@ -83,7 +83,7 @@ class LeaseKeeper:
         if since_s is None or time.monotonic() - since_s < self._unsure_max_s:
             return None
         return Unavailable(
-            "the database does not say whether this resource manager still leads; try again",
+            "the database does not confirm that this resource manager still leads; try again",
             reason=Reason.NOT_LEADER,
         )
 

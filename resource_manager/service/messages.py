@@ -14,8 +14,9 @@ def stale_database_message(error: EpochSeen, location: DatabaseUrl) -> str:
     url = sqlite_url(location.path) if location.is_sqlite else str(location)
     command = f"finegrain db raise-epoch --above-epoch {error.seen} --database {shlex.quote(url)}"
     return (
-        f"{error.message}. Either the database {location} was put back from a copy, or made anew, "
-        f"without `finegrain db restore`, or another resource manager leads these executors. If "
-        f"this is the database to go on with, and no other resource manager runs, run "
-        f"`{command}` and start this one again; executors then free the slots that it does not know"
+        f"{error.message}. Either the database {location} was restored from a copy, or created "
+        "again, without `finegrain db restore`, or another resource manager leads these "
+        "executors. If this database is the one to keep, and no other resource manager runs, run "
+        f"`{command}` and start this one again; executors then free the slots that it does not "
+        "know"
     )

@@ -39,7 +39,7 @@ class ResourceManagerMetrics:
         )
         self.leader = Gauge(
             "finegrain_rm_leader",
-            "1 while this resource manager leads; 0: it stands by, or starts.",
+            "1 while this resource manager leads; 0: it is a standby, or is starting.",
             registry=registry,
         )
         self.decision_seconds = Histogram(
@@ -56,17 +56,17 @@ class ResourceManagerMetrics:
         )
         self.commit_failures = Counter(
             "finegrain_rm_db_commit_failures_total",
-            "Batches that could not be stored and came to nothing.",
+            "Batches that could not be stored and were discarded.",
             registry=registry,
         )
         self.step_failures = Counter(
             "finegrain_rm_step_failures_total",
-            "Batches dropped because a bug may have left the books half changed.",
+            "Batches dropped because a bug may have left the state half changed.",
             registry=registry,
         )
         self.reloads = Counter(
             "finegrain_rm_reloads_total",
-            "Times the books were dropped and read anew.",
+            "Times the state was dropped and loaded again.",
             registry=registry,
         )
         self.queue_items = Gauge(
@@ -74,12 +74,12 @@ class ResourceManagerMetrics:
         )
         self.refused_overload = Counter(
             "finegrain_rm_refused_overload_total",
-            "Calls refused because too much waited.",
+            "Calls refused because too many items were waiting.",
             registry=registry,
         )
         self.ledger_mismatches = Gauge(
             "finegrain_rm_ledger_mismatches",
-            "Invariants found broken; above 0 nothing is granted.",
+            "Invariants found broken; above 0: no slots are granted.",
             registry=registry,
         )
         self.loop_lag = Histogram(
@@ -98,7 +98,7 @@ class ResourceManagerMetrics:
         )
         self.requests = Counter(
             "finegrain_rm_requests_total",
-            "Slot requests by what became of them.",
+            "Slot requests by outcome.",
             ("outcome",),
             registry=registry,
         )
@@ -121,7 +121,7 @@ class ResourceManagerMetrics:
         )
         self.slot_reports = Counter(
             "finegrain_rm_slot_reports_total",
-            "Reports of executors by what was made of them.",
+            "Reports of executors by result.",
             ("result",),
             registry=registry,
         )
@@ -141,7 +141,7 @@ class ResourceManagerMetrics:
         )
         self.provider_call_seconds = Histogram(
             "finegrain_rm_provider_call_duration_seconds",
-            "Time that providers took.",
+            "Duration of calls to providers.",
             ("provider", "call"),
             buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 15, 30, 60, 300),
             registry=registry,
@@ -164,22 +164,22 @@ class ResourceManagerMetrics:
         )
         self.reservations = Gauge(
             "finegrain_rm_reservations",
-            "Requests, gangs and slots that starve for which executors are held.",
+            "Starved requests, gangs and growing slots that capacity is reserved for.",
             registry=registry,
         )
         self.oldest_reservation = Gauge(
             "finegrain_rm_oldest_reservation_age_seconds",
-            "For how long executors have been held for whom they are held longest; 0: none are.",
+            "Age of the oldest reservation; 0: there is none.",
             registry=registry,
         )
         self.reserved_executors = Gauge(
             "finegrain_rm_reserved_executors",
-            "Executors that are held for somebody who starves.",
+            "Executors with capacity reserved for starved requests.",
             registry=registry,
         )
         self.reserved_free_cpu_cores = Gauge(
             "finegrain_rm_reserved_free_cpu_cores",
-            "CPU cores that are free, and idle because they are held for somebody who starves.",
+            "Free CPU cores that are idle because they are reserved for starved requests.",
             registry=registry,
         )
         self.jobs = Gauge("finegrain_rm_jobs", "Jobs that have not ended.", registry=registry)
@@ -188,7 +188,7 @@ class ResourceManagerMetrics:
         )
         self.provided_executors = Gauge(
             "finegrain_rm_provided_executors",
-            "Executors that were asked of providers, by shape and state.",
+            "Executors that were requested from providers, by shape and state.",
             ("shape", "state"),
             registry=registry,
         )
@@ -234,18 +234,18 @@ class ResourceManagerMetrics:
         self.group_weight = gauge("weight", "Weight of a resource group.")
         self.group_entitled = gauge(
             "entitled_share_ratio",
-            "Part of all service that a group is entitled to, by weight, among those with work.",
+            "Part of all usage that a group is entitled to, by weight, among the groups with work.",
         )
         self.group_share = gauge(
-            "share_ratio", "Part of all service that the slots of a group get at the moment."
+            "share_ratio", "Part of all usage that the slots of a group cause now."
         )
         self.group_service = gauge(
-            "service_cost_seconds", "Service received lately: cost times seconds, decayed."
+            "service_cost_seconds", "Recent usage: cost times seconds, decayed."
         )
         self.group_pending = gauge("pending_requests", "Requests that wait.")
         self.group_oldest_wait = gauge(
             "oldest_wait_seconds",
-            "For how long the request has waited that has waited longest; 0: none waits.",
+            "Age of the request that has waited longest; 0: none waits.",
         )
         self.group_slots = gauge("slots", "Slots that exist.")
         self.group_jobs = gauge("jobs", "Jobs that have not ended.")

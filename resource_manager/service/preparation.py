@@ -21,6 +21,7 @@ from resource_manager.engine.model.settings import (
     Measure,
     Order,
     Provisioning,
+    Strategy,
 )
 from resource_manager.options import ResourceManagerOptions
 
@@ -37,8 +38,11 @@ def settings_of(
     Raises:
         InvalidArgument: a number is out of its range.
     """
-    if options.strategy not in ("pack", "spread"):
-        raise InvalidArgument("strategy", options.strategy, "pack or spread")
+    strategy: Strategy | None = next(
+        (each for each in get_args(Strategy) if each == options.strategy), None
+    )
+    if strategy is None:
+        raise InvalidArgument("strategy", options.strategy, "pack, spread or balanced")
     if options.report_interval_ms < 1:
         raise InvalidArgument("report_interval_ms", options.report_interval_ms, "1 or more")
     if options.lost_timeout_ms < 2 * options.report_interval_ms:
@@ -52,7 +56,7 @@ def settings_of(
     return EngineSettings(
         report_interval_ms=options.report_interval_ms,
         lost_timeout_ms=options.lost_timeout_ms,
-        strategy="spread" if options.strategy == "spread" else "pack",
+        strategy=strategy,
         cpu_milli_min=options.cpu_milli_min,
         memory_bytes_min=options.memory_bytes_min,
         job_requests_max=options.job_requests_max,
@@ -128,8 +132,8 @@ class PreparedTokens:
             path.unlink(missing_ok=True)
         names = " and ".join(path.name for path in self.made)
         raise ConfigurationError(
-            f"a standby needs the tokens of those it stands by for, and {self.made[0].parent} had "
-            f"none; copy {names} there from the state directory of {leader}, or name the files "
+            f"a standby needs the same tokens as its leader, and {self.made[0].parent} had none; "
+            f"copy {names} there from the state directory of {leader}, or name the files "
             "(--cluster-token-file, --user-token-file)",
             details={"path": self.made[0].parent, "leader": leader},
         )

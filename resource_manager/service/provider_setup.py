@@ -49,9 +49,9 @@ def set_up_providers(
     managers = read.managers or ((address,) if address else ())
     if read.provisioning and not managers:
         raise ConfigurationError(
-            f"executors that are started have to know where this resource manager is, and it "
-            f"listens at {options.listen.address}: set --advertise HOST:PORT, or manager in "
-            f"{read.file}",
+            "executors that are started need an address of this resource manager to connect to, "
+            f"and {options.listen.address}, at which it listens, is not one: set --advertise "
+            f"HOST:PORT, or manager in {read.file}",
             details={"address": options.listen.address},
         )
     context = ProviderContext(

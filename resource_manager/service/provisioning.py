@@ -80,7 +80,7 @@ class Providers:
                 if self.by_name[name].owns(executor_id):
                     return name, self.by_name[name]
             except Exception as error:  # for example, its notes cannot be read just now
-                trouble = f" (provider {name} cannot say: {error!r})"
+                trouble = f" (provider {name} could not check: {error!r})"
         if not configured:
             raise ProviderFailed(
                 f"shape {shape} is not configured, and no provider knows executor {executor_id}"
@@ -328,7 +328,9 @@ class Provisioning:
         for name, since_s in self._strays.items():
             if now_s - since_s >= self._providers.stray_timeout_s and name not in self._works:
                 _log.warning("stray_executor", executor_id=name)
-                stray = _Work(StopExecutor(name, ""), ended_by_itself="the books do not know it")
+                stray = _Work(
+                    StopExecutor(name, ""), ended_by_itself="the resource manager does not know it"
+                )
                 self._work_on(stray)
 
     def _note(self, executor_id: str, observation: Observation) -> None:

@@ -38,8 +38,6 @@ class RunnerLimits:
     maintain_interval_s: float = 1.0
     renew_interval_s: float = 0.25
     unsure_max_s: float = 1.0  # callers are refused once the lease is in doubt for longer
-    check_interval_s: float = 10.0  # between invariant checks; see `check_share_max`
-    check_share_max: float = 0.01  # of the writer's time; slow checks run less often
     recovery: RecoveryLimits = field(default_factory=RecoveryLimits)
 
 
@@ -93,7 +91,6 @@ class Runner(Intake):
         self._writer: asyncio.Task[None] | None = None
         self._timers: list[asyncio.Task[None]] = []
         self._recovery = Recovery(self._limits.recovery)
-        self._check_due_at = 0.0
         self._maintain_due_at = 0.0
         self.fatal: asyncio.Future[FinegrainError] = asyncio.get_running_loop().create_future()
 
@@ -311,14 +308,14 @@ class Runner(Intake):
                 self._fail(error)
             except FinegrainError as error:
                 _log.warning("maintenance_failed", error=error.message)
-        if moment >= self._check_due_at and not self._driver.broken:
-            took_s = await self._in_thread(self._driver.check)
-            pause_s = max(self._limits.check_interval_s, took_s / self._limits.check_share_max)
-            self._check_due_at = time.monotonic() + pause_s
+        while self._driver.check_due:
+            await self._in_thread(self._driver.check_slice)
+            if self._lanes or self._tick_due or self._driver.unfinished:
+                return  # the check goes on after the next batch
 
 
 def _public(error: BaseException) -> FinegrainError:
     """Returns the error for the callers of a batch that was dropped."""
     if isinstance(error, StoreError):
         return error
-    return StoreError("the change could not be stored and was not made; try again")
+    return StoreError("the change could not be stored and was not applied; try again")

@@ -17,7 +17,7 @@ from resource_manager.service.runner import Listener, Runner
 from resource_manager.storage.store import StoreAway
 
 POLL_S = 0.1  # between two attempts while another process leads
-AWAY_PAUSE_S = 0.5  # likewise while the database is away
+AWAY_PAUSE_S = 0.5  # between two attempts while the database is away
 
 _log = get_logger("finegrain.rm.standby")
 
@@ -40,7 +40,7 @@ class Leadership:
             return None
         if self._runner.fatal.done():
             return Unavailable(
-                "this resource manager leads no longer and is about to end",
+                "this resource manager no longer leads and is stopping",
                 reason=Reason.NOT_LEADER,
             )
         if not self.standing_by:
@@ -53,7 +53,7 @@ class Leadership:
             )
         where = f" at {self.leader_address}" if self.leader_address else ""
         return Unavailable(
-            f"this resource manager stands by; {self.leader or 'another one'} leads{where}",
+            f"this resource manager is a standby; {self.leader or 'another one'} leads{where}",
             reason=Reason.NOT_LEADER,
             details={LEADER_ADDRESS: self.leader_address} if self.leader_address else None,
         )

@@ -74,8 +74,8 @@ def _open_lock(path: Path, user_group: str) -> int:
         descriptor = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except KeyError:
         raise ConfigurationError(
-            f"there is no group {user_group!r} for the user token; make it (groupadd "
-            f"{user_group}), or configure another one",
+            f"there is no group {user_group!r} for the user token; create it (groupadd "
+            f"{user_group}), or configure another group",
             details={"group": user_group},
         ) from None
     except OSError as error:

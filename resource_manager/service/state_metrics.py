@@ -1,8 +1,10 @@
-"""Fills the gauges of the cluster from the engine's state. Runs as a read between two batches."""
+"""Fills the gauges of the cluster from the engine's state, in reads between batches."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from finegrain.resources import CPU_MILLI, EXTENDED_PREFIX, MEMORY_BYTES
 from finegrain.values.states import ExecutorState
@@ -13,17 +15,40 @@ from resource_manager.engine.state import State
 from resource_manager.service.group_metrics import observe_groups
 from resource_manager.service.groups_service import views_at
 from resource_manager.service.metrics import ResourceManagerMetrics
+from resource_manager.service.runner import Runner
+
+HOSTS_AT_ONCE = 50
+"""Executors whose gauges one read sets; each has some 20 series."""
 
 
-def observe_state(metrics: ResourceManagerMetrics, state: State, at: Instant) -> None:
-    """Sets every gauge that follows from the present state.
+async def observe_state(
+    metrics: ResourceManagerMetrics, runner: Runner, clock: Callable[[], Instant]
+) -> None:
+    """Sets every gauge that follows from the state, in as many reads as the executors need.
 
-    Series of deleted executors disappear. The cost grows with the number of executors and groups.
+    Series of deleted executors disappear.
+
+    Args:
+        metrics: the gauges.
+        runner: reads the state.
+        clock: returns this moment.
+    """
+    names = await runner.read(lambda state: observe_cluster(metrics, state, clock()))
+    for start in range(0, len(names), HOSTS_AT_ONCE):
+        some = names[start : start + HOSTS_AT_ONCE]
+        await runner.read(partial(observe_hosts, metrics, some, clock))
+
+
+def observe_cluster(metrics: ResourceManagerMetrics, state: State, at: Instant) -> list[str]:
+    """Sets the gauges of the cluster and clears those of the executors.
 
     Args:
         metrics: the gauges.
         state: the engine's state.
         at: this moment.
+
+    Returns:
+        All executors, for `observe_hosts`.
     """
     view = cluster_view(state)
     metrics.jobs.set(view.jobs)
@@ -49,8 +74,27 @@ def observe_state(metrics: ResourceManagerMetrics, state: State, at: Instant) ->
         metrics.extended,
     ):
         gauge.clear()
-    for host in state.hosts.values():
-        _observe_host(metrics, host, at)
+    return list(state.hosts)
+
+
+def observe_hosts(
+    metrics: ResourceManagerMetrics,
+    names: Iterable[str],
+    clock: Callable[[], Instant],
+    state: State,
+) -> None:
+    """Sets the gauges of some executors; those that were deleted have none.
+
+    Args:
+        metrics: the gauges.
+        names: the executors.
+        clock: returns this moment.
+        state: the engine's state.
+    """
+    at = clock()
+    for name in names:
+        if (host := state.hosts.get(name)) is not None:
+            _observe_host(metrics, host, at)
 
 
 def _observe_host(metrics: ResourceManagerMetrics, host: Host, at: Instant) -> None:

@@ -6,19 +6,15 @@ cut: its members are queued together, at the place of its first member.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from finegrain.v1 import slots_pb2
 from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.model.entities import GangSpec, Instant, RangeSpec, RequestSpec, Slot
-from resource_manager.engine.model.events import (
-    Event,
-    Members,
-    MembersOutcome,
-    RequestsSubmitted,
-)
+from resource_manager.engine.model.events import RequestsSubmitted
 from resource_manager.service.engine_driver import MakeEvent
 from resource_manager.service.runner import Runner
 from resource_manager.service.wire import decoding
@@ -26,7 +22,9 @@ from resource_manager.service.wire.encoding import slot_status
 from resource_manager.service.wire.gangs import gangs_of_call
 from resource_manager.service.wire.resizes import ResizeMessage, resize_event
 
-CHUNK_ITEMS_MAX = 1_000  # per event of a large call
+ItemT = TypeVar("ItemT")
+
+CHUNK_ITEMS_MAX = 500  # per event of a large call
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,30 +127,51 @@ def submission_events(
     return [first, *rest]
 
 
-async def give_up_ranges(
-    submit: Callable[[MakeEvent], Awaitable[list[MembersOutcome]]],
-    make: Callable[..., Event],
-    ranges: Sequence[Members],
+async def give_up(
+    runner: Runner,
+    make: Callable[[tuple[ItemT, ...]], MakeEvent],
+    items: Sequence[ItemT],
+    *,
+    owner: str,
+    weight: int | None = None,
 ) -> list[ItemOutcome]:
-    """Takes back members of ranges: cancels requests or releases slots.
+    """Gives up requests, slots or members of ranges, in as many steps as the engine needs.
 
-    Each range takes as many steps as the engine needs; other owners' calls run between them.
+    A step ends a limited number of requests, and an item may stand for many: the engine answers for
+    the items that it came to, and gets the others again. Other owners' calls run in between.
 
     Args:
-        submit: submits one event.
-        make: makes the event, given `ranges` and the moment.
-        ranges: the members (range id, first index, count).
+        runner: the single writer.
+        make: makes the event of some of the items.
+        items: allocation ids, slots, or members of ranges.
+        owner: the fair queue to join; see `Intake.submit`.
+        weight: what one event counts there; None: its items.
 
     Returns:
-        One outcome per range, in order.
+        One outcome per item, in order, once all of them are in force.
     """
+    chunks = chunks_of(items)
+    if not chunks:
+        return []
+    size = weight or min(len(items), CHUNK_ITEMS_MAX)
+    makes = [make(chunk) for chunk in chunks]
+    answers: list[list[ItemOutcome]] = await runner.submit_chunks(
+        makes, None, items=size, owner=owner
+    )
     outcomes: list[ItemOutcome] = []
-    for members in ranges:
-        (outcome,) = await submit(partial(make, ranges=(members,)))
-        while outcome.unfinished:
-            (outcome,) = await submit(partial(make, ranges=(members,)))
-        outcomes.append(outcome)
+    for chunk, answer in zip(chunks, answers, strict=True):
+        outcomes += answer
+        left = chunk[len(answer) :]
+        while left:
+            some: list[ItemOutcome] = await runner.submit(make(left), items=size, owner=owner)
+            outcomes += some
+            left = left[len(some) :]
     return outcomes
+
+
+def chunks_of(items: Sequence[ItemT]) -> list[tuple[ItemT, ...]]:
+    """Cuts the items of a call into those of its events."""
+    return [tuple(items[at : at + CHUNK_ITEMS_MAX]) for at in range(0, len(items), CHUNK_ITEMS_MAX)]
 
 
 async def resize_slot(

@@ -304,7 +304,7 @@ def _check_position(position: int, present: _Present) -> None:
     if position < present.trimmed_sequence:
         raise _out_of_range(position + 1, "is no longer kept")
     if position > present.last_sequence:
-        raise _out_of_range(position + 1, f"was never reached (last: {present.last_sequence})")
+        raise _out_of_range(position + 1, f"has not been reached (last: {present.last_sequence})")
 
 
 def _out_of_range(sequence: int, why: str) -> OutOfRange:

@@ -109,7 +109,7 @@ def restore(url: str, path: Path, *, above_epoch: int) -> Restored:
 def _file(url: str, tools: str) -> Path:
     location = DatabaseUrl.parse(url)
     if not location.is_sqlite:
-        raise ConfigurationError(f"{location} is on a server; use its own tools: {tools}")
+        raise ConfigurationError(f"{location} is on a server; use the tools of PostgreSQL: {tools}")
     return location.path
 
 
@@ -130,7 +130,7 @@ def _check_sound(database: Path, shown: Path) -> None:
         found = connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
     if found != "ok":
         raise StoreError(
-            f"the backup {shown} is damaged ({found}); take another one",
+            f"the backup {shown} is damaged ({found}); use another one",
             reason=Reason.STORE_CORRUPT,
             details={"path": shown},
         )

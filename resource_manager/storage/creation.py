@@ -57,7 +57,7 @@ def create_sqlite(path: Path) -> None:
         StoreError: the folder is not writable, the disk is full, or another process is creating
             the database right now.
     """
-    with os_errors(path), locked(path, "finegrain making the database"):
+    with os_errors(path), locked(path, "finegrain creating the database"):
         if path.exists():
             return
         _refuse_orphaned_wal(path)
@@ -155,7 +155,7 @@ def _refuse_orphaned_wal(path: Path) -> None:
             raise StoreError(
                 f"there is {orphan} but no {path}: the database was moved or deleted without its "
                 f"log, which may hold acknowledged requests; bring {path} back, or remove "
-                f"{orphan} to start with empty books",
+                f"{orphan} to start with an empty database",
                 reason=Reason.STORE_CORRUPT,
                 details={"path": path},
             )

@@ -60,10 +60,10 @@ class DatabaseUrl:
             raise ConfigurationError(f"database URL {shown}: unknown database; {_EXPECTED}")
         if url.database in (None, "", ":memory:"):
             raise ConfigurationError(
-                f"database URL {shown}: the books must outlive the process; {_EXPECTED}"
+                f"database URL {shown}: the database must outlive the process; {_EXPECTED}"
             )
         if url.query or url.host:
             raise ConfigurationError(
-                f"database URL {shown}: a file takes neither host nor options; {_EXPECTED}"
+                f"database URL {shown}: the URL of a file has neither host nor options; {_EXPECTED}"
             )
         return cls(url.set(drivername="sqlite"))

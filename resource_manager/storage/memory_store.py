@@ -138,7 +138,7 @@ class MemoryStore(Store):
 
     def check(self) -> list[str]:
         """See `Store.check`."""
-        return ["the database is in memory: nothing of it outlives this process"]
+        return ["the database is in memory: it is lost when this process ends"]
 
     def close(self) -> None:
         """See `Store.close`."""

@@ -213,4 +213,4 @@ def _check(table: Table, row: Row) -> None:
             try:
                 value.encode()
             except UnicodeEncodeError as error:
-                raise StoreError(f"{table.name}.{name} is no Unicode text: {error}") from None
+                raise StoreError(f"{table.name}.{name} is not Unicode text: {error}") from None

@@ -29,7 +29,7 @@ def migrations_folder() -> Path:
     for folder in (package / "migrations", package.parent / "migrations"):
         if (folder / "env.py").is_file():
             return folder
-    raise ConfigurationError(f"no migrations beside {package}; install finegrain again")
+    raise ConfigurationError(f"the migrations of {package} are missing; install finegrain again")
 
 
 def _config(connection: Connection | None = None) -> Config:

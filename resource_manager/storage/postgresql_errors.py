@@ -93,14 +93,15 @@ def _meaning(state: str, told: str, location: DatabaseUrl, *, away: bool) -> tup
             f"database"
         )
     if state.startswith(_NO_DATABASE) or ("does not exist" in told and "database" in told):
-        return Reason.STORE_UNAVAILABLE, f"is missing; make it: createdb {location.url.database}"
+        return Reason.STORE_UNAVAILABLE, f"is missing; create it: createdb {location.url.database}"
     if state.startswith(_WRONG_PASSWORD) or "authentication failed" in told or "no pg_hba" in told:
         return Reason.STORE_UNAVAILABLE, (
             f"refuses user {location.url.username}; correct user or password in the database URL, "
             f"or pg_hba.conf at the server"
         )
     if not away:
-        return Reason.STORE_UNAVAILABLE, "refuses a statement; the server's log may say more"
+        return Reason.STORE_UNAVAILABLE, "rejected a statement; the server's log may have details"
     return Reason.STORE_UNAVAILABLE, (
-        "cannot be reached or broke off; check that the server runs, and its host and port"
+        "cannot be reached, or closed the connection; check that the server runs, and its host "
+        "and port"
     )

@@ -123,9 +123,9 @@ def read_lease(connection: Connection, *, lock: bool = False) -> Lease:
 def in_use(location: DatabaseUrl, lease: Lease) -> StoreError:
     """Returns the error for a database on which another process leads."""
     return StoreError(
-        f"the database {location} is in use by {lease.holder} (epoch {lease.rm_epoch}, renewed for "
-        f"another {lease.remaining_ms} ms); stop that one first, start this one with --standby to "
-        f"take over from it, or give this one a database of its own",
+        f"the database {location} is in use by {lease.holder} (epoch {lease.rm_epoch}, renewed "
+        f"for another {lease.remaining_ms} ms); stop that one first, start this one with "
+        "--standby to take over from it, or give this one another database",
         reason=Reason.STORE_IN_USE,
         details={
             "holder": lease.holder,
@@ -150,8 +150,8 @@ def version_of(connection: Connection, location: DatabaseUrl) -> int:
     )
     if not ours:
         raise StoreError(
-            f"the database {location} holds tables, but not those of finegrain; name an empty "
-            f"database, or make one: createdb finegrain",
+            f"the database {location} has tables, but not those of finegrain; name an empty "
+            "database, or create one: createdb finegrain",
             reason=Reason.STORE_SCHEMA,
             details={"database": location},
         )
@@ -183,8 +183,8 @@ def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: boo
             return version
         if version == 0 and not create:
             raise StoreError(
-                f"the database {location} is empty; `finegrain db upgrade` fills it, and so does "
-                f"starting the resource manager",
+                f"the database {location} is empty; `finegrain db upgrade` or a start of the "
+                "resource manager creates its tables",
                 reason=Reason.STORE_SCHEMA,
             )
         if version and not upgrade:

@@ -259,8 +259,8 @@ class PostgresqlStore(SqlStore):
             encoding = connection.scalar(text("SHOW server_encoding"))
             if encoding != "UTF8":
                 findings.append(
-                    f"the database {self.location} is encoded in {encoding}; make it anew: "
-                    f"createdb --encoding UTF8 --template template0 ..."
+                    f"the database {self.location} is encoded in {encoding}; create it again: "
+                    "createdb --encoding UTF8 --template template0 ..."
                 )
         return findings
 

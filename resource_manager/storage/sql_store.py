@@ -86,8 +86,9 @@ class SqlStore(Store):
 
     def _not_leader(self) -> NotLeader:
         return NotLeader(
-            f"this resource manager no longer leads at epoch {self._rm_epoch}: another has taken "
-            f"over the database {self.location}; unless that was meant, give each its own database",
+            f"this resource manager no longer leads at epoch {self._rm_epoch}: another one has "
+            f"taken over the database {self.location}; if that was not intended, give each its "
+            "own database",
             details={"rm_epoch": self._rm_epoch, "holder": self._holder},
         )
 

@@ -70,8 +70,8 @@ def _meaning(primary: int | None, path: Path) -> tuple[Reason, str]:
             return Reason.DISK_FULL, _disk_full(path)
         case sqlite3.SQLITE_IOERR:
             return Reason.STORE_UNAVAILABLE, (
-                f"the disk below {path} failed; look into the kernel log (`dmesg`), move the "
-                f"database to a sound disk or `finegrain db restore` a backup"
+                f"the disk below {path} failed; check the kernel log (`dmesg`), move the database "
+                "to a sound disk or `finegrain db restore` a backup"
             )
         case sqlite3.SQLITE_CORRUPT:
             return Reason.STORE_CORRUPT, (

@@ -280,8 +280,8 @@ class LockFile:
         holder, pid, address, *_ = [*lines, *(["unknown", "unknown", ""][len(lines) :])]
         return StoreError(
             f"the database {self._database} is in use by {holder} (pid {pid}); stop that one "
-            f"first, start this one with --standby to take over from it, or give this one a "
-            f"database of its own",
+            "first, start this one with --standby to take over from it, or give this one another "
+            "database",
             reason=Reason.STORE_IN_USE,
             details={
                 "path": self._database,

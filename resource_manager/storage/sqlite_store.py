@@ -40,7 +40,7 @@ CHECKPOINT_COMMITS = 500
 `commit` does it itself after ten times as many, if `maintain` is not called. A commit of one row
 writes some five pages, so 500 commits are some 10 MiB.
 """
-CHECKPOINT_ROWS = 20_000  # likewise, in rows
+CHECKPOINT_ROWS = 20_000  # rows after which it does so as well
 QUIET_S = 5.0
 """After this long without a commit, the WAL is emptied, so that a backup of the file alone is
 current."""
@@ -63,7 +63,7 @@ class SqliteStore(SqlStore):
     def _errors(self) -> Iterator[None]:
         if self._broken is not None:
             raise StoreBroken(
-                f"writing {self._path} failed before; start this process anew: {self._broken}",
+                f"writing to {self._path} failed earlier; restart this process: {self._broken}",
                 reason=self._broken.reason,
                 details=self._broken.details,
             )
@@ -225,8 +225,8 @@ def open_sqlite(
     if not exists:
         if not create or read_only:
             raise StoreError(
-                f"there is no database at {path}; `finegrain db upgrade` makes one, and so does "
-                f"starting the resource manager",
+                f"there is no database at {path}; `finegrain db upgrade` or a start of the "
+                "resource manager creates it",
                 details={"path": path},
             )
         create_sqlite(path)

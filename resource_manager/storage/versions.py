@@ -12,7 +12,7 @@ def check_not_ahead(version: int, where: str) -> None:
         raise StoreError(
             f"the database {where} has schema version {version}, this software knows up to "
             f"{SCHEMA_VERSION}: a newer finegrain has upgraded it; install that version again, or "
-            f"put back a backup made before the upgrade (`finegrain db restore`, or pg_restore)",
+            "restore a backup from before the upgrade (`finegrain db restore`, or pg_restore)",
             reason=Reason.STORE_SCHEMA,
             details={"schema_version": version, "known_version": SCHEMA_VERSION},
         )

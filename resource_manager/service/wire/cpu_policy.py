@@ -62,7 +62,7 @@ def _check_strengths(policy: CpuPolicy, field: str) -> None:
         ("numa", policy.numa, policy.numa_required),
     ):
         if required and word in _DEMANDS_NOTHING:
-            expected = f"no strength, or another policy: {name} {word} demands nothing"
+            expected = f"no strength, or another policy: {name} {word} requires nothing"
             raise InvalidArgument(f"{field}.{name}_strength", _REQUIRED, expected)
     if policy.numa_required and policy.numa is NumaPolicy.BEST_EFFORT:
         expected = (
@@ -90,8 +90,8 @@ def _check_whole_cpus(
         raise InvalidArgument(f"{field}.profile.cpu_milli", cpu_milli, expected)
     if limit not in (0, cpu_milli):
         expected = (
-            f"0 or cpu_milli ({cpu_milli}) with qos {qos}, which has cpus of its own; {shared} to "
-            "use more when there is more"
+            f"0 or cpu_milli ({cpu_milli}) with qos {qos}, which has dedicated cpus; {shared} to "
+            "use idle cpus as well"
         )
         raise InvalidArgument(f"{field}.cpu_limit_milli", limit, expected)
 
@@ -111,8 +111,8 @@ def _check_best_effort(
 
 def _constrained_burst(qos: QosClass, field: str) -> InvalidArgument:
     expected = (
-        f"another policy with qos {qos}: {BindPolicy.CONSTRAINED_BURST} is for qos {QosClass.LS}, "
-        "whose cpu limit it is about"
+        f"another policy with qos {qos}: {BindPolicy.CONSTRAINED_BURST} is for qos {QosClass.LS} "
+        "only, because it concerns the cpu limit"
     )
     return InvalidArgument(f"{field}.bind", str(BindPolicy.CONSTRAINED_BURST), expected)
 
@@ -129,7 +129,7 @@ def _check_nothing_of_own_cpus(policy: CpuPolicy, field: str) -> None:
     for name, required, word in about:
         if required:
             expected = (
-                f"STRENGTH_PREFERRED with qos {policy.qos}, or qos {PINNED}: {word} is about cpus "
-                "of a slot's own"
+                f"STRENGTH_PREFERRED with qos {policy.qos}, or qos {PINNED}: {word} applies only "
+                "to dedicated cpus"
             )
             raise InvalidArgument(f"{field}.{name}_strength", _REQUIRED, expected)

@@ -193,7 +193,7 @@ def registration(message: rm_pb2.RegisterExecutorRequest) -> Registration:
     check_dialable(message.address, "address")
     total = amounts_from_proto(message.total, "total")
     if not total:
-        raise InvalidArgument("total", "empty", "what slots can be carved from")
+        raise InvalidArgument("total", "empty", "the capacity that slots are carved from")
     if not 0 <= message.slots_max <= SLOTS_MAX:
         raise InvalidArgument("slots_max", message.slots_max, f"0 to {SLOTS_MAX}")
     check_text("boot_id", message.boot_id, longest=100, empty_ok=True)
@@ -263,7 +263,7 @@ def report(message: slots_pb2.SlotReport, field: str) -> Report:
     # Two generations of one id may exist on a host until the older one is freed.
     if len({(slot.allocation_id, slot.generation) for slot in slots}) != len(slots):
         raise InvalidArgument(
-            f"{field}.slots", f"{len(slots)} slots", "every id and generation once"
+            f"{field}.slots", f"{len(slots)} slots", "each id and generation only once"
         )
     return Report(
         report_number=message.report_number,

@@ -45,7 +45,7 @@ def gangs_of_call(
     if not messages and not any(request.gang_id for request in requests):
         return ()
     if len(messages) > len(requests):  # cheaper to check than to decode them all
-        expected = "at most as many as requests, to which they belong"
+        expected = "at most as many gangs as requests"
         raise InvalidArgument("gangs", f"{len(messages)} gangs", expected)
     gangs: dict[str, GangSpec] = {}
     places: dict[str, int] = {}
@@ -75,7 +75,7 @@ def _gang(message: slots_pb2.Gang, field: str) -> GangSpec:
     label = message.label
     if placement is not GangPlacement.SAME_LABEL:
         if label:
-            expected = "empty, but with GANG_PLACEMENT_SAME_LABEL"
+            expected = "empty, unless placement is GANG_PLACEMENT_SAME_LABEL"
             raise InvalidArgument(f"{field}.label", label, expected)
     elif not LABEL_KEY_PATTERN.fullmatch(label):
         expected = "the name of a label: 1 to 63 characters out of A-Z a-z 0-9 . _ / -"
@@ -102,15 +102,17 @@ def _members(
             expected = "the gang_id of one of the gangs that this call declares"
             raise InvalidArgument(f"{field}.gang_id", gang_id, expected)
         if request.target_address:
-            expected = "empty for a member of a gang: nobody is offered half a gang"
+            expected = (
+                "empty for a member of a gang: executors do not offer slots of gangs directly"
+            )
             raise InvalidArgument(f"{field}.target_address", request.target_address, expected)
         if at in repeated:
-            expected = "an id of its own: a gang is taken in whole or not at all"
+            expected = "an id that no other request has: gangs are accepted only as a whole"
             raise InvalidArgument(f"{field}.allocation_id", request.allocation_id, expected)
         others = members.setdefault(gang_id, [])
         others.append(at)
         first = others[0]
         if request.restart_on_loss != requests[first].restart_on_loss:
-            expected = f"the same as of requests[{first}], which is of the same gang"
+            expected = f"the same as in requests[{first}], which belongs to the same gang"
             raise InvalidArgument(f"{field}.restart_on_loss", request.restart_on_loss, expected)
     return members

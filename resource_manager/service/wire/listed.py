@@ -32,7 +32,6 @@ from resource_manager.engine.model.entities import (
     Resize,
     Slot,
 )
-from resource_manager.engine.model.events import MembersOutcome
 from resource_manager.service.wire.job_events import slot_status_of_event
 
 BOOKED = "profile.booked_memory_bytes"
@@ -144,7 +143,6 @@ WRITINGS = (
         given="rm_epoch software_version start_time protocol_version",
     ),
     Writing(ItemOutcome, slots_pb2.ItemResult, ITEM_ERROR),
-    Writing(MembersOutcome, slots_pb2.ItemResult, ITEM_ERROR, kept="unfinished"),
     Writing(
         GroupView,
         cluster_pb2.GroupStatus,

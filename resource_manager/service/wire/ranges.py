@@ -52,7 +52,7 @@ def _request_range(message: slots_pb2.RequestRange, field: str) -> RangeSpec:
         raise InvalidArgument(f"{field}.count", count, f"1 to {MEMBERS_MAX}")
     first = _first_index(message.first_index, count, field)
     if not message.HasField("request"):
-        raise InvalidArgument(f"{field}.request", "absent", "what each member asks for")
+        raise InvalidArgument(f"{field}.request", "absent", "the slot request of each member")
     asked = message.request
     for name in ("allocation_id", "gang_id", "target_address"):
         if value := getattr(asked, name):

@@ -62,7 +62,7 @@ def resize_event(
         if value < 0:
             raise InvalidArgument(field, value, "0 or more")
     if not message.HasField("profile"):
-        expected = "the whole of what the slot is to consist of"
+        expected = "the complete new profile of the slot"
         raise InvalidArgument("profile", "absent", expected)
     profile = profile_from_proto(message.profile, "profile")
     limit = message.cpu_limit_milli

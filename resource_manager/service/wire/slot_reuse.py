@@ -37,7 +37,9 @@ def slot_reuses(messages: Sequence[rm_pb2.SlotReuse]) -> ReusePart:
         for name, value in (("allocation_id", allocation_id), ("for_allocation_id", for_id)):
             earlier = named.setdefault(value, f"{field}.{name}")
             if earlier != f"{field}.{name}":
-                raise InvalidArgument(f"{field}.{name}", value, f"an id that {earlier} has not")
+                raise InvalidArgument(
+                    f"{field}.{name}", value, f"an id that {earlier} does not have"
+                )
         slots.append((allocation_id, each.generation, for_id))
     return tuple(slots)
 

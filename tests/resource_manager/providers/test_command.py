@@ -115,7 +115,7 @@ async def test_the_handle_is_what_the_start_command_says(site: Site) -> None:
 async def test_a_start_that_does_not_say_the_handle_has_failed(site: Site) -> None:
     provider = site.provider("echo no luck", more="handle_pattern = 'job (\\d+)'")
 
-    with pytest.raises(ProviderFailed, match=r"matches job \(\\d\+\); it said last: no luck"):
+    with pytest.raises(ProviderFailed, match=r"match job \(\\d\+\); its last output: no luck"):
         await provider.start("far-1-1", "far", again=False)
 
 
@@ -205,7 +205,7 @@ async def test_one_that_runs_as_another_user_is_waited_for_and_holds_nothing_up(
             await provider.start("far-1-1", "far", again=False)
         command = int(site.done[0])
         for _ in range(2):  # no other test interferes
-            with pytest.raises(ProviderFailed, match=f"still runs: process {command}"):
+            with pytest.raises(ProviderFailed, match=f"is still running: process {command}"):
                 await provider.stop("far-1-1", "far", "")
         first = await provider.status("far-1-2", "far", "")
         again = await provider.status("far-1-2", "far", "")
@@ -330,7 +330,7 @@ async def test_a_stop_by_a_handle_that_nobody_learnt_stops_nothing(site: Site) -
 
     said = await provider.stop("far-1-1", "far", "")
 
-    assert "never said" in said
+    assert "printed no handle" in said
     assert site.done == []
 
 

@@ -144,7 +144,7 @@ def test_a_default_slot_is_a_whole_core(tmp_path: Path, cores: int) -> None:
     [
         ("shape = []", "shape", "at least one kind of executor"),
         ("[[shape]]", "shape 1.name", "a text"),
-        (COMMAND_SHAPE * 2, "shape 2.name", "every name once"),
+        (COMMAND_SHAPE * 2, "shape 2.name", "each name only once"),
         (COMMAND_SHAPE.replace('"rack"', '"a rack"'), "shape 1.name", "characters"),
         (COMMAND_SHAPE.replace('"command"', '"comand"'), "shape rack.provider", "mean command"),
         (COMMAND_SHAPE.replace("cpu = 8", "cpu = 0"), "shape rack.total.cpu", "more than 0"),
@@ -166,7 +166,7 @@ def test_a_default_slot_is_a_whole_core(tmp_path: Path, cores: int) -> None:
         (
             COMMAND_SHAPE.replace('["start-it", "{executor_id}"]', '"start it"'),
             "shape rack.command.start",
-            "a list of texts",
+            "a list of strings",
         ),
         (COMMAND_SHAPE + "handle_pattern = '('", "shape rack.command.handle_pattern", "regular"),
         (COMMAND_SHAPE + 'timeout = "soon"', "shape rack.command.timeout", "a duration"),
@@ -180,11 +180,11 @@ def test_a_default_slot_is_a_whole_core(tmp_path: Path, cores: int) -> None:
         ("manager = ['nowhere']\n" + COMMAND_SHAPE, "manager", "host:port"),
         (PROCESS_SHAPE.replace('"64MiB"', '"1MiB"'), "shape small.process.share 1.memory", "4MiB"),
         (PROCESS_SHAPE.replace(f'"{CPU}"', '"x"'), "shape small.process.share 1.cpus", "ranges"),
-        (PROCESS_SHAPE + "cpu = 2\n", "shape small.process.share 1.cpu", "can give"),
+        (PROCESS_SHAPE + "cpu = 2\n", "shape small.process.share 1.cpu", "the capacity of cpus"),
         (
             PROCESS_SHAPE + f'[[shape.process.share]]\ncpus = "{CPU}"\nmemory = "32MiB"\n',
             "shape small.process.share",
-            "shares of one size",
+            "shares of equal size",
         ),
         (
             PROCESS_SHAPE + f'[[shape.process.share]]\ncpus = "{CPU}"\nmemory = "64MiB"\n',
@@ -201,12 +201,12 @@ def test_a_default_slot_is_a_whole_core(tmp_path: Path, cores: int) -> None:
                 "[[shape.p", '[shape.process]\nexecutor = { cpus = "1" }\n[[shape.p'
             ),
             "shape small.process.executor.cpus",
-            "the provider says that itself",
+            "the provider sets this key",
         ),
         (
             PROCESS_SHAPE.replace('"process"', '"process"\ntotal = { cpu = 2, memory = "64MiB" }'),
             "shape small.total",
-            "which the shares have",
+            "as the shares have",
         ),
     ],
 )

@@ -186,7 +186,7 @@ async def test_a_leader_that_was_stopped_while_it_gave_a_share_holds_nobody_up(
     host.directory.mkdir(parents=True)
     with (host.directory / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(ProviderFailed, match="was stopped"):
+        with pytest.raises(ProviderFailed, match="suspended"):
             await host.provider().start("half-1-1", "half", again=False)
 
     assert await host.provider().start("half-1-1", "half", again=True)
@@ -266,7 +266,7 @@ async def test_a_front_that_was_killed_is_started_again_but_not_for_ever(host: H
     assert len(set(lives)) == 4
     assert seen.presence is Presence.ENDED
     said = await provider.stop("half-1-1", "half", "")
-    assert "left slots or tasks" in said
+    assert "slots or tasks were left" in said
     assert not processes_naming(host.path("half-1-1"))
 
 
@@ -338,7 +338,7 @@ async def test_one_whose_directory_disappeared_keeps_its_share_until_it_is_stopp
     shutil.rmtree(host.directory)
 
     seen = await provider.status("half-1-1", "half", started.handle)
-    with pytest.raises(ProviderFailed, match="half-1-1 holds cannot be told"):
+    with pytest.raises(ProviderFailed, match="share of half-1-1 is not known"):
         await provider.start("half-1-2", "half", again=False)
     await provider.stop("half-1-1", "half", started.handle)
     gone = await provider.status("half-1-1", "half", started.handle)

@@ -119,7 +119,7 @@ WRONG = [
         asks(qos=LS, exclusive=CORES, exclusive_strength=REQUIRED),
         "cpu_policy.exclusive_strength",
         "REQUIRED",
-        "PCPULevel is about cpus of a slot's own",
+        "PCPULevel applies only to dedicated cpus",
     ),
     (
         asks(qos=BE, exclusive=NODES, exclusive_strength=REQUIRED),
@@ -131,19 +131,19 @@ WRONG = [
         asks(qos=LSR, bind_strength=REQUIRED),
         "cpu_policy.bind_strength",
         "REQUIRED",
-        "bind Default demands nothing",
+        "bind Default requires nothing",
     ),
     (
         asks(qos=LSR, exclusive=pb.EXCLUSIVE_POLICY_NONE, exclusive_strength=REQUIRED),
         "cpu_policy.exclusive_strength",
         "REQUIRED",
-        "exclusive None demands nothing",
+        "exclusive None requires nothing",
     ),
     (
         asks(numa=pb.NUMA_POLICY_NONE, numa_strength=REQUIRED),
         "cpu_policy.numa_strength",
         "REQUIRED",
-        "numa None demands nothing",
+        "numa None requires nothing",
     ),
     (
         asks(numa=pb.NUMA_POLICY_BEST_EFFORT, numa_strength=REQUIRED),

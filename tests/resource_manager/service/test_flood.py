@@ -187,7 +187,7 @@ async def test_a_job_has_so_many_streams_open(tmp_path: Path) -> None:
         error = await refusal(job.watch().read())
         assert isinstance(error, ResourceExhausted)
         assert error.retry_after_s is not None
-        assert "2 watch streams under way" in error.message
+        assert "2 watch streams in progress" in error.message
         await other.watch().read()
         streams[0].cancel()
         await eventually(lambda: _opens(job))
@@ -205,7 +205,7 @@ def test_calls_and_signs_of_life_are_counted_apart_and_by_job() -> None:
     admission = JobAdmission(JobLimits(calls=2, keep_alives=1, retry_s=0.7))
     with admission.entered(Kind.CALL, "job-1"), admission.entered(Kind.CALL, "job-1"):
         with (
-            pytest.raises(ResourceExhausted, match="2 calls under way") as caught,
+            pytest.raises(ResourceExhausted, match="2 calls in progress") as caught,
             admission.entered(Kind.CALL, "job-1"),
         ):
             pytest.fail("was let in")
@@ -213,7 +213,7 @@ def test_calls_and_signs_of_life_are_counted_apart_and_by_job() -> None:
         with (
             admission.entered(Kind.CALL, "job-2"),
             admission.entered(Kind.KEEP_ALIVE, "job-1"),
-            pytest.raises(ResourceExhausted, match="1 keep-alives under way"),
+            pytest.raises(ResourceExhausted, match="1 keep-alives in progress"),
             admission.entered(Kind.KEEP_ALIVE, "job-1"),
         ):
             pytest.fail("was let in")

@@ -155,7 +155,6 @@ async def test_callers_are_sent_away_while_it_stays_unsure_who_leads() -> None:
         tick_interval_s=0.02,
         maintain_interval_s=3600,
         renew_interval_s=3600,
-        check_interval_s=3600,
         unsure_max_s=0.05,
     )
     async with started(store, limits) as (runner, _):
@@ -168,7 +167,9 @@ async def test_callers_are_sent_away_while_it_stays_unsure_who_leads() -> None:
             with pytest.raises(Unavailable) as caught:
                 await asyncio.wait_for(call, 30)
             assert caught.value.reason is Reason.NOT_LEADER
-        with pytest.raises(Unavailable, match="whether this resource manager still leads"):
+        with pytest.raises(
+            Unavailable, match="does not confirm that this resource manager still leads"
+        ):
             await register(runner, "job-3")
         store.sure = True
         store.gate.set()
@@ -186,7 +187,7 @@ async def test_callers_are_sent_away_while_it_stays_unsure_who_leads() -> None:
 async def test_whatever_goes_wrong_renewing_goes_on() -> None:
     """A renewal that fails in an unexpected way must not be the last one."""
     store = LeasedStore()
-    limits = RunnerLimits(renew_interval_s=0.01, maintain_interval_s=3600, check_interval_s=3600)
+    limits = RunnerLimits(renew_interval_s=0.01, maintain_interval_s=3600)
 
     def broken() -> None:
         raise RuntimeError("nobody foresaw this")
@@ -204,7 +205,6 @@ async def test_it_is_neither_ready_nor_dead_while_it_is_unsure_who_leads() -> No
         tick_interval_s=0.01,
         maintain_interval_s=3600,
         renew_interval_s=3600,
-        check_interval_s=3600,
         unsure_max_s=0.02,
     )
     async with started(store, limits) as (runner, _):

@@ -113,7 +113,7 @@ async def test_after_kill_9_the_next_one_leads_with_a_higher_epoch(tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        pytest.param({"strategy": "best"}, "pack or spread", id="an unknown strategy"),
+        pytest.param({"strategy": "best"}, "pack, spread or balanced", id="an unknown strategy"),
         pytest.param({"lost_timeout_ms": 10}, "lost_timeout_ms", id="a time-out that is too short"),
         pytest.param({"user_token_group": "no-such-group"}, "groupadd", id="an unknown group"),
         pytest.param({"database_url": "mysql://x/y"}, "mysql", id="an unknown database"),

@@ -74,7 +74,9 @@ async def test_executors_have_to_know_where_we_are(tmp_path: Path) -> None:
 
 
 async def test_a_standby_needs_the_directory_that_both_use(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"name it with \[process\] directory for both"):
+    with pytest.raises(
+        ConfigurationError, match=r"set \[process\] directory to the same path for both"
+    ):
         set_up(tmp_path, halves(1), standby=True)
 
     named = halves(1).replace("[process]", f'[process]\ndirectory = "{tmp_path / "shared"}"')

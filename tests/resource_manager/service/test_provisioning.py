@@ -389,7 +389,7 @@ async def test_notes_that_cannot_be_read_keep_nobody_from_being_looked_after() -
         at.order(StopExecutor("old-1-1", "old", ""))
         (_, failed) = await at.told(2)
         assert isinstance(failed, ProvisionStopFailed)
-        assert "scripted cannot say: OSError(5, 'Input/output error')" in failed.message
+        assert "scripted could not check: OSError(5, 'Input/output error')" in failed.message
 
 
 async def test_the_provider_of_a_shape_that_is_gone_is_found_by_what_it_knows() -> None:

@@ -7,7 +7,7 @@ from resource_manager.service.recovery import Recovery, RecoveryLimits
 from resource_manager.storage.store import StoreAway, StoreBroken
 
 GONE = StoreAway("cannot be reached", details={"database": "books"})
-REFUSED = StoreError("refuses a statement")
+REFUSED = StoreError("rejected a statement")
 
 
 def test_a_database_that_is_away_for_an_hour_is_waited_for() -> None:
@@ -46,7 +46,7 @@ def test_a_batch_that_is_refused_again_and_again_ends_the_process() -> None:
         assert recovery.refusal() is None
     final = recovery.failed(REFUSED, 5.0)
     assert final is not None
-    assert "giving up after 5 failures in 60 s; the last one: refuses a statement" in final.message
+    assert "giving up after 5 failures in 60 s; the last one: rejected a statement" in final.message
 
 
 def test_refusals_far_apart_are_no_reason_to_give_up() -> None:

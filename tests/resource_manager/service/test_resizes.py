@@ -249,7 +249,7 @@ async def test_an_executor_that_cannot_change_sizes_goes_on_with_all_else(tmp_pa
         await job.resize("slot-1", profile=profile(1000))
         (told,) = await next_events(stream, 1)
         assert told.reason == Reason.RESIZE_REFUSED
-        assert "does not know how" in told.message
+        assert "does not support resizing" in told.message
         assert not told.slot.resizes
         await job.request(slot_request("slot-2"))
         await eventually(executor.register_if_asked)

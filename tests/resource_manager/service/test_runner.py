@@ -40,9 +40,7 @@ from resource_manager.service.runner import Runner, RunnerLimits
 from resource_manager.storage.memory_store import MemoryStore
 from tests.support.patience import PATIENCE_S
 
-QUIET = RunnerLimits(
-    tick_interval_s=3600, maintain_interval_s=3600, renew_interval_s=3600, check_interval_s=3600
-)
+QUIET = RunnerLimits(tick_interval_s=3600, maintain_interval_s=3600, renew_interval_s=3600)
 
 
 class GatedStore(MemoryStore):
@@ -235,7 +233,7 @@ async def test_a_step_that_may_have_half_changed_the_books_drops_them() -> None:
 
     store = GatedStore()
     async with started(store, step=failing) as (runner, heard):
-        with pytest.raises(Exception, match="failed at this call"):
+        with pytest.raises(Exception, match="failed while it handled this call"):
             await runner.submit(job("poison"))
         assert await runner.read(lambda state: list(state.jobs)) == []
         assert (heard.reloads, runner.rm_epoch) == ([2], 2)
@@ -281,7 +279,7 @@ async def test_a_bug_in_a_decision_undoes_its_batch() -> None:
 
     store = GatedStore()
     async with started(store, step=failing) as (runner, heard):
-        with pytest.raises(StoreError, match="was not made; try again"):
+        with pytest.raises(StoreError, match="was not applied; try again"):
             await register(runner, "job-1")
         assert not store.commits
         assert await register(runner, "job-1") == "job-1"

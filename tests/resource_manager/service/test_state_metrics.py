@@ -5,13 +5,14 @@ from __future__ import annotations
 from prometheus_client import generate_latest
 
 from resource_manager.service.metrics import ResourceManagerMetrics
-from resource_manager.service.state_metrics import observe_state
+from resource_manager.service.state_metrics import observe_cluster, observe_hosts
 from tests.support.engine_cluster import EngineCluster, numa_host
 
 
 def reserved(cluster: EngineCluster) -> dict[str, float]:
     metrics = ResourceManagerMetrics("0")
-    observe_state(metrics, cluster.state, cluster.at)
+    executors = observe_cluster(metrics, cluster.state, cluster.at)
+    observe_hosts(metrics, executors, lambda: cluster.at, cluster.state)
     lines = generate_latest(metrics.registry).decode().splitlines()
     values = [line.split() for line in lines if not line.startswith("#")]
     names = ("reservation", "_reserved_")
@@ -43,6 +44,7 @@ def test_the_total_of_an_executor_is_what_can_be_booked_there() -> None:
     cluster = EngineCluster.settled(numa_host())
     cluster.report_cpus("host-a", offline_cpus="3,11")
     metrics = ResourceManagerMetrics("0")
-    observe_state(metrics, cluster.state, cluster.at)
+    executors = observe_cluster(metrics, cluster.state, cluster.at)
+    observe_hosts(metrics, executors, lambda: cluster.at, cluster.state)
     shown = generate_latest(metrics.registry).decode()
     assert 'finegrain_cpu_cores{executor="host-a",state="total"} 14.0' in shown

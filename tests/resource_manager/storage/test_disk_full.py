@@ -121,7 +121,7 @@ for use in (lambda: store.commit(Changes([job("again")])), lambda: store.lead("f
     try:
         use()
     except StoreError as error:
-        print("start this process anew" in error.message)
+        print("restart this process" in error.message)
 """
 
 

@@ -57,7 +57,7 @@ def test_a_batch_that_the_database_refuses_is_no_reason_to_wait(url: str) -> Non
 def test_a_statement_that_the_server_refuses_is_no_reason_to_wait(postgresql_url: str) -> None:
     with open_store(postgresql_url) as store:
         store.lead("first")
-        with pytest.raises(StoreError, match="refuses a statement") as caught:
+        with pytest.raises(StoreError, match="rejected a statement") as caught:
             store.commit(Changes([job("job-1", name="with NUL \0")]))
         assert not isinstance(caught.value, StoreAway)
         store.commit(Changes([job("job-1")]))

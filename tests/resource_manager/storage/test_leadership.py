@@ -120,7 +120,7 @@ def test_a_lock_file_that_was_removed_cannot_make_two_leaders(
         file_store.renew()
     with open_store(sqlite_url) as second:
         second.lead("second")
-        with pytest.raises(NotLeader, match="another has taken over"):
+        with pytest.raises(NotLeader, match="another one has taken over"):
             file_store.commit(Changes(jobs=[job()]))
         assert second.load().jobs == []
 

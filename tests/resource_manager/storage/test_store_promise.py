@@ -350,16 +350,18 @@ def test_readers_see_whole_batches_while_a_writer_goes_on(store: Store) -> None:
 
     def read() -> list[tuple[int, int]]:
         seen = []
-        while not done.is_set():
+        while not done.wait(0.001):  # without a pause it may keep the writer from running
             counters = store.load().counters
             seen.append((counters["left"], counters["right"]))
         return seen
 
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read)
-        for number in range(1, 100):
-            store.commit(Changes(counters={"left": number, "right": number}))
-        done.set()
+        try:
+            for number in range(1, 100):
+                store.commit(Changes(counters={"left": number, "right": number}))
+        finally:
+            done.set()
         seen = reading.result()
     assert seen
     assert all(left == right for left, right in seen)
