@@ -58,7 +58,9 @@ def read_policy(field: str, text: str, kind: type[WordT]) -> tuple[WordT, bool |
     if said not in (REQUIRED, PREFERRED):
         raise InvalidArgument(field, text, f"{policy}, {policy}:{REQUIRED} or {policy}:{PREFERRED}")
     if policy == DEFAULT:
-        raise InvalidArgument(field, text, f"{DEFAULT} alone: what is configured has its strength")
+        raise InvalidArgument(
+            field, text, f"{DEFAULT} alone: it has the strength that is configured"
+        )
     return policy, said == REQUIRED
 
 

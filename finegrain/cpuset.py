@@ -243,7 +243,7 @@ def _item_bits(match: re.Match[str], text: str, field: str) -> int:
     if end is None:
         end = start
     if end < start or end > MAX_ID:
-        raise InvalidArgument(field, text, f"ranges that rise, with numbers up to {MAX_ID}")
+        raise InvalidArgument(field, text, f"ascending ranges, with numbers up to {MAX_ID}")
     if used is None:
         return ((1 << (end - start + 1)) - 1) << start
     # Tools write "0-62:2" for a step of 2; the kernel's form of the same is "0-62:1/2".

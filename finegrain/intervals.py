@@ -220,16 +220,6 @@ class IntervalSet:
         self._head = 0
         self._count = 0
 
-    def gaps_within(self, start: int, end: int) -> Iterator[Run]:
-        """Yields the intervals missing in the set between `start` and `end` (exclusive)."""
-        at = start
-        for low, high in self.runs_within(start, end):
-            if at < low:
-                yield at, low
-            at = high
-        if at < end:
-            yield at, end
-
     def _after(self, number: int) -> int:
         return bisect_right(self._bounds, number, self._head)
 

@@ -52,8 +52,8 @@ class MetricsServer:
         self._host, self._port = parse_address(address, "listen.metrics_address")
         if not insecure and not is_loopback(address):
             raise ConfigurationError(
-                f"metrics on {address} beyond loopback would be open to everybody; use a loopback "
-                "address, or say --insecure if nobody else can reach it",
+                f"metrics at {address} could be read from other hosts; use a loopback address, or "
+                "pass --insecure if only trusted hosts can reach it",
                 details={"address": address},
             )
         self._address = address

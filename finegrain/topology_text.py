@@ -151,7 +151,7 @@ def _core_marks(topology: HostTopology, core: Core, capacity: Capacity | None) -
     for name, cpus in (
         ("reserved", core.cpus & reserved),
         ("isolated", isolated),
-        ("not ours", core.cpus - ours),
+        ("not allowed", core.cpus - ours),
     ):
         if cpus:
             marks.append(name if cpus == core.cpus else f"{cpus} {name}")

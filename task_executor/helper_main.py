@@ -35,8 +35,8 @@ def run(options: TaskExecutorOptions) -> int:
         socket = options.helper_socket
         if socket is None:
             raise ConfigurationError(
-                "helper_socket is not set; a helper of its own listens there, and the executor "
-                "finds it there: set executor.helper_socket for both"
+                "helper_socket is not set; a separate helper listens at it, and the executor "
+                "connects to it: set executor.helper_socket for both"
             )
         front = _front_user(options)
         config = helper_config(options, executor_id(options), user_policy(options))
@@ -54,8 +54,8 @@ def _front_user(options: TaskExecutorOptions) -> User:
     user = find_user(options.front_user or str(os.geteuid()))
     if user is None:
         raise ConfigurationError(
-            f"front_user is {options.front_user!r}, and there is no such user on this host; make "
-            "it (useradd --system), or name another one",
+            f"front_user is {options.front_user!r}, and there is no such user on this host; "
+            "create it (useradd --system), or name another one",
             details={"front_user": options.front_user},
         )
     return user

@@ -27,7 +27,7 @@ def take_join_token() -> str:
     token = os.environ.pop(JOIN_TOKEN_VARIABLE, "").strip()
     if token and not TOKEN_PATTERN.fullmatch(token):
         raise ConfigurationError(
-            f"{JOIN_TOKEN_VARIABLE} is not a token of 16 to 512 characters; give it the content "
+            f"{JOIN_TOKEN_VARIABLE} is not a token of 16 to 512 characters; set it to the content "
             "of cluster.token in the state directory of the resource manager"
         )
     return token

@@ -195,13 +195,14 @@ def identify(
         # UNAUTHENTICATED is final: a client would give up a task that still runs.
         raise Unavailable(
             "this executor cannot check the user token before it has registered with the resource "
-            "manager; try again, and if that does not help, check that the resource manager runs "
-            "and that the executor reaches it (manager_not_reached in its log says why not)",
+            "manager; try again, and if that does not help, check that the resource manager is "
+            "running and that the executor can reach it (manager_not_reached in its log has the "
+            "cause)",
             reason=Reason.NOT_REGISTERED,
         )
     if not hashes.user_sha256 or not same_secret(shown, hashes.user_sha256):
         raise Unauthenticated(
-            "the token is not one of this cluster; read it anew from the resource manager's "
+            "the token does not belong to this cluster; copy it again from the resource manager's "
             "state directory",
             reason=Reason.TOKEN_WRONG,
         )

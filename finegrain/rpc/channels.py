@@ -194,8 +194,8 @@ def check_token_is_safe(
     parse_address(address)
     if token is not None and tls is None and not insecure and not is_loopback(address):
         raise ConfigurationError(
-            f"the token would be sent to {address} in clear; "
-            "set up TLS (--tls-ca), or say --insecure if nobody else can listen",
+            f"the token would be sent to {address} without encryption; set up TLS (--tls-ca), or "
+            "pass --insecure if the network is trusted",
             details={"address": address},
         )
 
@@ -207,7 +207,7 @@ def channel_credentials(tls: TlsOptions) -> grpc.ChannelCredentials:
         ConfigurationError: a file cannot be read, or only one of certificate and key is given.
     """
     if (tls.certificate is None) != (tls.key is None):
-        raise ConfigurationError("a TLS certificate needs its key and a key its certificate")
+        raise ConfigurationError("a TLS certificate and its key must be set together")
     return grpc.ssl_channel_credentials(
         root_certificates=_read(tls.ca),
         private_key=_read(tls.key),

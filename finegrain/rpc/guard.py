@@ -229,7 +229,8 @@ class GuardedMethod:
                 return
             _log.error("call_failed", exc_info=error, extra={"method": self._method})
             error = FinegrainError(
-                "the server failed at this call; its log has the details", reason=Reason.INTERNAL
+                "the server failed while it handled this call; its log has the details",
+                reason=Reason.INTERNAL,
             )
         else:
             _log.info(

@@ -190,7 +190,7 @@ class GuardedServer:
     def _wrap(self, method: str, handler: Any) -> Any:
         need = self._access.get(method)
         if need is None:
-            raise ConfigurationError(f"method {method} has no line in the access table")
+            raise ConfigurationError(f"method {method} has no entry in the access table")
         gated = method not in _OPEN_METHODS
         call = GuardedMethod(self._lifecycle, method, need, handler, gated=gated)
         decode = tolerant(handler.request_deserializer)
@@ -214,8 +214,8 @@ def check_listen_is_safe(listen: ListenOptions) -> None:
     parse_address(listen.address, "listen.address")
     if listen.tls is None and not listen.insecure and not is_loopback(listen.address):
         raise ConfigurationError(
-            f"listening on {listen.address} beyond loopback needs TLS (certificate and key), or "
-            "--insecure if nobody else can reach it",
+            f"listening on {listen.address}, which is not a loopback address, needs TLS "
+            "(certificate and key), or --insecure if only trusted hosts can reach it",
             details={"address": listen.address},
         )
 
@@ -228,8 +228,8 @@ def bind_error(address: str, number: int) -> ConfigurationError:
         "choose another address",
         errno.EADDRNOTAVAIL: f"{address} is not an address of this host; choose one that "
         "'ip address' shows, or 127.0.0.1",
-        errno.EACCES: f"{address} needs privilege to listen on; choose a port above 1023",
-    }.get(number, f"{address} cannot be listened on ({why})")
+        errno.EACCES: f"only root may listen on {address}; choose a port above 1023",
+    }.get(number, f"cannot listen on {address} ({why})")
     reason = Reason.ADDRESS_IN_USE if number == errno.EADDRINUSE else Reason.CONFIGURATION
     return ConfigurationError(message, reason=reason, details={"address": address, "errno": why})
 

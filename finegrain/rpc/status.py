@@ -198,7 +198,8 @@ def _bare(code: grpc.StatusCode, text: str, address: str) -> FinegrainError:
         return Unavailable(f"{where} did not answer in time ({text})", details=details)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return errors.FailedPrecondition(
-            f"{where} does not know this call ({text}); its version does not match ours",
+            f"{where} does not know this call ({text}); its version does not match the version of "
+            "this program",
             reason=Reason.VERSION_MISMATCH,
             details=details,
         )

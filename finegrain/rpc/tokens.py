@@ -63,8 +63,8 @@ def read_token(path: Path) -> str:
             text = file.read(4096).strip()
     except FileNotFoundError:
         raise ConfigurationError(
-            f"there is no token file {path}; the resource manager makes it at its first start in "
-            "its state directory, or name another one with --token-file",
+            f"there is no token file {path}; the resource manager creates it in its state "
+            "directory at its first start; name another file with --token-file",
             details=details,
         ) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -74,12 +74,13 @@ def read_token(path: Path) -> str:
         ) from None
     if mode & 0o007:
         raise ConfigurationError(
-            f"the token file {path} is open to everybody; run: chmod o-rwx {path}", details=details
+            f"the token file {path} is accessible to all users; run: chmod o-rwx {path}",
+            details=details,
         )
     if not TOKEN_PATTERN.fullmatch(text):
         raise ConfigurationError(
-            f"the token file {path} does not hold one token of 16 to 512 characters; "
-            "remove it and start the resource manager, which makes a new one",
+            f"the token file {path} does not hold one token of 16 to 512 characters; remove it "
+            "and start the resource manager, which creates a new one",
             details=details,
         )
     return text
@@ -118,7 +119,7 @@ def _create(path: Path, *, mode: int, gid: int) -> None:
         _sync_directory(path.parent)
     except OSError as error:
         raise ConfigurationError(
-            f"the token file {path} cannot be made: {error.strerror}", details={"path": path}
+            f"the token file {path} cannot be created: {error.strerror}", details={"path": path}
         ) from None
     finally:
         temporary.unlink(missing_ok=True)
@@ -137,7 +138,7 @@ def _gid(group: str) -> int:
         return grp.getgrnam(group).gr_gid
     except KeyError:
         raise ConfigurationError(
-            f"there is no group {group!r} for the user token; make it (groupadd {group}), or "
-            "configure another one",
+            f"there is no group {group!r} for the user token; create it (groupadd {group}), or "
+            "configure another group",
             details={"group": group},
         ) from None

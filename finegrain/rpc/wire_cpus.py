@@ -319,7 +319,7 @@ def _check_once(field: str, items: Any) -> None:
     if len(items) > NODES_MAX:
         raise InvalidArgument(field, f"{len(items)} items", f"at most {NODES_MAX}")
     if len(set(items)) != len(items):
-        raise InvalidArgument(field, f"{len(items)} items", "each of them once")
+        raise InvalidArgument(field, f"{len(items)} items", "each of them only once")
 
 
 def _required(strength: int, unspecified: bool, field: str) -> bool:

@@ -66,8 +66,8 @@ class CommandFence(Generic[Answer]):
         """
         if rm_epoch < self.rm_epoch:
             raise FailedPrecondition(
-                f"rm_epoch is {rm_epoch}, but this executor has seen {self.rm_epoch}; "
-                "a newer resource manager is in charge, step down",
+                f"rm_epoch is {rm_epoch}, but this executor has seen {self.rm_epoch}; a newer "
+                "resource manager leads; the older one must stop",
                 reason=Reason.STALE_EPOCH,
                 details=self._details(rm_epoch=rm_epoch),
             )
@@ -100,11 +100,11 @@ class CommandFence(Generic[Answer]):
             raise FailedPrecondition(
                 f"command_number is {numbers.command_number}, expected {expected}"
                 + (
-                    " (the last one came with other content)"
+                    " (the last one had different content)"
                     if numbers.command_number == self.command_number
                     else ""
                 )
-                + "; take in the reported state before commanding again",
+                + "; apply the reported state before sending more commands",
                 reason=Reason.COMMAND_OUT_OF_ORDER,
                 details=self._details(asked=numbers.command_number),
             )

@@ -172,7 +172,7 @@ class CpuLedger:
         self._check_assignment(assignment, spec.profile.cpu_milli)
         cpus_here = self.host.slot_cpus | self.host.reserved
         if spec.cpus and not CpuSet.parse(spec.cpus) <= cpus_here:
-            raise InvalidArgument("cpus", spec.cpus, f"cpus out of this executor's {cpus_here}")
+            raise InvalidArgument("cpus", spec.cpus, f"cpus of this executor ({cpus_here})")
         if assignment.cpus:
             self._check_dedicated(key, spec.allocation_id, assignment)
         elif not self._room_for(assignment, self.pools):
@@ -189,12 +189,12 @@ class CpuLedger:
 
         cpus = assignment.cpus
         if bool(cpus) != assignment.qos.is_pinned:
-            expected = "cpus of its own" if assignment.qos.is_pinned else "none: it runs in pools"
+            expected = "dedicated cpus" if assignment.qos.is_pinned else "none: it runs in pools"
             raise refuse("cpus", cpus, f"for class {assignment.qos} {expected}")
         if cpus and 1000 * len(cpus) != cpu_milli:
             raise refuse("cpus", cpus, f"one for each 1000 of the booked cpu_milli ({cpu_milli})")
         if not cpus <= self.host.slot_cpus:
-            raise refuse("cpus", cpus, f"cpus out of this executor's {self.host.slot_cpus}")
+            raise refuse("cpus", cpus, f"cpus of this executor ({self.host.slot_cpus})")
         known = self.host.memory_nodes
         if known and not assignment.memory_nodes <= known:
             raise refuse("memory_nodes", assignment.memory_nodes, f"nodes of this host: {known}")
@@ -221,7 +221,8 @@ class CpuLedger:
         if parts:
             details = {f"{name}.cpus": str(cpus) for name, cpus in blocked.items() if cpus}
             raise _unavailable(
-                f"cpus {wanted.cpus} cannot be slot {allocation_id}'s own: " + "; ".join(parts),
+                f"cpus {wanted.cpus} cannot be dedicated to slot {allocation_id}: "
+                + "; ".join(parts),
                 details | {"asked.cpus": str(wanted.cpus)},
             )
         # The old cpus count as well: both are dedicated until the resize is complete.

@@ -23,7 +23,7 @@ def check_amounts(spec: SlotSpec) -> None:
         expected = f"0 or at least the booked cpu_milli ({cpu_milli})"
         raise InvalidArgument("cpu_limit_milli", cap, expected)
     if spec.is_pinned and cap != cpu_milli:
-        expected = f"0 or the booked cpu_milli ({cpu_milli}): its cpus are the cap"
+        expected = f"0 or the booked cpu_milli ({cpu_milli}): its dedicated cpus are the limit"
         raise InvalidArgument("cpu_limit_milli", cap, expected)
 
 
@@ -46,7 +46,7 @@ def check_fit(subject: str, need: Amounts, free: Amounts, total: Amounts) -> Non
     parts = []
     for name in shortfall(need, free):
         asked, available, whole = need[name], free.get(name, 0), total.get(name, 0)
-        parts.append(f"{name}: asked {asked}, available {available} of {whole}")
+        parts.append(f"{name}: requested {asked}, available {available} of {whole}")
         details |= {f"asked.{name}": asked, f"available.{name}": available, f"total.{name}": whole}
     raise ResourceExhausted(
         f"{subject} does not fit here ({'; '.join(parts)}); place it elsewhere or wait",

@@ -166,14 +166,15 @@ class SlotTable:
     def _existing(self, known: Slot, spec: SlotSpec) -> Slot:
         if known.spec != spec:
             raise AlreadyExists(
-                f"allocation {spec.allocation_id} generation {spec.generation} exists with other "
-                "content; free it first, or place the request anew under a higher generation",
+                f"allocation {spec.allocation_id} generation {spec.generation} exists with "
+                "different content; free it first, or place the request again with a higher "
+                "generation",
                 details={"allocation_id": spec.allocation_id, "generation": spec.generation},
             )
         if known.state is CarveState.FREEING:
             raise FailedPrecondition(
-                f"slot {spec.allocation_id} generation {spec.generation} is being freed; "
-                "place the request anew under a higher generation",
+                f"slot {spec.allocation_id} generation {spec.generation} is being freed; place "
+                "the request again with a higher generation",
                 details={"allocation_id": spec.allocation_id, "state": known.state.value},
             )
         return known
@@ -183,7 +184,7 @@ class SlotTable:
         if latest is not None and latest.spec.generation > spec.generation:
             raise FailedPrecondition(
                 f"allocation {spec.allocation_id} is at generation {latest.spec.generation} here; "
-                f"generation {spec.generation} is over",
+                f"generation {spec.generation} is outdated",
                 reason=Reason.STALE_GENERATION,
                 details={
                     "allocation_id": spec.allocation_id,

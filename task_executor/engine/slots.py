@@ -106,7 +106,7 @@ class SlotSpec:
         known = self.assignment or CpuAssignment()
         given = assignment or known
         if given.qos is not known.qos:
-            expected = f"{known.qos}, as before: a change of size changes no class"
+            expected = f"{known.qos}, as before: a resize cannot change the class"
             raise InvalidArgument("assignment.qos", str(given.qos), expected)
         return replace(
             self,
@@ -182,13 +182,13 @@ def check_resizable(slot: Slot, number: int) -> None:
         raise FailedPrecondition(f"{name} is being freed", details=details)
     if number <= last:
         raise FailedPrecondition(
-            f"{name} has come to change of size {last}; number {number} is over, or came with "
-            "other content; take in the reported state and number the next one higher",
+            f"the last resize of {name} has number {last}; number {number} is outdated, or had "
+            "different content; apply the reported state and use a higher number",
             reason=Reason.STALE_RESIZE,
             details=details,
         )
     if slot.becoming is not None:
         raise FailedPrecondition(
-            f"what became of change of size {last} of {name} is not known yet; try again",
+            f"the outcome of resize {last} of {name} is not known yet; try again",
             details=details,
         )

@@ -120,7 +120,7 @@ class Helper:
         """Kills groups among the slots that no record explains; `inspect` reports them."""
         for name in self.slots.strangers():
             pids = sorted(self.driver.pids(self.driver.slot(name), []))
-            sys.stderr.write(f"{name} is no slot of ours: killed with processes {pids[:10]}\n")
+            sys.stderr.write(f"{name} is not a known slot: killed with processes {pids[:10]}\n")
             self.strangers.append({"group": name[:200], "pids": pids[:10]})
             self.loop.run(self.slots.destroy(name))
 
@@ -179,7 +179,7 @@ class Helper:
 
         The next start gets or makes a new holder.
         """
-        sys.stderr.write("the holder of our scope has died: starting anew\n")
+        sys.stderr.write("the process that keeps the scope has ended: starting again\n")
         self._request_stop()
 
     def _request_stop(self, *_signal: Any) -> None:

@@ -109,14 +109,14 @@ def find_helper(config: HelperConfig) -> int:
     path, end = Path(config.socket_path), time.monotonic() + _UNIT_S
     while (hello := _call(path, "hello")) is None:
         if time.monotonic() > end:
-            message = f"nobody answers at {path}; start it (finegrain executor helper)"
+            message = f"no helper answers at {path}; start it (finegrain executor helper)"
             raise HelperNotStarted(message)
         time.sleep(_PAUSE_S)
     if hello["executor_id"] != config.executor_id:
         message = f"{path} belongs to executor {hello['executor_id']}, not to {config.executor_id}"
         raise HelperNotStarted(f"{message}; set executor_id for both")
     if hello["protocol_version"] != PROTOCOL_VERSION:
-        raise HelperNotStarted("the helper is of another version; restart it, tasks live on")
+        raise HelperNotStarted("the helper has another version; restart it: its tasks continue")
     return int(hello["pid"])
 
 

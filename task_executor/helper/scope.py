@@ -84,7 +84,7 @@ def _make(unit: str, stderr: IO[bytes] | None) -> int:
                 return pid
             time.sleep(_PAUSE_S)
         os.kill(pid, signal.SIGKILL)  # it must not make a scope later
-    raise ScopeError("systemd-run failed; the log says more")
+    raise ScopeError("systemd-run failed; the log has details")
 
 
 def _join(place: str, stderr: IO[bytes] | None) -> int:
@@ -94,7 +94,7 @@ def _join(place: str, stderr: IO[bytes] | None) -> int:
     """
     tops = [Path(f"{root}{place}") for root in (_CGROUPS, *_CGROUPS.iterdir())]
     if not (groups := [top for top in tops if top.is_dir()]):
-        raise ScopeError("it has just gone")
+        raise ScopeError("it has just ended")
     pid = _start(list(_HOLDER), stderr)
     with _killed_on_failure(pid):
         for group in groups:

@@ -269,7 +269,7 @@ class _Shim:
             raise Fault("SLOT_NOT_READY", "the task was started without stdin")
         if offset > self.received:
             message = (
-                f"offset is {offset}; expected at most {self.received}, the bytes taken so far"
+                f"offset is {offset}; expected at most {self.received}, the bytes received so far"
             )
             raise Fault("OUT_OF_RANGE", message, offset=offset, accepted=self.received)
         new = data[self.received - offset :][: _INPUT_BYTES_MAX - len(self.inbox)]

@@ -165,7 +165,7 @@ class Tasks:
             yield 0.01
         if known := self.known.get(task_id):
             if known.record["digest"] != digest:
-                message = f"task {task_id} exists with other content"
+                message = f"task {task_id} exists with different content"
                 raise Fault("ALREADY_EXISTS", message, task_id=task_id)
             yield from self._until_started(known)
             if not known.record.get("pid") and known.exit and known.exit.get("error"):
@@ -218,7 +218,7 @@ class Tasks:
         try:
             reply = os.read(reader, 1 << 16)
         except BlockingIOError:
-            message = f"no word from its shim for {_START_S:.0f} s; ask for the same task again"
+            message = f"no answer from its shim for {_START_S:.0f} s; submit the same task again"
             raise Fault("START_FAILED", message, task_id=task.id) from None
         answer: dict[str, Any] = json.loads(reply) if reply else {"error": None}
         if "error" not in answer:
@@ -251,7 +251,7 @@ class Tasks:
         chosen = (default_user[0] if uid is None else uid, default_user[1] if gid is None else gid)
         for number, default in zip(chosen, default_user, strict=True):
             if own != 0:
-                allowed, hint = number == default, "without root there is no other user"
+                allowed, hint = number == default, "only root can run tasks as another user"
             elif number == 0:
                 allowed, hint = config["allow_root_tasks"], "set allow_root_tasks to allow it"
             else:
@@ -329,6 +329,6 @@ def _exchange(peer: socket.socket, outbox: bytearray, deadline: float) -> Job:
         yield peer.fileno(), max(0.0, deadline - time.monotonic())
         inbox += (data := peer.recv(1 << 20))
         if not data:
-            raise ConnectionResetError("it hung up")
+            raise ConnectionResetError("it closed the connection")
         whole = list(frames(inbox))
     return whole[0]

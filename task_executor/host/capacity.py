@@ -105,7 +105,8 @@ def _share(topology: HostTopology, options: CapacityOptions, share: CpuSet) -> C
         raise InvalidArgument(
             "reserved_cpus",
             str(options.reserved_cpus),
-            "nothing beside cpus: a share is used as it is, leave reserved CPUs out of it",
+            "nothing together with cpus: a share is used as a whole, leave reserved CPUs out of "
+            "cpus",
         )
     if not share:
         raise refuse(f"at least one of the usable CPUs {topology.allowed}")
@@ -128,7 +129,10 @@ def _check_reserve(topology: HostTopology, reserved: CpuSet, warnings: list[str]
         )
     without_effect = reserved - topology.allowed
     if without_effect:
-        warnings.append(f"reserved CPUs {without_effect} are offline or not ours anyway")
+        warnings.append(
+            f"reserved CPUs {without_effect} are offline, or this process may not use them: "
+            "reserving them has no effect"
+        )
     for core in topology.cores:
         if not core.cpus.isdisjoint(reserved) and not (core.cpus & topology.allowed) <= reserved:
             warnings.append(
@@ -170,9 +174,9 @@ def _memory(
         return 0, _share_memory(options, options.share_memory_bytes, usable)
     if not usable:
         warnings.append(
-            "the host does not tell its memory: none is offered; set memory_bytes"
+            "the size of the host's memory is not known: none is offered; set memory_bytes"
             if usable is None
-            else "no memory is left for us: none is offered"
+            else "no memory is left for slots: none is offered"
         )
         return 0, 0
     reserve = options.reserved_memory_bytes
@@ -193,7 +197,7 @@ def _share_memory(options: CapacityOptions, share: int, usable: int | None) -> i
         raise InvalidArgument(
             "reserved_memory_bytes",
             options.reserved_memory_bytes,
-            "nothing beside memory_bytes: a share is used as it is",
+            "nothing together with memory_bytes: a share is used as a whole",
         )
     if share < MEMORY_GRAIN_BYTES or (usable is not None and share > usable):
         at_most = "" if usable is None else f" and at most the {usable} usable bytes"

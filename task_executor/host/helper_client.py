@@ -297,7 +297,8 @@ class HelperClient:
             except ConnectionError as error:
                 if not repeat:
                     raise HelperUnavailable(
-                        f"the helper went away during {verb}; whether it was done is not known"
+                        f"the helper closed the connection during {verb}; it is not known whether "
+                        "that was done"
                     ) from error
             except TimeoutError:
                 message = f"no helper answers at {self._path} (waited {deadline_s:g} s for {verb})"
@@ -306,7 +307,7 @@ class HelperClient:
     async def _ask(self, verb: str, args: dict[str, Any]) -> dict[str, Any]:
         writer = self._writer
         if writer is None:
-            raise ConnectionResetError("helper is away")
+            raise ConnectionResetError("the helper is not connected")
         self._next_id += 1
         number = self._next_id
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -316,7 +317,9 @@ class HelperClient:
             async with asyncio.timeout(ANSWER_S + args.get("grace_ms", 0) / 1000):
                 return await answer
         except TimeoutError:
-            raise HelperUnavailable(f"the helper does not answer {verb}; is it stopped?") from None
+            raise HelperUnavailable(
+                f"the helper does not answer {verb}; is it suspended (SIGSTOP)?"
+            ) from None
         finally:
             self._calls.pop(number, None)
 
@@ -328,7 +331,7 @@ class HelperClient:
                     reader, writer = await asyncio.open_unix_connection(address)
                 if peer_uid(writer.get_extra_info("socket")) not in (0, os.geteuid()):
                     writer.close()
-                    raise ConnectionRefusedError("another user's")
+                    raise ConnectionRefusedError("the socket belongs to another user")
             except OSError:
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311
                 backoff_s = min(backoff_s * 2, _BACKOFF_S_MAX)
@@ -376,7 +379,7 @@ class HelperClient:
         writer.close()
         for call in self._calls.values():
             if not call.done():
-                call.set_exception(ConnectionResetError("the helper went away"))
+                call.set_exception(ConnectionResetError("the helper closed the connection"))
 
 
 def _batches(items: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

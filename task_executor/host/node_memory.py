@@ -80,7 +80,9 @@ def _default_ids(topology: HostTopology, warnings: list[str]) -> set[int]:
         if node.cpus and node.memory_bytes == 0 and memory_only:
             default_ids |= _partners(topology, node, allowed)
     if not default_ids and memory_only:
-        warnings.append("no memory near the CPUs may be used: that of nodes without CPUs is taken")
+        warnings.append(
+            "no memory near the CPUs may be used: the memory of nodes without CPUs is used"
+        )
         default_ids = {node.id for node in memory_only}
     return default_ids
 

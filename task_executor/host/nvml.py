@@ -132,7 +132,7 @@ class _Session:
     def _gpu(self, index: int, handle: Any) -> Gpu | None:
         uuid = _text(self._ask("nvmlDeviceGetUUID", handle))
         if not uuid:
-            self._warnings.append(f"GPU {index} does not tell its UUID and is left out")
+            self._warnings.append(f"GPU {index} does not report its UUID and is left out")
             return None
         memory_bytes, health = self._memory(index, handle)
         mode = self._ask("nvmlDeviceGetMigMode", handle) or (0, 0)

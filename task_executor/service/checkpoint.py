@@ -82,7 +82,7 @@ class StateDirectory:
             directory.close()
             raise ConfigurationError(
                 f"another task executor uses the state directory {path}; stop it, or give this "
-                "one a directory of its own (--state-dir)",
+                "one another directory (--state-dir)",
                 reason=Reason.STORE_IN_USE,
                 details={"state_dir": path},
             ) from None
@@ -133,7 +133,7 @@ class StateDirectory:
         if executor_id and saved.executor_id != executor_id:
             raise ConfigurationError(
                 f"the state directory {self.path} belongs to executor {saved.executor_id}, not "
-                f"{executor_id}; give {executor_id} a directory of its own (--state-dir)",
+                f"{executor_id}; give {executor_id} another directory (--state-dir)",
                 details={"state_dir": self.path, "executor_id": saved.executor_id},
             )
         return saved
@@ -279,7 +279,7 @@ def decode_document(text: str, path: Path) -> dict[str, Any]:
         version, body = document["version"], document["content"]
         intact = document["sha256"] == _digest(body)
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise DamagedError("torn or not ours") from None
+        raise DamagedError("incomplete, or not a file of the executor") from None
     if version > FORMAT_VERSION:
         raise ConfigurationError(
             f"{path} was written by a newer version of finegrain (format {version}, this one "

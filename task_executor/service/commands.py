@@ -108,7 +108,7 @@ class CommandRunner:
         own = self._keeper.identity.executor_id
         if request.executor_id not in ("", own):
             raise AlreadyExists(
-                f"the command is meant for executor {request.executor_id}, and {own} listens here",
+                f"the command is for executor {request.executor_id}, but {own} listens here",
                 reason=Reason.INSTANCE_CONFLICT,
                 details={"executor_id": own},
             )
@@ -151,8 +151,8 @@ class CommandRunner:
             await self._keeper.keep_epoch(rm_epoch)
         except OSError as error:
             raise Unavailable(
-                f"the new epoch could not be kept in {self._keeper.directory.path}: "
-                f"{error.strerror}; make room there",
+                f"the new epoch could not be stored in {self._keeper.directory.path}: "
+                f"{error.strerror}; free some space there",
                 reason=Reason.DISK_FULL,
             ) from None
 

@@ -34,8 +34,8 @@ class Mover(Protocol):
 class CpuBindings:
     """Where slots run on the host, and what remains to be moved.
 
-    Whoever changes where slots run holds `lock`, from reading the ledger until the helper has
-    confirmed.
+    Code that changes where slots run must hold `lock` from reading the ledger until the helper has
+    confirmed the change.
     """
 
     def __init__(self, table: SlotTable, helper: Mover) -> None:

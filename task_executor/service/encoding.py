@@ -73,7 +73,7 @@ def _task_exit(task: Task) -> task_executor_pb2.TaskExit | None:
 
 
 def _signal(record: ExitRecord) -> int:
-    # A task whose end nobody observed (the host restarted) is reported as killed.
+    # A task whose end was not observed (the host restarted) is reported as killed.
     lost = record.exit_code is None and record.signal is None
     return SIGKILL if lost else record.signal or 0
 

@@ -34,8 +34,8 @@ def size_kept(wanted: SlotSpec, error: Exception) -> FinegrainError:
 def size_unknown(wanted: SlotSpec, error: Exception) -> FinegrainError:
     """Returns UNREACHABLE: the helper was called and has not answered."""
     return Unavailable(
-        f"whether slot {wanted.allocation_id} has its new size is not known yet ({error}); "
-        "a report will tell",
+        f"it is not known yet whether slot {wanted.allocation_id} has its new size ({error}); a "
+        "later report will show it",
         details={"allocation_id": wanted.allocation_id, "resize_number": wanted.resize_number},
     )
 
@@ -43,6 +43,6 @@ def size_unknown(wanted: SlotSpec, error: Exception) -> FinegrainError:
 def slot_removed(key: SlotKey) -> FinegrainError:
     """Returns ALLOCATION_UNKNOWN for a slot that was removed during the call."""
     return NotFound(
-        f"slot {key.allocation_id} generation {key.generation} went meanwhile",
+        f"slot {key.allocation_id} generation {key.generation} was removed meanwhile",
         details={"allocation_id": key.allocation_id, "generation": key.generation},
     )

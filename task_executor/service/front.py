@@ -204,7 +204,7 @@ class Front:
                 log.error("checkpoint_not_written", error=str(error), path=str(path))
                 return
             raise ConfigurationError(
-                f"nothing can be kept in the state directory {path}: {error.strerror}; make room "
+                f"the state directory {path} cannot be written: {error.strerror}; free some space "
                 "there, or name another one (--state-dir)",
                 reason=Reason.DISK_FULL if error.errno == errno.ENOSPC else None,
                 details={"state_dir": path},
@@ -242,7 +242,7 @@ class Front:
                 "tasks_go_on",
                 slots=len(self.keeper.table),
                 tasks=self.keeper.tasks.running(),
-                hint="start the executor again to take them back, or set stop_tasks_on_exit",
+                hint="start the executor again to adopt them, or set stop_tasks_on_exit",
             )
         await self._server.stop()
         await self._close_components()
@@ -378,8 +378,8 @@ class Front:
             log.info(
                 "one_user",
                 user=self._prepared.users.own.name,
-                meaning="front and helper run as one user: the split lets the front restart, it "
-                "does not guard the helper against the front",
+                meaning="front and helper run as the same user: the front can be restarted "
+                "separately, but the helper is not protected against it",
             )
 
     # -- background ----------------------------------------------------------------------------

@@ -86,8 +86,8 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
     if time_shared:
         warnings.append(
             f"{total[CPU_MILLI]} cpu_milli is a share of the time of cpus {capacity.cpus}, which "
-            "others may use as well, so no slot gets a cpu or NUMA node of its own here; give the "
-            "executor cpus instead"
+            "other processes may use as well, so no slot gets dedicated cpus or NUMA nodes here; "
+            "set cpus of the executor instead"
         )
     return HostPlan(
         topology=topology,
@@ -182,7 +182,7 @@ def _cpu_milli(options: TaskExecutorOptions, capacity: Capacity) -> int:
         return capacity.cpu_milli_total
     if not 0 < wanted <= capacity.cpu_milli_total:
         raise InvalidArgument(
-            "cpu_milli", wanted, f"1 to {capacity.cpu_milli_total}, what the cpus here can give"
+            "cpu_milli", wanted, f"1 to {capacity.cpu_milli_total}, the capacity of the cpus here"
         )
     return wanted
 

@@ -260,7 +260,7 @@ class HostSync:
             if record is not None:
                 _adopt_record(self._keeper, task, record)
             elif self._keeper.tasks.get(task.task_id) is task:
-                message = "the host lost the task's records; how it ended is not known"
+                message = "the task's records on the host are lost; how it ended is not known"
                 self._keeper.tasks.failed(task, TaskFault(Reason.TERMINATED.value, message))
 
     def _is_unsettled(self) -> bool:

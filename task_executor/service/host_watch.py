@@ -145,12 +145,13 @@ class HostWatch:
                 continue
             name = f"slot {slot.spec.allocation_id}"
             if lost := own & offline:
-                named.append(f"{name} has cpus {lost} of its own that do not run any more")
+                named.append(f"{name} has dedicated cpus {lost}, which are no longer online")
             for each in state.containers if state else ():
                 if lost := own & each.cpus:
                     whose = "/".join(filter(None, (each.pod_uid, each.container)))
                     named.append(
-                        f"{name} has cpus {lost} of its own that the kubelet has given to {whose}"
+                        f"{name} has dedicated cpus {lost}, which the kubelet has assigned to "
+                        f"{whose}"
                     )
         if len(named) > NOTES_MAX:
             named[NOTES_MAX - 1 :] = [f"{len(named) - NOTES_MAX + 1} more cases like these"]

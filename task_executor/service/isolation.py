@@ -19,14 +19,16 @@ _MEANING = {
     "pids": "the number of processes is not capped",
 }
 NO_HUGETLB = (
-    "huge pages are booked, but a task can take others than its slot's: the kernel has no hugetlb "
+    "huge pages are booked, but a task can take more than its slot: the kernel has no hugetlb "
     "controller here"
 )
 DECLARED_ONLY = (
-    "countable resources ({names}) are booked, but tasks are given no device and kept from none: "
-    "a task has to find and choose its devices itself"
+    "countable resources ({names}) are booked, but no devices are assigned to tasks or hidden "
+    "from them: a task must find and choose its devices itself"
 )
-_AFFINITY = "tasks are put on their cpus, but could change them, and memory may be of any NUMA node"
+_AFFINITY = (
+    "tasks start on their cpus, but could change them, and their memory may be on any NUMA node"
+)
 DECLARED = "declared"
 """Isolation of countable resources that are booked but not enforced on the host."""
 DEDICATED_CPUS = "cpus"

@@ -72,7 +72,7 @@ class ExecutorMetrics:
         )
         self.cpu_bindings_out_of_sync = Gauge(
             "finegrain_executor_cpu_bindings_out_of_sync",
-            "1 while slots could not be moved to the cpus of their pool; it is tried again.",
+            "1 while slots could not be moved to the cpus of their pool; the executor tries again.",
             registry=registry,
         )
         self.memory_bytes = Gauge(
@@ -120,13 +120,13 @@ class ExecutorMetrics:
             self.carve_seconds.labels(outcome)
         self.free_seconds = Histogram(
             "finegrain_executor_free_duration_seconds",
-            "Time from the order to free a slot until nothing of it lives.",
+            "Time from the order to free a slot until nothing of it is left.",
             buckets=_FREE_S,
             registry=registry,
         )
         self.resize_seconds = Histogram(
             "finegrain_executor_resize_duration_seconds",
-            "Time to change the limits of a slot under its tasks.",
+            "Time to change the limits of a slot while its tasks run.",
             ("outcome",),
             buckets=_CARVE_S,
             registry=registry,
@@ -144,7 +144,7 @@ class ExecutorMetrics:
         )
         self.contact_age = Gauge(
             "finegrain_executor_report_age_seconds",
-            "Time since the resource manager last took in a report.",
+            "Time since the resource manager last accepted a report.",
             registry=registry,
         )
         self.registration_number = Gauge(

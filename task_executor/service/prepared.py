@@ -152,7 +152,7 @@ def _socket_path(options: TaskExecutorOptions, state_dir: Path) -> Path:
         run_dir.mkdir(mode=0o750, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
-            f"the run directory {run_dir} cannot be made: {error.strerror}; name another one",
+            f"the run directory {run_dir} cannot be created: {error.strerror}; name another one",
             details={"run_dir": run_dir},
         ) from None
     for path in (run_dir, run_dir.parent):
@@ -175,8 +175,8 @@ def check_ours(path: Path) -> None:
     if open_to_all or found.st_uid not in (0, os.geteuid()):
         raise ConfigurationError(
             f"the run directory cannot be trusted: {path} belongs to uid {found.st_uid} with mode "
-            f"{stat.S_IMODE(found.st_mode):o}; it must be ours or root's and not writable for "
-            "everybody; remove it, or name another one",
+            f"{stat.S_IMODE(found.st_mode):o}; it must belong to this user or to root, and not be "
+            "writable for all users; remove it, or name another one",
             details={"run_dir": path},
         )
 

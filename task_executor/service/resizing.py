@@ -172,7 +172,9 @@ async def _apply(
         try:
             await keeper.helper.resize_slot(limits_of(current, binding))
         except FinegrainError as error:
-            raise Unavailable(f"{failure.message}; nor the size of before: {error}") from None
+            raise Unavailable(
+                f"{failure.message}; restoring the earlier size failed as well: {error}"
+            ) from None
     return binding, failure
 
 

@@ -241,8 +241,8 @@ class SlotKeeper:
         if outcome.key not in self._cleaning or outcome.slot is None:
             return outcome
         error = FailedPrecondition(
-            f"the remains of slot {outcome.key.allocation_id} are being removed; "
-            "place the request anew under a higher generation",
+            f"the remains of slot {outcome.key.allocation_id} are being removed; place the "
+            "request again with a higher generation",
             reason=Reason.CARVE_FAILED,
         )
         return Outcome(outcome.key, error=error)

@@ -130,8 +130,8 @@ class TaskRunner:
             return None
         if not caller.owns(task.job_secret_sha256) or task.digest != submission.digest:
             raise AlreadyExists(
-                f"task {submission.task_id} exists with other content or another owner; choose a "
-                "new task id",
+                f"task {submission.task_id} exists with different content or another owner; "
+                "choose a new task id",
                 details={"task_id": submission.task_id},
             )
         return task
@@ -152,13 +152,13 @@ class TaskRunner:
         if key.generation < known:
             raise FailedPrecondition(
                 f"slot {key.allocation_id} is at generation {known}; generation {key.generation} "
-                "is over",
+                "is outdated",
                 reason=Reason.STALE_GENERATION,
                 details={**details, "known": known},
             )
         if key.generation > known or latest.state is not CarveState.ALLOCATED:
             raise FailedPrecondition(
-                f"slot {key.allocation_id} generation {key.generation} does not take tasks "
+                f"slot {key.allocation_id} generation {key.generation} does not accept tasks "
                 f"(generation {known} is {latest.state.value} here)",
                 reason=Reason.SLOT_NOT_READY,
                 details={**details, "state": latest.state.value},
@@ -247,7 +247,7 @@ class TaskRunner:
         except OSError as error:
             raise Unavailable(
                 f"the task could not be recorded in {self._keeper.directory.path}: "
-                f"{error.strerror}; make room there and submit again",
+                f"{error.strerror}; free some space there and submit again",
                 reason=Reason.DISK_FULL,
             ) from None
 
@@ -418,8 +418,8 @@ class TaskRunner:
 def _check_owner(job_secret_sha256: str, caller: Caller, what: str) -> None:
     if not job_secret_sha256 or not caller.owns(job_secret_sha256):
         raise PermissionDenied(
-            f"{what} belongs to a job whose secret was not shown; send it as metadata "
-            "finegrain-job-secret",
+            f"{what} belongs to a job, and the call does not carry its secret; send it as "
+            "metadata finegrain-job-secret",
             reason=Reason.JOB_SECRET_WRONG,
         )
 

@@ -147,7 +147,10 @@ class TaskTable:
         """
         running_max = max(RUNNING_MIN, memory_bytes // SHIMS_SHARE // SHIM_BYTES)
         if len(self) >= TASKS_MAX:
-            why = f"this executor keeps {TASKS_MAX} tasks already; release slots that are done"
+            why = (
+                f"this executor keeps {TASKS_MAX} tasks already; release slots that are no longer "
+                "needed"
+            )
         elif len(self) >= running_max and self.running() >= running_max:
             why = f"{running_max} tasks run on this executor already; wait for some of them to end"
         else:

@@ -84,15 +84,15 @@ def user_policy(options: TaskExecutorOptions) -> UserPolicy:
         found = find_user(options.task_user)
         if found is None:
             raise ConfigurationError(
-                f"task_user is {options.task_user!r}, and there is no such user on this host; make "
-                "it (useradd --system), or name another one",
+                f"task_user is {options.task_user!r}, and there is no such user on this host; "
+                "create it (useradd --system), or name another one",
                 details={"task_user": options.task_user},
             )
         default = found
     if default.uid == 0 and not options.allow_root_tasks:
         raise ConfigurationError(
             f"task_user is {options.task_user!r}, so tasks would run as root; set task_user to "
-            "another user (nobody), or allow_root_tasks if that is meant",
+            "another user (nobody), or set allow_root_tasks to allow that",
             details={"task_user": options.task_user},
         )
     return UserPolicy(own, default, options.allow_root_tasks, root_helper)
@@ -116,7 +116,7 @@ def task_environment(
 
     Args:
         env: variables that the task requested.
-        user: whom the task runs as.
+        user: the user that the task runs as.
         slot: where it runs.
         task_id: the task.
         executor_id: this executor.

@@ -67,7 +67,9 @@ class Meter:
             async with asyncio.timeout(ANSWER_S_MAX):  # a report waits for this
                 usage = await self._keeper.helper.usage()
         except (FinegrainError, TimeoutError) as error:
-            log.warning("usage_not_measured", error=str(error) or "the helper is slow or away")
+            log.warning(
+                "usage_not_measured", error=str(error) or "the helper is slow or not connected"
+            )
             return
         counters = {
             SlotKey(slot.allocation_id, slot.generation): slot.cpu_usec

@@ -54,7 +54,7 @@ def test_a_strength_stands_behind_a_colon(text: str, required: bool | None) -> N
     [
         ("FullPCPUs:strict", "FullPCPUs, FullPCPUs:required or FullPCPUs:preferred"),
         ("FullPCPUs:", "FullPCPUs, FullPCPUs:required or FullPCPUs:preferred"),
-        ("Default:required", "Default alone: what is configured has its strength"),
+        ("Default:required", "Default alone: it has the strength that is configured"),
     ],
 )
 def test_a_strength_that_is_none(text: str, expected: str) -> None:

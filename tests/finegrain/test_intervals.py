@@ -57,9 +57,6 @@ class AgainstAPlainSet(RuleBasedStateMachine):
         has = [number for number in part if number in self.plain]
         assert numbers_of(self.runs.runs_within(start, start + length)) == has
         assert self.runs.count_within(start, start + length) == len(has)
-        assert numbers_of(self.runs.gaps_within(start, start + length)) == sorted(
-            set(part) - self.plain
-        )
         assert self.runs.next_from(start) == min(
             (number for number in self.plain if number >= start), default=None
         )

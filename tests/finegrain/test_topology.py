@@ -198,7 +198,7 @@ def test_a_host_is_drawn_with_its_reserve_and_limits() -> None:
         "package 1",
         "  NUMA node 1: 4 GiB",
         "    L3 32 MiB",
-        "      core 4-5 [isolated]   core 6-7 [7 not ours]",
+        "      core 4-5 [isolated]   core 6-7 [7 not allowed]",
         "GPU 0 A100, 80 GiB, NUMA node 1, GPU-a",
         "limit: CPUs 0-6 (cpuset /pod)",
         "limit: 2500 milli (/cpu.max)",
@@ -234,7 +234,7 @@ def test_odd_parts_are_drawn_too() -> None:
         "8 CPUs, 8 cores, 1 package, 1 NUMA node, 8 GiB, 2 GPUs, offline CPUs 8",
         "package 0 (id 8442)",
         "  core 0 [kind 0]   core 1 [kind 0]   core 2 [kind 0]   core 3 [kind 0]   core 4 [kind 0]",
-        "  core 5 [kind 0]   core 6 [kind 0]   core 7 [kind 0, not ours]",
+        "  core 5 [kind 0]   core 6 [kind 0]   core 7 [kind 0, not allowed]",
         "NUMA node 2: 1 GiB so far, 96 huge pages of 2 MiB, no CPUs",
         "kind 0 (core): CPUs 0-7",
         "GPU 3 unknown, memory unknown, NUMA node unknown, GPU-b [not offered: lost]",
@@ -261,7 +261,7 @@ def test_many_cores_are_drawn_as_sets() -> None:
         packages=(Package(cpus, None),),
     )
     assert "    63 cores: CPUs 0-2,4-63" in render_topology(host).splitlines()
-    assert "    1 core: CPUs 3 [not ours]" in render_topology(host).splitlines()
+    assert "    1 core: CPUs 3 [not allowed]" in render_topology(host).splitlines()
 
 
 def test_isolated_cpus_that_are_offered_are_named() -> None:

@@ -19,7 +19,7 @@ from task_executor.helper.protocol import Fault
 _ATTEMPTS, _PAUSE_S = 50, 0.02
 _PERMANENT_ERRORS = (errno.EACCES, errno.EPERM, errno.EROFS)
 _FIX_V1 = "run the executor as root (cgroup v1 cannot be delegated safely to other users)"
-_FIX_V2 = "run it as root or in a scope of its own: systemd-run --user --scope -p Delegate=yes ..."
+_FIX_V2 = "run it as root or in a delegated scope: systemd-run --user --scope -p Delegate=yes ..."
 _FIX_NO_MOUNT = "mount a cgroup file system with cpu, cpuset, memory and pids controllers"
 
 

@@ -227,7 +227,7 @@ class Driver:
                 self.put(path, str(given.get(size, 0)))
 
     def unthrottle(self, group: Group) -> None:
-        """Gives a slot that is to be killed the usual CPU time.
+        """Resets the CPU weight and quota of a slot that will be killed to their defaults.
 
         To freeze and exit takes CPU time, the more the more memory a process has. Beside busy
         slots, one of the lowest weight would need minutes.
@@ -291,7 +291,7 @@ class Driver:
         """Raises BELOW_USE if the group uses more than this limit."""
         if (used := self.used(group)) > memory_bytes:
             message = f"{used} bytes of memory are in use, above the new limit of {memory_bytes}"
-            hint = "let tasks give some back, or ask for more"
+            hint = "let tasks free memory, or request more"
             raise Fault("BELOW_USE", f"{message}; {hint}", asked=memory_bytes, used=used)
 
     def put(self, path: str, value: str) -> None:

@@ -43,7 +43,7 @@ def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopolo
     memory_total_bytes = meminfo.get("MemTotal")
     numa_known = bool(nodes)
     if not nodes:
-        reader.warn("the kernel does not tell NUMA nodes: the host counts as one node")
+        reader.warn("the kernel does not report NUMA nodes: the host counts as one node")
         nodes = (NumaNode(0, cpus.online, memory_total_bytes, hugepages),)
     layout = read_layout(reader, cpus.online)
     kinds = read_kinds(reader, cpus.online)
@@ -103,7 +103,7 @@ def _allowed(reader: TreeReader, cpus: CpuFacts, limits: Limits) -> tuple[CpuSet
         allowed = allowed & limits.cpuset_cpus
     if affinity and not allowed <= affinity:
         outside = allowed - affinity
-        reader.warn(f"CPUs {outside} are in our cpuset, but outside the affinity of our process")
+        reader.warn(f"CPUs {outside} are in the cpuset of this process, but outside its affinity")
         allowed = allowed & affinity
     nodes = affinity_nodes if limits.cpuset_nodes is None else limits.cpuset_nodes
     return allowed, nodes or None

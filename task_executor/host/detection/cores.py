@@ -53,13 +53,15 @@ def read_layout(reader: TreeReader, online: CpuSet) -> Layout:
     cores = _partition(reader, core_maps, "core")
     lone = online - _covered(cores)
     if lone and online:
-        reader.warn(f"the kernel does not tell the cores of CPUs {lone}: each counts as a core")
+        reader.warn(f"the kernel does not report the cores of CPUs {lone}: each counts as a core")
     cores += [CpuSet.of(cpu) for cpu in lone]
     packages = _packages(reader, online)
     unpacked = online - _covered(package.cpus for package in packages)
     packages_known = bool(packages)
     if unpacked:
-        reader.warn(f"the kernel does not tell the packages of CPUs {unpacked}: taken as one")
+        reader.warn(
+            f"the kernel does not report the packages of CPUs {unpacked}: they count as one"
+        )
         packages.append(Package(unpacked, None))
     return Layout(
         cores=tuple(

@@ -99,7 +99,7 @@ def grown(
     if offline:
         reader.warn(
             f"NUMA nodes show {nodes_total >> 20} MiB of {machine >> 20} MiB, and nodes {offline} "
-            "are offline: only what the nodes show is taken"
+            "are offline: only the memory that the nodes show is used"
         )
         return nodes, False
     alone = len(nodes) == 1 and possible is not None and len(possible) == 1
@@ -107,7 +107,7 @@ def grown(
         return nodes, False
     reader.warn(
         f"NUMA nodes show {nodes_total >> 20} MiB of {machine >> 20} MiB: their memory grows with "
-        "use, the machine's total is taken"
+        "use, the machine's total is used"
     )
     if len(nodes) == 1:
         return (dataclasses.replace(nodes[0], memory_bytes=machine),), False
@@ -142,7 +142,7 @@ def _cpus(reader: TreeReader, path: str, online: CpuSet) -> CpuSet:
     if mask is None:
         return (listed or EMPTY) & online
     if listed is not None and listed & online != mask & online:
-        reader.warn(f"/{path}: cpulist and cpumap differ, cpumap is taken")
+        reader.warn(f"/{path}: cpulist and cpumap differ, cpumap is used")
     return mask & online
 
 

@@ -132,7 +132,7 @@ def _fields(text: str, depth: int = _DEPTH_OF_DATA) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if isinstance(error, Damaged):
             raise
-        raise Damaged(f"it is no JSON ({str(error)[:80]})") from None
+        raise Damaged(f"it is not JSON ({str(error)[:80]})") from None
     data = fields.get("data")
     if isinstance(data, str) and data and depth:
         return _fields(data, depth - 1)
@@ -144,17 +144,17 @@ def _fields(text: str, depth: int = _DEPTH_OF_DATA) -> dict[str, Any]:
 def _policy(fields: Mapping[str, Any]) -> str:
     policy = fields["policyname"]
     if not isinstance(policy, str):
-        raise Damaged("policyName is no text")
+        raise Damaged("policyName is not a string")
     return policy.lower()
 
 
 def _cpus(value: Any, where: str) -> CpuSet:
     if not isinstance(value, str):
-        raise Damaged(f"{where} is no cpu list")
+        raise Damaged(f"{where} is not a cpu list")
     try:
         return CpuSet.parse(value)
     except InvalidArgument:
-        raise Damaged(f"{where} is {value[:40]!r}, no cpu list") from None
+        raise Damaged(f"{where} is {value[:40]!r}, not a cpu list") from None
 
 
 def _object(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -164,25 +164,25 @@ def _object(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Damaged(f"{where[:80]} is no object")
+        raise Damaged(f"{where[:80]} is not an object")
     return value
 
 
 def _list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise Damaged(f"{where[:80]} is no list")
+        raise Damaged(f"{where[:80]} is not a list")
     return value
 
 
 def _number(value: Any, where: str) -> int:
     if type(value) is not int or not 0 <= value < 1 << 60:
-        raise Damaged(f"{where} is {str(value)[:40]!r}, no amount")
+        raise Damaged(f"{where} is {str(value)[:40]!r}, not an amount")
     return value
 
 
 def _node(name: str) -> int:
     if not name.isdecimal() or not name.isascii() or len(name) > 5 or int(name) > MAX_ID:
-        raise Damaged(f"NUMA node {name[:40]!r} is no number")
+        raise Damaged(f"NUMA node {name[:40]!r} is not a number")
     return int(name)
 
 

@@ -92,7 +92,7 @@ def _document(name: str, text: str, notes: list[str]) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, dict) or content.get("kind", KIND) != KIND:
-        notes.append(f"the kubelet's {name} is no {KIND}: ignored")
+        notes.append(f"the kubelet's {name} is not a {KIND}: ignored")
         return {}
     return {str(key): value for key, value in content.items()}
 
@@ -121,7 +121,7 @@ def _parsed(text: str) -> Any:
         content = yaml.safe_load(text)
         str(content)  # fails for a number of thousands of digits, which is no setting
     except (yaml.YAMLError, *_NO_YAML) as error:
-        raise ValueError(f"it is no YAML: {' '.join(str(error).split())[:120]}") from None
+        raise ValueError(f"it is not YAML: {' '.join(str(error).split())[:120]}") from None
     return content
 
 
@@ -173,7 +173,7 @@ def _choice(settings: Mapping[str, Any], key: str, notes: list[str]) -> str | No
     if value is None or value == "":
         return None
     if not isinstance(value, str):
-        notes.append(f"the kubelet's {key} is {str(value)[:40]!r}, no word: ignored")
+        notes.append(f"the kubelet's {key} is {str(value)[:40]!r}, not a string: ignored")
         return None
     return value.lower()
 
@@ -191,7 +191,7 @@ def _reserved_cpus(settings: Mapping[str, Any], notes: list[str]) -> CpuSet | No
     try:
         return CpuSet.parse(str(value), "reservedSystemCPUs") or None
     except InvalidArgument:
-        notes.append(f"the kubelet's reservedSystemCPUs is {str(value)[:40]!r}, no cpu list")
+        notes.append(f"the kubelet's reservedSystemCPUs is {str(value)[:40]!r}, not a cpu list")
         return None
 
 
@@ -201,7 +201,7 @@ def _reserved_milli(settings: Mapping[str, Any], notes: list[str]) -> int:
         value = _map(settings, key, notes).get("cpu", "0")
         amount = cpu_milli(value)
         if amount is None:
-            notes.append(f"the kubelet's {key} has cpu {str(value)[:40]!r}, no amount: ignored")
+            notes.append(f"the kubelet's {key} has cpu {str(value)[:40]!r}, not an amount: ignored")
         together += amount or 0
     return together
 
@@ -216,7 +216,7 @@ def _reserved_memory(
         limits = item.get("limits") if isinstance(item, dict) else None
         sizes = {k: size_bytes(v) for k, v in limits.items()} if isinstance(limits, dict) else None
         if not node.isdecimal() or len(node) > 5 or sizes is None or None in sizes.values():
-            notes.append("the kubelet's reservedMemory is not as it should be: ignored in part")
+            notes.append("the kubelet's reservedMemory is malformed: ignored in part")
             continue
         for resource, size in sizes.items():
             found[int(node), str(resource)] = size or 0
@@ -226,5 +226,5 @@ def _reserved_memory(
 def _map(settings: Mapping[str, Any], key: str, notes: list[str]) -> dict[str, Any]:
     value = settings.get(key)
     if value is not None and not isinstance(value, dict):
-        notes.append(f"the kubelet's {key} is no map: ignored")
+        notes.append(f"the kubelet's {key} is not a map: ignored")
     return {str(k): v for k, v in value.items()} if isinstance(value, dict) else {}

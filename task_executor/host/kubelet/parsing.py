@@ -95,8 +95,8 @@ def _cpu_checkpoint(found: KubeletTexts, before: _Known, notes: list[str]) -> Cp
     elif before.cpus is None:
         return None
     else:
-        why = f"{CPU_STATE} has gone"
-    stays = "what it said last is taken to hold" if before.cpus else "which cpus it has given away"
+        why = f"{CPU_STATE} no longer exists"
+    stays = "its last content is used" if before.cpus else "which cpus it has assigned"
     ending = stays if before.cpus else f"{stays} is not known; set cpus to what is left for slots"
     notes.append(f"the kubelet's {why}; {ending}")
     return before.cpus
@@ -138,7 +138,7 @@ def _state(known: _Known, topology: HostTopology, notes: list[str]) -> KubeletSt
     if cpus and policy != cpus.policy:
         notes.append(
             f"the kubelet is configured for cpu manager policy {policy}, but its state is of "
-            f"{cpus.policy}: it does not start like that"
+            f"{cpus.policy}: it does not start with that"
         )
     reserved = _reserved(configured, policy, topology, notes)
     containers = _containers(cpus, memory, topology, reserved, notes)
@@ -170,8 +170,8 @@ def _reserved(
     count = -(-configured.reserved_cpu_milli // 1000)
     if not count:
         notes.append(
-            "the kubelet gives cpus away (static), but none is known to be reserved for it: no "
-            "such kubelet starts; name its configuration (kubelet_config)"
+            "the kubelet assigns cpus (policy static), but none are known to be reserved for it, "
+            "without which it does not start; set kubelet_config to its configuration"
         )
         return EMPTY
     return packed(count, topology)
@@ -215,7 +215,7 @@ def _containers(
 ) -> tuple[KubeletContainer, ...]:
     pinned = dict(cpus.cpus) if cpus else {}
     if cpus and pinned and cpus.policy != STATIC:
-        notes.append(f"the kubelet's {CPU_STATE} gives cpus away under policy {cpus.policy}")
+        notes.append(f"the kubelet's {CPU_STATE} assigns cpus under policy {cpus.policy}")
     held = dict(memory.containers) if memory else {}
     for pod in [pod for pod, container in held if not container]:
         # Containers of a pod with memory as a whole use the pod's memory, so they are not counted
@@ -246,9 +246,9 @@ def _judge(
     for each in containers:
         given |= each.cpus
     if missing := given - topology.online - topology.offline:
-        notes.append(f"the kubelet has given cpus {missing} away that this host does not have")
+        notes.append(f"the kubelet has assigned cpus {missing}, which this host does not have")
     if both := given & reserved:
-        notes.append(f"the kubelet has given cpus {both} away that it also reserves")
+        notes.append(f"the kubelet has assigned cpus {both}, which it also reserves")
 
 
 def _listed(sizes: Mapping[tuple[int, str], int]) -> tuple[tuple[int, str, int], ...]:

@@ -124,7 +124,7 @@ def test_below_what_is_held_is_refused_with_the_numbers_and_nothing_has_changed(
     kernel = make_kernel()
     slots = running(kernel, tmp_path, held=48 * MIB, cache=12 * MIB)
     before = enforced(slots)
-    with pytest.raises(Fault, match=r"50331648 bytes of memory .* give some back") as refused:
+    with pytest.raises(Fault, match=r"50331648 bytes of memory .* let tasks free") as refused:
         finish(slots.resize(limits(cpu_milli=700, memory_bytes=32 * MIB, cpus="0")))
     assert refused.value.reason == "BELOW_USE"
     assert refused.value.details == {"asked": 32 * MIB, "used": 48 * MIB}

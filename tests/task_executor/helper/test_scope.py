@@ -241,7 +241,7 @@ def test_nobody_is_made_to_hold_a_scope_that_has_just_gone(
     place: Path, started: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scope, "_place", lambda unit: f"/finegrain.slice/{unit}")
-    with pytest.raises(ScopeError, match="just gone"):
+    with pytest.raises(ScopeError, match="just ended"):
         scope.hold_scope(place, f"{place.name}-gone", None)
     assert started == []
 

@@ -88,5 +88,5 @@ def test_a_shim_that_says_nothing_is_waited_for_only_so_long(
     monkeypatch.setattr(module, "_START_S", 0.05)
     refusal = helper.refusal()
     assert refusal.reason == "START_FAILED"
-    assert "ask for the same task again" in refusal.message
+    assert "submit the same task again" in refusal.message
     assert list(helper.known) == ["task"]

@@ -109,7 +109,12 @@ def test_reserve_of_cpus_that_are_not_ours_anyway() -> None:
     capacity = plan(topology, reserved_cpus=CpuSet.of(0, 1, 8))
     assert str(capacity.cpus) == "4-7"
     assert capacity.reserved_cpus == EMPTY
-    assert capacity.warnings == ("reserved CPUs 0-1,8 are offline or not ours anyway",)
+    assert capacity.warnings == (
+        (
+            "reserved CPUs 0-1,8 are offline, or this process may not use them: "
+            "reserving them has no effect"
+        ),
+    )
 
 
 def test_isolated_cpus_stay_out_unless_asked_for() -> None:
@@ -156,12 +161,12 @@ def test_memory_limit_caps_the_sum_but_not_one_node() -> None:
         (
             {"share_cpus": CpuSet.of(1), "reserved_cpus": CpuSet.of(0)},
             "reserved_cpus",
-            "nothing beside cpus",
+            "nothing together with cpus",
         ),
         (
             {"share_memory_bytes": GIB, "reserved_memory_bytes": GIB},
             "reserved_memory_bytes",
-            "nothing beside memory_bytes",
+            "nothing together with memory_bytes",
         ),
         ({"share_memory_bytes": 33 * GIB}, "memory_bytes", "at most"),
         ({"share_memory_bytes": 1}, "memory_bytes", "at least 64 KiB"),

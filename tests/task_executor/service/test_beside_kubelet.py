@@ -71,7 +71,7 @@ async def test_a_cpu_that_both_gave_away_is_named_and_its_slot_lives(
     await executor.front.watch.refresh()
     await eventually(lambda: rm.full_reports()[-1].cpu_state.notes, "it is told")
     note = rm.full_reports()[-1].cpu_state.notes[-1]  # others depend on the cpus of this machine
-    assert note == "slot own has cpus 3 of its own that the kubelet has given to pod/c0"
+    assert note == "slot own has dedicated cpus 3, which the kubelet has assigned to pod/c0"
     assert ("own", 1) in executor.helper.slots
 
 

@@ -245,7 +245,7 @@ async def test_a_thousand_slots_in_one_command(rm: ScriptedRM, executor: Executo
 async def test_orders_for_another_executor_change_nothing(
     rm: ScriptedRM, executor: Executor
 ) -> None:
-    with pytest.raises(AlreadyExists, match="meant for executor another") as caught:
+    with pytest.raises(AlreadyExists, match="is for executor another") as caught:
         await rm.allocate(allocation(), number=1, executor_id="another")
     assert caught.value.reason is Reason.INSTANCE_CONFLICT
     with pytest.raises(AlreadyExists):

@@ -113,7 +113,7 @@ async def test_cpus_go_offline_and_come_back(machine: Machine) -> None:
     machine.online("0-2,4-15")
     assert await machine.refresh()
     assert machine.now.offline == CpuSet.of(3)
-    assert machine.now.notes == ("slot a has cpus 3 of its own that do not run any more",)
+    assert machine.now.notes == ("slot a has dedicated cpus 3, which are no longer online",)
     assert not await machine.refresh()
     machine.online("0-15")
     assert await machine.refresh()
@@ -167,7 +167,9 @@ async def test_cpus_given_away_that_a_slot_has_are_named_and_left(machine: Machi
     machine.kubelet("v1.23", "first")
     assert await machine.refresh()
     (note,) = machine.now.notes
-    assert note.startswith("slot a has cpus 5,13 of its own that the kubelet has given to 0d3c2b6e")
+    assert note.startswith(
+        "slot a has dedicated cpus 5,13, which the kubelet has assigned to 0d3c2b6e"
+    )
     assert note.endswith("/server")
 
 

@@ -458,5 +458,5 @@ async def test_resizing_needs_the_cluster_token_and_the_right_executor(
     await rm.allocate(allocation())
     with pytest.raises(PermissionDenied):
         await executor.job_master.call("ResizeSlot", te.TaskExecutorServiceResizeSlotRequest())
-    with pytest.raises(AlreadyExists, match="meant for executor another"):
+    with pytest.raises(AlreadyExists, match="is for executor another"):
         await rm.resize(1, number=2, of_command={"executor_id": "another"})

@@ -240,7 +240,7 @@ def test_an_executor_with_a_share_of_cpu_time_gives_nobody_a_cpu(host: HostTopol
     first = str(host.allowed.first(1))
     part, whole = plan(host, cpus=first, cpu_milli=700), plan(host, cpus=first, cpu_milli=1000)
     assert part.time_shared
-    assert "give the executor cpus instead" in part.warnings[-1]
+    assert "set cpus of the executor instead" in part.warnings[-1]
     assert not whole.time_shared
     assert not any("share of the time" in warning for warning in whole.warnings)
 
@@ -331,7 +331,7 @@ def test_countable_resources_are_declared_unless_the_kernel_caps_them(
     assert told.countable == countable
     given_nothing = [note for note in told.notes if "(gpu)" in note]
     assert len(given_nothing) == ("gpu" in dict(extended))
-    assert all("given no device" in note for note in given_nothing)
+    assert all("no devices are assigned" in note for note in given_nothing)
 
 
 def test_reserved_cpus_that_are_isolated_are_in_no_pool() -> None:

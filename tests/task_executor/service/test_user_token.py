@@ -80,7 +80,7 @@ async def test_until_the_user_token_is_known_callers_are_told_to_try_again(
     error = await refused(alone.job_master)
     assert isinstance(error, Unavailable)
     assert error.reason is Reason.NOT_REGISTERED
-    assert "check that the resource manager runs" in error.message
+    assert "check that the resource manager is running" in error.message
     (task,) = await JobMaster(address, token=CLUSTER_TOKEN).tasks()
     assert task.task_id == "task"
     assert (await refused(JobMaster(address, token=""))).reason is Reason.TOKEN_MISSING

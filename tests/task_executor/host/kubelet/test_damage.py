@@ -61,7 +61,7 @@ def test_a_damaged_state_leaves_what_was_known(text: str, host: HostTopology) ->
     now = read_kubelet(with_state(text), host, good)
     assert now.state.pinned_cpus == PINNED
     assert len(now.state.notes) == 1
-    assert "what it said last is taken to hold" in now.state.notes[0]
+    assert "its last content is used" in now.state.notes[0]
     again = read_kubelet(kubelet("v1.23"), host, now)
     assert again.state == good.state
 
@@ -88,7 +88,7 @@ def test_a_state_that_has_gone_stays_as_it_was(host: HostTopology) -> None:
     good = read_kubelet(kubelet("v1.23"), host)
     gone = read_kubelet(with_state(None), host, good)
     assert gone.state.pinned_cpus == PINNED
-    assert "has gone" in gone.state.notes[0]
+    assert "no longer exists" in gone.state.notes[0]
     emptied = '{"policyName":"static","defaultCpuSet":"0-15","checksum":1}'
     assert read_kubelet(with_state(emptied), host, gone).state.pinned_cpus == EMPTY
 
@@ -104,7 +104,7 @@ def test_static_without_anything_reserved_is_told(host: HostTopology) -> None:
     assert state.cpu_manager_policy == "static"
     assert state.pinned_cpus == PINNED
     (note,) = state.notes
-    assert "none is known to be reserved" in note
+    assert "none are known to be reserved" in note
 
 
 def test_a_state_of_another_policy_than_configured_is_told(host: HostTopology) -> None:
@@ -119,8 +119,10 @@ def test_what_does_not_fit_the_host_is_told_and_believed(host: HostTopology) -> 
     )
     state = read_kubelet(with_state(text), host).state
     assert state.pinned_cpus == CpuSet.of(0, 99)
-    assert any("cpus 99 away that this host does not have" in note for note in state.notes)
-    assert any("cpus 0 away that it also reserves" in note for note in state.notes)
+    assert any(
+        "has assigned cpus 99, which this host does not have" in note for note in state.notes
+    )
+    assert any("has assigned cpus 0, which it also reserves" in note for note in state.notes)
 
 
 def test_a_damaged_memory_state_leaves_cpus_alone(host: HostTopology) -> None:
@@ -161,21 +163,21 @@ def bomb(level: str) -> str:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("kind: Pod\n", "is no KubeletConfiguration"),
-        ("- a\n- b\n", "is no KubeletConfiguration"),
-        ("a: [", "it is no YAML"),
-        ("a: !!python/object/apply:os.system [true]", "it is no YAML"),
-        ("cpuManagerPolicy: 7", "no word"),
-        ("cpuManagerPolicyOptions: full", "no map"),
-        ("reservedSystemCPUs: one", "no cpu list"),
-        ("kubeReserved: {cpu: lots}", "no amount"),
-        ("reservedMemory: [{numaNode: x}]", "not as it should be"),
-        ("reservedMemory: 7", "not as it should be"),
+        ("kind: Pod\n", "is not a KubeletConfiguration"),
+        ("- a\n- b\n", "is not a KubeletConfiguration"),
+        ("a: [", "it is not YAML"),
+        ("a: !!python/object/apply:os.system [true]", "it is not YAML"),
+        ("cpuManagerPolicy: 7", "not a string"),
+        ("cpuManagerPolicyOptions: full", "not a map"),
+        ("reservedSystemCPUs: one", "not a cpu list"),
+        ("kubeReserved: {cpu: lots}", "not an amount"),
+        ("reservedMemory: [{numaNode: x}]", "malformed"),
+        ("reservedMemory: 7", "malformed"),
         ("[" * 10_000, "cannot be read"),
-        ("a: !!bool x", "it is no YAML"),
-        ("a: !!timestamp x", "it is no YAML"),
-        ("a: !!int ''", "it is no YAML"),
-        pytest.param(f"cpuManagerPolicy: 0x{'f' * 9_000}", "it is no YAML", id="a huge number"),
+        ("a: !!bool x", "it is not YAML"),
+        ("a: !!timestamp x", "it is not YAML"),
+        ("a: !!int ''", "it is not YAML"),
+        pytest.param(f"cpuManagerPolicy: 0x{'f' * 9_000}", "it is not YAML", id="a huge number"),
         pytest.param(bomb("[{}]"), "it has aliases", id="a billion words"),
         pytest.param(bomb("{{<<: [{}]}}"), "it has aliases", id="a billion keys"),
     ],
