@@ -51,16 +51,16 @@ HINTS: dict[Reason, str] = {
         "is the resource manager running? `finegrain up` starts one; --manager names another"
     ),
     Reason.TOKEN_MISSING: "name the token file with --token-file or FINEGRAIN_TOKEN_FILE",
-    Reason.TOKEN_WRONG: "the token is not this resource manager's; see --token-file",
+    Reason.TOKEN_WRONG: "the token does not belong to this resource manager; see --token-file",
     Reason.CLUSTER_TOKEN_NEEDED: (
         "this needs the cluster token: --token-file STATE_DIR/cluster.token"
     ),
     Reason.INFEASIBLE_NEVER: (
-        "ask for less, and require no cpu or NUMA policy that could be preferred; "
-        "see `finegrain executors -o wide` for what the hosts have, and "
-        "`finegrain providers` for which could be asked for"
+        "request less, and prefer cpu and NUMA policies instead of requiring them; `finegrain "
+        "executors -o wide` shows what the hosts have, `finegrain providers` which executors "
+        "could be started"
     ),
-    Reason.STORE_IN_USE: "stop whoever holds it first",
+    Reason.STORE_IN_USE: "stop the process that uses it first",
     Reason.ADDRESS_IN_USE: "choose another port with --listen, or stop what listens there",
 }
 

@@ -115,7 +115,7 @@ def _only(found: list[LocalManager]) -> LocalManager | None:
     if len(addresses) > 1:
         raise ConfigurationError(
             f"{len(addresses)} resource managers run on this host ({', '.join(addresses)}); "
-            "say which with --manager",
+            "choose one with --manager",
             details={"addresses": ",".join(addresses)},
         )
     return found[0] if found else None

@@ -43,19 +43,21 @@ def full_job_id(cluster: Cluster, text: str) -> str:
         return only("job", text, ids, Reason.JOB_UNKNOWN)
     if not named:
         raise NotFound(
-            f"no job is called {text!r} or has an id that is or begins so;"
-            " `finegrain jobs --all` lists them",
+            f"no job has the name or id {text!r}, or an id that begins with it; `finegrain jobs "
+            "--all` lists them",
             reason=Reason.JOB_UNKNOWN,
             details={"job": text},
         )
     if len(named) > 1:
-        raise InvalidArgument("JOB", text, f"the id of one of those called so: {_described(named)}")
+        raise InvalidArgument(
+            "JOB", text, f"the id of one of the jobs with this name: {_described(named)}"
+        )
     return named[0].job_id
 
 
 def _described(jobs: list[JobStatus]) -> str:
     """Returns up to five of these jobs as text, the newest first."""
-    some = [f"{each.job_id} ({'ended' if each.ended else 'lives'})" for each in jobs[:-6:-1]]
+    some = [f"{each.job_id} ({'ended' if each.ended else 'active'})" for each in jobs[:-6:-1]]
     return ", ".join(some) + (", ..." if len(jobs) > len(some) else "")
 
 
@@ -75,8 +77,12 @@ def only(what: str, text: str, found: list[str], reason: Reason) -> str:
     if text in found:
         return text
     if not found:
-        raise NotFound(f"no {what} is or begins with {text!r}", reason=reason)
+        raise NotFound(
+            f"no {what} has the id {text!r}, or an id that begins with it", reason=reason
+        )
     if len(found) > 1:
         some = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
-        raise InvalidArgument("ID", text, f"more letters of one {what}; it could be {some}")
+        raise InvalidArgument(
+            "ID", text, f"more characters of the id of one {what}; it could be {some}"
+        )
     return found[0]

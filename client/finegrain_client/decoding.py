@@ -47,7 +47,8 @@ def _unknown(kind: type[Enum], described: EnumDescriptor, number: int) -> Failed
 
 def _newer(said: str) -> FailedPrecondition:
     return FailedPrecondition(
-        f"the server said {said}; bring client and server to neighbouring versions",
+        f"the server sent {said}; client and server may be one minor version apart: upgrade the "
+        "older one",
         reason=Reason.VERSION_MISMATCH,
     )
 

@@ -56,7 +56,7 @@ class RequestRejected(FinegrainError):
     def _text(self, first: Rejection) -> str:
         more = len(self.rejections) - 1
         text = f"slot request {first.allocation_id} was rejected: {first.message or first.reason}"
-        return text + (f" (and {more} more, see .rejections)" if more else "")
+        return text + (f" (and {more} more)" if more else "")
 
 
 class GangTimeout(RequestRejected, TimeoutError):
@@ -66,7 +66,7 @@ class GangTimeout(RequestRejected, TimeoutError):
 
     def _text(self, first: Rejection) -> str:
         return (
-            f"the gang of slot request {first.allocation_id} was given up: "
+            f"the gang of slot request {first.allocation_id} was not granted: "
             f"{first.message or 'it was not placed as a whole within its timeout'}"
         )
 
@@ -85,7 +85,7 @@ class RequestEnded(FailedPrecondition):
 
     def __init__(self, allocation_id: str, state: str, reason: str, message: str) -> None:
         super().__init__(
-            f"slot request {allocation_id} is {state}: {message or reason or 'taken back'}",
+            f"slot request {allocation_id} is {state}: {message or reason or 'it was cancelled'}",
             reason=reason_of(reason, self.default_reason),
             details={"allocation_id": allocation_id, "state": state},
         )
@@ -98,8 +98,8 @@ class StillWaiting(FinegrainError, TimeoutError):
 
     def __init__(self, allocation_id: str, timeout_s: float, state: str, reason: str) -> None:
         super().__init__(
-            f"slot request {allocation_id} still waits after {timeout_s:g} s "
-            f"({reason or state}); it stays in line, await it again or cancel it",
+            f"slot request {allocation_id} is still waiting after {timeout_s:g} s "
+            f"({reason or state}); it stays queued: await it again, or cancel it",
             reason=reason_of(reason, self.default_reason),
             details={"allocation_id": allocation_id, "state": state},
         )
@@ -115,7 +115,7 @@ class ResizeRefused(FailedPrecondition):
 
     def __init__(self, status: SlotStatus, resize_number: int, message: str) -> None:
         super().__init__(
-            f"slot {status.allocation_id} was not resized (change {resize_number}): {message}",
+            f"slot {status.allocation_id} was not resized (resize {resize_number}): {message}",
             details={
                 "allocation_id": status.allocation_id,
                 "generation": status.generation,
@@ -133,8 +133,8 @@ class StillResizing(FinegrainError, TimeoutError):
     def __init__(self, allocation_id: str, timeout_s: float, why: str) -> None:
         super().__init__(
             f"slot {allocation_id} was not resized within {timeout_s:g} s"
-            f"{f' ({why})' if why else ''}; the change stays in line, ask for another size or"
-            " withdraw it",
+            f"{f' ({why})' if why else ''}; the resize stays queued: request another size, or "
+            "withdraw it",
             details={"allocation_id": allocation_id},
         )
 

@@ -105,7 +105,7 @@ class SlotSpec:
         if self.allocation_id:
             check_id("allocation_id", self.allocation_id)
             if self.count > 1:
-                raise InvalidArgument("count", self.count, "1 where an allocation_id is given")
+                raise InvalidArgument("count", self.count, "1 if an allocation_id is given")
 
     @property
     def is_unknown(self) -> bool:
@@ -191,7 +191,7 @@ def _policy(name: str, value: object, kind: type[StrEnum]) -> str:
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise InvalidArgument(name, value, "a word as text")
+        raise InvalidArgument(name, value, "a string")
     return value
 
 

@@ -41,8 +41,8 @@ def follow(path: Path, *, quiet: bool) -> BatchStatus:
             shown.show(batch.progress)
     except KeyboardInterrupt:
         say(
-            f"finegrain: the batch goes on without you; {command_for(path)} shows it again,"
-            f" {command_for(path, '--stop')} stops it"
+            f"finegrain: the batch continues in the background; {command_for(path)} shows it "
+            f"again, {command_for(path, '--stop')} stops it"
         )
         raise
     return batch
@@ -62,13 +62,13 @@ def stop(path: Path) -> BatchStatus:
     while (batch := read_status(path)).is_worked_on:
         if time.monotonic() > deadline:
             raise ConfigurationError(
-                f"pid {batch.runner_pid} still works on it after {STOP_TIMEOUT_S:.0f} s; kill it,"
-                " nothing of what is done is lost",
+                f"pid {batch.runner_pid} still runs the batch after {STOP_TIMEOUT_S:.0f} s; kill "
+                "that process, finished work is not lost",
                 details={"pid": batch.runner_pid},
             )
         if batch.runner_host not in ("?", socket.gethostname()):
             raise FailedPrecondition(
-                f"pid {batch.runner_pid} on {batch.runner_host} works on it; stop it there",
+                f"pid {batch.runner_pid} on {batch.runner_host} runs the batch; stop it there",
                 details={"pid": batch.runner_pid, "host": batch.runner_host},
             )
         if batch.runner_pid > 0 and signalled_pid != batch.runner_pid:  # a second SIGINT ends it
@@ -85,5 +85,5 @@ def _interrupt(pid: int) -> None:
         pass  # it ended in the meantime
     except PermissionError:
         raise ConfigurationError(
-            f"pid {pid}, which works on it, belongs to somebody else", details={"pid": pid}
+            f"pid {pid}, which runs the batch, belongs to another user", details={"pid": pid}
         ) from None

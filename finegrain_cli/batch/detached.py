@@ -42,7 +42,7 @@ class NotStartedError(FinegrainError):
         message, code = found.groups() if found else (line, Reason.INTERNAL)
         reason = Reason(code) if code in list(Reason) else Reason.INTERNAL
         super().__init__(
-            message or f"the runner ended with exit code {exit_code} before it had begun",
+            message or f"the runner ended with exit code {exit_code} before the batch had started",
             reason=reason,
             details={"log_file": log, "exit_code": exit_code},
         )

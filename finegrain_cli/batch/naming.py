@@ -56,8 +56,8 @@ def state_file_of(text: str) -> Path:
             if matches:
                 return Path(matches[-1].state_file)
     raise NotFound(
-        f"no batch is called {text!r}, and there is no such state file; `finegrain batches` lists"
-        f" those in {default_folder()}",
+        f"there is no batch with the name {text!r}, and no such state file; `finegrain batches` "
+        f"lists the batches in {default_folder()}",
         details={"name": text},
     )
 

@@ -49,7 +49,7 @@ def progress_text(progress: Progress) -> str:
     if progress.share is not None and progress.slots:
         parts.append(f"{_share(progress.share)} of the cluster")
     if progress.estimate is not None:
-        parts.append(f"some {format_duration(progress.estimate.remaining_s)} left")
+        parts.append(f"about {format_duration(progress.estimate.remaining_s)} left")
     if progress.message and progress.state in GOING_ON:
         parts.append(progress.message)
     return ", ".join(parts)

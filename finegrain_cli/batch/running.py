@@ -79,7 +79,7 @@ def attach(name: str, options: BatchOptions) -> int:
     """
     path = state_file_of(name)
     if options.detach and (batch := read_status(path)).is_worked_on:
-        return _print_detached(batch, options, f"pid {batch.runner_pid} works on it already")
+        return _print_detached(batch, options, f"pid {batch.runner_pid} runs it already")
     while True:
         try:
             batch = attached.follow(path, quiet=options.quiet)
@@ -93,7 +93,7 @@ def attach(name: str, options: BatchOptions) -> int:
         except AlreadyExists as error:
             if error.reason is not Reason.STORE_IN_USE:
                 raise
-            say("finegrain: somebody else has just gone on with it")
+            say("finegrain: another process has just resumed the batch")
 
 
 def stop(name: str, options: BatchOptions) -> int:
@@ -108,7 +108,7 @@ def stop(name: str, options: BatchOptions) -> int:
         asyncio.run(_end_leftover_job(path))
     print_outcome(batch, options.form)
     if batch.progress.state is not BatchState.ENDED:
-        say(f"finegrain: stopped; go on with {command_for(path)}")
+        say(f"finegrain: stopped; resume with {command_for(path)}")
     return ExitCode.OK
 
 
@@ -131,7 +131,7 @@ def work_on(path: Path, options: BatchOptions) -> int:
     if interrupted and batch.progress.state is not BatchState.ENDED:
         _keep_results(batch)
         print_outcome(batch, options.form)
-        say(f"finegrain: stopped; go on with {command_for(path)}")
+        say(f"finegrain: stopped; resume with {command_for(path)}")
         return ExitCode.SIGNAL + interrupted
     return _report_outcome(batch, options)
 
@@ -165,11 +165,11 @@ class _Signals:
     def _take(self, number: int) -> None:
         if self.first:
             self._shown.close()
-            say(f"finegrain: ended at once; go on with {command_for(self._path)}")
+            say(f"finegrain: stopped immediately; resume with {command_for(self._path)}")
             os._exit(ExitCode.SIGNAL + number)  # the state is on disk already
         self.first = number
         self._cancelling = asyncio.ensure_future(self._job.cancel())
-        self._shown.say("finegrain: stopping what runs; once more to end at once")
+        self._shown.say("finegrain: stopping running tasks; repeat the signal to stop immediately")
 
 
 async def _end_leftover_job(path: Path) -> None:
@@ -202,7 +202,7 @@ def _print_detached(batch: BatchStatus, options: BatchOptions, where: str) -> in
     path = Path(batch.state_file)
     shown = {**batch_dict(batch), "log_file": str(detached.log_file_of(path))}
     print_object("BatchBegun", shown, options.form, short_name(batch))
-    say(f"finegrain: {command_for(path)} shows how it gets on; {where}")
+    say(f"finegrain: {command_for(path)} shows its progress; {where}")
     return ExitCode.OK
 
 
@@ -227,8 +227,8 @@ def _keep_results(batch: BatchStatus) -> None:
 def _write_error(error: OSError, path: Path) -> ConfigurationError:
     where = error.filename or path
     return ConfigurationError(
-        f"{where} cannot be written: {error.strerror or error}; see to that, then go on with"
-        f" {command_for(path)}",
+        f"{where} cannot be written: {error.strerror or error}; fix that, then resume with "
+        f"{command_for(path)}",
         details={"path": where},
     )
 
@@ -244,5 +244,5 @@ def _report_outcome(batch: BatchStatus, options: BatchOptions) -> int:
     again = command_for(path) + (" --retry-failed" if progress.failed else "")
     left = progress.threads - progress.done
     what = "1 thread is" if left == 1 else f"{left} threads are"
-    say(f"finegrain: {what} not done; go on with {again}")
+    say(f"finegrain: {what} not done; resume with {again}")
     return ExitCode.THREADS_FAILED

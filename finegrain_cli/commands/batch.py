@@ -272,7 +272,7 @@ def batches(
 
     found = [each for each in found_batches() if short_name(each).startswith(name)]
     if name and not found:
-        raise NotFound(f"no batch is or begins with {name!r}")
+        raise NotFound(f"no batch has the name {name!r}, or a name that begins with it")
     print_list("BatchList", [batch_dict(each) for each in found], columns.BATCHES, output)
 
 

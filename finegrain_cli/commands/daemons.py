@@ -134,7 +134,11 @@ def _scale(executors_max: int | None, executors: int | None, idle_timeout: str) 
             raise InvalidArgument("--idle-timeout", idle_timeout, "--scale MAX as well")
         return None
     if executors is not None:
-        raise InvalidArgument("--executors", executors, "no --scale: that begins with none")
+        raise InvalidArgument(
+            "--executors",
+            executors,
+            "no --scale: it starts without executors",
+        )
     idle_ms = parse_duration_ms("--idle-timeout", idle_timeout) if idle_timeout else IDLE_TIMEOUT_MS
     return Scale(executors_max, idle_ms)
 

@@ -125,7 +125,10 @@ def restore(
 
     url = _url(database, make=True)
     schema.check_restorable(url)
-    say(f"{_shown(url)} will be replaced by {file}; what is there now is kept beside it")
+    say(
+        f"{_shown(url)} will be replaced by {file}; the present database is kept in the same "
+        "directory"
+    )
     epoch = _epoch(above_epoch)
     if not yes and _can_ask():
         typer.confirm("go on?", abort=True, err=True)

@@ -116,7 +116,7 @@ def _explaining_wait(cluster: Cluster, allocation_id: str) -> Iterator[None]:
         with suppress(FinegrainError):
             waiting = cluster.explain(allocation_id, max_executors=1).resizes
             why = waiting[-1].summary if waiting else "its executor has not answered yet"
-            say(f"finegrain: the change waits: {why}; finegrain explain {allocation_id}")
+            say(f"finegrain: the resize waits: {why}; finegrain explain {allocation_id}")
 
     timer = Timer(QUIET_S, explain)
     timer.daemon = True

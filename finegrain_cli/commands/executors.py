@@ -223,6 +223,6 @@ def _print(found: HostPolicyStatus, output: OutputFormat) -> None:
     if found.followed_number is not None and found.executor_id:
         is_pending = found.followed_number < found.number
         lines += (
-            [f"{found.executor_id} has not heard of the latest change yet"] if is_pending else []
+            [f"{found.executor_id} has not received the latest change yet"] if is_pending else []
         )
     print_object("HostPolicy", data, output, "\n".join(lines))

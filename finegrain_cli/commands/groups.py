@@ -139,7 +139,7 @@ def set_(
     enter_command(output, manager, token_file, config)
     if name == NONE:
         raise InvalidArgument(
-            "NAME", name, f"another name: --parent {NONE} says that there is none"
+            "NAME", name, f"another name: --parent {NONE} means that there is no parent"
         )
     maximum = _limits("max", max_cpu, max_memory, max_)
     minimum = _limits("min", min_cpu, min_memory, min_)
@@ -165,7 +165,7 @@ def delete(
 ) -> None:
     """Delete a resource group without live jobs."""
     enter_command(output, manager, token_file, config)
-    confirm(f"group {name} will be struck, with its weight and its limits", yes=yes)
+    confirm(f"group {name} will be deleted, with its weight and its limits", yes=yes)
     with open_cluster() as cluster:
         cluster.delete_group(name)
     print_object("GroupDeleted", {"name": name}, output, f"deleted {name}")

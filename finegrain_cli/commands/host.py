@@ -182,7 +182,11 @@ def _executor_id(cluster: Cluster, text: str) -> str:
     ids = [each.executor_id for each in cluster.executors()]
     found = [text] if text in ids else [each for each in ids if each.startswith(text)]
     if not found:
-        what = f"no executor is or begins with {text!r}" if text else "there is no executor"
+        what = (
+            f"no executor has the id {text!r}, or an id that begins with it"
+            if text
+            else "there are no executors"
+        )
         raise NotFound(what, reason=Reason.EXECUTOR_UNKNOWN)
     if len(found) > 1:
         raise InvalidArgument("EXECUTOR", text, f"one of {', '.join(sorted(found)[:20])}")

@@ -93,7 +93,7 @@ def executors(
                     for row in pending_rows(cluster.providers())
                     if row["executor_id"] not in known
                 ]
-            return _chosen(rows, "executor_id", executor_id, Reason.EXECUTOR_UNKNOWN)
+            return _chosen(rows, "executor", "executor_id", executor_id, Reason.EXECUTOR_UNKNOWN)
 
         _show("ExecutorList", "executor_id", read, columns.EXECUTORS, output, watch=watch)
 
@@ -114,7 +114,7 @@ def slots(
 
         def read() -> Rows:
             rows = [each.to_dict() for each in cluster.slots(executor_id=executor, job_id=job)]
-            return _chosen(rows, "allocation_id", allocation_id, Reason.ALLOCATION_UNKNOWN)
+            return _chosen(rows, "slot", "allocation_id", allocation_id, Reason.ALLOCATION_UNKNOWN)
 
         _show("SlotList", "allocation_id", read, columns.SLOTS, output, watch=watch)
 
@@ -142,7 +142,9 @@ def requests(
                 ended = cluster.requests(job_id=job, states=ENDED_STATES, allocation_ids=only)
                 found = [*ended, *found]
             rows = [each.to_dict() for each in found]
-            return _chosen(rows, "allocation_id", allocation_id, Reason.ALLOCATION_UNKNOWN)
+            return _chosen(
+                rows, "request", "allocation_id", allocation_id, Reason.ALLOCATION_UNKNOWN
+            )
 
         _show("RequestList", "allocation_id", read, columns.REQUESTS, output, watch=watch)
 
@@ -162,7 +164,7 @@ def jobs(
 
         def read() -> Rows:
             rows = [each.to_dict() for each in cluster.jobs(include_ended=all_ or bool(job_id))]
-            return _chosen(rows, "job_id", job_id, Reason.JOB_UNKNOWN)
+            return _chosen(rows, "job", "job_id", job_id, Reason.JOB_UNKNOWN)
 
         _show("JobList", "job_id", read, columns.JOBS, output, watch=watch)
 
@@ -204,9 +206,16 @@ def _follow_events(cluster: Cluster, subject_id: str, newest: int, output: Outpu
             print("  ".join(column.text(row) for column in shown), flush=True)
 
 
-def _chosen(rows: Rows, key: str, wanted: str, reason: Reason) -> Rows:
+def _chosen(rows: Rows, what: str, key: str, wanted: str, reason: Reason) -> Rows:
     """Returns the row with this id, or else those whose id begins with it; all rows for an empty
     id.
+
+    Args:
+        rows: the rows.
+        what: what a row is, for the error.
+        key: key of the id in a row.
+        wanted: the id, or its beginning.
+        reason: reason of NotFound.
 
     Raises:
         NotFound: there is no such row.
@@ -216,7 +225,9 @@ def _chosen(rows: Rows, key: str, wanted: str, reason: Reason) -> Rows:
     exact = [row for row in rows if row[key] == wanted]
     found = exact or [row for row in rows if str(row[key]).startswith(wanted)]
     if not found:
-        raise NotFound(f"no {key} is or begins with {wanted!r}", reason=reason)
+        raise NotFound(
+            f"no {what} has the id {wanted!r}, or an id that begins with it", reason=reason
+        )
     return found
 
 

@@ -78,9 +78,7 @@ def drain(
     with open_cluster() as cluster:
         status = cluster.executor(executor)
         if deadline_s is not None:
-            confirm(
-                f"{status.slots} slots of {executor} will be taken away after {deadline}", yes=yes
-            )
+            confirm(f"{status.slots} slots of {executor} will be freed after {deadline}", yes=yes)
         if not dry_run:
             status = cluster.drain(executor, reason=reason, deadline_s=deadline_s)
     verb = "would drain" if dry_run else "draining"
@@ -99,7 +97,7 @@ def undrain(
     enter_command(output, manager, token_file, config)
     with open_cluster() as cluster:
         status = cluster.undrain(executor)
-    print_object("Executor", status.to_dict(), output, f"{executor} takes new slots")
+    print_object("Executor", status.to_dict(), output, f"{executor} accepts new slots")
 
 
 def forget(
@@ -112,7 +110,7 @@ def forget(
 ) -> None:
     """Delete a lost executor from the resource manager's state."""
     enter_command(output, manager, token_file, config)
-    confirm(f"{executor} will be struck from the books", yes=yes)
+    confirm(f"{executor} will be deleted from the resource manager's state", yes=yes)
     with open_cluster() as cluster:
         cluster.forget(executor)
     print_object("Forgotten", {"executor_id": executor}, output, f"forgot {executor}")

@@ -77,7 +77,7 @@ def check(
         loaded = load_configuration(config)
         read = sorted(set(loaded.origins.values()))
     problems = [*loaded.warnings, *find_problems(loaded.settings)]
-    text = "\n".join(problems) or f"ok: {', '.join(read) or 'nothing is set, defaults hold'}"
+    text = "\n".join(problems) or f"ok: {', '.join(read) or 'nothing is set, defaults apply'}"
     data = {"ok": not problems, "sources": read, "problems": problems}
     print_object("ConfigurationCheck", data, output, text)
     if problems:

@@ -162,7 +162,10 @@ def trace(
         speedup=speedup,
     )
     if not nodes and not workload.nodes:
-        expected = "nodes such as 128x1cpu, or a list: this log does not say what it ran on"
+        expected = (
+            "nodes such as 128x1cpu, or a list: this log does not name the nodes that it was "
+            "recorded on"
+        )
         raise InvalidArgument("--nodes", nodes, expected)
     cluster = read_nodes(nodes or workload.nodes)
     plan = Plan(EngineSettings(fairness=fairness), group_by, _weights(weights), moldable)
@@ -235,7 +238,7 @@ def _progress(order: str) -> Progress | None:
         return None
 
     def show(over: int, jobs: int) -> None:
-        print(f"\r{order}: {over} of {jobs} jobs are over", end="", file=sys.stderr, flush=True)
+        print(f"\r{order}: {over} of {jobs} jobs have ended", end="", file=sys.stderr, flush=True)
 
     return show
 

@@ -73,8 +73,9 @@ def _beyond_loopback(settings: Settings) -> Iterator[str]:
         try:
             if open_ and not is_loopback(section.listen):
                 yield (
-                    f"{name}.listen is {section.listen}, beyond loopback: set "
-                    f"{name}.tls_certificate and {name}.tls_key, or {name}.insecure if you mean it"
+                    f"{name}.listen is {section.listen}, which is not a loopback address: set "
+                    f"{name}.tls_certificate and {name}.tls_key, or {name}.insecure if only "
+                    "trusted hosts can reach it"
                 )
         except FinegrainError:
             continue  # not an address; `_addresses` reports it
@@ -119,8 +120,8 @@ def _cpus(settings: Settings) -> Iterator[str]:
             yield error.message
     if settings.executor.cpus and settings.executor.reserved_cpus:
         yield (
-            "executor.cpus and executor.reserved_cpus are both set; a share is used as it is: "
-            "leave reserved cpus out of it"
+            "executor.cpus and executor.reserved_cpus are both set; a share is used as a whole: "
+            "leave reserved cpus out of executor.cpus"
         )
 
 

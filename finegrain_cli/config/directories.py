@@ -50,14 +50,14 @@ def make_private(directory: Path) -> None:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigurationError(
-                f"the directory {path} cannot be made: {error.strerror}",
+                f"the directory {path} cannot be created: {error.strerror}",
                 details={"path": path},
             ) from None
         if not is_private(path):
             raise ConfigurationError(
-                f"the directory {path} is not ours alone: it must belong to uid {os.geteuid()} and "
-                "be writable for nobody else; remove it, or set XDG_RUNTIME_DIR to a directory of "
-                "your own",
+                f"the directory {path} is not private: it must belong to uid {os.geteuid()} and "
+                "not be writable for other users; remove it, or set XDG_RUNTIME_DIR to a private "
+                "directory",
                 details={"path": path},
             )
 

@@ -176,8 +176,8 @@ def _check_section(section: str, where: str) -> None:
     known = list(Settings.model_fields)
     if section not in known:
         raise ConfigurationError(
-            f"{where}: unknown section {section!r}{_nearest(section, known)}; "
-            f"there are {', '.join(known)}"
+            f"{where}: unknown section {section!r}{_nearest(section, known)}; known sections: "
+            f"{', '.join(known)}"
         )
 
 

@@ -186,8 +186,9 @@ class RmSection(ListenSection):
     user_token_group: str = Field("", description="Unix group that may read user.token")
     strategy: str = Field(
         "pack",
-        pattern="^(pack|spread)$",
-        description="use the first hosts by name that have room (pack), or hosts evenly (spread)",
+        pattern="^(pack|spread|balanced)$",
+        description="fill hosts in use before empty ones (pack), load all hosts evenly (spread), or"
+        " keep the free cpu and memory of each host in proportion (balanced)",
     )
     report_interval: Duration = Field(3_000, ge=50, description="how often executors report")
     lost_timeout: Duration = Field(

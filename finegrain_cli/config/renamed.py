@@ -19,4 +19,4 @@ def old_names(section: str, key: str) -> list[str]:
 
 def renaming_warning(old: str, new: str) -> str:
     """Returns the warning for the use of an old name; both names are as the user types them."""
-    return f"{old} is now called {new}; the old name goes with the next minor version"
+    return f"{old} is now called {new}; the next minor version will not accept the old name"

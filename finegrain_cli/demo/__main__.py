@@ -61,7 +61,7 @@ def main() -> int:
         for each in log.mismatches:
             print(f"  {each}")
         return 1
-    print("the books are at zero, no process and no cgroup is left")
+    print("nothing is booked any more, and no process or cgroup is left")
     return 0
 
 
@@ -95,14 +95,17 @@ async def _check_all_released(cluster: fg.Cluster, log: DemoLog) -> None:
     for executor in await cluster.executors():
         log.expect(
             dict(executor.available) == dict(executor.total),
-            f"{executor.executor_id} has not got everything back: {dict(executor.available)}",
+            f"not all capacity of {executor.executor_id} is available again: "
+            f"{dict(executor.available)}",
         )
-    log.progress("everything was given back")
+    log.progress("all capacity is available again")
 
 
 def _check_words(words: Counter[str], plan: DemoPlan, log: DemoLog) -> None:
     direct = wordcount.count_words(str(path) for path in plan.files)
-    log.expect(words == direct, "the cluster counted other words than one process does")
+    log.expect(
+        words == direct, "the word counts of the cluster differ from those of a single process"
+    )
 
 
 def _sources() -> tuple[Path, ...]:

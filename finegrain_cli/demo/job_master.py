@@ -71,10 +71,12 @@ async def count_words(cluster: fg.Cluster, plan: DemoPlan, log: DemoLog) -> Coun
         ]
         big = await _waiting_request(job, plan, log)
         await cluster.drain(plan.drained_executor, reason="demo")
-        log.progress(f"drained {plan.drained_executor}: what runs there goes on, nothing new comes")
+        log.progress(
+            f"drained {plan.drained_executor}: its tasks continue, and it gets no new slots"
+        )
         lines = await _finish_maps(slots, tasks, log)
         slot = await big.granted(GRANT_TIMEOUT_S)
-        log.progress(f"capacity came back, and the request that waited got {_where(slot)}")
+        log.progress(f"capacity became free, and the waiting request got {_where(slot)}")
         log.expect(
             slot.executor_id == plan.steady_executor, "a new slot was placed on a drained executor"
         )
@@ -96,7 +98,7 @@ async def _carve(job: fg.Job, plan: DemoPlan, log: DemoLog) -> list[fg.Slot]:
     for slot, spec in zip(slots, plan.map_specs, strict=True):
         log.expect(
             slot.profile.cpu_milli == spec.cpu_milli and slot.memory_bytes == spec.memory_bytes,
-            f"slot {slot.allocation_id} is not what was asked for",
+            f"slot {slot.allocation_id} differs from its request",
         )
     return slots
 
@@ -110,7 +112,7 @@ async def _waiting_request(job: fg.Job, plan: DemoPlan, log: DemoLog) -> fg.Requ
         log.expect(False, "the request that should wait was granted at once")
     except fg.StillWaiting:
         explanation = await request.explain()
-        log.progress("one more request has to wait; finegrain explain says:")
+        log.progress("one more request must wait; finegrain explain prints:")
         for line in explanation_text(explanation).splitlines():
             log.progress("  " + line)
         log.expect(explanation.executors_fitting == 0, "explain says that it fits")
@@ -173,12 +175,12 @@ async def _exceed_memory_limit(job: fg.Job, plan: DemoPlan, log: DemoLog) -> Non
     slot = await request.granted(GRANT_TIMEOUT_S)
     if slot.isolation is None or slot.isolation.memory != "hard":
         log.progress(
-            "memory limits are not enforced on this host: left out the task that eats memory"
+            "memory limits are not enforced on this host: skipped the task that exceeds its memory"
         )
         return
     task = await slot.run([sys.executable, "-c", EAT_MEMORY])
     result = log.record("memory hog", slot, await task.wait())
-    log.progress("a task ate more memory than its slot has: it " + result.how)
+    log.progress("a task used more memory than its slot has: it " + result.how)
     log.expect(result.oom_killed, "the memory limit did not hold")
     await slot.release()
 
@@ -186,7 +188,7 @@ async def _exceed_memory_limit(job: fg.Job, plan: DemoPlan, log: DemoLog) -> Non
 async def _dedicated_cpu(cluster: fg.Cluster, job: fg.Job, plan: DemoPlan, log: DemoLog) -> None:
     """Shows a pinned slot: only its own and best-effort tasks run on its cpu."""
     if not plan.dedicated_cpus:
-        log.progress("this host has too few cpus to give one away: left out the pinned slot")
+        log.progress("this host has too few cpus to dedicate one: skipped the pinned slot")
         return
     (request,) = await job.request_slots(
         fg.SlotSpec(cpu_milli=1000, memory_bytes=64 * fg.MIB, qos="LSR", cpu_bind="FullPCPUs")
@@ -195,9 +197,9 @@ async def _dedicated_cpu(cluster: fg.Cluster, job: fg.Job, plan: DemoPlan, log: 
     task = await slot.run([sys.executable, "-c", PRINT_AFFINITY])
     result = log.record("pinned", slot, (await task.wait()).check())
     seen = CpuSet.parse(result.stdout.decode())
-    log.progress(f"a slot has cpu {slot.cpus} to itself (LSR); its task sees cpu {seen}")
+    log.progress(f"a slot has the dedicated cpu {slot.cpus} (LSR); its task sees cpu {seen}")
     if slot.isolation is None or slot.isolation.cpuset == "none":
-        log.progress("  on this host that is booked, and not enforced")
+        log.progress("  on this host that is booked, but not enforced")
     else:
         log.expect(seen == CpuSet.parse(slot.cpus), "a pinned task may run on other cpus")
     executor = await cluster.executor(slot.executor_id)

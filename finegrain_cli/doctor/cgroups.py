@@ -19,7 +19,7 @@ V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "freezer", "pids")
 V2_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 V2_CONTROL_FILES = ("cgroup.procs", "cgroup.subtree_control")
 SCOPE = "systemd-run --user --scope -p Delegate=yes finegrain executor serve ..."
-NONE_MEANS = "executors run with isolation none: amounts are booked, and nothing is enforced"
+NONE_MEANS = "executors run with isolation none: amounts are booked, but not enforced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _v1(groups: Groups) -> Iterator[Finding]:
         )
     refused = {name: why for name, path in groups.v1.items() if (why := _cannot_make(path))}
     if not refused:
-        yield ok("isolation", "v1: groups can be made in every hierarchy; limits are enforced")
+        yield ok("isolation", "v1: groups can be created in every hierarchy; limits are enforced")
         return
     name, why = next(iter(refused.items()))
     fix = "run executors as root: version 1 cannot be delegated safely to other users"
@@ -101,7 +101,9 @@ def _v1(groups: Groups) -> Iterator[Finding]:
         fix = (
             f"make {groups.v1[name]} writable (in a container: run it with its cgroups mounted rw)"
         )
-    yield warn("isolation", f"no group can be made in {groups.v1[name]}: {why}; {NONE_MEANS}", fix)
+    yield warn(
+        "isolation", f"no group can be created in {groups.v1[name]}: {why}; {NONE_MEANS}", fix
+    )
 
 
 def _v2(own: Path) -> Iterator[Finding]:
@@ -112,16 +114,16 @@ def _v2(own: Path) -> Iterator[Finding]:
         yield warn(
             "cgroup controllers",
             f"{own} has no {', '.join(missing)}: those limits are not enforced",
-            "have them delegated: Delegate=cpu cpuset memory pids in the unit of the user manager "
+            "delegate them: Delegate=cpu cpuset memory pids in the unit of the user manager "
             "(systemctl edit user@.service) or of the executor",
         )
     closed = [each for each in V2_CONTROL_FILES if not os.access(own / each, os.W_OK)]
     why = f"{closed[0]} is not writable" if closed else _cannot_make(own)
     if why:
-        fix = f"run executors as root, or in a scope of their own: {SCOPE}"
-        yield warn("isolation", f"{own} is not delegated to us: {why}; {NONE_MEANS}", fix)
+        fix = f"run executors as root, or in a delegated scope: {SCOPE}"
+        yield warn("isolation", f"{own} is not delegated to this user: {why}; {NONE_MEANS}", fix)
     elif not missing:
-        yield ok("isolation", "v2: the group is delegated to us; limits are enforced")
+        yield ok("isolation", "v2: the group is delegated to this user; limits are enforced")
 
 
 def _cannot_make(parent: Path) -> str:

@@ -40,7 +40,7 @@ def examine_kubelet(settings: Settings, root: Path = Path("/")) -> Iterator[Find
         yield warn(NAME, failure, "run the doctor, and the executor's helper, as root")
     if not texts:
         if not failures:
-            yield ok(NAME, f"none has written anything in {options.kubelet_dir}")
+            yield ok(NAME, f"no kubelet has written files in {options.kubelet_dir}")
         return
     topology = detect(root)
     state = read_kubelet(KubeletTexts(texts, {}, tuple(found["command"])), topology).state
@@ -54,13 +54,18 @@ def examine_kubelet(settings: Settings, root: Path = Path("/")) -> Iterator[Find
 def _apart(state: KubeletState, online: CpuSet, slot_cpus: CpuSet) -> Finding:
     """Checks that no cpu is given away by both the kubelet and the executor."""
     if state.cpu_manager_policy != "static":
-        return ok(NAME, "it gives no cpus away (cpu manager policy none)")
+        return ok(NAME, "it dedicates no cpus to containers (cpu manager policy none)")
     both = (online - state.reserved_cpus) & slot_cpus
     if not both:
-        return ok(NAME, f"it gives away cpus {online - state.reserved_cpus}, and slots have others")
+        return ok(
+            NAME,
+            f"it dedicates cpus {online - state.reserved_cpus} to containers, and slots have "
+            "others",
+        )
     return warn(
         NAME,
-        f"cpus {both} can be given away by the kubelet and to slots: a kubelet looks at nobody",
-        "divide the host: executor.cpus, and the same cpus in the kubelet's reservedSystemCPUs; or "
-        f"executor.reserved_cpus = {both}",
+        f"cpus {both} can be assigned both by the kubelet and to slots: a kubelet does not know "
+        "about slots",
+        "divide the cpus of the host: executor.cpus, and the same cpus in the kubelet's "
+        f"reservedSystemCPUs; or executor.reserved_cpus = {both}",
     )

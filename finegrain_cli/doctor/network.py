@@ -48,9 +48,9 @@ def examine_manager(*, named: bool) -> Iterator[Finding]:
         with open_cluster(budget_s=PATIENCE_S) as cluster:
             info = cluster.info()
     except Unavailable as error:
-        fix = "start one: finegrain rm serve (or, to try things out: finegrain up)"
+        fix = "start one: finegrain rm serve (or, for a test: finegrain up)"
         grade = fail if named else warn
-        yield grade("resource manager", f"none answers at {where}: {error.message}", fix)
+        yield grade("resource manager", f"no answer at {where}: {error.message}", fix)
     except FinegrainError as error:
         yield fail("resource manager", error.message, HINTS.get(error.reason, "see the message"))
     else:

@@ -59,14 +59,14 @@ def examine_clock() -> Iterator[Finding]:
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = ctypes.create_string_buffer(SIZE_OF_TIMEX * 2)  # modes = 0: only read
     if libc.adjtimex(buffer) < 0:
-        yield warn("clock", f"cannot be asked: {os.strerror(ctypes.get_errno())}", "none needed")
+        yield warn("clock", f"cannot be read: {os.strerror(ctypes.get_errno())}", "none needed")
         return
     status = int.from_bytes(buffer.raw[OFFSET_OF_STATUS : OFFSET_OF_STATUS + 4], sys.byteorder)
     if status & CLOCK_UNSYNCHRONISED:
         yield warn(
             "clock",
-            "nothing keeps it right: timestamps of hosts may differ (nothing else depends on it)",
+            "not synchronized: timestamps of hosts may differ (nothing else depends on it)",
             "run chrony or systemd-timesyncd: timedatectl set-ntp true",
         )
     else:
-        yield ok("clock", "kept right")
+        yield ok("clock", "synchronized")

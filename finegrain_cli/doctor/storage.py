@@ -36,7 +36,7 @@ def examine_directories(settings: Settings) -> Iterator[Finding]:
         elif path.exists():
             yield ok(name, str(path))
         else:
-            yield ok(name, f"{path}; will be made")
+            yield ok(name, f"{path}; will be created")
 
 
 def examine_tokens(settings: Settings) -> Iterator[Finding]:
@@ -51,10 +51,13 @@ def examine_tokens(settings: Settings) -> Iterator[Finding]:
         path = Path(text) if text else _rm_dir(settings) / name
         if not path.exists():
             if text:
-                fix = "correct the path in the configuration, or leave it out to have one made"
+                fix = (
+                    "correct the path in the configuration, or remove it, so that the file is "
+                    "created in the state directory"
+                )
                 yield fail(name, f"{path}: there is no such file", fix)
             else:
-                yield ok(name, f"{path}: made at the first start of the resource manager")
+                yield ok(name, f"{path}: created at the first start of the resource manager")
             continue
         excess = path.stat().st_mode & 0o777 & ~TOKEN_MODES[name]
         try:
@@ -66,7 +69,7 @@ def examine_tokens(settings: Settings) -> Iterator[Finding]:
         else:
             if excess:
                 fix = f"chmod {TOKEN_MODES[name]:04o} {path}"
-                yield warn(name, f"{path}: more may read it than need be", fix)
+                yield warn(name, f"{path}: more users can read it than necessary", fix)
             else:
                 yield ok(name, str(path))
 
@@ -83,11 +86,11 @@ def examine_database(settings: Settings) -> Iterator[Finding]:
     try:
         version = schema.current_version(database_url(settings))
     except FinegrainError as error:
-        fix = "finegrain db restore, from a backup" if location.is_sqlite else "see the message"
+        fix = "restore a backup: finegrain db restore" if location.is_sqlite else "see the message"
         yield fail("database", error.message, fix)
         return
     if version == 0:
-        yield ok("database", f"{location}: made at the first start of the resource manager")
+        yield ok("database", f"{location}: created at the first start of the resource manager")
         return
     if version != schema.head_version():
         behind = version < schema.head_version()
@@ -98,7 +101,7 @@ def examine_database(settings: Settings) -> Iterator[Finding]:
     findings = schema.check(database_url(settings))
     for finding in findings:
         grade = fail if finding.severity is schema.Severity.ERROR else warn
-        yield grade("database", finding.message, "finegrain db check tells all")
+        yield grade("database", finding.message, "finegrain db check shows all damage")
     if not findings:
         yield ok("database", f"{location}: schema {version}, sound")
     if location.is_sqlite:
@@ -116,7 +119,7 @@ def _lock_owner(database: Path) -> str:
     except FileNotFoundError:
         pass
     except OSError as error:
-        return f"cannot be looked at: {error.strerror}"
+        return f"cannot be checked: {error.strerror}"
     return "free"
 
 

@@ -118,7 +118,7 @@ class LocalCluster:
             raise InvalidArgument("executors", count, "1 or more")
         self.shares = list(shares or [])
         if len({share.executor_id for share in self.shares}) < len(self.shares):
-            raise InvalidArgument("shares", self.shares, "every executor_id once")
+            raise InvalidArgument("shares", self.shares, "each executor_id only once")
         for share in self.shares:
             check_id("executor_id", share.executor_id)
         self._executors_wanted = executors
@@ -332,8 +332,8 @@ class LocalCluster:
                 raise ConfigurationError(what)
             if time.monotonic() > deadline:
                 raise ConfigurationError(
-                    f"the {daemon.name} was not ready after {START_TIMEOUT_S:.0f} s; it said last: "
-                    f"{daemon.last_words() or 'nothing'}"
+                    f"the {daemon.name} was not ready after {START_TIMEOUT_S:.0f} s; its last "
+                    f"output: {daemon.last_words() or 'nothing'}"
                 )
             time.sleep(POLL_INTERVAL_S)
 

@@ -57,7 +57,7 @@ def run_in_foreground(cluster: LocalCluster, output: OutputFormat) -> None:
     if failure:
         raise failure
     if left:
-        raise FinegrainError(f"{len(left)} things were left behind, see above")
+        raise FinegrainError(f"{len(left)} items were left behind, see above")
     _say("stopped; nothing is left behind")
 
 
@@ -98,8 +98,8 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
     if scale := _scale(cluster):
         idle = format_duration(scale["idle_timeout_s"])
         say(
-            f"executors         none now, up to {scale['executors_max']} as they are needed, each "
-            f"{amounts_text(scale['total'])}; given back after {idle} without slots"
+            f"executors         none now, up to {scale['executors_max']} on demand, each "
+            f"{amounts_text(scale['total'])}; stopped after {idle} without slots"
         )
     say(f"state             {cluster.state_dir}")
     say(f"tasks run as      {_user()}")
@@ -161,7 +161,7 @@ def _user() -> str:
         name = getpass.getuser()
     except (KeyError, OSError):
         name = f"uid {os.geteuid()}"
-    return f"{name}, who started this" + ("; so they may do anything" if os.geteuid() == 0 else "")
+    return f"{name}, who started this" + ("; they have all privileges" if os.geteuid() == 0 else "")
 
 
 def _say(message: str) -> None:

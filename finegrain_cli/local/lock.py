@@ -70,9 +70,9 @@ def _is_running(pid: str) -> bool:
 
 def _refuse(state_dir: Path, owner: str) -> NoReturn:
     who = (
-        f"`finegrain up`, process {owner}; end it"
+        f"`finegrain up`, process {owner}; stop it"
         if _is_running(owner)
-        else "what ends the executors of one that was killed; wait for it"
+        else "the cleanup after a `finegrain up` that was killed; wait until it has ended"
     )
     raise ConfigurationError(
         f"the state directory {state_dir} is in use by {who}, or name another one with --state-dir",

@@ -57,8 +57,8 @@ def check_unscaled(state_dir: Path) -> None:
     """
     if (state_dir / PROVIDERS_FILE).exists():
         raise ConfigurationError(
-            f"the state directory {state_dir} was used with --scale, and there may be executors "
-            "that were started then; use --scale again, or another --state-dir",
+            f"the state directory {state_dir} was used with --scale, and executors that were "
+            "started then may still run; use --scale again, or another --state-dir",
             details={"state_dir": state_dir},
         )
 
@@ -108,8 +108,8 @@ class ScaledExecutors:
         too_long = len(os.fsencode(self.directory / SOCKET_NAME)) - SOCKET_PATH_MAX
         if too_long > 0:
             raise ConfigurationError(
-                f"the state directory {self.directory.parent} has a path that is {too_long} bytes "
-                "too long for the sockets in it; name a shorter one with --state-dir",
+                f"the path of the state directory {self.directory.parent} is {too_long} bytes too "
+                "long for the sockets in it; name a shorter one with --state-dir",
                 details={"state_dir": self.directory.parent},
             )
         self.directory.mkdir(mode=0o700, exist_ok=True)

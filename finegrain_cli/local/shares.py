@@ -109,8 +109,8 @@ def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> 
         raise InvalidArgument(
             "executors",
             count,
-            f"fewer: this host gives {capacity.cpu_milli_total} thousandths of a core and "
-            f"{capacity.memory_bytes_total} bytes of memory in all",
+            f"fewer: this host has {capacity.cpu_milli_total} thousandths of a core and "
+            f"{capacity.memory_bytes_total} bytes of memory in total",
         )
     parts = _parts(topology, usable, count)
     capped = capacity.cpu_milli_total < 1000 * len(usable) or not parts

@@ -113,10 +113,10 @@ class _Members:
         except fg.TaskNotStarted as error:
             self._fail(start_failure(error.reason), f"{error.message} [{error.reason}]")
         except FinegrainError as error:
-            self._fail(None, f"member {index} is lost; the others are ended", error)
+            self._fail(None, f"member {index} was lost; the other members are stopped", error)
         else:
             if code:
-                self._fail(code, f"member {index} failed; the others are ended")
+                self._fail(code, f"member {index} failed; the other members are stopped")
         self._left -= 1
 
     async def _code_of(self, index: int) -> int:

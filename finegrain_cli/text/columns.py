@@ -160,8 +160,8 @@ SLOTS = (
     Column("class", class_text, wide=True),
     Column("cpus", cpus_text, wide=True),
     Column("numa", nodes_text, wide=True),
-    Column("preferred in vain", notes_text, wide=True),
-    Column("change waits because", _resize_reasons, wide=True),
+    Column("preferences not met", notes_text, wide=True),
+    Column("resize waits because", _resize_reasons, wide=True),
     Column("isolation", _isolation, wide=True),
 )
 
@@ -171,7 +171,7 @@ REQUESTS = (
     Column("job", lambda row: str(row["job_name"] or row["job_id"])),
     Column("state", _text("state")),
     Column("reason", _text("reason")),
-    Column("asks", lambda row: profile_text(row["profile"])),
+    Column("profile", lambda row: profile_text(row["profile"])),
     Column("age", lambda row: age(row, "create_time"), right=True),
     Column("arrival", _text("arrival_number"), wide=True, right=True),
     Column("generation", _text("generation"), wide=True, right=True),
@@ -191,7 +191,7 @@ JOBS = (
     Column("allocated", lambda row: amounts_text(row["allocated"])),
     Column("share", lambda row: f"{100 * row['share_now']:.1f} %", right=True),
     Column("age", lambda row: age(row, "create_time"), right=True),
-    Column("service", lambda row: f"{row['service']:.4g}", wide=True, right=True),
+    Column("usage", lambda row: f"{row['service']:.4g}", wide=True, right=True),
     Column("oldest wait", lambda row: age(row, "oldest_wait_time"), wide=True, right=True),
     Column(
         "lease",

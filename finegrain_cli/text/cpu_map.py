@@ -126,10 +126,10 @@ def legend(report: TopologyReport, marks: Marks) -> list[str]:
     shown = list(_pinned(report, marks))
     words = {
         SHARED: "the shared pool: LS slots, and BE slots",
-        RESERVED: "reserved: in the shared pool, no slot's own",
+        RESERVED: "reserved: in the shared pool, not dedicated to slots",
         STRICT: "reserved strictly: no slot runs there",
-        KUBELET: "a kubelet has given them to containers of its own",
-        ISOLATED: "isolated from load balancing: only for slots with cpus of their own",
+        KUBELET: "a kubelet has assigned them to its containers",
+        ISOLATED: "isolated from load balancing: only for slots with dedicated cpus",
         OFFLINE: "offline",
     }
     others = {mark: cpus for mark, cpus in marks.others if mark in drawn and cpus}
@@ -175,7 +175,7 @@ def settings_lines(report: TopologyReport) -> list[str]:
             told.append(f"reserved cpus {kubelet.reserved_cpus}")
         if kubelet.containers:
             count = len(kubelet.containers)
-            told.append(f"{count} container{'s' if count > 1 else ''} of its own")
+            told.append(f"{count} container{'s' if count > 1 else ''} with dedicated cpus")
         lines += _folded(f"{'kubelet':<11}{', '.join(told)}", indent=11)
     return lines
 
@@ -183,14 +183,15 @@ def settings_lines(report: TopologyReport) -> list[str]:
 def remarks(report: TopologyReport) -> list[str]:
     """Returns warnings about the current state: lost cpus, squeezed slots, notes."""
     lost = [
-        f"slot {each.allocation_id} has lost cpus {each.cpus}, which are offline or a kubelet's"
+        f"slot {each.allocation_id} has lost cpus {each.cpus}, which are offline or assigned by a "
+        "kubelet"
         for each in report.lost_cpus
     ]
     now = report.now
     if now is None:
         return lost
     if now.squeezed_cpus:
-        lost.append(f"BE slots are squeezed onto cpus {now.squeezed_cpus} while others are busy")
+        lost.append(f"BE slots are confined to cpus {now.squeezed_cpus} while other slots are busy")
     return lost + list(now.notes)
 
 

@@ -89,7 +89,7 @@ def _set_text(value: Any) -> str:
 
 POLICY_COLUMNS = (
     Column("setting", lambda row: row["setting"]),
-    Column("holds", lambda row: row["holds"]),
+    Column("effective", lambda row: row["holds"]),
     Column("from", lambda row: row["origin"]),
     Column("set here", lambda row: row["set"]),
 )

@@ -32,7 +32,7 @@ def executor_text(executor: Data, report: TopologyReport) -> str:
     state = str(executor["state"]) + (", draining" if executor["draining"] else "")
     lines = [f"{executor['executor_id']} ({state}) at {executor['address']}"]
     if executor["unreachable_reason"]:
-        lines.append(f"the resource manager cannot dial it: {executor['unreachable_reason']}")
+        lines.append(f"the resource manager cannot connect to it: {executor['unreachable_reason']}")
     lines += [
         f"{name:<10} {amounts_text(executor[name])}" for name in ("total", "allocated", "available")
     ]

@@ -54,19 +54,21 @@ def explanation_text(found: Explanation) -> str:
             )
         ),
         f"  {found.summary}",
-        f"  asks     {profile_text(request['profile'])}",
+        f"  profile  {profile_text(request['profile'])}",
     ]
     if (policy := policy_text(request["cpu_policy"])) != "-":
         lines.append(f"  cpus     {policy}")
     if found.dimensions:
         lines.append(f"  cluster  {_sums(found.dimensions)}")
     lines.append(
-        f"  line     {found.requests_ahead} came earlier; {found.executors_considered} executors "
+        f"  queue    {found.requests_ahead} came earlier; {found.executors_considered} executors "
         f"considered, {found.executors_fitting} fit now (state {found.snapshot_number})"
     )
     lines += _order(found)
     if found.planned_on:
-        lines.append(f"  planned  on {found.planned_on}, which was asked for; finegrain providers")
+        lines.append(
+            f"  planned  on {found.planned_on}, which was requested; see finegrain providers"
+        )
     if found.executors:
         lines += ["", *("  " + line for line in _verdicts(found.executors))]
     if found.gang:
@@ -87,19 +89,19 @@ def explanation_text(found: Explanation) -> str:
 
 def _order(found: Explanation) -> list[str]:
     """Lists who is served before the request, what blocks it, and which capacity is reserved."""
-    lines = [f"  choice   {step.summary}" for step in found.steps]
+    lines = [f"  order    {step.summary}" for step in found.steps]
     for limit in found.limits:
         name = limit.dimension
         used, asked, most = (
             amount_text(name, each) for each in (limit.used, limit.asked, limit.maximum)
         )
         lines.append(
-            f"  maximum  group {limit.group} has {used} {dimension_name(name)} of at most {most},"
-            f" and {asked} more are asked for"
+            f"  maximum  group {limit.group} has {used} {dimension_name(name)} of at most {most}, "
+            f"and {asked} more are requested"
         )
     if found.reservation:
-        lines.append(f"  held     {found.reservation.summary}")
-    return lines + [f"  held     {each.summary}" for each in found.held_for_others]
+        lines.append(f"  reserved {found.reservation.summary}")
+    return lines + [f"  reserved {each.summary}" for each in found.held_for_others]
 
 
 def _gang(gang: GangExplanation) -> list[str]:
@@ -110,13 +112,13 @@ def _gang(gang: GangExplanation) -> list[str]:
     lines += [f"  {each.placeable} in {each.name or 'the whole cluster'}" for each in gang.spots]
     if gang.deadline_time:
         left_s = max(0.0, (gang.deadline_time - datetime.now(UTC)).total_seconds())
-        lines.append(f"  given up in {format_duration(left_s)}")
+        lines.append(f"  times out in {format_duration(left_s)}")
     return lines
 
 
 def _resize(found: ResizeExplanation) -> list[str]:
     to = profile_text(found.resize.profile.to_dict())
-    lines = [f"change {found.resize.resize_number} to {to} waits", f"  {found.summary}"]
+    lines = [f"resize {found.resize.resize_number} to {to} waits", f"  {found.summary}"]
     for each in found.dimensions:
         name = each.dimension
         lines.append(
@@ -128,10 +130,10 @@ def _resize(found: ResizeExplanation) -> list[str]:
 
 def _sums(dimensions: Iterable[Dimension]) -> str:
     return "; ".join(
-        f"{dimension_name(each.dimension)} asked {amount_text(each.dimension, each.asked)}, "
-        f"free {amount_text(each.dimension, each.free)}, "
-        f"largest hole {amount_text(each.dimension, each.largest_hole)}, "
-        f"total {amount_text(each.dimension, each.total)}"
+        f"{dimension_name(each.dimension)} requested {amount_text(each.dimension, each.asked)}, "
+        f"free {amount_text(each.dimension, each.free)}, most on one executor "
+        f"{amount_text(each.dimension, each.largest_hole)}, total "
+        f"{amount_text(each.dimension, each.total)}"
         for each in dimensions
     )
 

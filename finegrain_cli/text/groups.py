@@ -27,7 +27,7 @@ def groups_text(found: Groups, jobs: Sequence[JobStatus] = (), *, wide: bool = F
     """Returns the text that `finegrain groups` prints."""
     rows = _rows(found, jobs)
     heading, *lines = table_lines([each for each in COLUMNS if wide or not each.wide], rows)
-    held = [f"held: {each.summary}" for each in found.reservations]
+    held = [f"reserved: {each.summary}" for each in found.reservations]
     return "\n".join([painted(heading, Style.BOLD), *lines, "", *held, _legend(found)])
 
 
@@ -87,8 +87,8 @@ def _job_row(job: JobStatus, indent: str) -> Row:
 def _legend(found: Groups) -> str:
     unit = _MEASURES.get(found.service_measure, found.service_measure)
     if found.half_life_s is None:
-        return f"service: {unit}, never forgotten"
-    return f"service: {unit}; after {format_duration(found.half_life_s)} it counts half"
+        return f"usage: {unit}; past usage always counts in full"
+    return f"usage: {unit}; past usage counts half after {format_duration(found.half_life_s)}"
 
 
 def _share(key: str) -> Any:
@@ -110,14 +110,14 @@ COLUMNS = (
     Column("weight", lambda row: f"{row['weight']:.10g}", right=True),
     Column("entitled", _share("share_entitled"), right=True),
     Column("now", _share("share_now"), right=True),
-    Column("service", _number("service"), right=True),
+    Column("usage", _number("service"), right=True),
     Column("slots", lambda row: str(row["running"]), right=True),
     Column("waiting", lambda row: str(row["waiting"]), right=True),
     Column("oldest", lambda row: age(row, "oldest_wait_time"), right=True),
-    Column("used", lambda row: used_text(row["used"])),
+    Column("allocated", lambda row: used_text(row["used"])),
     Column("minimum", lambda row: limits_text(row["minimum"])),
     Column("maximum", lambda row: limits_text(row["maximum"])),
-    Column("tally", _number("tally"), wide=True, right=True),
+    Column("virtual time", _number("tally"), wide=True, right=True),
     Column("jobs", _number("jobs"), wide=True, right=True),
     Column("description", lambda row: row["description"] or "-", wide=True),
 )

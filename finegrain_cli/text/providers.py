@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from finegrain_client.types.providers import Providers
 
 NONE = (
-    "no providers: executors come and go only by hand (providers_file of the resource manager "
-    "changes that)"
+    "no providers: executors are started and stopped only by hand (to change that, set "
+    "providers_file of the resource manager)"
 )
 
 
@@ -26,7 +26,7 @@ def providers_text(found: Providers, *, wide: bool = False) -> str:
         return NONE
     parts = [_limits_lines(data), _table(SHAPES, data["shapes"], wide=wide)]
     if not found.shapes:
-        parts = [["no shapes are configured any more; what is left of earlier ones:"]]
+        parts = [["no shapes are configured; executors of earlier shapes:"]]
     if data["executors"]:
         parts.append(_table(EXECUTORS, data["executors"], wide=wide))
     if found.unplanned:
@@ -41,7 +41,7 @@ def _limits_lines(data: Mapping[str, Any]) -> list[str]:
         f"present    {amounts_text(data['present'])}",
         f"minimum    {_limits(data['minimum'])}",
         f"maximum    {_limits(data['maximum'])}",
-        f"idle       given back after {idle} without slots",
+        f"idle       stopped after {idle} without slots",
     ]
 
 
@@ -111,9 +111,9 @@ SHAPES = (
     Column("provider", lambda row: str(row["provider"])),
     Column("total", lambda row: amounts_text(row["total"])),
     Column("cost", lambda row: f"{row['cost']:g}", right=True),
-    Column("most", lambda row: str(row["count_max"] or "-"), right=True),
+    Column("max", lambda row: str(row["count_max"] or "-"), right=True),
     Column("executors", _counts),
-    Column("trouble", _trouble),
+    Column("failures", _trouble),
     Column(
         "labels",
         lambda row: ",".join(f"{k}={v}" for k, v in sorted(row["labels"].items())) or "-",
@@ -125,10 +125,10 @@ EXECUTORS = (
     Column("executor", lambda row: str(row["executor_id"])),
     Column("shape", lambda row: str(row["shape"])),
     Column("state", lambda row: str(row["state"])),
-    Column("asked", lambda row: age(row, "ask_time"), right=True),
+    Column("requested", lambda row: age(row, "ask_time"), right=True),
     Column("planned", _planned),
-    Column("because", lambda row: row["cause"] or "-"),
-    Column("since then", lambda row: row["message"] or "-"),
-    Column("given up", lambda row: str(row["deadline_time"] or "-"), wide=True),
+    Column("cause", lambda row: row["cause"] or "-"),
+    Column("message", lambda row: row["message"] or "-"),
+    Column("deadline", lambda row: str(row["deadline_time"] or "-"), wide=True),
     Column("handle", lambda row: row["handle"] or "-", wide=True),
 )

@@ -119,7 +119,7 @@ def test_bad_addresses_are_refused_at_once(
 
 
 def test_a_token_is_not_sent_in_clear_over_a_network() -> None:
-    with pytest.raises(fg.ConfigurationError, match="clear"):
+    with pytest.raises(fg.ConfigurationError, match="without encryption"):
         fg.connect("10.1.2.3:7170", token="t" * 20)
 
 

@@ -60,11 +60,11 @@ def test_who_wants_nothing_says_nothing(wish: dict[str, Any]) -> None:
     ("wish", "field", "told"),
     [
         ({"qos": "guaranteed"}, "qos", "one of LSE, LSR, LS, BE"),
-        ({"qos": 3}, "qos", "a word as text"),
+        ({"qos": 3}, "qos", "a string"),
         ({"cpu_bind": "FullPCPUsOnly"}, "cpu_bind", "did you mean FullPCPUs?"),
         ({"cpu_bind": "FullPCPUs:always"}, "cpu_bind", "FullPCPUs:required"),
         ({"cpu_exclusive": "cores"}, "cpu_exclusive", "one of Default, None, PCPULevel"),
-        ({"cpu_exclusive": True}, "cpu_exclusive", "a word as text"),
+        ({"cpu_exclusive": True}, "cpu_exclusive", "a string"),
         ({"numa": "Default:required"}, "numa", "Default alone"),
     ],
     ids=str,

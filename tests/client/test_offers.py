@@ -69,5 +69,5 @@ async def test_an_address_in_use_is_said(job: fg.Job) -> None:
 
 
 def test_offers_in_clear_beyond_loopback_are_refused() -> None:
-    with pytest.raises(fg.ConfigurationError, match="clear"):
+    with pytest.raises(fg.ConfigurationError, match="without encryption"):
         OfferServer(lambda *_: True, "secret", "0.0.0.0:0")

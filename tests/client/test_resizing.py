@@ -97,7 +97,7 @@ async def test_a_second_wish_takes_the_place_of_the_first_and_contains_it(
     await under_way(servant, slot, 2)
     asked = servant.calls["ResizeSlot"][-1].profile
     assert (asked.cpu_milli, asked.task_heap_memory_bytes) == (4000, fg.GIB)
-    with pytest.raises(fg.ResizeRefused, match="took its place"):
+    with pytest.raises(fg.ResizeRefused, match="another resize replaced it"):
         await asyncio.wait_for(first, 10)
     await servant.carry_out(slot.allocation_id)
     assert (await asyncio.wait_for(second, 10)).profile.cpu_milli == 4000

@@ -60,7 +60,7 @@ def test_two_at_once_have_to_be_told_apart(tmp_path: Path) -> None:
     daemon = state_dir(state_directory("rm"), "127.0.0.1:6", "cluster.token")
 
     with published({"address": "127.0.0.1:5", "rm_state_dir": str(up)}):
-        with pytest.raises(ConfigurationError, match="say which with --manager"):
+        with pytest.raises(ConfigurationError, match="choose one with --manager"):
             resolve_target(Invocation())
 
         assert resolve_target(Invocation(manager="127.0.0.1:5")).token_file == up / "cluster.token"
@@ -103,7 +103,7 @@ def test_what_others_can_write_is_not_believed(tmp_path: Path, what: str) -> Non
         directory.mkdir(parents=True)
         directory.chmod(0o777)
         with (
-            pytest.raises(ConfigurationError, match="is not ours alone"),
+            pytest.raises(ConfigurationError, match="is not private"),
             published({"address": "x:1", "rm_state_dir": "/x"}),
         ):
             pass

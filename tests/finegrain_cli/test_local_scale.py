@@ -119,7 +119,7 @@ def test_what_one_that_was_killed_left_is_waited_for(state_dir: Path) -> None:
     (state_dir / "up.lock").write_text("4194999\n")  # it is gone, and its sweeper is at work
     sweeper = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(lock,))
     os.close(lock)
-    with pytest.raises(ConfigurationError, match="wait for it, or name another one"):
+    with pytest.raises(ConfigurationError, match="wait until it has ended, or name another one"):
         take_lock(state_dir, wait_s=0.1)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(take_lock, state_dir)

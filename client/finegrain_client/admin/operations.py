@@ -392,8 +392,8 @@ class Operations:
             )
         if found.slot is None:
             raise FailedPrecondition(
-                f"request {allocation_id} is {found.state} and has no slot yet; what it asks for"
-                " cannot be changed, cancel it and ask anew",
+                f"request {allocation_id} is {found.state} and has no slot yet; only slots can be "
+                "resized: cancel the request and submit a new one",
                 reason=Reason.SLOT_NOT_READY,
                 details={"allocation_id": allocation_id, "state": found.state},
             )

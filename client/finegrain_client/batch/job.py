@@ -73,7 +73,7 @@ class BatchJob:
             InvalidArgument: spec and state file are both missing, or the lease is out of range.
         """
         if spec is None and state_file is None:
-            raise InvalidArgument("spec", None, "what to run, or the state_file of a batch")
+            raise InvalidArgument("spec", None, "a spec, or the state_file of an existing batch")
         if not 1 <= lease_s <= 86_400:
             raise InvalidArgument("lease_s", lease_s, "1 to 86400 seconds")
         self._cluster = cluster
@@ -138,7 +138,7 @@ class BatchJob:
             FinegrainError: the resource manager refused a call, or a disk failed (DISK_FULL, ...).
         """
         if self._running is not None and not self._running.done():
-            raise FailedPrecondition("this batch is being run already; await that")
+            raise FailedPrecondition("this batch is already running; await the earlier call")
         self._runner, self._stop_mode = None, ""
         work = self._work(on_progress, retry_failed=retry_failed)
         self._running = asyncio.create_task(work, name=f"batch {self.state_file}")
@@ -226,14 +226,14 @@ class BatchJob:
                 raise InvalidArgument(
                     "spec",
                     self._spec,
-                    f"the one in {self.state_file}, or another state_file for another batch",
+                    f"the spec in {self.state_file}, or another state_file for a new batch",
                 )
             if self._results_dir not in (None, state.results_dir):
                 state.close()
                 raise InvalidArgument(
                     "results_dir",
                     str(self._results_dir),
-                    f"None, or {state.results_dir}, which {self.state_file} began with",
+                    f"None, or {state.results_dir}, with which {self.state_file} was created",
                 )
             return state
         return StateFile.create(self.state_file, self._spec, self._results_dir)
@@ -242,8 +242,8 @@ class BatchJob:
 def _not_kept(state: StateFile, error: OSError) -> FinegrainError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return FinegrainError(
-        f"outputs cannot be kept in {state.results_dir}: {error.strerror or error}; "
-        f"{'make room there' if full else 'see to that'} and run the batch again",
+        f"outputs cannot be stored in {state.results_dir}: {error.strerror or error}; "
+        f"{'free some space there' if full else 'fix the cause'} and run the batch again",
         reason=Reason.DISK_FULL if full else Reason.CONFIGURATION,
         details={"path": state.results_dir},
     )

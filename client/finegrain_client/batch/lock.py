@@ -59,7 +59,7 @@ def take_lock(path: Path) -> int:
         os.close(descriptor)
         name = f" (pid {owner['pid']} on {owner.get('host')})" if owner else ""
         raise AlreadyExists(
-            f"another runner works on {path}{name}; wait for it, or end it",
+            f"another runner is working on {path}{name}; wait until it has ended, or stop it",
             reason=Reason.STORE_IN_USE,
             details={"path": path, "pid": owner.get("pid"), "host": owner.get("host")},
         )

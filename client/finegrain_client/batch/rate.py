@@ -81,7 +81,7 @@ class Rate:
         remaining_s = max(work_s / at_once, max(left_of, default=0.0))
         basis = (
             f"the {len(self._sorted)} done so far took {mean_s:.3g} s on average (95 % of them at "
-            f"most {self.quantile_s(0.95):.3g} s), {to_run + len(running_s)} left, {at_once} at "
-            "one time now"
+            f"most {self.quantile_s(0.95):.3g} s), {to_run + len(running_s)} left, {at_once} run "
+            "at the same time now"
         )
         return Estimate(remaining_s, now + timedelta(seconds=remaining_s), basis)

@@ -169,7 +169,7 @@ class Runner:
         # If a runner had started to end the job, it was not ended by an operator.
         ours = await self._on_disk(partial(self._state.meta, ENDING)) == str(row.number)
         if reason in (Reason.TERMINATED, Reason.ENDED) and not ours:
-            return f"its job was ended by somebody else: {error.message}"
+            return f"its job was ended from outside the batch: {error.message}"
         return None
 
     async def end_left_job(self) -> None:

@@ -111,7 +111,9 @@ class BatchScheduler:
         """Ends the restore: attempts whose slot was not granted again are lost."""
         for (thread, attempt), _ in list(self._lost_attempts.values()):
             if (thread, attempt) in self._unknown:
-                self._attempt_lost(thread, attempt, "its slot was gone when the runner came back")
+                self._attempt_lost(
+                    thread, attempt, "its slot was gone when the runner was started again"
+                )
         self._unknown = set()
         self._used.clear()
 
@@ -209,7 +211,7 @@ class BatchScheduler:
         self._running_of[key[0]].discard(key)
         self._leave_slot(run, key, outcome)
         if self.threads[key[0]] in ENDED:
-            self._close(key, "cancelled", "another run of its thread came first")
+            self._close(key, "cancelled", "another attempt of its thread finished first")
             self._actions.discard.append(key)
         elif outcome.ending is Ending.OK and outcome.result is not None:
             self.rate.add(outcome.result.duration_s)

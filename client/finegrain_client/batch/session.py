@@ -245,7 +245,9 @@ class Session:
         output = self._outputs[key] = Output(self._state.results_dir, *key)
         slot = self.slots.slot(start.slot)
         if slot is None:
-            lost = AttemptOutcome(Ending.LOST, message="its slot was gone before it could begin")
+            lost = AttemptOutcome(
+                Ending.LOST, message="its slot was gone before its task was started"
+            )
             self._inbox.put_nowait(AttemptEnded(key, lost))
             return
         attempt = Attempt(self._state.spec, self._state.batch_id, *key, slot, output)

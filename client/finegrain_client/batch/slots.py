@@ -159,7 +159,7 @@ class BatchSlots:
                     for first, count in runs[start : start + RANGES_MAX]
                 ],
             )
-            await retry_until_answered(partial(self._cancel, message), "taking requests back")
+            await retry_until_answered(partial(self._cancel, message), "cancelling requests")
 
     async def _cancel(self, message: rm.CancelRequestsRequest) -> None:
         context = self._job._context
@@ -173,7 +173,7 @@ class BatchSlots:
         """Releases slots."""
         slots = [slot for key in keys if (slot := self.slot(key)) is not None]
         if slots:
-            await retry_until_answered(lambda: self._job.release(slots), "giving slots back")
+            await retry_until_answered(lambda: self._job.release(slots), "releasing slots")
 
     async def reuse(self, pairs: Sequence[tuple[SlotKey, int]]) -> list[bool]:
         """Returns whether each slot may be reused for its member; the others are released."""
@@ -182,7 +182,7 @@ class BatchSlots:
         if not reuses:
             return [False] * len(pairs)
         outcomes = await retry_until_answered(
-            lambda: self._job.reuse(reuses), "asking to reuse slots"
+            lambda: self._job.reuse(reuses), "requesting the reuse of slots"
         )
         agreed = {each.id for each in outcomes if each.ok}
         return [key in there and key[0] in agreed for key, _ in pairs]

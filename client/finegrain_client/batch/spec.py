@@ -85,7 +85,7 @@ class BatchSpec:
         if not self.command or not self.command[0]:
             raise InvalidArgument("command", list(self.command), "a program and its arguments")
         if self.slot.count != 1 or self.slot.allocation_id or self.slot.target_address:
-            expected = "one without count, allocation_id and target_address"
+            expected = "a slot spec without count, allocation_id and target_address"
             raise InvalidArgument("slot", self.slot, expected)
         check_text("name", self.name, longest=200)
         for name in self.env:

@@ -66,7 +66,8 @@ class StateFile:
             except FileExistsError:
                 os.close(lock)
                 raise AlreadyExists(
-                    f"{path} exists already; take it up without a spec, or name another file",
+                    f"{path} exists already; leave out the spec to continue that batch, or name "
+                    "another file",
                     details={"path": path},
                 ) from None
             connection = _write_ahead(_connect(path))
@@ -286,8 +287,8 @@ def check_version(path: Path, connection: sqlite3.Connection) -> None:
     version = connection.execute("pragma user_version").fetchone()[0]
     if kind != APPLICATION_ID or not version:
         raise ConfigurationError(
-            f"{path} is not the state file of a batch (or one that was never finished); name "
-            "another one",
+            f"{path} is not the state file of a batch, or its creation was interrupted; name "
+            "another file",
             reason=Reason.STORE_CORRUPT,
             details={"path": path},
         )
@@ -338,18 +339,18 @@ def _named(path: Path) -> Iterator[None]:
         odd = isinstance(error, sqlite3.DatabaseError) and "not a database" in str(error)
         if odd or "malformed" in str(error):
             raise ConfigurationError(
-                f"{path} is not the state file of a batch, or damaged: {error}",
+                f"{path} is not the state file of a batch, or is damaged: {error}",
                 reason=Reason.STORE_CORRUPT,
                 details={"path": path},
             ) from error
         raise FinegrainError(
             f"the state file {path} cannot be used: {error}; "
-            f"{'make room there' if full else 'see to its disk'} and run the batch again",
+            f"{'free some space there' if full else 'check its disk'} and run the batch again",
             reason=Reason.DISK_FULL if full else Reason.STORE_UNAVAILABLE,
             details={"path": path},
         ) from error
     except OSError as error:
         raise ConfigurationError(
-            f"the state file {path} cannot be used: {error.strerror}; name another one",
+            f"the state file {path} cannot be used: {error.strerror}; name another file",
             details={"path": path},
         ) from error

@@ -156,7 +156,7 @@ class Attempt:
 
     def _how(self, result: TaskResult) -> str:
         stderr = self.output.tail("stderr")[-200:].decode("utf-8", errors="replace").strip()
-        return f"{result.how}; it said: {stderr}" if stderr else result.how
+        return f"{result.how}; its last error output: {stderr}" if stderr else result.how
 
     def _refused(self, error: TaskNotStarted) -> AttemptOutcome:
         message = f"could not be started on {self.slot.executor_id}: {error.message}"

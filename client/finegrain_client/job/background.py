@@ -16,7 +16,7 @@ from finegrain.errors import FinegrainError
 T = TypeVar("T")
 log = logging.getLogger("finegrain_client")
 
-CLEANING_UP = "taking back"
+CLEANING_UP = "cancelling"
 """Prefix of the names of tasks that undo something and end without being cancelled."""
 
 

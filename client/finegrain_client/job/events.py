@@ -52,7 +52,11 @@ class JobEvents:
             return
         if len(self._waiting) >= EVENTS_WAITING_MAX:
             self.end(
-                OutOfRange(f"{EVENTS_WAITING_MAX} events were not taken; listen again", details={})
+                OutOfRange(
+                    f"{EVENTS_WAITING_MAX} events were not consumed in time, so this stream has "
+                    "ended; start another one",
+                    details={},
+                )
             )
             return
         self._waiting.append(event)

@@ -45,16 +45,20 @@ class GangSpec:
     def __post_init__(self) -> None:
         placement = self._placement()
         if (placement is GangPlacement.SAME_LABEL) != bool(self.label):
-            expected = "the name of a label" if not self.label else "empty, but with SAME_LABEL"
+            expected = (
+                "the name of a label" if not self.label else "empty, unless placement is SAME_LABEL"
+            )
             raise InvalidArgument("label", self.label, expected)
         count = sum(each.count for each in self.specs)
         if not 1 <= count <= MEMBERS_MAX:
             raise InvalidArgument("members", f"{count} slots", f"1 to {MEMBERS_MAX} slots")
         if len({each.restart_on_loss for each in self.specs}) > 1:
-            raise InvalidArgument("restart_on_loss", "True and False", "the same of all members")
+            raise InvalidArgument(
+                "restart_on_loss", "True and False", "the same value for all members"
+            )
         for each in self.specs:
             if each.target_address:
-                expected = "empty: nobody is offered half a gang"
+                expected = "empty: executors do not offer slots of gangs directly"
                 raise InvalidArgument("target_address", each.target_address, expected)
         if self.timeout_s is not None and not 0 < self.timeout_s <= TIMEOUT_S_MAX:
             raise InvalidArgument(

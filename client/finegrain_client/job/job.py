@@ -327,7 +327,7 @@ class Job:
             FinegrainError: the call to the resource manager failed.
         """
         await self._end(self._context.connection, grace_s)
-        self._watch.close(JobEnded(f"job {self.job_id} was ended by its master"), expected=True)
+        self._watch.close(JobEnded(f"job {self.job_id} was ended by its job master"), expected=True)
 
     async def _end(
         self, connection: Connection, grace_s: float | None, budget_s: float | None = None
@@ -352,7 +352,9 @@ class Job:
             # A detached job keeps its slots. So tasks whose start is being undone must be undone
             # now: after this, the client has no handle of them.
             await self._context.background.settle(ENDING_BUDGET_S)
-        self._watch.close(JobEnded(f"job {self.job_id} was left"), expected=True)
+        self._watch.close(
+            JobEnded(f"this client has closed its handle of job {self.job_id}"), expected=True
+        )
         await self._context.background.stop()
         if self._offers is not None:
             await self._offers.stop()
@@ -362,7 +364,7 @@ class Job:
             await self._end(self._context.connection, None, ENDING_BUDGET_S)
         except FinegrainError as error:
             log.warning(
-                "job %s could not be ended (%s); it ends when its lease of %g s is over",
+                "job %s could not be ended (%s); it ends when its lease of %g s expires",
                 self.job_id,
                 error.message,
                 self.lease_s,
@@ -403,7 +405,7 @@ class Job:
             await self._register_once(message, ABANDONING_BUDGET_S)
             await self._end(self._context.connection, None, ABANDONING_BUDGET_S)
         except FinegrainError as error:
-            log.warning("job %s may exist until its lease ends: %s", self.job_id, error.message)
+            log.warning("job %s may exist until its lease expires: %s", self.job_id, error.message)
 
     def _may_accept(self, allocation_id: str, generation: int) -> bool:
         request = self._watch.requests.get(allocation_id)

@@ -50,8 +50,8 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
         """
         if not insecure and not is_loopback(address):
             raise ConfigurationError(
-                f"offers would be taken at {address} in clear; say insecure=True if nobody else "
-                "can reach that address",
+                f"slot offers would be received at {address} without encryption; pass "
+                "insecure=True if only trusted hosts can reach that address",
                 details={"address": address},
             )
         self._wanted = wanted
@@ -72,8 +72,8 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
             port = server.add_insecure_port(self.address)
         except RuntimeError:
             raise ConfigurationError(
-                f"offers cannot be taken at {self.address}: the address is in use or not of this "
-                "host; use port 0 for any free one",
+                f"slot offers cannot be received at {self.address}: the address is in use, or is "
+                "not an address of this host; use port 0 for any free port",
                 reason=Reason.ADDRESS_IN_USE,
                 details={"address": self.address},
             ) from None
@@ -93,13 +93,15 @@ class OfferServer(job_master_pb2_grpc.JobMasterServiceServicer):
         """Accepts or rejects offered slots: one answer per slot, in the order sent."""
         shown = dict(context.invocation_metadata() or ()).get(JOB_SECRET_HASH, "")
         if not isinstance(shown, str) or not same_secret(shown, self._secret_sha256):
-            return _answers(request, lambda _: _refusal(Reason.JOB_SECRET_WRONG, "another job's"))
+            return _answers(
+                request, lambda _: _refusal(Reason.JOB_SECRET_WRONG, "the offer is for another job")
+            )
         return _answers(request, self._judge)
 
     def _judge(self, slot: slots_pb2.SlotStatus) -> slots_pb2.ItemError | None:
         if self._wanted(slot.allocation_id, slot.generation):
             return None
-        return _refusal(Reason.ALLOCATION_UNKNOWN, "this job master does not want the slot")
+        return _refusal(Reason.ALLOCATION_UNKNOWN, "this job master has no request for the slot")
 
 
 def _answers(

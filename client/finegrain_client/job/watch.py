@@ -128,7 +128,7 @@ class JobWatch:
             except Unavailable as error:  # from a lookup while applying a snapshot
                 log.warning("watching job %s: %s", self._context.job_id, error.message)
                 await asyncio.sleep(backoff.next_s())
-            except ResourceExhausted as error:  # likewise, if the server names a time
+            except ResourceExhausted as error:  # the same, if the server gives a delay
                 if error.retry_after_s is None:
                     self.close(error)
                 log.warning("watching job %s: %s", self._context.job_id, error.message)
@@ -181,8 +181,8 @@ class JobWatch:
                 continue
             if message.sequence > self.sequence + 1:
                 raise OutOfRange(
-                    f"event {message.sequence} of job {self._context.job_id} followed event "
-                    f"{self.sequence}"
+                    f"event {message.sequence} of job {self._context.job_id} arrived after event "
+                    f"{self.sequence}, so events are missing"
                 )
             self.sequence = message.sequence
             self._dispatch(read(JobEvent, message))
@@ -304,7 +304,7 @@ class JobWatch:
                         allocation_id=request.allocation_id,
                         state=RequestState.CANCELLED,
                         reason=Reason.ALLOCATION_UNKNOWN,
-                        message="the resource manager does not know it any more",
+                        message="the resource manager no longer knows it",
                         slot=None,
                         from_snapshot=True,
                     )
@@ -336,6 +336,6 @@ def _as_job_ended(job_id: str, error: FinegrainError) -> FinegrainError:
     unknown = isinstance(error, NotFound) and error.reason is Reason.JOB_UNKNOWN
     if over or unknown:
         return JobEnded(
-            f"job {job_id} is over: {error.message}", reason=error.reason, details=error.details
+            f"job {job_id} has ended: {error.message}", reason=error.reason, details=error.details
         )
     return error

@@ -21,7 +21,10 @@ from finegrain_client.types.status import RequestStatus, SlotStatus
 TRIES_MAX = 5
 """Largest number of tries of a change that is stale because another change came in between."""
 
-FORGOTTEN = "older books were restored, which know nothing of it; ask again"
+FORGOTTEN = (
+    "the resource manager's database was restored from a backup that does not contain it; request "
+    "it again"
+)
 """Text of the error when the resource manager no longer knows a change that it acknowledged."""
 
 _PARTS = {
@@ -66,7 +69,7 @@ class SizeChange:
                 expected = f"an integer from 0 to {AMOUNT_MAX} (half a core is cpu_milli=500)"
                 raise InvalidArgument(where, amount, expected)
         if all(getattr(self, each.name) is None for each in fields(self)):
-            raise InvalidArgument("resize", "no amount", "at least one amount that is to change")
+            raise InvalidArgument("resize", "no amount", "at least one amount to change")
 
     def applied_to(
         self, profile: ResourceProfile, cpu_limit_milli: int
@@ -141,7 +144,7 @@ def outcome(
         return status
     if reason == Reason.RESIZE_REFUSED and message:
         return ResizeRefused(status, resize_number, message)
-    why = "another change took its place, or it was refused while nobody was told"
+    why = "another resize replaced it, or it was refused while this client was not connected"
     return ResizeRefused(status, resize_number, why)
 
 

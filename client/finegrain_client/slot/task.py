@@ -190,7 +190,9 @@ class Task:
             SlotLost: the slot has ended.
         """
         if self._options.stdin != "pipe":
-            raise InvalidArgument("stdin", self._options.stdin, '"pipe" in Slot.run to write later')
+            raise InvalidArgument(
+                "stdin", self._options.stdin, '"pipe" in Slot.run, which allows later writes'
+            )
         await self._input.write(data, eof=eof)
 
     async def close_input(self) -> None:
@@ -231,7 +233,10 @@ class Task:
         except asyncio.CancelledError:
             if not self._done.done():
                 self._done.set_exception(
-                    JobEnded(f"job {self._context.job_id} was left while task {self.task_id} ran")
+                    JobEnded(
+                        f"this client closed its handle of job {self._context.job_id} while task "
+                        f"{self.task_id} was running"
+                    )
                 )
             raise
         except Exception as error:  # whatever it is, `wait` must raise it

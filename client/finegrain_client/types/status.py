@@ -286,9 +286,11 @@ class TaskResult(Value):
     def how(self) -> str:
         """How the task ended, in a few words."""
         if self.oom_killed:
-            return f"used up the slot's memory (peak {self.peak_memory_bytes} bytes) and was killed"
+            return (
+                f"used all memory of its slot (peak {self.peak_memory_bytes} bytes) and was killed"
+            )
         if self.timed_out:
-            return "ran out of its timeout"
+            return "exceeded its timeout"
         if self.cancelled:
             return "was cancelled"
         if self.signal:
@@ -305,7 +307,7 @@ class TaskResult(Value):
             return self
         said = self.stderr[-500:].decode("utf-8", errors="replace").strip()
         message = f"task {self.task_id} {self.how}"
-        raise TaskFailed(f"{message}; it said: {said}" if said else message, self)
+        raise TaskFailed(f"{message}; its last error output: {said}" if said else message, self)
 
 
 class TaskFailed(FinegrainError):

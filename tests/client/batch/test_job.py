@@ -160,7 +160,7 @@ async def test_who_has_ended_the_job_is_known_although_the_runner_was_killed_ove
         await endless.end_program("work")
         (await running).check()
     else:
-        assert "ended by somebody else" in (await running).message
+        assert "ended from outside the batch" in (await running).message
 
 
 async def test_a_batch_waits_for_a_manager_that_is_not_there_and_says_so(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ async def test_a_full_disk_ends_the_runner_and_nothing_else(
     with monkeypatch.context() as full:
         full.setattr(Output, "take", take)
         batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state", results_dir=folder)
-        with pytest.raises(fg.FinegrainError, match="make room there") as failed:
+        with pytest.raises(fg.FinegrainError, match="free some space there") as failed:
             await batch.run()
     assert failed.value.reason == fg.Reason.DISK_FULL
     assert not servant.calls["EndJob"]
@@ -285,7 +285,7 @@ async def test_the_same_batch_is_not_run_twice_at_once(
     batch = fg.BatchJob(cluster, SPEC, state_file=tmp_path / "state")
     running = asyncio.create_task(batch.run())
     await eventually(lambda: len(endless.tasks) == 3)
-    with pytest.raises(fg.FailedPrecondition, match="run already"):
+    with pytest.raises(fg.FailedPrecondition, match="already running"):
         await batch.run()
     with pytest.raises(fg.AlreadyExists, match="another runner"):
         await fg.BatchJob(cluster, state_file=batch.state_file).run()

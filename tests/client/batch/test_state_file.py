@@ -112,7 +112,7 @@ def test_whoever_has_just_taken_the_lock_is_not_taken_for_the_last_one(path: Pat
     with lock_path(path).open("rb") as locked:
         fcntl.flock(locked, fcntl.LOCK_EX)
         batch = read_status(path)
-        with pytest.raises(fg.AlreadyExists, match=r"works on .*state; wait"):
+        with pytest.raises(fg.AlreadyExists, match=r"working on .*state; wait"):
             StateFile.open(path)
     assert (batch.is_worked_on, batch.runner_pid, batch.runner_host) == (True, 0, "?")
 

@@ -95,7 +95,7 @@ def test_threads_that_failed_have_an_exit_code_of_their_own(
 
     assert done.exit_code == 9
     assert "failed   thread 2 ended with exit code 7 (3 attempts)" in done.stdout
-    assert "1 thread is not done; go on with finegrain batch --attach load-" in done.stderr
+    assert "1 thread is not done; resume with finegrain batch --attach load-" in done.stderr
     assert "--retry-failed" in done.stderr
 
 
@@ -118,8 +118,8 @@ def test_ctrl_c_stops_it_and_says_how_to_go_on(
 
     assert done.exit_code == code
     assert len(runners.cancelled) == 1
-    assert "stopping what runs; once more to end at once" in done.stderr
-    assert "stopped; go on with finegrain batch --attach load-" in done.stderr
+    assert "stopping running tasks; repeat the signal to stop immediately" in done.stderr
+    assert "stopped; resume with finegrain batch --attach load-" in done.stderr
     assert "threads  3: 1 done, 0 failed, 2 left" in done.stdout
 
     runners.signals = ()
@@ -138,7 +138,7 @@ def test_twice_means_at_once(
     done = finegrain("batch", "--threads", "3", "--name", "load", "--", "true")
 
     assert codes == [130]
-    assert "ended at once; go on with finegrain batch --attach load-" in done.stderr
+    assert "stopped immediately; resume with finegrain batch --attach load-" in done.stderr
 
 
 def test_as_json_for_programs(finegrain: Finegrain, runners: Runners) -> None:
@@ -189,7 +189,7 @@ def test_a_disk_that_is_full_is_no_traceback(finegrain: Finegrain, runners: Runn
     done = finegrain("batch", "--threads", "2", "--name", "load", "--", "true")
 
     assert done.exit_code == 1
-    assert "/srv/out/7.stdout cannot be written: No space left on device; see to" in done.stderr
+    assert "/srv/out/7.stdout cannot be written: No space left on device; fix that" in done.stderr
 
 
 def test_results_that_cannot_be_written_are_said(
@@ -201,7 +201,7 @@ def test_results_that_cannot_be_written_are_said(
     done = finegrain("batch", "--threads", "2", "--results", results, "--", "true")
 
     assert done.exit_code == 1
-    assert "cannot be written: Not a directory; see to that, then go on with" in done.stderr
+    assert "cannot be written: Not a directory; fix that, then resume with" in done.stderr
 
 
 def test_where_nobody_answers_nothing_is_made(finegrain: Finegrain, runners: Runners) -> None:
@@ -218,7 +218,7 @@ def test_what_is_not_worked_on_is_stopped_by_ending_its_job(
     done = finegrain("batch", "--stop", "load")
 
     assert (done.exit_code, runners.cancelled) == (0, [path])
-    assert "go on with finegrain batch --attach load" in done.stderr
+    assert "resume with finegrain batch --attach load" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_whoever_comes_second_is_shown_how_it_gets_on(
     done = finegrain("batch", "--attach", "load")
 
     assert done.exit_code == 0
-    assert "somebody else has just gone on with it" in done.stderr
+    assert "another process has just resumed the batch" in done.stderr
     assert "threads  2: 2 done, 0 failed" in done.stdout
 
 
@@ -50,7 +50,7 @@ def test_going_on_in_the_background_with_what_goes_on_returns_at_once(
     file.close()
 
     assert (done.exit_code, done.stdout) == (0, "load\n")
-    assert f"pid {os.getpid()} works on it already" in done.stderr
+    assert f"pid {os.getpid()} runs it already" in done.stderr
 
 
 def test_what_could_not_be_gone_on_with_stays(

@@ -36,7 +36,7 @@ HALF = Progress(
 
 def test_all_that_counts_in_one_line() -> None:
     assert progress_text(HALF) == (
-        "312 of 500 done, 12 running, 170 queued, 6 failed, 38 % of the cluster, some 2m10s left"
+        "312 of 500 done, 12 running, 170 queued, 6 failed, 38 % of the cluster, about 2m10s left"
     )
 
 

@@ -40,7 +40,7 @@ def test_of_several_jobs_of_one_name_the_ids_are_told(
     result = finegrain("advise", JOB.name)
 
     assert (result.exit_code, cluster.done) == (2, [])
-    assert f"called so: {JOB.job_id} (lives), {older.job_id} (ended)" in result.stderr
+    assert f"jobs with this name: {JOB.job_id} (active), {older.job_id} (ended)" in result.stderr
     assert finegrain("advise", older.job_id).exit_code == 0
 
 
@@ -53,7 +53,7 @@ def test_another_target(finegrain: Finegrain, cluster: FakeCluster) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (("nobody",), 3, "no job is called 'nobody' or has an id that is or begins so"),
+        (("nobody",), 3, "no job has the name or id 'nobody', or an id that begins with it"),
         ((JOB.job_id, "--quantile", "1"), 2, "--quantile is 1.0; expected above 0 and below 1"),
         ((JOB.job_id, "--target", "soon"), 2, "--target is 'soon'"),
     ],

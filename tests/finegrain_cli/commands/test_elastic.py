@@ -110,7 +110,7 @@ def test_what_a_change_waits_for_is_said_when_it_takes_a_while(
     monkeypatch.setattr(cluster, "resize", slow)
     result = finegrain("resize", SLOT.allocation_id, "--cpu", "2")
 
-    assert "the change waits: cpu 0.3 is missing" in result.stderr
+    assert "the resize waits: cpu 0.3 is missing" in result.stderr
 
 
 def test_providers_tell_shapes_executors_and_why(
@@ -120,7 +120,7 @@ def test_providers_tell_shapes_executors_and_why(
     text = finegrain("providers").stdout
 
     assert "maximum    cpu 8\n" in text
-    assert "given back after 1m00s without slots" in text
+    assert "stopped after 1m00s without slots" in text
     assert "1 asked, 1 registered" in text
     assert "3 failed" in text
     assert "start.sh ended with exit code 1" in text
@@ -141,7 +141,7 @@ def test_what_is_left_of_shapes_that_are_configured_no_longer(
     cluster.provided = replace(PROVIDERS, shapes=(), idle_timeout_s=None)
     text = finegrain("providers").stdout
 
-    assert "no shapes are configured any more" in text
+    assert "no shapes are configured" in text
     assert "small-5-3" in text
 
 

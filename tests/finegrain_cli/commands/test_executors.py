@@ -31,7 +31,7 @@ def test_help_tells_of_all_commands(finegrain: Finegrain) -> None:
 
 def test_each_setting_says_who_made_it(finegrain: Finegrain, cluster: FakeCluster) -> None:
     heading, *rows, last = finegrain("executors", "policy", "host-a").stdout.splitlines()
-    assert heading.split() == ["SETTING", "HOLDS", "FROM", "SET", "HERE"]
+    assert heading.split() == ["SETTING", "EFFECTIVE", "FROM", "SET", "HERE"]
     assert [row.split() for row in rows] == [
         ["bind-policy", "FullPCPUsOnly", "operator", "FullPCPUsOnly"],
         ["numa-strategy", "MostAllocated", "configuration", "-"],
@@ -41,7 +41,7 @@ def test_each_setting_says_who_made_it(finegrain: Finegrain, cluster: FakeCluste
         ["default-bind", "FullPCPUs", "cluster", "-"],
         ["default-exclusive", "None", "built-in", "-"],
     ]
-    assert last == "host-a has not heard of the latest change yet"
+    assert last == "host-a has not received the latest change yet"
 
 
 def test_wide_counts_best_effort_cpu_apart(finegrain: Finegrain, cluster: FakeCluster) -> None:
@@ -55,7 +55,7 @@ def test_wide_counts_best_effort_cpu_apart(finegrain: Finegrain, cluster: FakeCl
 
 def test_settings_of_the_cluster(finegrain: Finegrain, cluster: FakeCluster) -> None:
     result = finegrain("executors", "policy", "--defaults")
-    assert "has not heard" not in result.stdout
+    assert "has not received" not in result.stdout
     data = json.loads(finegrain("executors", "policy", "--defaults", "-o", "json").stdout)
     assert (data["kind"], data["executor_id"]) == ("HostPolicy", "")
 

@@ -16,13 +16,13 @@ def test_the_tree_shows_shares_backlog_and_limits(
 ) -> None:
     heading, default, nightly, _, legend = finegrain("groups").stdout.splitlines()
 
-    assert heading.split()[:5] == ["GROUP", "WEIGHT", "ENTITLED", "NOW", "SERVICE"]
+    assert heading.split()[:5] == ["GROUP", "WEIGHT", "ENTITLED", "NOW", "USAGE"]
     assert heading.split()[5:8] == ["SLOTS", "WAITING", "OLDEST"]
     assert default.split()[:8] == ["default", "1", "20.0", "%", "25.0", "%", "12.5", "1"]
     assert "cpu 0.5, memory 256Mi" in default
     assert nightly.startswith("  nightly ")
     assert nightly.endswith("cpu 8    cpu 64, memory 1Gi, licence 0")
-    assert legend == "service: shares of the cluster x seconds; after 15m00s it counts half"
+    assert legend == "usage: shares of the cluster x seconds; past usage counts half after 15m00s"
     assert "Priority 10 (Default)" in finegrain("groups", "-o", "wide").stdout
 
 
@@ -41,7 +41,9 @@ def test_what_is_never_forgotten_is_told(
 ) -> None:
     for_ever = replace(GROUPS, half_life_s=None, service_measure="slots")
     monkeypatch.setattr(cluster, "groups", lambda: for_ever)
-    assert finegrain("groups").stdout.endswith("service: slots x seconds, never forgotten\n")
+    assert finegrain("groups").stdout.endswith(
+        "usage: slots x seconds; past usage always counts in full\n"
+    )
 
 
 def test_watching_shows_what_changes(
@@ -112,11 +114,11 @@ def test_a_limit_that_is_none(
 def test_no_group_is_called_as_none_is(finegrain: Finegrain, cluster: FakeCluster) -> None:
     result = finegrain("groups", "set", "none")
     assert (result.exit_code, cluster.done) == (2, [])
-    assert "--parent none says that there is none" in result.stderr
+    assert "--parent none means that there is no parent" in result.stderr
 
 
 def test_a_group_is_struck(finegrain: Finegrain, cluster: FakeCluster) -> None:
     result = finegrain("groups", "delete", "medium", "--yes")
     assert result.stdout == "deleted medium\n"
-    assert "medium will be struck, with its weight and its limits" in result.stderr
+    assert "medium will be deleted, with its weight and its limits" in result.stderr
     assert cluster.done == [("delete_group", "medium")]

@@ -117,7 +117,7 @@ def test_wide_says_which_cpus_a_slot_has(finegrain: Finegrain, cluster: FakeClus
     assert shown("CLASS") == ["LS", "LSR", "LS", "BE"]
     assert shown("CPUS") == ["shared", "1", "shared of node 0, 1", "best effort"]
     assert shown("NUMA") == ["-", "0", "0", "-"]
-    assert shown("PREFERRED IN VAIN") == ["-", *PINNED.notes, *PINNED.notes, "-"]
+    assert shown("PREFERENCES NOT MET") == ["-", *PINNED.notes, *PINNED.notes, "-"]
 
 
 def test_json_says_which_cpus_a_slot_has(finegrain: Finegrain, cluster: FakeCluster) -> None:

@@ -23,7 +23,7 @@ def test_drain_with_a_deadline_says_what_it_takes_away(
 ) -> None:
     result = finegrain("drain", "host-a", "--deadline", "10m")
 
-    assert "taken away after 10m" in result.stderr
+    assert "freed after 10m" in result.stderr
     assert cluster.done == [("drain", "host-a", "", 600.0)]
 
 
@@ -86,7 +86,7 @@ def test_explain_names_hosts_numbers_and_the_way_out(
     text = finegrain("explain", WAITING.allocation_id).stdout
 
     assert "INFEASIBLE_NEVER" in text
-    assert "cpu asked 64, free 1.5, largest hole 1.5, total 2" in text
+    assert "cpu requested 64, free 1.5, most on one executor 1.5, total 2" in text
     assert "cpu 1.5 or less, on host-a" in text
     assert SLOT.allocation_id in text
 
@@ -105,12 +105,14 @@ def test_explain_tells_who_comes_first_what_stops_it_and_what_is_held(
 ) -> None:
     lines = finegrain("explain", WAITING.allocation_id).stdout.splitlines()
 
-    told = [line.strip() for line in lines if line.startswith(("  choice", "  maximum", "  held"))]
+    told = [
+        line.strip() for line in lines if line.startswith(("  order", "  maximum", "  reserved"))
+    ]
     assert told == [
-        "choice   group default is served after group medium: its tally 412.0 share-seconds",
-        "maximum  group nightly has 7.5 cpu of at most 8, and 64 more are asked for",
-        "held     it has cpu_milli 2000 held on host-a; cpu_milli 500 of that not free yet",
-        "held     wide has room held on host-b",
+        "order    group default is served after group medium: its tally 412.0 share-seconds",
+        "maximum  group nightly has 7.5 cpu of at most 8, and 64 more are requested",
+        "reserved it has cpu_milli 2000 held on host-a; cpu_milli 500 of that not free yet",
+        "reserved wide has room held on host-b",
     ]
 
 

@@ -53,7 +53,7 @@ def test_check_tells_good_from_bad(finegrain: Finegrain, tmp_path: Path) -> None
     assert json.loads(refused.stdout)["code"] == "CONFIGURATION"
     doubted = finegrain("config", "check", str(odd), "-o", "json")
     assert doubted.exit_code == 1
-    assert "beyond loopback" in json.loads(doubted.stdout)["problems"][0]
+    assert "not a loopback address" in json.loads(doubted.stdout)["problems"][0]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

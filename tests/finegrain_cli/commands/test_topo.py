@@ -30,10 +30,10 @@ def test_every_thread_is_drawn_with_who_has_it(finegrain: Finegrain, cluster: Fa
         "  B  LSR 01aaaaaa-0000-7000-8000-000000000002 of job 01bbbbbb: cpus 8,9 (SpreadByPCPUs,",
         "         PCPULevel), nodes 1, cpu 2, memory 256Mi",
         "  s  the shared pool: LS slots, and BE slots, cpus 0,4-7,10-16,20-31",
-        "  r  reserved: in the shared pool, no slot's own, cpus 0",
+        "  r  reserved: in the shared pool, not dedicated to slots, cpus 0",
         "  x  reserved strictly: no slot runs there, cpus 16",
-        "  k  a kubelet has given them to containers of its own, cpus 12,28",
-        "  i  isolated from load balancing: only for slots with cpus of their own, cpus 31",
+        "  k  a kubelet has assigned them to its containers, cpus 12,28",
+        "  i  isolated from load balancing: only for slots with dedicated cpus, cpus 31",
         "  -  offline, cpus 30",
         "",
     ]
@@ -46,7 +46,7 @@ def test_settings_are_shown_with_where_they_come_from(
     told = finegrain("topo").stdout.splitlines()
     assert "settings   bind FullPCPUsOnly (operator), alignment None (kubelet)," in told
     assert any(line.startswith("kubelet    cpu manager static (distribute-cpus-") for line in told)
-    assert "warning: BE slots are squeezed onto cpus 4-7 while others are busy" in told
+    assert "warning: BE slots are confined to cpus 4-7 while other slots are busy" in told
     assert any(line.startswith("warning: slot") and "lost cpus 30" in line for line in told)
 
 

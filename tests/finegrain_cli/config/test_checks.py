@@ -19,7 +19,7 @@ def test_defaults_are_in_order() -> None:
     [
         ({"rm": {"listen": "nowhere"}}, "rm.listen is 'nowhere'"),
         ({"executor": {"manager": ["host:99999"]}}, "executor.manager is 'host:99999'"),
-        ({"rm": {"listen": "0.0.0.0:7170"}}, "beyond loopback: set rm.tls_certificate"),
+        ({"rm": {"listen": "0.0.0.0:7170"}}, "not a loopback address: set rm.tls_certificate"),
         ({"client": {"token_file": "/nonexistent"}}, "client.token_file is /nonexistent"),
         ({"rm": {"tls_certificate": "/etc/hostname"}}, "rm.tls_key are needed together"),
         ({"rm": {"lost_timeout": "3s"}}, "at least twice rm.report_interval (3000 ms)"),

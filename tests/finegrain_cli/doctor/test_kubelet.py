@@ -38,13 +38,13 @@ def test_most_hosts_have_none(machine: Path, tmp_path: Path) -> None:
 def test_one_that_gives_nothing_away_is_no_matter(machine: Path) -> None:
     (found,) = findings(machine, DATA / "none")
     assert found.grade is Grade.OK
-    assert "gives no cpus away" in found.message
+    assert "dedicates no cpus to containers" in found.message
 
 
 def test_cpus_that_both_give_away_are_told_with_the_fix(machine: Path) -> None:
     (found,) = findings(machine, DATA / "v1.23")
     assert found.grade is Grade.WARN
-    assert "cpus 2-7,10-15 can be given away by the kubelet and to slots" in found.message
+    assert "cpus 2-7,10-15 can be assigned both by the kubelet and to slots" in found.message
     assert "executor.reserved_cpus = 2-7,10-15" in found.fix
 
 
