@@ -261,7 +261,10 @@ def refused_on(daemons: Daemons, url: str) -> str:
 def test_a_postgresql_that_cannot_be_reached(daemons: Daemons) -> None:
     said = refused_on(daemons, f"postgresql://user:geheim@{free_address()}/books")
     assert said.startswith("STORE_UNAVAILABLE: ")
-    assert "cannot be reached or broke off; check that the server runs, and its host" in said
+    assert (
+        "cannot be reached, or closed the connection; check that the server runs, and its host"
+        in said
+    )
 
 
 @pytest.mark.needs("postgresql")
@@ -274,7 +277,7 @@ def test_a_wrong_password(daemons: Daemons, server: PostgresqlServer) -> None:
 
 @pytest.mark.needs("postgresql")
 def test_a_postgresql_database_that_nobody_made(daemons: Daemons, server: PostgresqlServer) -> None:
-    assert "is missing; make it: createdb nowhere" in refused_on(daemons, server.url("nowhere"))
+    assert "is missing; create it: createdb nowhere" in refused_on(daemons, server.url("nowhere"))
 
 
 @pytest.mark.needs("postgresql")

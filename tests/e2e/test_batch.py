@@ -112,7 +112,7 @@ def test_ctrl_c_stops_it_and_gives_everything_back(cli: Cli, folder: Path, small
     out, err = process.communicate(timeout=PATIENCE_S)
 
     assert process.returncode == 130
-    assert b"go on with finegrain batch --attach big-" in err
+    assert b"resume with finegrain batch --attach big-" in err
     assert b"threads  900: " in out
     assert only(folder).progress.state is BatchState.CANCELLED
     small.cli.settle()

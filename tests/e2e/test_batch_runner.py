@@ -101,7 +101,7 @@ async def test_failures_are_tried_again_and_told(small: Small, tmp_path: Path) -
         *((0, 1), (1, 3), (2, 3), (3, 3), (4, 1))
     ]
     assert (results[2].exit_code, results[2].stderr_tail) == (4, b"no\n")
-    assert results[2].message == "ended with exit code 4; it said: no"
+    assert results[2].message == "ended with exit code 4; its last error output: no"
     assert results[3].signal == 9
     assert results[4].stdout_tail == b"fine\n"
     with pytest.raises(fg.BatchFailed, match="thread 2 ended with exit code 4"):
@@ -130,7 +130,7 @@ async def test_a_thread_that_uses_up_its_memory_is_told_so(small: Small, tmp_pat
     outcome, results = await run(small, tmp_path, 1, hog, retries=0)
     assert outcome.failed == 1
     assert results[0].oom_killed
-    assert "used up the slot's memory" in results[0].message
+    assert "used all memory of its slot" in results[0].message
 
 
 async def test_a_straggler_is_overtaken_by_its_second_run(small: Small, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def demo(home: Path) -> Outcome:
 @pytest.mark.quick
 def test_it_ends_well_with_books_at_zero(demo: Outcome) -> None:
     assert demo.code == 0, demo.text + demo.stderr
-    assert "the books are at zero, no process and no cgroup is left" in demo.text
+    assert "nothing is booked any more, and no process or cgroup is left" in demo.text
 
 
 @pytest.mark.quick
@@ -64,9 +64,11 @@ def test_it_shows_what_the_cluster_can_do(demo: Outcome) -> None:
 def test_it_shows_a_slot_with_a_cpu_of_its_own(demo: Outcome) -> None:
     text = demo.stderr
     if len(os.sched_getaffinity(0)) < 2:
-        assert "left out the pinned slot" in text
+        assert "skipped the pinned slot" in text
         return
-    told = re.search(r"a slot has cpu (\d+) to itself \(LSR\); its task sees cpu ([\d,-]+)", text)
+    told = re.search(
+        r"a slot has the dedicated cpu (\d+) \(LSR\); its task sees cpu ([\d,-]+)", text
+    )
     assert told is not None
     if "not enforced" not in text:
         assert told[1] == told[2]
@@ -76,11 +78,11 @@ def test_it_shows_a_slot_with_a_cpu_of_its_own(demo: Outcome) -> None:
 @pytest.mark.needs("cgroup-v1")
 @pytest.mark.quick
 def test_it_shows_a_memory_limit_that_holds(demo: Outcome) -> None:
-    assert "used up the slot's memory" in demo.stderr
+    assert "used all memory of its slot" in demo.stderr
 
 
 def test_any_mismatch_is_an_exit_code(home: Path) -> None:
     outcome = _run(home, *python(BROKEN))
     assert outcome.code == 1
     assert "1 mismatches" in outcome.text
-    assert "the cluster counted other words than one process does" in outcome.text
+    assert "the word counts of the cluster differ from those of a single process" in outcome.text

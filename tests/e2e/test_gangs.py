@@ -59,7 +59,7 @@ def test_the_first_that_fails_ends_the_others(small: Small) -> None:
     outcome = small.cli.run("--gang", "4", "--grace", "2s", "--", "sh", "-c", script)
 
     assert outcome.code == 7
-    assert "member 2 failed; the others are ended" in outcome.stderr
+    assert "member 2 failed; the other members are stopped" in outcome.stderr
     eventually(gone(mark), "all members have gone")
 
 
@@ -83,7 +83,7 @@ def test_a_member_whose_slot_is_taken_away_ends_the_others(small: Small) -> None
     outcome = finish(process)
 
     assert outcome.code in (125, 128 + signal.SIGTERM, 128 + signal.SIGKILL), outcome.stderr
-    assert "the others are ended" in outcome.stderr
+    assert "the other members are stopped" in outcome.stderr
     eventually(gone(mark), "all members have gone")
 
 
@@ -105,7 +105,7 @@ def test_signals_go_to_all_members(small: Small) -> None:
 
     assert outcome.code == 3
     assert sorted(outcome.text.splitlines()) == ["[0] bye", "[1] bye", "[2] bye"]
-    assert "the others are ended" not in outcome.stderr
+    assert "the other members are stopped" not in outcome.stderr
 
 
 def test_input_goes_to_the_first_member(small: Small) -> None:

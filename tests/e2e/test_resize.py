@@ -147,11 +147,11 @@ def test_growth_waits_for_room_and_is_done_then(small: Small) -> None:
         assert it.slot["resizes"][0]["state"] == "WAITING"
         assert it.quota == 0.2
         explained = small.cli("explain", it.slot_id).text
-        assert "change 1 to cpu 0.9, memory 128Mi waits" in explained
+        assert "resize 1 to cpu 0.9, memory 128Mi waits" in explained
         assert "cpu 0.7 more, free 0.2 of 1" in explained
         late = it.resize("--cpu", "0.9", "--timeout", "2500ms")
         assert late.code == 5
-        assert "the change waits" in late.stderr
+        assert "the resize waits" in late.stderr
         other.release()
         eventually(lambda: it.quota == 0.9, "it is done once there is room")
         assert not it.slot["resizes"]
@@ -188,7 +188,7 @@ def test_it_shrinks_once_the_task_uses_less(small: Small) -> None:
     with running(small, megabytes=90) as it:
         waiting = small.cli.start("resize", it.slot_id, "--memory", "48M", "--wait-for-use")
         assert waiting.stderr is not None
-        assert b"the change waits" in waiting.stderr.readline()
+        assert b"the resize waits" in waiting.stderr.readline()
         assert it.process.stdin is not None
         it.process.stdin.write(b"now\n")
         it.process.stdin.flush()

@@ -129,7 +129,7 @@ def test_how_a_signal_shows(small: Small) -> None:
 def test_memory_that_runs_out_is_told(small: Small) -> None:
     outcome = small.cli.run("--", *python(f"b = bytearray({200 * MIB})"))
     assert outcome.code == 137
-    assert "used up the slot's memory" in outcome.stderr
+    assert "used all memory of its slot" in outcome.stderr
 
 
 @pytest.mark.quick
@@ -152,7 +152,7 @@ def test_giving_up_on_a_slot(small: Small) -> None:
     flags = ("--cpu", "640", "--allow-pending", "--wait-timeout", "300ms")
     outcome = small.cli("run", *flags, "--", "true")
     assert outcome.code == 125
-    assert "still waits after 0.3 s" in outcome.stderr
+    assert "is still waiting after 0.3 s" in outcome.stderr
     assert not small.cli.items("requests")
 
 

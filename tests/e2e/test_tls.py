@@ -216,7 +216,7 @@ def test_the_same_caller_is_let_in_with_the_right_files(secured: Network) -> Non
 def test_a_client_without_tls_does_not_send_its_token(secured: Network) -> None:
     done = secured.call("executors")
     assert done.code != 0
-    assert "in clear" in done.stderr
+    assert "without encryption" in done.stderr
     assert "--insecure" in done.stderr
 
 

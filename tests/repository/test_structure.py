@@ -8,11 +8,11 @@ from tests.support.components import REPOSITORY
 
 ENGINE = REPOSITORY / "resource_manager/engine"
 
-WHOLE_STATE_MAX = 120
+WHOLE_STATE_MAX = 117
 """Functions that take the whole state, or the context of an event with it. Handlers, restoring, and
 the entry points of explain and invariants have to; others take the ledgers that they look at."""
 
-WHOLE_STATE_MAX_SCHEDULING = 67
+WHOLE_STATE_MAX_SCHEDULING = 46
 """The same in the stages of the scheduling cycle."""
 
 ROOT_MODULES_MAX = 10

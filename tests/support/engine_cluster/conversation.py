@@ -5,11 +5,13 @@ No message arrives by itself: a test delivers each command, loses it, or lets al
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
-from resource_manager.engine.invariants.all import check_invariants
+from resource_manager.engine.invariants.all import check_invariants, findings
+from resource_manager.engine.invariants.sweep import Finding
 from resource_manager.engine.model.effects import Effect, StartExecutor, StopExecutor
 from resource_manager.engine.model.entities import Instant
 from resource_manager.engine.model.events import (
@@ -30,6 +32,7 @@ from tests.support.engine_cluster.store import RowStore
 
 START_TIME_MS = 1_700_000_000_000
 DELIVERIES_MAX = 50
+CHECKED_AFTER_A_BATCH = 5  # entities that the sweep over the invariants goes on with
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +51,8 @@ class Conversation:
         wire: commands that have not arrived.
         effects: effects of the last batch.
         providers: what the engine asked providers to do.
+        sweeps: whether the invariants are checked in pauses between batches; not where a test makes
+            a state that contradicts itself.
     """
 
     def __init__(self, settings: EngineSettings, *, auto_settle: bool = False) -> None:
@@ -60,6 +65,8 @@ class Conversation:
         self.effects: list[Effect] = []
         self.providers: list[StartExecutor | StopExecutor] = []
         self.state = fresh(settings, 1, self.at)
+        self.sweeps = True
+        self._sweep: Iterator[Finding] = iter(())
 
     @property
     def at(self) -> Instant:
@@ -87,7 +94,15 @@ class Conversation:
         self.providers += [
             each for each in self.effects if isinstance(each, StartExecutor | StopExecutor)
         ]
+        self._continue_sweep()
         return answer
+
+    def _continue_sweep(self) -> None:
+        """Continues a sweep over the invariants that pauses while batches change the state."""
+        some = list(islice(self._sweep, CHECKED_AFTER_A_BATCH if self.sweeps else 0))
+        if not some:
+            self._sweep = findings(self.state)
+        assert [finding for finding in some if finding is not None] == []
 
     def apply(self, event: Event) -> Any:
         """Steps one event as a batch, and settles if `auto_settle` is set; returns the answer."""
@@ -120,6 +135,7 @@ class Conversation:
         epoch = epoch or self.state.rm_epoch + 1
         # their results are lost, or done and never reported to the new resource manager
         self.providers.clear()
+        self._sweep = iter(())
         self.state = restore(self.store.snapshot(epoch), self.settings, self.at)
 
     # Executors.
@@ -203,8 +219,10 @@ class Conversation:
             self.batch(answer)
 
     def deliver_all(self, most: int = DELIVERIES_MAX) -> None:
-        """Delivers commands until none is in transit; fails after `most` of them."""
-        for _ in range(most):
+        """Delivers commands until none is in transit; fails after `most` of them, or four for each
+        executor if that is more.
+        """
+        for _ in range(max(most, 4 * len(self.executors))):
             if not self.wire:
                 return
             self.deliver(self.wire[0])
