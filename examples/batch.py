@@ -41,9 +41,7 @@ async def main(argv: Sequence[str]) -> None:
     """Prints the hashes, as sha256sum does."""
     parser = argparse.ArgumentParser(description="Hash files on a cluster.")
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument(
-        "--state", type=Path, help="state file, to go on with after an interruption"
-    )
+    parser.add_argument("--state", type=Path, help="state file, to resume after an interruption")
     options = parser.parse_args(argv)
     state = options.state or fg.batch.default_state_file("hashes")
     async with fg.connect() as cluster:
