@@ -1,9 +1,8 @@
 """The command provider: starts and stops executors with commands that the operator configures.
 
 This module fills the operator's templates, runs them and interprets their exit status. Before a
-command runs, a note on disk says how to stop what it starts; right after its start the note also
-names its process. So a resource manager that starts after a crash can stop both, even if the shape
-is not configured any more.
+command runs, a note on disk says how to stop what it starts and names its process. So a resource
+manager that starts after a crash can stop both, even if the shape is not configured any more.
 
     <directory>/notes/ID.json      what was started, or is being started, and how it is stopped
     <directory>/output/ID.start    output of the command, with its words and exit status; there are
@@ -260,7 +259,7 @@ class CommandProvider:
         note: _Note,
         cancellation: Cancellation,
     ) -> Outcome:
-        """Runs a start or stop command. From its start to its end a note on disk names its process.
+        """Runs a start or stop command. As long as it runs, a note on disk names its process.
 
         Raises:
             ProviderFailed: the command cannot be started or killed, or the note cannot be written.

@@ -7,14 +7,17 @@ in a thread and needs no event loop.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from resource_manager.providers.process_tree import Process, this_process
 from resource_manager.providers.threads import Cancellation
@@ -24,6 +27,8 @@ TERMINATE_WAIT_S = 3.0
 DRAIN_WAIT_S = 1.0
 END_WAIT_S = 1.0
 _CHUNK_BYTES = 64 * 1024
+# The end of its standard input, when the resource manager has died, ends the shell.
+_RUN_WHEN_TOLD = 'read -r _ && exec "$@" < /dev/null'
 
 
 class StillRuns(Exception):
@@ -105,7 +110,8 @@ def run_command(
         environment: the complete environment of the command.
         timeout_s: after this time the command's process group is killed.
         cancellation: when this is set, the process group is killed, too.
-        started: called with the new process before anything else happens.
+        started: called with the new process, which waits and runs the program afterwards. If the
+            resource manager dies before this has returned, the program never runs.
         secret: replaced in the kept output, because a command may print it (`set -x`).
 
     Raises:
@@ -113,9 +119,10 @@ def run_command(
         StillRuns: the command had to be killed, but still runs.
     """
     began = time.monotonic()
+    _check_program(argv[0], environment)
     child = subprocess.Popen(
-        list(argv),
-        stdin=subprocess.DEVNULL,
+        ["/bin/sh", "-c", _RUN_WHEN_TOLD, argv[0], *argv],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=dict(environment),
@@ -125,15 +132,17 @@ def run_command(
     process = this_process(child.pid) or Process(child.pid, 0)
     try:
         started(process)
+        _let_run(child)
         kept, ended_because = _follow(child, began + timeout_s, cancellation)
     except BaseException:
         end_group(child.pid)
         _reap(child, process)
         raise
     finally:
-        for stream in (child.stdout, child.stderr):
+        for stream in (child.stdin, child.stdout, child.stderr):
             if stream is not None:
-                stream.close()
+                with suppress(BrokenPipeError):
+                    stream.close()
     if ended_because == _TIMEOUT:
         ended_because = f"it was stopped because it took longer than {timeout_s:g} s"
     return Outcome(
@@ -144,6 +153,26 @@ def run_command(
         time.monotonic() - began,
         ended_because,
     )
+
+
+def _check_program(program: str, environment: Mapping[str, str]) -> None:
+    """Raises the error that starting the program would give, which the shell would only print.
+
+    Raises:
+        OSError: the program does not exist or is not executable.
+    """
+    path = Path("/", program) if "/" in program else Path(program)  # commands run in /
+    if shutil.which(path, path=environment.get("PATH", os.defpath)) is None:
+        number = errno.EACCES if path.exists() else errno.ENOENT
+        raise OSError(number, os.strerror(number), program)
+
+
+def _let_run(child: subprocess.Popen[bytes]) -> None:
+    """Makes the waiting process run its program."""
+    assert child.stdin is not None  # noqa: S101 - asked for
+    with suppress(BrokenPipeError):  # it was killed in the meantime
+        child.stdin.write(b"\n")
+        child.stdin.close()
 
 
 def _without(secret: str, text: str) -> str:

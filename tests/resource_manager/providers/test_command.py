@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from resource_manager.providers.command import CommandProvider
 from resource_manager.providers.command_run import KEPT_BYTES
 from resource_manager.providers.process_tree import Process, boot_id, this_process
 from resource_manager.providers.provider import Presence, ProviderFailed
+from tests.support.components import REPOSITORY
 from tests.support.patience import PATIENCE_S
 from tests.support.providers import TOKEN, configuration, make_provider, provider_context
 from tests.support.rm_service import eventually
@@ -281,6 +284,33 @@ async def test_a_start_that_outlived_its_resource_manager_is_ended_first(site: S
 
     assert await orphan.wait() == -signal.SIGTERM
     assert site.done == ["started far-1-1", "stopped far-1-1", "started far-1-1"]
+
+
+def test_a_command_that_nobody_could_end_after_a_crash_never_begins(tmp_path: Path) -> None:
+    """The resource manager is killed after the fork, before the note on disk names the process."""
+    begun, pid_file = tmp_path / "begun", tmp_path / "pid"
+    life = f"""
+import os, signal
+from pathlib import Path
+from resource_manager.providers.command_run import run_command
+from resource_manager.providers.threads import Cancellation
+
+def crash(process):
+    Path({str(pid_file)!r}).write_text(str(process.pid))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+command = ["touch", {str(begun)!r}]
+run_command(command, dict(os.environ), 10, cancellation=Cancellation(), started=crash)
+"""
+    crashed = subprocess.run([sys.executable, "-c", life], cwd=REPOSITORY, check=False)
+    assert crashed.returncode == -signal.SIGKILL
+
+    deadline = time.monotonic() + PATIENCE_S
+    while (process := this_process(int(pid_file.read_text()))) and process.is_running():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+    assert not begun.exists()
 
 
 async def test_a_process_of_the_same_number_is_left_alone(site: Site) -> None:
