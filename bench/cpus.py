@@ -8,7 +8,7 @@ of 4 cpus, node after node) and fragmented (every second thread at random is hel
 of this process per decision, for slots of 2 to 200 cpus, those that do not fit included:
 
 - choice of cpus: `take` alone, by bind policy and NUMA strategy;
-- whole decision: `assign`, from a request and the books of the host to an assignment or a refusal,
+- whole decision: `assign`, from a request and the ledger of the host to an assignment or a refusal,
   by NUMA alignment policy; "shared pool" is a slot without cpus of its own;
 - first decision of a kind: the same when nothing is known yet of what the empty host could do,
   which is kept for all hosts that are alike.
@@ -101,11 +101,11 @@ def held_cpus(layout: CpuLayout, state: str, seed: int) -> list[CpuSet]:
 
 def filled(layout: CpuLayout, held: list[CpuSet], strategy: NumaStrategy) -> CpuLedger:
     """Books of the host; every third slot wants its cores, or nodes, to itself."""
-    books = CpuLedger(layout, EffectivePolicy(numa_strategy=strategy))
+    ledger = CpuLedger(layout, EffectivePolicy(numa_strategy=strategy))
     for number, cpus in enumerate(held):
         level = LEVELS[number % len(LEVELS)] if number < 24 else ExclusivePolicy.NONE
-        books.add(("held", number), CpuAssignment(QosClass.LSR, cpus=cpus, exclusive=level))
-    return books
+        ledger.add(("held", number), CpuAssignment(QosClass.LSR, cpus=cpus, exclusive=level))
+    return ledger
 
 
 def timed(call: Callable[[], object], repeat: int) -> float:
@@ -132,19 +132,19 @@ def show(what: str, samples: list[Sample], by_need: bool) -> None:
     print(line)
 
 
-def choices(books: CpuLedger, bind: BindPolicy, repeat: int) -> Iterator[Sample]:
+def choices(ledger: CpuLedger, bind: BindPolicy, repeat: int) -> Iterator[Sample]:
     """`take` under one bind policy, by every exclusive policy and need."""
-    claims = ExclusiveClaims(books.claimed_cores, books.claimed_nodes)
+    claims = ExclusiveClaims(ledger.claimed_cores, ledger.claimed_nodes)
     for need, level in product(NEEDS, LEVELS):
-        strategy = books.policy.numa_strategy
-        wish = CpuDemand(need, bind, exclusive=level, strategy=strategy)
-        for each in (wish, replace(wish, bind_required=True)):
-            call = partial(take, books.layout, books.free, claims, each)
+        strategy = ledger.policy.numa_strategy
+        demand = CpuDemand(need, bind, exclusive=level, strategy=strategy)
+        for each in (demand, replace(demand, bind_required=True)):
+            call = partial(take, ledger.layout, ledger.free, claims, each)
             yield need, timed(call, repeat)
 
 
 def decisions(
-    books: CpuLedger, alignment: NumaPolicy, qos: QosClass, repeat: int, *, cold: bool = False
+    ledger: CpuLedger, alignment: NumaPolicy, qos: QosClass, repeat: int, *, cold: bool = False
 ) -> Iterator[Sample]:
     """`assign` under one alignment policy, by every bind and exclusive policy and need."""
     any_policy = CpuPolicy(qos, numa=alignment, numa_required=alignment is not NumaPolicy.NONE)
@@ -155,12 +155,12 @@ def decisions(
             for bind, level in product(BINDS, LEVELS)
         ]
     for need, policy in product(NEEDS, policies):
-        wish = CpuRequest(policy, ((CPU_MILLI, need * 1_000), (MEMORY_BYTES, need * GIB)))
+        demand = CpuRequest(policy, ((CPU_MILLI, need * 1_000), (MEMORY_BYTES, need * GIB)))
 
-        def decide(wish: CpuRequest = wish) -> object:
+        def decide(demand: CpuRequest = demand) -> object:
             if cold:
                 empty_hosts.fewest_nodes_when_empty.cache_clear()
-            return assign(books, wish)
+            return assign(ledger, demand)
 
         decide()
         yield need, timed(decide, repeat)
@@ -168,23 +168,23 @@ def decisions(
 
 def run(layout: CpuLayout, state: str, options: argparse.Namespace) -> None:
     held = held_cpus(layout, state, options.seed)
-    all_books = [filled(layout, held, strategy) for strategy in NumaStrategy]
+    ledgers = [filled(layout, held, strategy) for strategy in NumaStrategy]
     repeat, by_need = options.repeat, options.by_need
     for bind in BINDS:
-        for books in all_books:
-            samples = list(choices(books, bind, repeat))
-            show(f"choice of cpus: {bind}, {books.policy.numa_strategy}", samples, by_need)
+        for ledger in ledgers:
+            samples = list(choices(ledger, bind, repeat))
+            show(f"choice of cpus: {bind}, {ledger.policy.numa_strategy}", samples, by_need)
     for qos, what in ((QosClass.LSR, ""), (QosClass.LS, ", shared pool")):
         for alignment in ALIGNMENTS:
             samples = [
-                each for books in all_books for each in decisions(books, alignment, qos, repeat)
+                each for ledger in ledgers for each in decisions(ledger, alignment, qos, repeat)
             ]
             show(f"whole decision: {alignment}{what}", samples, by_need)
     samples = [
         each
-        for books in all_books
+        for ledger in ledgers
         for alignment in ALIGNMENTS
-        for each in decisions(books, alignment, QosClass.LSR, max(repeat // 10, 1), cold=True)
+        for each in decisions(ledger, alignment, QosClass.LSR, max(repeat // 10, 1), cold=True)
     ]
     show("first decision of a kind", samples, by_need)
 

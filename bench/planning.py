@@ -56,7 +56,7 @@ def backlog(
     requests: int, different: int, shapes: list[Supply], chance: random.Random, cpus_max: float = 4
 ) -> Backlog:
     """Requests of so many kinds in random order."""
-    wishes = []
+    demands = []
     for _ in range(different):
         amounts = {
             "cpu_milli": chance.randrange(100, int(cpus_max * 1_000)),
@@ -64,16 +64,16 @@ def backlog(
             // MEMORY_GRAIN_BYTES,
             SLOTS: 1,
         }
-        wishes.append(Demand(amounts, amounts))
+        demands.append(Demand(amounts, amounts))
     line = [(number % different, 1) for number in range(requests)]
     chance.shuffle(line)
-    return Backlog(wishes, _runs(line), shapes)
+    return Backlog(demands, _runs(line), shapes)
 
 
 def labelled(asked: Backlog, chance: random.Random) -> Backlog:
     """The same in three zones, which every second request names one of; a tenth on the way."""
     zones = [{"zone": name} for name in "abc"]
-    wishes = [
+    demands = [
         replace(each, labels=tuple(chance.choice(zones).items())) if at % 2 else each
         for at, each in enumerate(asked.demands)
     ]
@@ -81,7 +81,7 @@ def labelled(asked: Backlog, chance: random.Random) -> Backlog:
         replace(each, capacity=replace(each.capacity, labels=zones[at % 3]))
         for at, each in enumerate(asked.supplies)
     ]
-    there = replace(asked, demands=wishes, supplies=shapes, limits={})
+    there = replace(asked, demands=demands, supplies=shapes, limits={})
     new = make_plan(there).new[::10]
     on_the_way = {f"e{at}": shapes[each.supply].capacity for at, each in enumerate(new)}
     kept = {f"e{at}": each.content for at, each in enumerate(new)}

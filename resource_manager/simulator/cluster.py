@@ -314,10 +314,12 @@ class Cluster:
             gangs = (GangSpec(gang_id),) if gang_id else ()
             yield RequestsSubmitted(at, record.job_id, members, gangs=gangs)
             return
-        wish = job.request(record.job_id)
+        request = job.request(record.job_id)
         for first in range(0, record.threads, _SUBMITTED_AT_ONCE):
             count = min(_SUBMITTED_AT_ONCE, record.threads - first)
-            yield RequestsSubmitted(at, record.job_id, (), ranges=(RangeSpec(wish, first, count),))
+            yield RequestsSubmitted(
+                at, record.job_id, (), ranges=(RangeSpec(request, first, count),)
+            )
 
     def _carry_out(self) -> list[Event]:
         commands, self._wire = self._wire, []

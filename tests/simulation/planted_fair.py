@@ -25,7 +25,7 @@ from resource_manager.engine.model.entities import Group, Request, Slot
 from resource_manager.engine.model.events import Event, GroupSet, SlotsReuseAsked
 from resource_manager.engine.placement.reserved import Reservation
 from resource_manager.engine.scheduling import reservations, slot_reuse
-from resource_manager.engine.scheduling.next_in_order import NextTurn
+from resource_manager.engine.scheduling.next_in_order import NextInOrder
 from resource_manager.engine.scheduling.reservation_owners import still_waits
 from resource_manager.engine.state import State
 from tests.simulation.manager import Batch, Item, Manager
@@ -145,7 +145,7 @@ def hosts_are_held_for_whoever_is_gone(patch: Patch) -> None:
 
 def slots_go_on_above_a_lowered_maximum(patch: Patch) -> None:
     """A group with much work never comes down to what it may have."""
-    patch.setattr(NextTurn, "_is_above_maximum", lambda _turns, _slot: False)
+    patch.setattr(NextInOrder, "_is_above_maximum", lambda _turns, _slot: False)
 
 
 def work_that_was_handed_on_still_waits(patch: Patch) -> None:

@@ -142,7 +142,7 @@ def _too_many(state: State, new: list[Provision]) -> Iterator[str]:
     plan = state.elastic.plan.on
     planned: Counter[SchedulingClass] = Counter()
     for content in plan.values():
-        planned.update(content.shapes)
+        planned.update(content.classes)
     for wish, count in planned.items():
         if count > wish.waiting:
             yield f"{count} requests are planned for, {wish.waiting} of these wait"
@@ -181,7 +181,7 @@ Planned = dict[str, list[tuple[SchedulingClass, int]]]
 
 def planned_on(state: State) -> Planned:
     """Returns the plan before a batch."""
-    return {name: list(each.shapes.items()) for name, each in state.elastic.plan.on.items()}
+    return {name: list(each.classes.items()) for name, each in state.elastic.plan.on.items()}
 
 
 def served_first(state: State, planned: Planned) -> Iterator[str]:

@@ -103,7 +103,7 @@ def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
         placeable=spots[0].placeable if spots else 0,
         spots=spots,
         summary=_status_text(state, waiting, spots)
-        or _summary(state.hosts, waiting.kind.where, requests, spots, unknown=search.stopped),
+        or _summary(state.hosts, waiting.kind.where, requests, spots, unknown=search.cut_off),
         deadline_time_ms=deadline_time_ms,
     )
 

@@ -95,11 +95,11 @@ def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
     still: dict[str, Content] = {}
     for name, content in elastic.plan.on.items():
         found = still[name] = Content()
-        for shape, count in content.shapes.items():
+        for shape, count in content.classes.items():
             waiting = left.get(shape, shape.waiting)
             left[shape] = max(0, waiting - count)
             if waiting:
-                found.shapes[shape] = min(count, waiting)
+                found.classes[shape] = min(count, waiting)
         found.members.update(
             (key, count) for key, count in content.members.items() if key[0] in gangs.waiting
         )
@@ -110,7 +110,7 @@ def _provided_view(
     gangs: GangLedger, started: Instant, provision: Provision, content: Content
 ) -> ProvidedView:
     """Describes one provisioned executor; `content` is what is planned on it."""
-    planned = counted(content.shapes)
+    planned = counted(content.classes)
     planned += [
         f"{count} of {gang_text(gangs, gang_id)}" for gang_id, count in content.gangs.items()
     ]
@@ -225,12 +225,12 @@ def _unplanned(state: State) -> list[str]:
             more += number
     if more:
         found.append(f"{more} {'request' if more == 1 else 'requests'} of other sizes")
-    for shape, count in islice(plan.stopped.items(), _UNPLANNED_MAX):
+    for shape, count in islice(plan.blocked.items(), _UNPLANNED_MAX):
         if number := min(count, shape.waiting):
             found.append(f"{counted({shape: number})[0]}: {_STOPPED}")
     found += [
         f"{gang_text(state.gangs, gang_id)}: {_STOPPED}"
-        for gang_id in plan.gangs_stopped[:_UNPLANNED_MAX]
+        for gang_id in plan.gangs_blocked[:_UNPLANNED_MAX]
         if gang_id in state.gangs.waiting
     ]
     gangs = [gang_id for gang_id in plan.gangs_left if gang_id in state.gangs.waiting]

@@ -69,7 +69,7 @@ def _plan(provisions: dict[str, Provision], elastic: Elastic) -> Iterator[str]:
 def _needed(capacity: Capacity, content: Content) -> dict[str, int]:
     """Returns what all planned requests need there, without members of gangs."""
     sums: dict[str, int] = {}
-    for scheduling_class, count in content.shapes.items():
+    for scheduling_class, count in content.classes.items():
         need = needs_of(scheduling_class).amounts[capacity.separate]
         if DEFAULT_SLOTS in need:
             need = {**capacity.default, SLOTS: 1}

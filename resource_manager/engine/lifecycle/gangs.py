@@ -148,7 +148,7 @@ class GangMoves:
         groups = self._by_request(waiting)
         members = [iter(groups[request_kind]) for request_kind in requests]
         for share in found:
-            some = list(islice(members[share.wish], share.count))
+            some = list(islice(members[share.request], share.count))
             self.moves.place(some, self.hosts[share.host_id])
         self.transitions.move_gang(waiting.gang, GangInput.PLACE)
         self.gangs.unconfirmed[waiting.gang.gang_id] = len(waiting.members)

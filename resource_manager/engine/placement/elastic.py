@@ -68,15 +68,15 @@ class Content:
     """What is planned on one executor.
 
     Attributes:
-        shapes: number of queued requests by scheduling class.
+        classes: number of queued requests by scheduling class.
         members: number of gang members by gang id and position of their request in the gang.
     """
 
-    shapes: dict[SchedulingClass, int] = field(default_factory=dict)
+    classes: dict[SchedulingClass, int] = field(default_factory=dict)
     members: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.shapes or self.members)
+        return bool(self.classes or self.members)
 
     @property
     def gangs(self) -> dict[str, int]:
@@ -89,7 +89,7 @@ class Content:
     @property
     def requests(self) -> int:
         """Number of all requests and members."""
-        return sum(self.shapes.values()) + sum(self.members.values())
+        return sum(self.classes.values()) + sum(self.members.values())
 
 
 @dataclass(slots=True)
@@ -101,8 +101,8 @@ class LastPlan:
         left: number of requests that are planned nowhere, by scheduling class.
         gangs_left: gangs that are planned nowhere.
         counted_on: registered executors on which members of planned gangs are placed.
-        stopped: number of requests that the maximum of a group blocks, by scheduling class.
-        gangs_stopped: gangs that the maximum of a group blocks.
+        blocked: number of requests that the maximum of a group blocks, by scheduling class.
+        gangs_blocked: gangs that the maximum of a group blocks.
         places: cache of where single requests of a class are planned: a state of the queue, and the
             executor by arrival number.
     """
@@ -111,8 +111,8 @@ class LastPlan:
     left: dict[SchedulingClass, int] = field(default_factory=dict)
     gangs_left: list[str] = field(default_factory=list)
     counted_on: set[str] = field(default_factory=set)
-    stopped: dict[SchedulingClass, int] = field(default_factory=dict)
-    gangs_stopped: list[str] = field(default_factory=list)
+    blocked: dict[SchedulingClass, int] = field(default_factory=dict)
+    gangs_blocked: list[str] = field(default_factory=list)
     places: dict[SchedulingClass, tuple[int, dict[int, str]]] = field(default_factory=dict)
     _by_owner: tuple[dict[SchedulingClass, dict[str, int]], dict[str, list[str]]] | None = None
 
@@ -138,7 +138,7 @@ class LastPlan:
             shapes: dict[SchedulingClass, dict[str, int]] = {}
             gangs: dict[str, list[str]] = {}
             for name, content in self.on.items():
-                for shape, count in content.shapes.items():
+                for shape, count in content.classes.items():
                     shapes.setdefault(shape, {})[name] = count
                 for gang_id in content.gangs:
                     gangs.setdefault(gang_id, []).append(name)

@@ -131,7 +131,7 @@ class Packing:
 
     Attributes:
         steps_left: steps that it may still make.
-        stopped: it used them up: whether all members fit is unknown.
+        cut_off: it used them up: whether all members fit is unknown.
     """
 
     def __init__(self, placer: TentativePlacer, members: Sequence[Members], steps: int) -> None:
@@ -143,7 +143,7 @@ class Packing:
             steps: upper limit of steps.
         """
         self.steps_left = steps
-        self.stopped = False
+        self.cut_off = False
         self._placer = placer
         self._members = [each for each in members for _ in range(each.count)]
         self._able: dict[Members, list[str]] = {}  # hosts with room at the start
@@ -191,8 +191,8 @@ class Packing:
 
     def _step(self) -> bool:
         self.steps_left -= 1
-        self.stopped = self.stopped or self.steps_left < 0
-        return not self.stopped
+        self.cut_off = self.cut_off or self.steps_left < 0
+        return not self.cut_off
 
     def _is_possible(self) -> bool:
         """Finds the hosts that have room for each member. Returns False if some have room nowhere,

@@ -58,7 +58,7 @@ class GangSearch:
         members: what is placed.
         wanted: how many members there are.
         steps_left: steps that exact searches may still make.
-        stopped: they used them up: whether the members fit is unknown.
+        cut_off: they used them up: whether the members fit is unknown.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class GangSearch:
             may_build: as for `TentativePlacer`.
         """
         self.steps_left = STEPS_MAX
-        self.stopped = False
+        self.cut_off = False
         self._hosts = hosts
         self._where = where
         if not barred:
@@ -174,7 +174,7 @@ class GangSearch:
         for order in self._orders():
             packing = Packing(self._placer, order, self.steps_left)
             exact = packing.run()
-            self.steps_left, self.stopped = packing.steps_left, self.stopped or packing.stopped
+            self.steps_left, self.cut_off = packing.steps_left, self.cut_off or packing.cut_off
             if exact:
                 return exact
             self._placer.roll_back()

@@ -28,7 +28,7 @@ dropped and built again does not take the new one for the old one.
 """
 
 
-UNTOLD: CpuKind = ("untold",)
+UNREPORTED: CpuKind = ("unreported",)
 """The kind of hosts that do not report their cpus."""
 
 
@@ -40,7 +40,7 @@ class Indexes:
         selected: indexes of hosts that carry the labels of a selector.
         aligning: hosts that align every slot to NUMA nodes. There, amounts alone never decide.
         kinds: hosts by everything that decides for which requests their cpus suit when they are
-            empty. Those that do not report their cpus are one kind (`UNTOLD`).
+            empty. Those that do not report their cpus are one kind (`UNREPORTED`).
     """
 
     def __init__(self, settings: EngineSettings) -> None:
@@ -227,7 +227,7 @@ class Indexes:
         name = host.host_id
         if host.aligning != (name in self.aligning):
             self._set_aligning(name, aligning=host.aligning)
-        kind = UNTOLD if host.cpu_kind is None else host.cpu_kind
+        kind = UNREPORTED if host.cpu_kind is None else host.cpu_kind
         if kind is not self._kind_of.get(name):
             self._put_into_kind(name, kind)
 

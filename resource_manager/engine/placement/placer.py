@@ -100,13 +100,13 @@ class Placer:
         found = self._found.get(scheduling_class)
         return sum(search.asked for search in found.begun()) if found is not None else 0
 
-    def stopped(self, scheduling_class: SchedulingClass) -> bool:
+    def cut_off(self, scheduling_class: SchedulingClass) -> bool:
         """Returns True if too many hosts answered in this pass that they cannot serve a class, and
         there are more: whether there is room is unknown.
         """
         found = self._found.get(scheduling_class)
         return found is not None and any(
-            search.stopped and search.tier.unmet_max is None for search in found.begun()
+            search.cut_off and search.tier.unmet_max is None for search in found.begun()
         )
 
     def follow(self, hosts: Iterable[Host]) -> None:
@@ -340,7 +340,7 @@ class Candidates:
             if found and not search.tier.in_use:
                 break
             found += search.window(most - len(found), {*besides, *found})
-            if search.stopped and search.tier.unmet_max is None:
+            if search.cut_off and search.tier.unmet_max is None:
                 break
         return found
 

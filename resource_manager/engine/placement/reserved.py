@@ -101,9 +101,9 @@ class Reservations:
         on_host: by host; a host has at most one.
         outlasting: slots that had not ended when a reservation expired. They may be services, so
             no other reservation waits for their end.
-        round: starved waiters that have yet to be examined, the longest starved last. It is filled
+        unexamined: starved waiters, the longest starved last, not examined yet. The list is filled
             again when it is empty.
-        claimed: hosts that no further reservation may use until `round` is filled again.
+        claimed: hosts that no further reservation may use until `unexamined` is filled again.
         searched: waiters for which no free hosts were found, with the hosts that would suit if
             other reservations ended; empty: no hosts would.
         searched_as_of: version of the cluster for which `searched` is valid, and until when.
@@ -116,7 +116,7 @@ class Reservations:
     by_number: dict[int, Reservation] = field(default_factory=dict)
     on_host: dict[str, Reservation] = field(default_factory=dict)
     outlasting: set[SlotKey] = field(default_factory=set)
-    round: list[Waiter] = field(default_factory=list)
+    unexamined: list[Waiter] = field(default_factory=list)
     claimed: set[str] = field(default_factory=set)
     searched: dict[Waiter, frozenset[str]] = field(default_factory=dict)
     searched_as_of: tuple[int, int] = (-1, 0)
@@ -144,5 +144,5 @@ class Reservations:
         for name in ended.hosts:
             del self.on_host[name]
         self.searched = {each: found for each, found in self.searched.items() if not found}
-        self.round.clear()
+        self.unexamined.clear()
         self.due_ms = 0

@@ -110,7 +110,7 @@ class Search:
         topology: amounts alone do not decide in this tier.
         candidates: positions of hosts that had room when they were found.
         asked: number of hosts whose cpus and NUMA nodes were checked.
-        stopped: the search ended early, because too many of these checks failed.
+        cut_off: the search ended early, because too many of these checks failed.
     """
 
     def __init__(self, scope: Scope, tier: Tier) -> None:
@@ -118,7 +118,7 @@ class Search:
         self.topology = tier.aligning or scope.scheduling_class.topology_constrained
         self.candidates: list[int] = []
         self.asked = 0
-        self.stopped = False
+        self.cut_off = False
         self._scope = scope
         self._needs: list[Need] = []
         self._barred = scope.barred | scope.reserved if self.topology else scope.barred
@@ -156,7 +156,7 @@ class Search:
         """
         if self._ended and self._read == len(self._scope.index.opened):
             return False
-        while not self.stopped and (block := self._next_block()) is not None:
+        while not self.cut_off and (block := self._next_block()) is not None:
             if closed := self._scope.closed:
                 ids = self._scope.index.ids
                 block = [at for at in block if ids[at] not in closed]
@@ -219,9 +219,9 @@ class Search:
             if self._admits(at) and (not self.topology or self._agrees(at)):
                 unknown.discard(at)
                 yield at
-            if self.stopped:
+            if self.cut_off:
                 break
-        if self.stopped:
+        if self.cut_off:
             yield from (at for at in self.candidates if at in unknown and self.has_room(at))
 
     def finish(self) -> bool:
@@ -325,7 +325,7 @@ class Search:
             return True
         asks = self._scope.asks
         asks.left -= 1
-        self.stopped = asks.left <= (0 if self.tier.unmet_max is None else asks.kept)
+        self.cut_off = asks.left <= (0 if self.tier.unmet_max is None else asks.kept)
         return False
 
 

@@ -48,7 +48,7 @@ def gang_feasibility(
     if not hosts and not provided:
         return Feasibility.POSSIBLE
     online = GangSearch(hosts, where, members, prefix=ONLINE)
-    if online.find() is not None or online.stopped:
+    if online.find() is not None or online.cut_off:
         return Feasibility.POSSIBLE
     if provided and _could_be_provided(hosts, elastic, provisions, where, members):
         return Feasibility.POSSIBLE

@@ -87,12 +87,12 @@ class Share:
     """Some of the members of one request of a gang, on one executor.
 
     Attributes:
-        wish: position of the request among those of the gang.
+        request: position of the request among those of the gang.
         host_id: the executor.
         count: number of members.
     """
 
-    wish: int
+    request: int
     host_id: str
     count: int
 

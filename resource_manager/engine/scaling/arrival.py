@@ -161,7 +161,7 @@ _LACKS: dict[Constraint, str] = {
 def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
     """Yields reasons why an executor could not serve, even when empty, what was planned on it."""
     total, empty = host.total, HostView.empty(host)
-    for scheduling_class in content.shapes:
+    for scheduling_class in content.classes:
         obstacle = Fit(scheduling_class).size_obstacle(empty)
         if obstacle is not None:
             yield f"{_LACKS[obstacle.constraint]} {class_text(scheduling_class)}"
@@ -211,7 +211,7 @@ def _place(context: EventContext, host: Host, content: Content) -> None:
     candidates: list[tuple[int, SchedulingClass, Request]] = []
     left = {
         scheduling_class: count
-        for scheduling_class, count in content.shapes.items()
+        for scheduling_class, count in content.classes.items()
         if host.carries(scheduling_class.labels)
     }
     for scheduling_class, count in left.items():

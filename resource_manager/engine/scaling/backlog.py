@@ -247,7 +247,7 @@ class _BacklogBuilder:
                 if owner[0] in self._state.gangs.waiting:
                     content.members[owner] = count
             elif (here := min(count, owner.waiting - self._planned[owner])) > 0:
-                content.shapes[owner] = here
+                content.classes[owner] = here
                 self._planned[owner] += here
         return content
 
@@ -362,7 +362,7 @@ class _BacklogBuilder:
         kinds = {owner: kind for kind, owner in enumerate(self._owners)}
         kept: dict[str, Counts] = {}
         for name, content in self._state.elastic.plan.on.items():
-            planned: list[tuple[SchedulingClass | _Member, int]] = [*content.shapes.items()]
+            planned: list[tuple[SchedulingClass | _Member, int]] = [*content.classes.items()]
             planned += content.members.items()
             kept[name] = {kinds[owner]: count for owner, count in planned if owner in kinds}
         return kept

@@ -15,10 +15,10 @@ _NAMED_MAX = 3
 
 def cause_of(gangs: GangLedger, content: Content) -> str:
     """Returns why an executor is requested: "3 requests of 1 cpu, 1Gi fit no executor"."""
-    named = [*counted(content.shapes), *(gang_text(gangs, name) for name in content.gangs)]
+    named = [*counted(content.classes), *(gang_text(gangs, name) for name in content.gangs)]
     more = len(named) - _NAMED_MAX
     named = [*named[:_NAMED_MAX], *([f"{more} more"] if more > 0 else [])]
-    one = len(named) == 1 and (content.requests == 1 or not content.shapes)
+    one = len(named) == 1 and (content.requests == 1 or not content.classes)
     whole = " and ".join([", ".join(named[:-1]), named[-1]]) if len(named) > 1 else named[0]
     return f"{whole} {'fits' if one else 'fit'} no executor"
 

@@ -156,7 +156,7 @@ class _Placement:
         """Blocks a class: there is no room. If not all hosts could be asked, the next cycle looks
         at it again.
         """
-        if self._placer.stopped(scheduling_class):
+        if self._placer.cut_off(scheduling_class):
             self._queue.fitting.pop(scheduling_class, None)
             self._unknown[scheduling_class] = None
         else:

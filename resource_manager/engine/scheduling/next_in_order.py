@@ -34,7 +34,7 @@ of one call together.
 """
 
 
-class NextTurn:
+class NextInOrder:
     """Answers for the slots of one call, as of the moment when this object was made.
 
     It changes no state. The caller reports with `gave_back` which slots are taken down meanwhile.
@@ -127,8 +127,8 @@ class NextTurn:
         if item.kind is Kind.RESIZE:
             more = dict(growth(there.host, state.slots[item.name, item.generation]))
             return more if fits(more, there.amounts) else {}
-        for wish in state.gangs.waiting[item.name].kind.member_requests:
-            scheduling_class = state.queue.class_for(wish.key)
+        for member in state.gangs.waiting[item.name].kind.member_requests:
+            scheduling_class = state.queue.class_for(member.key)
             if there.fits(scheduling_class):
                 return there.host.booking_for(scheduling_class)
         return {}
@@ -167,8 +167,8 @@ class _There:
 class _Without:
     """Compares the flows of a slot's job, as if the slot had ended, with other flows."""
 
-    def __init__(self, turns: NextTurn, slot: Slot, path: list[Flow]) -> None:
-        self._turns = turns
+    def __init__(self, order: NextInOrder, slot: Slot, path: list[Flow]) -> None:
+        self._order = order
         self._slot = slot
         self._path = dict.fromkeys(path)
         self._booked = counted(slot.booked)
@@ -184,7 +184,7 @@ class _Without:
             return True
         # The level of the tree at which their paths differ decides.
         mine, theirs = self._parting(other)
-        if self._turns.sort_key(theirs) >= self._standing(mine):
+        if self._order.sort_key(theirs) >= self._standing(mine):
             return False
         return self._may_have(other, counted(need))
 
@@ -201,7 +201,7 @@ class _Without:
         raise AssertionError("all flows meet at the root")
 
     def _standing(self, flow: Flow) -> SortKey:
-        tree = self._turns.tree
+        tree = self._order.tree
         reached = fulfilment(subtract(flow.used, self._booked), flow.minimum)
         if reached < 1:
             return False, reached, flow.tie

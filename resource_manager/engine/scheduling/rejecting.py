@@ -175,7 +175,7 @@ def _gang_fails(state: State, waiting: WaitingGang) -> bool:
     """
     if not waiting.may_reject:
         return False
-    scheduling_classes = (state.queue.class_for(wish.key) for wish in waiting.kind.member_requests)
+    scheduling_classes = (state.queue.class_for(each.key) for each in waiting.kind.member_requests)
     if any(
         feasibility(state.hosts, state.elastic, scheduling_class) in INFEASIBLE
         for scheduling_class in scheduling_classes

@@ -87,7 +87,7 @@ def choose_hosts(
         return None
     by_host: dict[str, list[tuple[MemberRequest, int]]] = {}
     for share in shares:
-        by_host.setdefault(share.host_id, []).append((requests[share.wish], share.count))
+        by_host.setdefault(share.host_id, []).append((requests[share.request], share.count))
     booked = {name: booked_by(state.hosts[name], some) for name, some in by_host.items()}
     return HostChoice(booked, requests, shares, by_host)
 

@@ -125,8 +125,8 @@ def _check(context: EventContext) -> None:
     state, reservations = context.state, context.state.reservations
     fairness, now_ms = state.settings.fairness, context.now_ms
     waiting, reservations.next_since = state.queue.starvation.starved(fairness)
-    if not reservations.round:
-        reservations.round = waiting[::-1]
+    if not reservations.unexamined:
+        reservations.unexamined = waiting[::-1]
         reservations.claimed = set()
     version, until_ms = reservations.searched_as_of
     if not reservations.searched or version != state.hosts.version or now_ms >= until_ms:
@@ -134,11 +134,11 @@ def _check(context: EventContext) -> None:
         reservations.searched.clear()
     shares = SharesSince(state.flows)
     budget, time_may_help = EXAMINED_MAX, False
-    while reservations.round and budget > 0:
+    while reservations.unexamined and budget > 0:
         if len(reservations) >= fairness.reservations_max:
-            reservations.round.clear()
+            reservations.unexamined.clear()
             break
-        waiter = reservations.round.pop()
+        waiter = reservations.unexamined.pop()
         budget -= 1
         owner, clock = owner_of(state, waiter), state.queue.starvation.get(waiter)
         if owner is None or clock is None or quota_block_of(state, waiter) is not None:
@@ -157,7 +157,7 @@ def _check(context: EventContext) -> None:
         else:
             _reserve(context, owner, since)
             budget -= SEARCH_COST
-    reservations.stuck = time_may_help or bool(reservations.round)
+    reservations.stuck = time_may_help or bool(reservations.unexamined)
     reservations.placements = state.flows.placements
     reservations.due_ms = now_ms + CHECK_INTERVAL_MS
 

@@ -31,7 +31,7 @@ from resource_manager.engine.model.entities import ENDED_REQUEST_STATES, Job, Re
 from resource_manager.engine.model.events import SlotsReuseAsked
 from resource_manager.engine.model.state_tables import RequestInput
 from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.scheduling.next_in_order import NextTurn
+from resource_manager.engine.scheduling.next_in_order import NextInOrder
 
 HANDED_ON = "a slot that its job has already does its work"
 FAIR_SHARE = "others come before its job for what the slot frees"
@@ -51,12 +51,15 @@ def reuse_slots(context: EventContext, event: SlotsReuseAsked) -> list[ItemOutco
         NotFound: the job is not known.
     """
     known_job(context.state.jobs, event.job_id)
-    following = NextTurn(context.state)
+    following = NextInOrder(context.state)
     return [_ask(context, event, following, each) for each in event.slots]
 
 
 def _ask(
-    context: EventContext, event: SlotsReuseAsked, following: NextTurn, asked: tuple[str, int, str]
+    context: EventContext,
+    event: SlotsReuseAsked,
+    following: NextInOrder,
+    asked: tuple[str, int, str],
 ) -> ItemOutcome:
     state, job_id = context.state, event.job_id
     allocation_id, generation, for_id = asked
@@ -96,7 +99,7 @@ def _ask(
     return ItemOutcome(allocation_id, reason, message)
 
 
-def _was_agreed(request: Request, waiting: Request, following: NextTurn) -> bool:
+def _was_agreed(request: Request, waiting: Request, following: NextInOrder) -> bool:
     """Returns True if the slot of `request` took over the work of `waiting`, as far as is known.
 
     Which slot did is not stored. It was another slot if that one still does the work, or if this
@@ -111,7 +114,7 @@ def _was_agreed(request: Request, waiting: Request, following: NextTurn) -> bool
 
 
 def _obstacle(
-    hosts: Hosts, slots: Slots, request: Request, waiting: Request | None, following: NextTurn
+    hosts: Hosts, slots: Slots, request: Request, waiting: Request | None, following: NextInOrder
 ) -> tuple[str, str]:
     """Returns why a slot may not be reused.
 

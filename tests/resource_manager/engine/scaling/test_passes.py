@@ -312,7 +312,7 @@ def different(count: int) -> list[RequestSpec]:
 def planned(cluster: EngineCluster) -> list[list[int]]:
     """Returns how many requests are planned on each pending executor, and of what size."""
     return [
-        sorted(each.profile.cpu_milli for each in content.shapes if each.profile)
+        sorted(each.profile.cpu_milli for each in content.classes if each.profile)
         for content in cluster.state.elastic.plan.on.values()
     ]
 
