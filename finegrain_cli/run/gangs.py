@@ -133,8 +133,8 @@ class _Members:
         )
         self._tasks[index] = task
         self._signals.forward_to(task)
-        if self._has_failed:  # another member failed while this one started
-            self._end(task)
+        if self._has_failed and not self._signals.ask_for_the_end:
+            self._end(task)  # another member failed while this one started
         try:
             result = await task.wait()
         finally:
@@ -151,7 +151,9 @@ class _Members:
         if self._has_failed:
             return
         self._code, self._error = code, error
-        if self._left > 1 and not self._signals.ask_for_the_end:
+        if self._signals.ask_for_the_end:
+            return  # the signal went to all members; each has the grace period to end by itself
+        if self._left > 1:
             say(f"finegrain: {message}")
         for each in self._tasks.values():
             if not each.state.has_ended:

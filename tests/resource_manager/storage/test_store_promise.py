@@ -50,6 +50,7 @@ from tests.support.books import (
     same_books,
     slot,
 )
+from tests.support.patience import PATIENCE_S
 from tests.support.stores import OpenStore
 
 
@@ -346,13 +347,14 @@ def test_history_of_one_thing_names_it_in_any_role(store: Store) -> None:
 def test_readers_see_whole_batches_while_a_writer_goes_on(store: Store) -> None:
     """Each batch raises both counters; no snapshot may show one without the other."""
     store.commit(Changes(counters={"left": 0, "right": 0}))
-    done = threading.Event()
+    done, read_once = threading.Event(), threading.Event()
 
     def read() -> list[tuple[int, int]]:
         seen = []
         while not done.wait(0.001):  # without a pause it may keep the writer from running
             counters = store.load().counters
             seen.append((counters["left"], counters["right"]))
+            read_once.set()
         return seen
 
     with ThreadPoolExecutor(1) as pool:
@@ -360,6 +362,7 @@ def test_readers_see_whole_batches_while_a_writer_goes_on(store: Store) -> None:
         try:
             for number in range(1, 100):
                 store.commit(Changes(counters={"left": number, "right": number}))
+            read_once.wait(PATIENCE_S)
         finally:
             done.set()
         seen = reading.result()

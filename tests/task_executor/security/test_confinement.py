@@ -181,7 +181,7 @@ async def test_who_tidies_up_for_a_task_cannot_be_used_by_another(nobody: HostOf
     await nobody.slot()
     await nobody.slot("other")
     spy = """
-import ctypes, os, time
+import ctypes, os, signal, time
 libc = ctypes.CDLL(None, use_errno=True)
 print("ready", flush=True)
 seen = {}
@@ -195,8 +195,13 @@ while not seen:
         try: environ = open(f"/proc/{pid}/environ").read()
         except OSError: environ = None
         traced = libc.ptrace(16, int(pid), None, None) == 0
-        seen[pid] = (bool(environ), traced)
-        if traced: libc.ptrace(17, int(pid), None, None)
+        # One that starts a task becomes the task between these looks, and may be traced then.
+        same = STATE in open(f"/proc/{pid}/cmdline").read()
+        if same: seen[pid] = (bool(environ), traced)
+        if traced:
+            os.waitpid(int(pid), 0)
+            libc.ptrace(17, int(pid), None, None)
+            os.kill(int(pid), signal.SIGCONT)  # exec may have stopped it before the attachment did
 print(seen, flush=True)
 """
     spy = spy.replace("STATE", repr(nobody.config.state_dir))
