@@ -39,7 +39,7 @@ from resource_manager.engine.model.entities import (
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
-SCANNED_MAX = 50_000
+SCANNED_MAX = 10_000
 """How many requests are looked at for one page."""
 
 _Item = TypeVar("_Item")

@@ -13,7 +13,7 @@ last one stopped.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from resource_manager.engine.hosts.host import Host
@@ -250,15 +250,16 @@ class Search:
         wanted, index = self._scope.scheduling_class, self._scope.index
         version, log_length = wanted.searched
         cursor = wanted.cursors.get(self.tier)
-        again: Iterable[int] = ()
+        grown: list[int] = []
         if version == index.version:
-            self._frontier, again = len(index), set(index.grown[log_length:])
+            self._frontier, grown = len(index), index.grown[log_length:]
         elif cursor is not None and cursor.version == index.version:
             self._frontier = cursor.frontier
-            again = cursor.again.union(index.grown[cursor.log_length :])
-        self._again = sorted((at for at in again if at < self._frontier), reverse=True)
-        if len(self._again) > GROWN_CHECKED_ONE_BY_ONE and not self.topology:
-            self._frontier, self._again = self._again[-1], []
+            grown = [*cursor.again, *index.grown[cursor.log_length :]]
+        if len(grown) > GROWN_CHECKED_ONE_BY_ONE and not self.topology:
+            self._frontier = min(self._frontier, *grown)
+        else:
+            self._again = sorted({at for at in grown if at < self._frontier}, reverse=True)
         listed = self._scope.listed
         if listed is not None:
             listed = [at for at in listed if at >= self._frontier]

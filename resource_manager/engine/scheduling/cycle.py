@@ -54,6 +54,12 @@ gangs or resizes. They take some 40 us each, more than a check of a class.
 PLACED_MAX = 300
 """Requests that one cycle places, at most; a gang is placed whole."""
 
+FIRST_COST = 8
+"""The first request of a class in a cycle takes as long as this many further ones."""
+
+ROOM_COST = 20
+"""Finding a host with room for a class takes as long as this many moves."""
+
 LOOKED_AT_AGAIN_MAX = 16
 """Classes that are looked at again after something was placed, at most."""
 
@@ -121,6 +127,7 @@ class _Placement:
         self._placer = Placer(state.hosts, state.reservations)
         self._budget = _Budget(most, min(most, TRIES_MAX), moves, PLACED_MAX)
         self._unknown: dict[SchedulingClass, None] = {}  # whether a host has room
+        self._served: set[SchedulingClass] = set()
         self._set_aside: list[Request] = []
 
     def run(self) -> None:
@@ -144,9 +151,9 @@ class _Placement:
     def _look_for_room(self) -> None:
         """Fit: finds out for each class of the pass whether there is a host with room."""
         queue, placer, budget = self._queue, self._placer, self._budget
-        while budget.looks and budget.moves and (found := queue.next_class()) is not None:
+        while budget.looks and budget.moves > 0 and (found := queue.next_class()) is not None:
             if placer.has_room(found):
-                budget.moves -= max(1, queue.has_room(found, budget.moves))
+                budget.moves -= max(ROOM_COST, queue.has_room(found, budget.moves))
             else:
                 self._found_none(found)
                 # A failed check of a host's cpus costs as much as the check of a class.
@@ -165,7 +172,7 @@ class _Placement:
     def _serve_in_order(self) -> None:
         """Gives turns to job queues whose classes have room, gangs and resizes, in queue order."""
         queue, budget = self._queue, self._budget
-        while budget.tries and budget.moves and budget.placements > 0:
+        while budget.tries and budget.moves > 0 and budget.placements > 0:
             job_queue = queue.order.next_queue() if queue.fitting else None
             item = queue.order.next_non_batchable(job_queue)
             if item is not None:
@@ -212,6 +219,9 @@ class _Placement:
             self._budget.moves -= 1
             return
         count, elsewhere = self._placed_together(numbers[:most])
+        if scheduling_class not in self._served:
+            self._served.add(scheduling_class)
+            self._budget.placements -= FIRST_COST
         placed = 0
         for host_id, share in placer.place(scheduling_class, count, elsewhere):
             run = [state.requests.at(number) for number in islice(numbers, placed, placed + share)]

@@ -155,7 +155,7 @@ def test_jobs_that_end_and_are_deleted_together_share_the_steps() -> None:
 
 
 def test_a_decision_places_a_limited_number_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cycle, "PLACED_MAX", 7)
+    monkeypatch.setattr(cycle, "PLACED_MAX", 7 + cycle.FIRST_COST)
     monkeypatch.setattr(journal, "STEP_ROWS_MAX", 1_000)
     cluster = EngineCluster(jobs=("a", "b"))
     for job in ("a", "b"):
