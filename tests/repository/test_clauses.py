@@ -1,4 +1,4 @@
-"""The tables in docs/ name tests that exist, and at least one for every clause in the quick run."""
+"""The tables in docs/clauses name tests that exist, and at least one for every clause in the quick run."""
 
 import ast
 import functools
@@ -12,8 +12,8 @@ from tests.support.components import REPOSITORY
 TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 TABLES = {
-    "docs/fairness.md": [f"F{number}" for number in range(1, 21)],
-    "docs/cpus.md": [f"C{number}" for number in range(1, 68)],
+    "docs/clauses/fair-scheduling.md": [f"F{number}" for number in range(1, 21)],
+    "docs/clauses/cpu-orchestration.md": [f"C{number}" for number in range(1, 68)],
 }
 WITHOUT_COUNTERPART = {"C30", "C31", "C34", "C64", "C66"}
 """What is about the machinery of others; the table says so."""
@@ -21,10 +21,9 @@ WITHOUT_COUNTERPART = {"C30", "C31", "C34", "C64", "C66"}
 
 def _rows(page: str) -> dict[str, list[tuple[str, str]]]:
     text = (REPOSITORY / page).read_text(encoding="utf-8")
-    table = text.partition("## Clause by clause")[2]
     return {
         row[1]: TEST.findall(row[0])
-        for row in re.finditer(r"^\| ([A-Z]\d+) \|.*$", table, re.MULTILINE)
+        for row in re.finditer(r"^\| ([A-Z]\d+) \|.*$", text, re.MULTILINE)
     }
 
 

@@ -12,7 +12,7 @@ Threads that took more than `LONG_FACTOR` times the median count as the second k
 are few (`LONG_SHARE_MAX`). Threads of about a second or less mostly consist of overhead (carving a
 slot, starting a process, reporting), so the advice does not go there.
 
-The target comes from the paper in docs/fairness.md: the great majority of threads under two
+The target comes from the paper in docs/fairness-theory.md: the great majority of threads under two
 minutes, which typically takes 200 to 1,000 threads.
 """
 

@@ -201,7 +201,7 @@ def test_a_figure_reads_as_text_and_as_data(results: dict[str, FigureResult]) ->
 
 
 def test_the_page_shows_these_very_figures(results: dict[str, FigureResult]) -> None:
-    page = (REPOSITORY / "docs/fairness.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs/fairness-theory.md").read_text(encoding="utf-8")
     assert comparison_text(results) in page
     for name, result in results.items():
         picture = result.picture
