@@ -1,4 +1,4 @@
-"""The tables in docs/clauses name tests that exist, and at least one for every clause in the quick run."""
+"""Tables of clauses in docs name existing tests, at least one per clause in the quick run."""
 
 import ast
 import functools
