@@ -122,7 +122,7 @@ def executor(number: int, address: str) -> Executor:
         isolation=ISOLATION,
         boot_id=new_id(),
         protocol_version="1.0",
-        software_version="0.1.0",
+        software_version="0.2.0",
     )
     return Executor(registration, registration_number=1, first_seen_time_ms=TIME_MS)
 

@@ -64,7 +64,7 @@ def registration(number: int, slots: list[Slot]) -> rm_pb2.RegisterExecutorReque
             slots=[_status(slot, isolation) for slot in slots],
         ),
         protocol_version="1.0",
-        software_version="0.1.0",
+        software_version="0.2.0",
         isolation=isolation,
         shared_cpus="0-63",
     )

@@ -131,7 +131,7 @@ def executor(executor_id: str = "host-a", **changes: Any) -> Executor:
         isolation=Isolation(driver="v2"),
         boot_id="boot-1",
         protocol_version="1.0",
-        software_version="0.1.0",
+        software_version="0.2.0",
         provided_as="small",
         host_cpus='{"slot_cpus":"0-7"}',
     )

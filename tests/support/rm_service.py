@@ -194,7 +194,7 @@ class ScriptedExecutor(_Servicer):
             labels=self.labels,
             report=self.report(),
             protocol_version="1.0",
-            software_version="0.1.0",
+            software_version="0.2.0",
             isolation=resources_pb2.IsolationReport(cpu="quota", driver="v1"),
             shared_cpus="0-3",
         )
