@@ -164,11 +164,11 @@ def _of_jobs(result: FigureResult) -> Sequence[str]:
 
 
 def _of_choice(choice: Choice) -> Sequence[str]:
-    groups = ", ".join(f"{name} {tally:g}" for name, tally in sorted(choice.groups.items()))
-    jobs = ", ".join(f"{name} {tally:g}" for name, tally in sorted(choice.jobs.items()))
+    groups = ", ".join(f"{name} {value:g}" for name, value in sorted(choice.groups.items()))
+    jobs = ", ".join(f"{name} {value:g}" for name, value in sorted(choice.jobs.items()))
     return [
         f"At {choice.at_s:g} s {choice.lane} is free, and {choice.served} is served.",
-        f"Service by weight: {groups} (groups); {jobs} (jobs).",
+        f"Virtual times: {groups} (groups); {jobs} (jobs).",
     ]
 
 

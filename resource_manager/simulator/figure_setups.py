@@ -174,7 +174,7 @@ _HISTORY = (
     _default(1, 40, 40, 15.75, 6.25, 30, 30, 30),
     _default(2, 45, 56.5, 30, 30, 30),
 )
-_HISTORY_SAYS = "the history that leads to these tallies, with two threads of capacity"
+_HISTORY_SAYS = "the history that leads to these virtual times, with two threads of capacity"
 
 
 def _choices() -> list[SetUp]:
@@ -209,7 +209,8 @@ def _choices() -> list[SetUp]:
             ),
             (1.0, 1.0),
             says="MED1 has received 808, its group of weight 4 counts 202 = 808 / 4",
-            assumed="the tallies of Figure 3-7 for DEFAULT1 and DEFAULT2, so 201.5 for their group;"
+            assumed="the virtual times of Figure 3-7 for DEFAULT1 and DEFAULT2, so 201.5 for their"
+            " group;"
             f" {_HISTORY_SAYS}",
             fairness=SEED_MEASURE,
             looked_at_ms=504_750,

@@ -163,7 +163,7 @@ class Account:
 class ShareGap:
     """How far a run was from the ideal schedule, over windows of `window_ms`.
 
-    `error` is the fraction of all service that went to other groups than in the ideal schedule:
+    `error` is the fraction of all usage that went to other groups than in the ideal schedule:
     half the sum of absolute differences, over the sum received, of all windows in which requests
     waited.
     """

@@ -18,7 +18,7 @@ from resource_manager.simulator.replay import GroupResult, Outcome, Plan
 from resource_manager.simulator.traces.jobs import Workload
 
 GROUPS_SHOWN = 12
-"""Number of groups in the tables for people; those with most service come first."""
+"""Number of groups in the tables for people; those with most usage come first."""
 
 Data = dict[str, Any]
 
@@ -219,7 +219,7 @@ def _groups(policy: Data) -> str:
         ]
         for group in groups[:GROUPS_SHOWN]
     ]
-    headings = ["group", "weight", "jobs", "service", "due", "wait", "longest wait", "slowdown"]
+    headings = ["group", "weight", "jobs", "usage", "due", "wait", "longest wait", "slowdown"]
     text = f"{policy['policy']}, by group:\n\n{table_text(headings, rows)}"
     left = len(groups) - len(rows)
     return f"{text}\nand {left} more" if left else text

@@ -161,7 +161,7 @@ EXECUTOR = types.ExecutorStatus(
     labels={"zone": "a"},
     default_slot_profile=SMALL,
     isolation=ENFORCED,
-    software_version="0.1.0",
+    software_version="0.2.0",
     shared_cpus="0-1",
 )
 JOB = types.JobStatus(
@@ -234,7 +234,7 @@ EVENT = types.ClusterEvent(
 )
 INFO = types.ClusterInfo(
     rm_epoch=5,
-    software_version="0.1.0",
+    software_version="0.2.0",
     protocol_version="1.0",
     start_time=MOMENT,
     total=EXECUTOR.total,
@@ -288,7 +288,7 @@ EXPLANATION = Explanation(
             position=2,
             backlogged=2,
             ahead=(FlowStatus("medium", False, "", 4.0, 412.0, 103.0, 8, 60, False),),
-            summary="group default is served after group medium: its tally 412.0 share-seconds",
+            summary="group default is served after group medium: its virtual time is 412.0",
         ),
     ),
     limits=(GroupLimit("nightly", "cpu_milli", 7500, 64_000, 8000),),

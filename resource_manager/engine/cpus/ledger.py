@@ -385,7 +385,7 @@ class CpuLedger:
         recounted = self.scratch()
         recounted._recount()
         found += [
-            f"the tally {name} of the cpus is not that of their holders"
+            f"the count {name} of the cpus does not match their holders"
             for name in _COUNTERS
             if getattr(recounted, name) != getattr(self, name)
         ]

@@ -121,17 +121,17 @@ def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], uni
     next_after = min(
         (each for each in others if each[0] >= own), default=None, key=lambda each: each[0]
     )
-    told = _tally(tree, flow, jobs)
-    ahead = tuple(_tally(tree, each, jobs) for _, each in first)
-    follower = _tally(tree, next_after[1], jobs) if next_after is not None else None
+    compared = _compared(tree, flow, jobs)
+    ahead = tuple(_compared(tree, each, jobs) for _, each in first)
+    follower = _compared(tree, next_after[1], jobs) if next_after is not None else None
     return Step(
         group=parent.name,
-        flow=told,
+        flow=compared,
         position=len(before) + 1,
         backlogged=len(others) + 1,
         ahead=ahead,
         summary=_sentence(
-            told,
+            compared,
             (parent.name, len(before), len(others) + 1),
             ahead[0] if ahead else None,
             follower,
@@ -140,7 +140,7 @@ def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], uni
     )
 
 
-def _tally(tree: FlowTree, flow: Flow, jobs: Mapping[str, Job]) -> ComparedFlow:
+def _compared(tree: FlowTree, flow: Flow, jobs: Mapping[str, Job]) -> ComparedFlow:
     parts = tree.usage(flow)
     is_job = flow.children is None
     job = jobs.get(flow.name) if is_job else None
@@ -188,32 +188,33 @@ def _sentence(
 
 
 def _own_text(flow: ComparedFlow, other: ComparedFlow | None, unit: str) -> str:
-    """Says what a flow is compared by, and how that adds up."""
+    """Describes the virtual time of a flow, and the usage and weight that it is made of."""
     if flow.minimum_reached is not None:
         return f"it has {_percent(flow.minimum_reached)} of its guaranteed minimum"
     digits = _digits(flow.tally, other.tally) if other is not None else 1
-    parts = [f"{flow.service:.{digits}f} received"]
+    parts = [f"{flow.service:.{digits}f} so far"]
     if flow.raised > _SMALL:
         parts.append(f"{flow.raised:.{digits}f} added when it began to wait")
     if flow.lookahead > _SMALL:
-        parts.append(f"{flow.lookahead:.{digits}f} for {_slots(flow.running)}")
-    whence = f" ({', '.join(parts)})" if len(parts) > 1 else ""
-    total, weight = flow.service + flow.raised + flow.lookahead, flow.weight
-    result = "" if weight == 1 else f" is {flow.tally:.{digits}f}"
-    return f"its tally {total:.{digits}f} {unit}{whence} / weight {weight:.10g}{result}"
+        parts.append(f"{flow.lookahead:.{digits}f} expected from {_slots(flow.running)}")
+    split = f"; of this {', '.join(parts)}" if len(parts) > 1 else ""
+    total = flow.service + flow.raised + flow.lookahead
+    usage = f"usage {total:.{digits}f} {unit} / weight {flow.weight:.10g}{split}"
+    return f"its virtual time is {flow.tally:.{digits}f} ({usage})"
 
 
 def _against_text(flow: ComparedFlow, other: ComparedFlow) -> str:
-    """Says what another flow is compared by."""
+    """Describes what another flow is compared by."""
     if other.minimum_reached is not None:
         return f"{_percent(other.minimum_reached)} of the guaranteed minimum of {other.title}"
     if flow.minimum_reached is not None:
         return f"{other.title}, whose minimum is reached or which has none"
     digits = _digits(flow.tally, other.tally)
     total = other.service + other.raised + other.lookahead
-    whence = "" if other.weight == 1 else f" ({total:.{digits}f} / weight {other.weight:.10g})"
-    tied = " (of equals, whoever has waited for longer)" if flow.tally == other.tally else ""
-    return f"{other.tally:.{digits}f}{whence} of {other.title}{tied}"
+    usage = "" if other.weight == 1 else f" (usage {total:.{digits}f} / weight {other.weight:.10g})"
+    tied = flow.tally == other.tally
+    order = "; of equals, the one that has waited longest is first" if tied else ""
+    return f"{other.tally:.{digits}f}{usage} of {other.title}{order}"
 
 
 def _digits(one: float, other: float) -> int:
@@ -229,7 +230,7 @@ def _percent(millionths: int) -> str:
 
 
 def _slots(count: int) -> str:
-    return f"{count} slot that runs" if count == 1 else f"{count} slots that run"
+    return f"{count} running slot" if count == 1 else f"{count} running slots"
 
 
 def advise_threads(

@@ -122,11 +122,13 @@ async def test_both_steps_of_the_choice_are_explained(tmp_path: Path) -> None:
         first, second = found.steps
         assert (first.position, first.backlogged) == (2, 2)
         assert [each.name for each in first.ahead] == ["medium"]
-        assert first.summary.startswith("group default is served after group medium: its tally ")
+        assert first.summary.startswith(
+            "group default is served after group medium: its virtual time is "
+        )
         assert second.flow.job_name == "nightly"
         assert second.summary.startswith(
             f"job nightly ({small.job_id}) is the only one of group default that has work waiting:"
-            " its tally "
+            " its virtual time is "
         )
 
 

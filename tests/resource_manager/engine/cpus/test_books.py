@@ -159,7 +159,7 @@ def test_a_tally_that_drifted_is_found() -> None:
     its = books()
     its.add(FIRST, own("0,8"))
     its.pinned |= cpus("1")
-    assert its.problems() == ["the tally pinned of the cpus is not that of their holders"]
+    assert its.problems() == ["the count pinned of the cpus does not match their holders"]
 
 
 def test_a_scratch_copy_and_an_empty_one_change_nothing() -> None:

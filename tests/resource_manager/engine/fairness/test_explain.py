@@ -46,20 +46,20 @@ def test_the_group_comes_first_and_then_the_job() -> None:
     assert (first.group, first.position, first.backlogged) == ("", 2, 3)
     assert [each.name for each in first.ahead] == ["medium"]
     assert first.summary == (
-        "group default is served after group medium: its tally 412.0 share-seconds / weight 1,"
-        " against 103.0 (412.0 / weight 4) of group medium; it is number 2 of 3 that have work"
-        " waiting"
+        "group default is served after group medium: its virtual time is 412.0 (usage 412.0"
+        " share-seconds / weight 1), against 103.0 (usage 412.0 / weight 4) of group medium;"
+        " it is number 2 of 3 that have work waiting"
     )
     assert second.summary == (
-        "job a is served after job b: its tally 412.0 share-seconds / weight 1, against 0.0 of"
-        " job b; it is number 2 of 2 that have work waiting"
+        "job a is served after job b: its virtual time is 412.0 (usage 412.0 share-seconds /"
+        " weight 1), against 0.0 of job b; it is number 2 of 2 that have work waiting"
     )
     assert told(made, "m")[0].summary == (
-        "group medium is served next, of 3 that have work waiting: its tally 412.0 share-seconds /"
-        " weight 4 is 103.0, against 412.0 of group default"
+        "group medium is served next, of 3 that have work waiting: its virtual time is 103.0"
+        " (usage 412.0 share-seconds / weight 4), against 412.0 of group default"
     )
     assert told(made, "l")[0].summary.startswith(
-        "group low is served after group medium and 1 more: its tally 500.0 share-seconds"
+        "group low is served after group medium and 1 more: its virtual time is 500.0 (usage"
     )
 
 
@@ -68,20 +68,23 @@ def test_numbers_have_as_many_digits_as_it_takes_to_tell_them_apart() -> None:
     received(made, "a", 0.12)
     received(made, "b", 0.1234)
     (_, second) = told(made, "b")
-    assert "its tally 0.123 share-seconds / weight 1, against 0.120 of job a" in second.summary
+    assert (
+        "its virtual time is 0.123 (usage 0.123 share-seconds / weight 1), against 0.120 of job a"
+    ) in second.summary
 
 
-def test_what_a_tally_is_made_of_is_said_where_it_is_more_than_service() -> None:
+def test_the_sentence_splits_usage_into_past_and_expected() -> None:
     made = tree(lookahead_ms=30_000)
     made.place("a", CORE, 2, 0.25)
     made.advance(10_000)
     (_, second) = told(made, "a")
     assert (
-        "its tally 20.0 share-seconds (5.0 received, 15.0 for 2 slots that run)" in second.summary
+        "its virtual time is 20.0 (usage 20.0 share-seconds / weight 1; of this 5.0 so far, 15.0"
+        " expected from 2 running slots)" in second.summary
     )
 
 
-def test_a_minimum_that_is_not_reached_comes_before_all_tallies() -> None:
+def test_a_minimum_that_is_not_reached_comes_before_virtual_time() -> None:
     made = tree()
     made.put_group("low", "", weight=1.0, limits=({}, {"cpu_milli": 4_000}))
     received(made, "a", 1.0)
@@ -98,11 +101,11 @@ def test_a_minimum_that_is_not_reached_comes_before_all_tallies() -> None:
     assert told(made, "m")[0].ahead[0].minimum_reached == 250_000
 
 
-def test_of_equals_whoever_has_waited_for_longer_comes_first_and_that_is_said() -> None:
+def test_of_equals_the_one_that_has_waited_longest_is_first() -> None:
     made = tree()
     (_, second) = told(made, "b")
     assert second.summary.endswith(
-        "against 0.0 of job a (of equals, whoever has waited for longer);"
+        "against 0.0 of job a; of equals, the one that has waited longest is first;"
         " it is number 2 of 2 that have work waiting"
     )
 
