@@ -3,10 +3,10 @@
     python -m bench.batch [--threads 100000] [--slots 1000] [--seconds 0.5] [--folder DIR]
         [--results] [--profile]
 
-The cluster is a few lines in this process that grant, agree to reuse and end tasks after so many
-seconds; the state file is real, on disk, with every commit synced. Prints CPU time of this process
-per thread (with the few lines of the cluster, all of them), threads per second, the growth of its
-memory, its open files and its state file.
+The cluster is a few lines in this process that grant, agree to reuse and end tasks after a number
+of seconds; the state file is real, on disk, with every commit synced. Prints CPU time of this
+process per thread (with the few lines of the cluster, all of them), threads per second, the growth
+of its memory, its open files and its state file.
 """
 
 from __future__ import annotations

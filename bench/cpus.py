@@ -9,7 +9,7 @@ of this process per decision, for slots of 2 to 200 cpus, those that do not fit 
 
 - choice of cpus: `take` alone, by bind policy and NUMA strategy;
 - whole decision: `assign`, from a request and the ledger of the host to an assignment or a refusal,
-  by NUMA alignment policy; "shared pool" is a slot without cpus of its own;
+  by NUMA alignment policy; "shared pool" is a slot without dedicated cpus;
 - first decision of a kind: the same when nothing is known yet of what the empty host could do,
   which is kept for all hosts that are alike.
 

@@ -17,7 +17,7 @@ Prints, as CPU time of this process, for each strategy:
 Both passes go through the same function (`Placer.place`). "hosts used" is after the pass.
 
 The workload is the one of `gen_workload` below (N equal hosts of 16 cores and 64 GiB with a pool
-per memory part, 24 slot profiles, jobs of 5 to 100 slots over 2 to 5 of them), made anew from a
+per memory part, 24 slot profiles, jobs of 5 to 100 slots over 2 to 5 of them), made from a
 fixed seed, or read from a file of the same format ("finegrain-wl-1").
 """
 

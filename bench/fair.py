@@ -3,15 +3,15 @@
     python -m bench.fair [--groups 1000] [--jobs 100] [--requests 1000] [--hosts 1000]
         [--decisions 2000] [--order fair] [--shapes 1 --shapes 10] [--alone 100000] [--profile]
 
-Each group has so many jobs, and each job waits with a range of so many requests. Executors are
-virtual and agree with every order at once. Prints CPU time of this process, for one shape that
-everybody asks for, and for ten of which each job asks for one:
+Each group has the same number of jobs, and each job waits with a range of requests. Executors are
+virtual and agree with every order at once. Prints CPU time of this process, for one slot profile
+that all jobs request, and for ten of which each job requests one:
 
 - take in: all jobs with their ranges;
 - burst: one pass that fills the empty cluster, per slot;
 - steady: the cluster is full. One slot ends, one is placed, and time passes in between. "choose and
   place" is `place_waiting`: what becomes of the slots before and after that is shown apart;
-- side by side: so many requests of one job, then of 2 and of 10 jobs, placed in one pass.
+- side by side: `--alone` requests of one job, then of 2 and of 10 jobs, placed in one pass.
 
 Half of the groups have other weights than 1.
 """
@@ -208,7 +208,7 @@ def run_steady(bench: FairBench, options: argparse.Namespace) -> None:
 
 
 def run_side_by_side(options: argparse.Namespace) -> None:
-    """So many requests in all, of ever more jobs."""
+    """Places the same number of requests, from more and more jobs."""
     print(f"{options.alone:,} requests of one job, and of several side by side")
     alone = 0.0
     for order in ("arrival", "fair"):

@@ -6,9 +6,9 @@
 Real processes: a resource manager; a job master that asks for `--requests` slots that fit nowhere,
 in large calls, many of them in parallel, and has streams open that it never reads; and light
 executors that send signs of life, with another job that asks for one slot at a time, waits for the
-grant, and gives it back. The flooder waits as long as it is told to when it is refused; `--rude`:
-it does not. Figures are the time from the other job's request to its grant, without and with the
-flood, and while the flooder's job ends, and the memory of the resource manager.
+grant, and gives it back. The flooder waits as long as the error asks for when it is refused;
+`--rude`: it does not. Figures are the time from the other job's request to its grant, without and
+with the flood, and while the flooder's job ends, and the memory of the resource manager.
 """
 
 from __future__ import annotations

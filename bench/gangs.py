@@ -7,7 +7,7 @@ Prints, as CPU time of this process, for each size of the cluster (hosts in rack
 the workload of `bench.engine`, seventeen slots a host):
 
 - a gang of 4 arrives, until its commands are written, by placement; each is released again;
-- so many gangs of different kinds come that do not fit (8 to 40 members of most of a host each):
+- gangs of different kinds come that do not fit (8 to 40 members of most of a host each):
   taking them in, with the question whether they could ever fit, and the first decision;
 - a slot is released and its host grows: the decision that passes by all of them, since none could
   have a member there; and a host that is emptied, which the first gang that fits takes;

@@ -192,7 +192,7 @@ class LightCluster:
         await self._stack.aclose()
 
     async def register(self, count: int) -> None:
-        """Registers so many executors."""
+        """Registers `count` executors."""
         named = [LightExecutor(f"host-{n:05d}") for n in range(count)]
         self.executors.update({each.executor_id: each for each in named})
         for start in range(0, count, 100):
@@ -250,13 +250,13 @@ class LightCluster:
         return job
 
     async def slots(self) -> int:
-        """Slots on the books."""
+        """Returns how many slots the resource manager knows."""
         answer = await self._cluster.GetCluster(cluster_pb2.GetClusterRequest())
         return int(answer.slots)
 
     async def until_empty(self) -> None:
-        """Returns when no slot is on the books any more."""
-        while await self.slots():  # noqa: ASYNC110  -- the books are in another process
+        """Returns when the resource manager knows no slot any more."""
+        while await self.slots():  # noqa: ASYNC110  -- the state is in another process
             await asyncio.sleep(POLL_S)
 
 
@@ -297,7 +297,7 @@ class LightJob:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _followed(self, work: Coroutine[Any, Any, None]) -> None:
-        """Whoever waits learns of a failure instead of waiting for ever."""
+        """Reports a failure to those that wait, which would wait indefinitely otherwise."""
         try:
             await work
         except Exception as error:
@@ -325,7 +325,7 @@ class LightJob:
             )
 
     async def live(self, ids: Sequence[str], profile: resources_pb2.ResourceProfile) -> None:
-        """One batch: asked for, granted, given back, and its end heard of."""
+        """Runs one batch: requested, granted, given back, and its end received."""
         await self.ask(ids, profile)
         await self.give_back(ids)
 

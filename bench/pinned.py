@@ -1,4 +1,4 @@
-"""Measures what it costs to place slots with cpus of their own: no database, no RPC, virtual
+"""Measures what it costs to place slots with dedicated cpus: no database, no RPC, virtual
 executors that always agree.
 
     python -m bench.pinned [--hosts 1000 --hosts 10000] [--strict 0] [--slots 300]
@@ -14,7 +14,7 @@ number of hosts, as CPU time of this process per slot, from the call to having w
   leaves all hosts: the first look, and what it costs that a slot goes, with the look that follows;
 - what a request costs to refuse that no host would suit even when empty.
 
-`--strict N` lets N hosts align everybody; whoever asks for amounts alone is asked for there too.
+`--strict N` lets N hosts align all slots; requests for amounts alone are then placed there too.
 """
 
 from __future__ import annotations

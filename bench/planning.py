@@ -55,7 +55,7 @@ def _capacity(total: dict[str, int]) -> Capacity:
 def backlog(
     requests: int, different: int, shapes: list[Supply], chance: random.Random, cpus_max: float = 4
 ) -> Backlog:
-    """Requests of so many kinds in random order."""
+    """Makes requests of several kinds in random order."""
     demands = []
     for _ in range(different):
         amounts = {

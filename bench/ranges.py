@@ -1,4 +1,4 @@
-"""What a range of very many requests costs: asked for, waiting, read anew, and run through.
+"""What a range of very many requests costs: requested, waiting, read again, and run through.
 
     .venv/bin/python -m bench.ranges [--members 1000000] [--through 100000] [--running 5000]
         [--json]
@@ -82,7 +82,7 @@ class Through:
     cpu_us: float = 0.0  # of the engine, per member, from placing to giving back
     commit_cpu_us: float = 0.0
     bytes_per_running: float = 0.0  # that Python has taken more, at half time
-    bytes_after: int = 0  # likewise, when all that ran have ended
+    bytes_after: int = 0  # the same, when all that ran have ended
     requests_after: int = 0
     rows_after: int = 0
     row_bytes_max: int = 0  # of the part with most disorder, at half time
@@ -151,7 +151,7 @@ class Bench:
         self.cluster.store = self.counting  # type: ignore[assignment]
 
     def ask(self, first: int, count: int) -> None:
-        """So many members in one call."""
+        """Requests `count` members in one call."""
         spec = RangeSpec(RequestSpec("r", PROFILE, allow_pending=True), first, count)
         (outcome,) = self.cluster.submit(spec)
         assert not outcome.reason, outcome.message
@@ -212,7 +212,7 @@ def asked(members: int, calls: int) -> Asked:
 
 
 def restored_ms(members: int) -> float:
-    """CPU time until the books are read, from the store to the queue."""
+    """CPU time until the state is read, from the store to the queue."""
     with database() as (store, _path):
         bench = Bench(store)
         bench.ask(0, members)
@@ -226,7 +226,7 @@ def _read_ms(store: Store) -> float:
 
 
 def through(members: int, count: int, running: int) -> Through:
-    """Lets so many run through; time and bytes are counted apart."""
+    """Lets `count` members run through; time and bytes are counted apart."""
     figures = Through(count, running)
     for counted in (False, True):
         with database() as (store, path):

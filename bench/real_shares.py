@@ -4,8 +4,8 @@
 
 A resource manager and one executor with two cores, divided into slots of equal size. MED1 (group
 medium, weight 4), DEFAULT1 and DEFAULT2 (group default, weight 1) each have far more threads of
-work than there are slots; a thread burns some cpu time and ends. All of them stand in line before
-the executor takes its first slot: whoever came alone would have all of it, and be charged. After
+work than there are slots; a thread burns some cpu time and ends. All of them are queued before the
+executor takes its first slot: a job that came alone would get all of it, and it would count. After
 `--seconds` DEFAULT2 is cancelled, as long after that MED1, and as long after that DEFAULT1: three
 phases, in which weights entitle to 8:1:1, to 8:2 and to all of it.
 

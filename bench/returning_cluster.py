@@ -1,10 +1,10 @@
-"""Executors that come back to a resource manager that was started anew, all at once, in a process
+"""Executors that come back to a resource manager that was started again, all at once, in a process
 of their own; for benchmarks.
 
-Each has a connection of its own. It reports as it would have anyway, is told to register again,
+Each has a connection of its own. It reports as it would have anyway, must register again,
 does so with its topology and its slots, and then sends a sign of life every `REPORT_INTERVAL_S`.
-Nothing is carved and nobody listens: the books give no orders to executors whose slots are as they
-should be.
+Nothing is carved and no client listens: the resource manager sends no commands to executors whose
+slots are as they should be.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def registration(number: int, slots: list[Slot]) -> rm_pb2.RegisterExecutorReque
     return rm_pb2.RegisterExecutorRequest(
         executor_id=filled_books.host_id(number),
         instance_id=filled_books.instance_id(number),
-        address="127.0.0.1:9",  # nobody calls
+        address="127.0.0.1:9",  # no client calls
         total=amounts_to_proto(TOTAL),
         reserved=amounts_to_proto({"memory_bytes": 4 * GIB}),
         default_slot_profile=profile_to_proto(PROFILES[0]),

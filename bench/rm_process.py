@@ -103,7 +103,7 @@ class RmProcess:
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on."""
+    """Returns a loopback port that no process listens on."""
     import socket
 
     with socket.socket() as probe:

@@ -80,7 +80,7 @@ class Figure:
     p99_ms: float
 
 
-# Servicers here answer the one call that is measured: hence the ignored abstract methods below.
+# Servicers here answer the one call that is measured, so abstract methods are ignored below.
 
 
 def serve_blocking(ready: Connection) -> None:
@@ -115,7 +115,7 @@ def serve_asyncio(ready: Connection, *, guarded: bool) -> None:
 
 
 def answer_cpu(ready: Connection) -> None:
-    """Says how much CPU time was used whenever asked; returns when told to end."""
+    """Reports the CPU time used, on each request, until it receives another message."""
     while ready.recv() == "cpu":
         ready.send(time.process_time())
 

@@ -88,7 +88,7 @@ class StoppableManager:
 
     @property
     def pid(self) -> int:
-        """Of the process, also after it began anew."""
+        """Of the process, also after a restart."""
         assert self.process is not None
         return self.process.pid
 

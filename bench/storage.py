@@ -100,7 +100,7 @@ class Workload:
 
 
 def measure(store: Store, name: str, size: int, seconds: float) -> Measured:
-    """Commits batches of `size` rows for so long; making them is not timed."""
+    """Commits batches of `size` rows for `seconds`; making them is not timed."""
     workload = Workload()
     store.commit(Changes(jobs=[workload.job]))
     store.commit(workload.batch(size))

@@ -72,7 +72,7 @@ else:
     _Servicer = TaskExecutorServiceServicer
 
 
-# Executors that follow as real ones do, and remember what they were told.
+# Executors that follow as real ones do, and remember what they received.
 
 
 class Executors(_Servicer):
@@ -239,7 +239,7 @@ class Outcome:
 
 
 class Books:
-    """The database as somebody else sees it."""
+    """The database as another process sees it."""
 
     def __init__(self, leadership: Callable[[], tuple[int, str]]) -> None:
         self.leadership = leadership

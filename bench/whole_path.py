@@ -9,7 +9,7 @@ plays the executors and the job masters over real gRPC (`light_cluster.py`), and
 shown beside. PostgreSQL is started here unless a URL is given.
 
 1. throughput: `--jobs` job masters live through batches of `--batch` slots, one after the other,
-   until `--slots` slots have lived; the clock stops when the books are empty.
+   until `--slots` slots have lived; the clock stops when no slot is left.
 2. latency: `--single` slots, one at a time; from the call to the event "granted" on the stream.
 3. heartbeats: `--heartbeats` executors that report every 5 s for `--seconds`.
 
@@ -61,7 +61,7 @@ class Result:
 
 
 class Database:
-    """Where the books are kept: a fresh one each time."""
+    """The database: a fresh one each time."""
 
     def __init__(self, name: str, server: PostgresqlServer | None) -> None:
         self.name = name
@@ -88,7 +88,7 @@ class Database:
 
 @dataclass
 class Meter:
-    """Times between two moments, of everybody involved."""
+    """Measures CPU time between two moments, of all processes involved."""
 
     rm_pid: int
     database: Database
@@ -175,7 +175,7 @@ async def address_of(state_dir: Path) -> str:
 
 
 async def throughput(database: Database, arguments: argparse.Namespace) -> Result:
-    """Many slots in batches, from the first call until the books are empty."""
+    """Many slots in batches, from the first call until no slot is left."""
     async with running(database) as (cluster, meter):
         await cluster.register(arguments.executors)
         jobs = [await cluster.job() for _ in range(arguments.jobs)]

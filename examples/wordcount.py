@@ -40,7 +40,7 @@ async def count_words(cluster: fg.Cluster, files: Sequence[Path], *, slots: int)
     """Word frequencies of all files.
 
     Raises:
-        fg.RequestRejected: no executor could ever host such a slot.
+        fg.RequestRejected: no executor could ever host the slot.
         fg.TaskFailed: a command failed; its standard error is in the message.
     """
     todo: asyncio.Queue[Path] = asyncio.Queue()

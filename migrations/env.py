@@ -15,7 +15,8 @@ from resource_manager.storage.tables import metadata
 def run(connection: Connection) -> None:
     """Runs all migrations in one transaction.
 
-    SQLite's DDL is transactional, but Alembic assumes that it is not; hence `transactional_ddl`.
+    SQLite's DDL is transactional, but Alembic assumes that it is not.
+    `transactional_ddl` corrects this.
     """
     context.configure(connection=connection, target_metadata=metadata, transactional_ddl=True)
     with context.begin_transaction():

@@ -261,7 +261,7 @@ def cpus_from_text(text: str, field: str) -> CpuSet:
     """Reads a list of cpus or nodes, and checks its length.
 
     Raises:
-        InvalidArgument: it is not such a list, or too long.
+        InvalidArgument: it is not a list of numbers, or too long.
     """
     return CpuSet.parse(check_cpu_list(text, field), field)
 

@@ -66,7 +66,7 @@ class _ProvidedExecutorStateEnumTypeWrapper(google.protobuf.internal.enum_type_w
     PROVIDED_EXECUTOR_STATE_UNSPECIFIED: _ProvidedExecutorState.ValueType  # 0
     """Never sent."""
     PROVIDED_EXECUTOR_STATE_ASKED: _ProvidedExecutorState.ValueType  # 1
-    """The RM has told its provider to start it."""
+    """The RM has requested it from its provider."""
     PROVIDED_EXECUTOR_STATE_STARTED: _ProvidedExecutorState.ValueType  # 2
     """Its provider has started it; it has not registered yet."""
     PROVIDED_EXECUTOR_STATE_REGISTERED: _ProvidedExecutorState.ValueType  # 3
@@ -80,7 +80,7 @@ class ProvidedExecutorState(_ProvidedExecutorState, metaclass=_ProvidedExecutorS
 PROVIDED_EXECUTOR_STATE_UNSPECIFIED: ProvidedExecutorState.ValueType  # 0
 """Never sent."""
 PROVIDED_EXECUTOR_STATE_ASKED: ProvidedExecutorState.ValueType  # 1
-"""The RM has told its provider to start it."""
+"""The RM has requested it from its provider."""
 PROVIDED_EXECUTOR_STATE_STARTED: ProvidedExecutorState.ValueType  # 2
 """Its provider has started it; it has not registered yet."""
 PROVIDED_EXECUTOR_STATE_REGISTERED: ProvidedExecutorState.ValueType  # 3
@@ -162,7 +162,7 @@ class ExecutorStatus(google.protobuf.message.Message):
     """Cpus of the shared pool, as a cpu list."""
     unreachable_reason: builtins.str
     """Why the RM cannot dial the executor although it reports, with what to do; empty: the RM can dial it. The RM places
-    no new slots on such an executor and keeps trying to dial it. Once dialling works, the RM uses it again.
+    no new slots on this executor and keeps trying to dial it. Once dialling works, the RM uses it again.
     """
     provided_as: builtins.str
     """The executor shape that a provider started it from; empty: no provider did, and it is never given back."""
@@ -1227,7 +1227,7 @@ class ExecutorShape(google.protobuf.message.Message):
     """The last failure, for people."""
     @property
     def total(self) -> finegrain.v1.resources_pb2.ResourceAmounts:
-        """What such an executor has for slots."""
+        """What one executor has for slots."""
 
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:

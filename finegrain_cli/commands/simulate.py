@@ -108,7 +108,9 @@ def trace(
     starvation_timeout: Annotated[
         str,
         typer.Option(
-            "--starvation-timeout", help="Reserve capacity for a request passed over for this long."
+            "--starvation-timeout",
+            help="Reserve capacity for a request that has waited this long while others were "
+            "placed.",
         ),
     ] = "5m",
     reservations_max: Annotated[
@@ -121,7 +123,7 @@ def trace(
             min=0,
             max=1,
             help="Fraction of any resource for all reservations, except that of the request "
-            "passed over longest.",
+            "starved longest.",
         ),
     ] = 0.1,
     json_file: Annotated[

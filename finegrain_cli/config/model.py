@@ -263,7 +263,8 @@ class FairnessSection(Section):
     starvation_timeout: Duration = Field(
         _FAIRNESS.starvation_timeout_ms,
         ge=1_000,
-        description="reserve capacity for a request that was passed over for this long",
+        description="reserve capacity for a request that has waited this long while others "
+        "were placed",
     )
     starvation_placements: int = Field(
         _FAIRNESS.starvation_placements,
@@ -278,7 +279,7 @@ class FairnessSection(Section):
         ge=0,
         le=1,
         description="fraction of any resource of the cluster that all reservations together may "
-        "hold, without that of the request passed over longest; 1: all of it",
+        "hold, without that of the request starved longest; 1: all of it",
     )
     usage_interval: Duration = Field(
         _FAIRNESS.usage_interval_ms,

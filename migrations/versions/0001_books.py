@@ -1,4 +1,4 @@
-"""The books: jobs, requests, slots, executors, their logs, and who leads.
+"""The state: jobs, requests, slots, executors, their logs, and which process leads.
 
 Forward only. Never edited once released.
 """

@@ -1,4 +1,4 @@
-"""The leader's address, so that those who reach a standby are told where to go.
+"""The leader's address, so that a standby can refer its callers to the leader.
 
 Forward only. Never edited once released.
 """
@@ -13,7 +13,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add `leadership.address`; empty until somebody leads."""
+    """Add `leadership.address`; empty until a process leads."""
     op.add_column(
         "leadership", sa.Column("address", sa.Text(), nullable=False, server_default=sa.text("''"))
     )

@@ -85,7 +85,7 @@ class ProviderContext:
 class ReadShape:
     """A provider's own table of a shape, as its kind decoded it.
 
-    `total`: the capacity of such an executor, if the provider determines it instead of the
+    `total`: the capacity of one executor, if the provider determines it instead of the
     operator. `count_max`: the maximum number that can exist at a time; 0: no limit.
     """
 

@@ -145,7 +145,7 @@ def prepare_tokens(options: ResourceManagerOptions, state_dir: Path) -> Prepared
     Creates those in the state directory if they are missing.
 
     Raises:
-        ConfigurationError: a file is missing, unreadable, malformed, or open to everybody.
+        ConfigurationError: a file is missing, unreadable, malformed, or readable by every user.
     """
     given = options.cluster_token_file, options.user_token_file
     files = [state_dir / name for name in (CLUSTER_TOKEN_FILE, USER_TOKEN_FILE)]

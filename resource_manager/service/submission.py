@@ -98,7 +98,7 @@ def submission_events(
         Functions that make the events, each given the moment.
     """
     # Either all requests of a job have a profile, or none has. The engine refuses a call that mixes
-    # both as a whole, so such a call stays one event.
+    # both as a whole, so this call stays one event.
     kinds = {spec.profile is None for spec in call.specs}
     kinds |= {each.request.profile is None for each in ranges}
     chunks = list(_chunks(call.specs)) if len(kinds) == 1 else [call.specs]

@@ -158,7 +158,7 @@ def _coarse_and_fine() -> list[SetUp]:
             "Fine-grained submission: excess capacity shortens completion times",
             (_job_1(plain), JOB_2),
             ALIKE,
-            says="Job 1 uses capacity that nobody else needs, and gives way when somebody does",
+            says="Job 1 uses capacity that no other job needs, and gives way when another needs it",
             assumed="the work of Figure 3-3 in 100 threads",
             coarse="3-3",
         ),

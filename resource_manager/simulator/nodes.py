@@ -106,7 +106,7 @@ class SimulatedExecutor:
             raise InvariantBroken(f"{self.node.name}: command {command.command_number} is no next")
         self.command_number = command.command_number
         if isinstance(command, SendResize):
-            raise InvariantBroken(f"{self.node.name}: nobody asked for a resize")
+            raise InvariantBroken(f"{self.node.name}: no resize was requested")
         if isinstance(command, SendAllocate):
             for order in command.orders:
                 slot = order.slot

@@ -47,7 +47,8 @@ class DatabaseUrl:
         """Parses a URL.
 
         Raises:
-            ConfigurationError: the text is not such a URL. The message does not repeat passwords.
+            ConfigurationError: the text is not a URL of a database. The message does not repeat
+                passwords.
         """
         try:
             url = make_url(text)

@@ -95,7 +95,7 @@ _GIVE_BACK = text(
 )
 
 # A leader that dies while it waits for another session's lock must not keep the row locked either,
-# hence `lock_timeout`.
+# so there is `lock_timeout`.
 _FENCE = f"""
     SELECT {DURABLE}, set_config('idle_in_transaction_session_timeout', %s, true),
         set_config('lock_timeout', %s, true)

@@ -1,6 +1,6 @@
 """Operations on a database for operators: `finegrain db upgrade | check | backup | restore`.
 
-The functions return what there is to say; the command line prints it.
+The functions return their messages; the command line prints them.
 """
 
 from __future__ import annotations

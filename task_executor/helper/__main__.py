@@ -1,7 +1,7 @@
 """The privileged process: `python -m task_executor.helper CONFIG`.
 
 CONFIG is JSON, or the path of a JSON file. The process starts, detaches (or notifies systemd), and
-answers at its socket until it is told to stop. Tasks continue without it.
+answers at its socket until it must stop. Tasks continue without it.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Helper:
         self.loop.running = False
 
     def serve(self) -> None:
-        """Serves until told to stop.
+        """Serves until it must stop.
 
         If no slot or task is left, it then removes the groups. By then nothing is locked, so a new
         helper may start meanwhile and owns the groups.

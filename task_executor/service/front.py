@@ -211,7 +211,7 @@ class Front:
             ) from None
 
     async def run(self) -> None:
-        """Runs until a part fails. Such an error is always a bug, never a caller's mistake."""
+        """Runs until a part fails. This error is always a bug, never a caller's mistake."""
         done, _ = await asyncio.wait(self._background, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()

@@ -167,7 +167,7 @@ def check_ours(path: Path) -> None:
     Another process that could take the socket's place would receive every task.
 
     Raises:
-        ConfigurationError: the directory belongs to another user, or everybody may replace its
+        ConfigurationError: the directory belongs to another user, or every user may replace its
             files.
     """
     found = path.stat()

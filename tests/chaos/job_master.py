@@ -1,8 +1,8 @@
 """A job master of a chaos run, as a separate process: `python -m tests.chaos.job_master CONFIG`.
 
 It uses the client library as its guide says: it requests slots of mixed sizes, runs commands that
-number their output lines, releases, cancels and ends jobs. It records in a journal what it was
-told, and checks only that it gets what it requested; the judge knows what faults excuse.
+number their output lines, releases, cancels and ends jobs. It records in a journal what it
+receives, and checks only that it gets what it requested; the judge knows what faults excuse.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Work:
 
 
 class JobMaster:
-    """A job master that works until it is told to stop."""
+    """A job master that works until it must stop."""
 
     def __init__(self, config: Config, cluster: fg.Cluster) -> None:
         self.config, self.cluster = config, cluster

@@ -114,7 +114,7 @@ def _was_lost(moments: Iterable[float], at: float) -> bool:
 def judge_requests(
     masters: Sequence[Master], books: Mapping[str, fg.RequestStatus]
 ) -> tuple[list[str], Counter[str]]:
-    """Checks that every acknowledged request is known and has ended as its job master was told."""
+    """Checks that every acknowledged request is known and ended as its job master knows."""
     wrong: list[str] = []
     ends: Counter[str] = Counter()
     for master in masters:

@@ -38,7 +38,7 @@ def shared(home: Path) -> Iterator[Small]:
 
 @pytest.fixture
 def small(shared: Small) -> Iterator[Small]:
-    """The module's cluster; the books have to be at zero after every test."""
+    """The module's cluster; it must be empty after every test."""
     yield shared
     shared.cli.settle()
     assert not shared.slot_groups()

@@ -129,7 +129,7 @@ class Cli:
         return fg.blocking.connect(self.manager, token_file=self.token_file)
 
     def settle(self) -> None:
-        """Waits until nothing is booked, nobody waits, and every executor has all that it has."""
+        """Waits until nothing is booked, no request waits, and all capacity is available."""
         with self.client() as cluster:
 
             def at_zero() -> bool:

@@ -63,7 +63,7 @@ class ScaledUp:
         return sorted(each.name for each in self.state_dir.glob("provided/executors/[!.]*"))
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Sends a signal; exit code and what was said."""
+        """Sends a signal; returns the exit code and the output."""
         self.process.send_signal(number)
         return self.wait()
 

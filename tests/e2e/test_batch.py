@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def cli(small: Small, folder: Path) -> Iterator[Cli]:
-    """The command line of somebody who has no batches yet."""
+    """The command line of a user who has no batches yet."""
     own = replace(small.cli, extra=dict(small.cli.extra) | {"FINEGRAIN_BATCH_DIR": str(folder)})
     yield own
     for path in state_files(folder):

@@ -28,7 +28,7 @@ def test_a_runner_that_is_killed_again_and_again_finds_everything(
 ) -> None:
     """Nothing runs twice: what ran when it was killed is taken up, what ended meanwhile too."""
     batch = Batch(tmp_path, small.cli.environment())
-    for threads in (5, 25, 52):  # at last nobody waits in line any more
+    for threads in (5, 25, 52):  # in the end no request waits
         runner = batch.start()
         batch.await_done(threads)
         runner.kill()
@@ -76,7 +76,7 @@ async def run(
 
 
 async def test_slots_go_on_to_the_next_thread(small: Small, tmp_path: Path) -> None:
-    """Nobody else waits, so what is granted is used until nothing is left to do."""
+    """No other job waits, so what is granted is used until nothing is left to do."""
     spec = fg.BatchSpec(30, ["true"], slot=SLOT)
     async with small.connect() as cluster:
         batch = fg.BatchJob(cluster, spec, state_file=tmp_path / "state")

@@ -1,4 +1,4 @@
-"""Cpus of one's own, by real processes: tasks run where the books say, and nobody else does there.
+"""Dedicated cpus, by real processes: tasks run where the assignment says, and no others run there.
 
 What a task may use is read back from the kernel.
 """

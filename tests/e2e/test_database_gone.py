@@ -1,5 +1,5 @@
-"""A real PostgreSQL that goes away under real daemons: nothing is acknowledged, nobody is lost, and
-everything goes on when it is back, with nobody doing anything."""
+"""A real PostgreSQL that goes away under real daemons: nothing is acknowledged, no executor is
+lost, and everything continues by itself when it is back."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_while_the_database_is_away_nothing_is_acknowledged_and_then_all_g
 
 
 async def told_meanwhile(daemons: Daemons, seconds: float) -> list[FinegrainError]:
-    """What hasty callers are told, one after the other, for so long."""
+    """Returns the errors that impatient callers get in `seconds`, one after the other."""
     told: list[FinegrainError] = []
     end = time.monotonic() + seconds
     hasty = fg.connect(daemons.address, token_file=daemons.token_file, budget_s=1)

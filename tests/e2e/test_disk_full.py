@@ -1,5 +1,5 @@
 """Disks that fill up under real daemons: what cannot be kept is not acknowledged, the reason is
-told, what runs goes on, and with room again so does the rest."""
+reported, what runs goes on, and with room again so does the rest."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def start(daemons: Daemons) -> None:
 
 
 async def hasty_error(daemons: Daemons) -> FinegrainError:
-    """What somebody is told who asks for much and does not wait."""
+    """Returns the error of a client that requests much and does not wait."""
     hasty = fg.connect(daemons.address, token_file=daemons.token_file, budget_s=2)
     async with hasty:
         with pytest.raises(FinegrainError) as caught:
@@ -177,7 +177,7 @@ async def test_a_resource_manager_killed_on_a_full_disk_comes_back_when_there_is
 
 
 def serves(daemon: Daemon, times: int) -> bool:
-    """Whether it comes up so many times, once that is known."""
+    """Waits until the daemon serves for the `times`-th time, or ends; returns True if it serves."""
     eventually(
         lambda: not daemon.runs() or daemon.log.count(SERVING) == times, "it serves, or ends"
     )

@@ -1,5 +1,5 @@
-"""A cluster that begins empty, grows with what waits, shrinks when idle, and leaves nothing behind
-whoever is killed in the middle.
+"""A cluster that begins empty, grows with what waits, shrinks when idle, and leaves nothing behind,
+whichever process is killed in the middle.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def _run(request: fg.Request) -> int:
 
 
 async def _told_while_waiting(local: LocalCluster) -> fg.Explanation:
-    """What a request is told that an executor is asked for, until that comes."""
+    """Returns the explanation of a request while its executor is requested and not there yet."""
     connection = fg.connect(local.address, token_file=local.token_file)
     async with connection as cluster, cluster.job("asks") as job:
         (request,) = await job.request_slots(SMALL_ONE)
@@ -175,7 +175,7 @@ def test_a_state_directory_is_taken_up_with_what_runs(home: Path, short_dir: Pat
         task = up.cli.start(*TASK, "sh", "-c", f"echo up; sleep 1000; : {mark}")
         read_until(task, b"up\n")
         before = up.directories
-        kill(up.sweeper_pid, up.process.pid, up.manager_pid)  # nobody is left to clean up
+        kill(up.sweeper_pid, up.process.pid, up.manager_pid)  # no process is left to clean up
         task.kill()
         task.communicate()
         assert up.left()

@@ -63,7 +63,7 @@ async def flood(cluster: fg.Cluster, executors: list[str], folder: Path) -> dict
         if done >= ENOUGH:
             enough.set()
 
-    # Nobody is to have all of it for a while because nobody else is there yet.
+    # No job may have all of it for a while because the others are not there yet.
     await asyncio.gather(*(cluster.drain(name) for name in executors))
     running = [asyncio.create_task(job.run(look)) for job in jobs.values()]
     while sum(each.pending_requests > 0 for each in await cluster.jobs()) < len(jobs):  # noqa: ASYNC110

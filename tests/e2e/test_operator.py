@@ -27,7 +27,7 @@ from tests.support.patience import PATIENCE_S
 
 @dataclass(frozen=True)
 class Nightly:
-    """Somebody's job: one slot of a quarter core, and one request that no host can ever serve."""
+    """A job of another user: a slot of a quarter core, and a request that no host can serve."""
 
     job: Job
     slot_id: str

@@ -1,4 +1,4 @@
-"""Real partitions between real daemons, and what nobody can explain: the chaos run, cut short.
+"""Real partitions between real daemons, and what no fault explains: the chaos run, cut short.
 
 The namespaces need a process of their own, so each story is one run of `tests.chaos`.
 """
@@ -55,7 +55,7 @@ async def test_what_a_restarted_executor_cannot_explain_is_ended_and_reported(
     daemons: Daemons,
 ) -> None:
     """Both halves are killed, and the front's memory of a slot is gone: its task and its group are
-    orphans. Whoever had the slot is told.
+    orphans. The owner of the slot learns of it.
     """
     name = unique("e2e-orphan")
     daemons.manager.start()

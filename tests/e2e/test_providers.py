@@ -54,7 +54,7 @@ class Elastic:
         self.daemons.manager.endpoint()
 
     def processes(self, shares: int) -> str:
-        """A shape of executors on this host; tasks run as whoever runs the test."""
+        """A shape of executors on this host; tasks run as the user of the test."""
         share = f"""
         [[shape.process.share]]
         cpus = "{CPU}"
@@ -71,7 +71,7 @@ class Elastic:
         """ + (shares * share)
 
     def all_gone(self) -> bool:
-        """Whether the books have no executor, and this host no process of one."""
+        """True if the resource manager knows no executor, and this host has no process of one."""
         return not self.daemons.cli.items("executors") and not self.left()
 
     def left(self) -> list[str]:

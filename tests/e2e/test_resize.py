@@ -72,7 +72,7 @@ class Running:
 
     @property
     def processes(self) -> list[tuple[int, str]]:
-        """All processes of the slot, with their start times: nobody else ever has both."""
+        """All processes of the slot, with their start times: no other process has both."""
         (name,) = self.small.names
         pids = {
             int(pid)
@@ -92,7 +92,7 @@ class Running:
 
 @contextmanager
 def running(small: Small, megabytes: int = 1) -> Iterator[Running]:
-    """A task that holds some memory until it is told to free it."""
+    """A task that holds some memory until it must free it."""
     before = {each["allocation_id"] for each in small.cli.items("slots")}
     process = small.cli.start(
         "run", "--cpu", "0.2", "--memory", "128M", "--", sys.executable, "-c",
@@ -110,7 +110,7 @@ def running(small: Small, megabytes: int = 1) -> Iterator[Running]:
 
 @contextmanager
 def neighbour(small: Small, cpu_milli: int) -> Iterator[fg.blocking.Slot]:
-    """Somebody else's slot."""
+    """A slot of another job."""
     with small.cli.client() as cluster, cluster.job("neighbour") as job:
         (request,) = job.request_slots(fg.SlotSpec(cpu_milli=cpu_milli, memory_bytes=32 * fg.MIB))
         yield request.granted(PATIENCE_S)

@@ -190,7 +190,7 @@ async def test_books_of_the_past_command_nobody(on_sqlite: Daemons, starts: int)
     assert error["reason"] == "STALE_EPOCH"
     own = last_epoch - starts + 1
     assert (
-        f"executor {name} has seen rm_epoch {last_epoch}, these books have {own}" in error["error"]
+        f"executor {name} has seen rm_epoch {last_epoch}, this database has {own}" in error["error"]
     )
     assert "STALE_EPOCH" in on_sqlite.executors[0].log
     assert "unowned_slot" not in on_sqlite.executors[0].log
@@ -202,7 +202,7 @@ async def test_books_of_the_past_command_nobody(on_sqlite: Daemons, starts: int)
     rm.endpoint()
     on_sqlite.await_executors(name)
     assert epoch(on_sqlite) > last_epoch
-    on_sqlite.cli.settle()  # nobody owns that slot any more
+    on_sqlite.cli.settle()  # no request owns that slot any more
     eventually(lambda: not slot_groups(name), "its slot is gone")
     assert on_sqlite.cli.run("--", "echo", "on").stdout == b"on\n"
 

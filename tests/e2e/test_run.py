@@ -244,7 +244,7 @@ def test_ctrl_c_while_it_runs_leaves_nothing(small: Small) -> None:
 
 
 def test_a_run_that_is_killed_is_cleaned_up_by_its_lease(small: Small) -> None:
-    """Nobody could tell the cluster; that the job's silence ends it is shown in test_job_master."""
+    """The cluster gets no message; that the job's silence ends it is shown in test_job_master."""
     mark = unique("orphan")
     process = small.cli.start(
         "run", "--cpu", "0.1", "--", "sh", "-c", f"echo up; sleep 1000; : {mark}"

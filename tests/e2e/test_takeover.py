@@ -1,4 +1,4 @@
-"""Two resource managers, one of which stands by: whoever uses them goes on with the other."""
+"""Two resource managers, one of which stands by: clients and executors go on with it."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.support.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.needs("root", "openssl", "network-namespace"), pytest.mark.slow]
 
-HOST = "198.51.100.7"  # of the block for documentation (RFC 5737): nobody's
+HOST = "198.51.100.7"  # of the block for documentation (RFC 5737): no host has it
 SERVED = f"{HOST}:7170"
 
 

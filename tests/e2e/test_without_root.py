@@ -1,4 +1,4 @@
-"""`finegrain up` and `run` of somebody who is not root: what is not enforced is said, all works."""
+"""`finegrain up` and `run` without root: all works, and what is not enforced is reported."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.needs("nobody-user")
 
 @pytest.fixture(scope="module")
 def nobody() -> Iterator[Cli]:
-    """The command as the user nobody has it. What may lie where nobody can enter (interpreter,
-    libraries, checkout) is mounted once more below a directory that is open."""
+    """The command as the user nobody has it. Interpreter, libraries and checkout may be where
+    that user cannot enter, so they are mounted once more below a directory that is open."""
     user = pwd.getpwnam("nobody")
     folder = Path(tempfile.mkdtemp(prefix="fg-nobody-"))
     folder.chmod(0o711)
@@ -86,7 +86,7 @@ def test_up_and_run(nobody: Cli) -> None:
 
 
 def _runs_a_batch(nobody: Cli, flags: tuple[str, ...]) -> None:
-    """In the background, with the state where such a user keeps it."""
+    """In the background, with the state where an ordinary user keeps it."""
     begun = nobody("batch", "--threads", "4", *flags, "--detach", "--", "id", "-un")
     assert begun.code == 0, begun.stderr
     outcome = nobody("batch", "--attach", "id", "-o", "jsonl", "--quiet")

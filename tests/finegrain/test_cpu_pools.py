@@ -1,4 +1,4 @@
-"""Shared and best-effort pools are what nobody has to himself, on every NUMA node apart."""
+"""Shared and best-effort pools are the cpus that are not dedicated, per NUMA node."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ def _rows(pools: Sequence[tuple[PoolName, CpuSet]]) -> list[dict[str, object]]:
 @pytest.mark.parametrize("case", VECTORS["pools"], ids=lambda case: str(case["id"]))
 def test_the_pools_are_those_of_koordinator(case: Mapping[str, Any]) -> None:
     """Node-reserved cpus and those of exclusive system pods are what we call strictly reserved.
-    Which pods of a kubelet count is told by who reads its checkpoint.
+    Which pods of a kubelet count is decided by the reader of its checkpoint.
     """
     system = case["system_qos"] or {"cpuset": "", "exclusive": False}
     pools = pools_of(

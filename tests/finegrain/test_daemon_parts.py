@@ -1,4 +1,4 @@
-"""The read-only port and what systemd is told."""
+"""The read-only port and what systemd receives."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_systemd_is_told_if_it_listens(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setenv("NOTIFY_SOCKET", str(path))
         assert notify("READY=1", "STATUS=serving")
         assert listener.recv(100) == b"READY=1\nSTATUS=serving"
-    assert not notify("READY=1")  # nobody listens any more; nothing breaks
+    assert not notify("READY=1")  # systemd no longer listens; nothing breaks
 
 
 def test_the_watchdog_is_fed_twice_as_often_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a command loads before it has to; told by the modules, never by the clock."""
+"""What a command loads before it has to; judged by the modules, never by the clock."""
 
 from __future__ import annotations
 

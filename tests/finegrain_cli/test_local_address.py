@@ -17,7 +17,7 @@ def test_it_listens_where_it_did(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         former = f"127.0.0.1:{taken.getsockname()[1]}"
         write_address(tmp_path, former)
-        assert previous_address(tmp_path, ANYWHERE) == ANYWHERE  # somebody else has that port now
+        assert previous_address(tmp_path, ANYWHERE) == ANYWHERE  # another process has that port now
     assert previous_address(tmp_path, ANYWHERE).address == former
     said = ListenOptions("127.0.0.1:7170", "")
     assert previous_address(tmp_path, said) == said

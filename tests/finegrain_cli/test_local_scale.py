@@ -149,7 +149,7 @@ def test_the_sweeper_ends_what_nobody_else_will(state_dir: Path, killed: bool) -
     _eventually(lambda: _ignores(sweeper.pid, signal.SIGTERM))
     sweeper.send_signal(signal.SIGTERM)
     time.sleep(0.1)  # nothing shows that it goes on: the time in which it would have ended
-    assert sweeper.poll() is None  # whoever told it is still there, so it waits
+    assert sweeper.poll() is None  # its parent is still there, so it waits
     sweeper.communicate()
 
     assert sweeper.returncode == 0

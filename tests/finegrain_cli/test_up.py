@@ -43,12 +43,12 @@ class Up:
         )
 
     def end(self, number: int) -> tuple[int, str]:
-        """Sends a signal; the exit code and what was said."""
+        """Sends a signal; returns the exit code and the output."""
         self.process.send_signal(number)
         return self.wait()
 
     def wait(self) -> tuple[int, str]:
-        """Waits for the end; the exit code and what was said."""
+        """Waits for the end; returns the exit code and the output."""
         _, errors = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, errors
 

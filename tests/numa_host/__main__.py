@@ -1,4 +1,4 @@
-"""`python -m tests.numa_host`: slots with cpus of their own on a kernel with NUMA nodes.
+"""`python -m tests.numa_host`: slots with dedicated cpus on a kernel with NUMA nodes.
 
 Runs as root on a host with at least two NUMA nodes and an installed finegrain, on either version of
 cgroups. Starts a resource manager and an executor that has the whole host, tells its stories, takes

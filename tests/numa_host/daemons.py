@@ -137,7 +137,7 @@ class Host:
 
     @contextlib.contextmanager
     def slots(self, *wishes: fg.SlotSpec) -> Iterator[list[Slot]]:
-        """One slot for each wish, given back at the end."""
+        """One slot for each request, given back at the end."""
         with self.cluster() as cluster, cluster.job("story", lease_s=900) as job:
             requests = job.request_slots(wishes)
             slots = [each.granted(timeout_s=ANSWER_S) for each in requests]

@@ -1,6 +1,6 @@
 """What the kernel says of a host's cpus and nodes, and of where a process runs.
 
-Decides where to look. Refuses to know finegrain's rules.
+Decides where to look. Does not depend on finegrain's rules.
 """
 
 from __future__ import annotations

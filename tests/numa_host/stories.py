@@ -231,7 +231,7 @@ def _is_active(host: Host) -> bool:
 
 
 def reserves_are_set_at_runtime(host: Host) -> None:
-    """Reserved: nobody's own. Reserved strictly: in no pool either; tasks that spin there leave."""
+    """Reserved: dedicated to no slot. Reserved strictly: in no pool either; tasks there leave."""
     everything = kernel.online()
     first = CpuSet([min(everything)])
     with host.slots(shared()) as (beside,):

@@ -1,6 +1,6 @@
 """Cuts the power during the very first start, when tokens and database are created.
 
-The next start must succeed with what is there. A token that somebody could have used must stay
+The next start must succeed with what is there. A token that a client could have used must stay
 valid.
 """
 

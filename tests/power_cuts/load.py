@@ -50,7 +50,7 @@ class Ledger:
     counts: Counter[str] = field(default_factory=Counter)
 
     def acknowledge(self, job_id: str, allocation_id: str, state: State) -> None:
-        """Records that a client was told that a request has reached at least this state."""
+        """Records that a client received that a request has reached at least this state."""
         known = self.requests[job_id].get(allocation_id, State.PENDING)
         if known is State.PENDING or state in LATER.get(known, ()):
             self.requests[job_id][allocation_id] = state

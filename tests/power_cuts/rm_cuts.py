@@ -1,8 +1,8 @@
 """Cuts the power of a whole resource manager many times under load.
 
 After each cut the database must be sound and all invariants must hold. Every acknowledged request
-must exist, in at least the state that was told. Epochs must rise, and streams must continue without
-gap or repetition. In the end nothing may be left.
+must exist, in at least the state that was reported. Epochs must rise, and streams must continue
+without gap or repetition. In the end nothing may be left.
 """
 
 from __future__ import annotations

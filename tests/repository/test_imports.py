@@ -1,4 +1,4 @@
-"""Who may import whom; the arrows themselves stand in pyproject.toml."""
+"""Which package may import which; the arrows themselves stand in pyproject.toml."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What lands in somebody's site-packages, and that it works there."""
+"""What the wheel installs in site-packages, and that it works there."""
 
 import os
 import re

@@ -91,7 +91,7 @@ def host(view: TopologyView) -> Iterator[str]:
         ("reserved", view.policy.reserved_cpus),
         ("offline", seen.offline_cpus),
         ("a kubelet's", seen.kubelet_cpus),
-        ("nobody's", announced.slot_cpus - everybodys - owned),
+        ("unused", announced.slot_cpus - everybodys - owned),
     ):
         if cpus:
             yield f"  {name}: {cpus}"

@@ -92,12 +92,12 @@ def amounts(some: Amounts) -> str:
 
 def unowned(executor_id: str, keys: tuple[tuple[str, int], ...]) -> Iterator[str]:
     for name, generation in keys:
-        yield f"{executor_id} is told that nobody owns {_name(name, generation)}"
+        yield f"{executor_id} must free the unowned slot {_name(name, generation)}"
 
 
 def report_answer(executor_id: str, number: int, answer: ReportAnswer) -> Iterator[str]:
     if answer.register_again:
-        yield f"{executor_id} is told to register again"
+        yield f"{executor_id} must register again"
     elif answer.send_full_report:
         yield f"{executor_id} is asked for a full report"
     elif answer.acknowledged_report_number != number:

@@ -39,7 +39,7 @@ class CloudTroubles:
     start_fails: float = 0.0  # half of the time the machine runs all the same
     start_hangs: float = 0.0
     late: float = 0.0  # it starts around its start timeout
-    mute: float = 0.0  # it runs, and contacts nobody until the cluster heals
+    mute: float = 0.0  # it runs, and contacts no RM until the cluster heals
     smaller: float = 0.0
     ends: float = 0.0  # by itself, some time later
     stop_fails: float = 0.0
@@ -190,7 +190,7 @@ class Cloud:
             self.checks.destroyed(machine.executor)
 
     def heal(self) -> None:
-        """Ends all trouble; machines that contacted nobody now start their executors."""
+        """Ends all trouble; machines that contacted no RM now start their executors."""
         self.troubles = CloudTroubles()
         for machine in self._mute:
             self._run(machine)

@@ -118,7 +118,7 @@ class Executor(CommandedHost):
         self.up = False
         full = self.loop.now_ms < self.full_until_ms
         if self._writing is not None and not full and self.rng.random() < 0.5:
-            self.checkpoint = self._writing  # already renamed, but no reader was told
+            self.checkpoint = self._writing  # already renamed, but not known to be
         if reboot:
             self.on_host.clear()
             self.offline = EMPTY

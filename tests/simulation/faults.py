@@ -1,7 +1,7 @@
 """Lists every kind of fault, and implements those of networks, clocks, operators and job masters.
 
-A fault is a function of the world and a random source; it returns whether it struck. `network.py`
-has the faults of single messages, `process_faults.py` those of processes.
+A fault is a function of the world and a random source; it returns whether it took effect.
+`network.py` has the faults of single messages, `process_faults.py` those of processes.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ WATCH_MS = 250
 
 @dataclass(frozen=True)
 class Told:
-    """What a job master was told last about a request."""
+    """What a job master received last about a request."""
 
     state: RequestState
     slot: Mapping[str, object] | None = None
@@ -42,7 +42,7 @@ class Told:
 
     @property
     def resize_number(self) -> int:
-        """Returns the number of the slot's last resize, as far as the job master was told."""
+        """Returns the number of the slot's last resize, as far as the job master knows."""
         return int(str(self.slot.get("resize_number", 0))) if self.slot is not None else 0
 
 
@@ -208,7 +208,7 @@ class Follower(Node):
         return told is not None and told.state is RequestState.PENDING
 
     def held(self) -> dict[tuple[str, int], Told]:
-        """Returns the slots that the job has, as far as it was told."""
+        """Returns the slots that the job has, as far as it knows."""
         return {
             (name, told.generation): told
             for name, told in self.seen.items()

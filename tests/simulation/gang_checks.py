@@ -42,7 +42,7 @@ class GangChecks:
         self._gangs.setdefault(job_id, {})[gang.gang_id] = gang, members
 
     def followed(self, master: Follower) -> list[str]:
-        """Checks that of a gang's living members all are granted or none, as far as a job was told.
+        """Checks that of a gang's living members all are granted or none, as far as a job knows.
 
         The log may be behind the state, but never in the middle of a change.
         """

@@ -139,7 +139,7 @@ def _must_wait(checks: Checks, state: State, request: Request) -> None:
 
 
 def _told(state: State, master: JobMaster) -> None:
-    """Checks that a job master was told the present state."""
+    """Checks that a job master knows the present state."""
     if master.sequence != state.jobs[master.name].last_sequence:
         raise Violation(
             f"{master.name} has heard {master.sequence} of"

@@ -126,7 +126,7 @@ class JobMaster(Follower):
 
     def _register(self, group: str) -> None:
         def expected(error: FinegrainError) -> bool:
-            # An earlier copy of the call may arrive late, when such a group exists again.
+            # An earlier copy of the call may arrive late, when the group exists again.
             other = "default" if group == self.group else self.group
             refused = error.reason in (Reason.GROUP_UNKNOWN, Reason.ALREADY_EXISTS)
             if refused and other != group:

@@ -84,7 +84,7 @@ def refused_request_goes_to_the_end_of_the_line(patch: Patch) -> None:
 
 
 def slots_of_an_ended_job_are_kept(patch: Patch) -> None:
-    """Its requests end, and nobody frees what was carved for them."""
+    """Its requests end, and what was carved for them is not freed."""
 
     real = GangMoves.give_up
 
@@ -156,7 +156,7 @@ def overtaken_registration_is_taken_in(patch: Patch) -> None:
 
 
 def unowned_slots_are_never_told(patch: Patch) -> None:
-    """What nobody owns stays on its host for ever."""
+    """A slot without an owner stays on its host forever."""
     real = reports.adopt_report
 
     def adopt_report(context: EventContext, host: Host, report: Any, **said: Any) -> Any:

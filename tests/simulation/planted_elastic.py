@@ -60,7 +60,7 @@ def what_shrinks_is_free_when_it_is_ordered(patch: Patch) -> None:
 
 
 def any_report_confirms_a_change(patch: Patch) -> None:
-    """Also one that left before the executor had heard of it."""
+    """Also one that left before the executor received the change."""
     real = ResizeMoves.adopt_reported_size
 
     def adopt_reported_size(moves: ResizeMoves, slot: Slot, seen: ReportedSlot) -> None:
@@ -89,7 +89,7 @@ def next_change_replaces_one_whose_outcome_is_unknown(patch: Patch) -> None:
 
 
 def change_that_waits_is_forgotten_at_a_restart(patch: Patch) -> None:
-    """It was acknowledged, and nobody does it."""
+    """It was acknowledged, and it is never done."""
     real = restoring._restore_slot
 
     def restore_slot(state: State, slot: Slot) -> None:
@@ -100,7 +100,7 @@ def change_that_waits_is_forgotten_at_a_restart(patch: Patch) -> None:
 
 
 def change_that_waits_for_use_is_never_tried_again(patch: Patch) -> None:
-    """It waits for ever, whatever is in use."""
+    """It waits forever, whatever is in use."""
     patch.setattr(ResizeMoves, "resize_timer_fired", lambda _moves, _name: None)
 
 
@@ -152,12 +152,12 @@ def refusal_of_one_member_leaves_the_others_what_they_have(patch: Patch) -> None
 
 
 def loss_of_one_member_leaves_the_others_what_they_have(patch: Patch) -> None:
-    """Likewise."""
+    """Half a gang is held."""
     patch.setattr(GangMoves, "lose", lambda moves, *what: moves.moves.lose(*what))
 
 
 def gang_goes_anywhere(patch: Patch) -> None:
-    """Wherever it was to go."""
+    """Its placement policy is ignored."""
     real = GangLedger._kind_of
 
     def kind_of(books: GangLedger, spec: GangSpec, members: list[Request]) -> GangKind:
@@ -191,12 +191,12 @@ def what_is_asked_for_is_not_durable_first(patch: Patch) -> None:
 
 
 def stops_are_forgotten_at_a_restart(patch: Patch) -> None:
-    """Nobody tells the provider again."""
+    """The provider is not called again."""
     patch.setattr(ProvisionMoves, "resume", lambda _moves: None)
 
 
 def executor_is_struck_before_its_provider_said_that_it_is_gone(patch: Patch) -> None:
-    """Being told to stop is taken for being gone."""
+    """A call to stop it counts as its end."""
     real = step._handle
 
     def handle(context: EventContext, event: Event) -> object:
@@ -234,7 +234,7 @@ def maximum_is_about_those_who_are_there(patch: Patch) -> None:
 
 
 def latecomers_are_nobodys(patch: Patch) -> None:
-    """An executor that comes although it was given up stays for ever."""
+    """An executor that comes although it was given up stays forever."""
     patch.setattr(arrival, "_adopt", lambda _turn, _host, _shape: None)
 
 

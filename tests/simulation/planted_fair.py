@@ -70,7 +70,7 @@ def reuse_is_answered_before_it_is_durable(patch: Patch) -> None:
 
 
 def limits_of_groups_are_forgotten_at_a_start(patch: Patch) -> None:
-    """Everybody may have everything."""
+    """Each group may have everything."""
     real = group_books.in_order
 
     def in_order(groups: Any) -> list[Group]:
@@ -111,7 +111,7 @@ def _without_freeing(quotas: QuotaChecks, group: Flow) -> _WithoutFreeing:
 
 
 def maximum_that_is_raised_wakes_nobody(patch: Patch) -> None:
-    """Those whom it had stopped wait beside free capacity."""
+    """Requests that it had blocked wait beside free capacity."""
     real = FlowTree.put_group
 
     def put_group(tree: FlowTree, name: str, *args: Any, **limits: Any) -> Flow:
@@ -131,7 +131,7 @@ def minimum_is_not_served_first(patch: Patch) -> None:
 
 
 def hosts_are_held_for_whoever_is_gone(patch: Patch) -> None:
-    """Nobody looks whether the holder still waits."""
+    """No check whether the owner still waits."""
     real = reservations._void
 
     def void(state: State, each: Reservation) -> str:
@@ -158,7 +158,7 @@ def work_that_was_handed_on_still_waits(patch: Patch) -> None:
 
 
 def member_is_placed_again_after_a_start(patch: Patch) -> None:
-    """Whoever has no row of his own is taken for waiting, though he has a slot."""
+    """A member without a row counts as waiting, although it has a slot."""
     real = restoring._member_of
 
     def member_of(state: State, slot: Slot) -> Request | None:

@@ -35,7 +35,7 @@ Patch = pytest.MonkeyPatch
 
 
 def writes_are_not_fenced(patch: Patch) -> None:
-    """Whoever led once goes on writing."""
+    """A former leader goes on writing."""
     patch.setattr(Database, "_is_fenced", lambda _database, _transaction: True)
 
 
@@ -91,7 +91,7 @@ def restored_books_use_numbers_again(patch: Patch) -> None:
 
 
 def books_are_kept_after_a_failed_commit(patch: Patch) -> None:
-    """Nobody reads what is really durable."""
+    """The durable state is not read again."""
     real = Manager._read_books
 
     def read_books(manager: Manager) -> None:
@@ -129,7 +129,7 @@ def silence_counts_while_the_manager_is_away(patch: Patch) -> None:
 
 
 def leases_go_on_while_the_manager_is_away(patch: Patch) -> None:
-    """Jobs lapse soon after a start, whatever their masters were told."""
+    """Jobs lapse soon after a start, whatever was promised to their masters."""
     real = restoring._restore_job
 
     def restore_job(state: State, job: Job) -> None:
@@ -145,7 +145,7 @@ def leases_go_on_while_the_manager_is_away(patch: Patch) -> None:
 
 
 def retry_gets_a_new_command_number(patch: Patch) -> None:
-    """What was sent and not answered is ordered anew."""
+    """What was sent and not answered is ordered again."""
 
     def undelivered(context: EventContext, event: CommandUndelivered) -> None:
         host = context.state.hosts.get(event.executor_id)
@@ -204,7 +204,7 @@ def answer_goes_out_before_the_checkpoint(patch: Patch) -> None:
 
 
 def remains_are_left_on_the_host(patch: Patch) -> None:
-    """Nobody removes what is in no book after a crash."""
+    """What is in no record is not removed after a crash."""
     real = Executor._recover
 
     def recover(executor: Executor) -> None:
@@ -236,7 +236,7 @@ def request_that_lost_its_slot_goes_to_the_end_of_the_line(patch: Patch) -> None
 
 
 def what_flows_have_received_is_forgotten_at_a_start(patch: Patch) -> None:
-    """Everybody begins at 0."""
+    """All flows begin at 0."""
     patch.setattr(usage_checkpoints, "restore_usage", lambda *_: 0)
 
 

@@ -14,7 +14,7 @@ Patch = pytest.MonkeyPatch
 
 
 def infeasible_requests_wait_for_ever(patch: Patch) -> None:
-    """Nobody looks when the clock is over."""
+    """Nothing is rejected when the clock is over."""
     patch.setattr(step, "infeasible_timer_fired", lambda _context: None)
 
 

@@ -1,6 +1,6 @@
 """Faults of processes, disks and the database.
 
-A fault is a function of the world and a random source; it returns whether it struck.
+A fault is a function of the world and a random source; it returns whether it took effect.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class ProvisionChecks:
     # -- the provider ----------------------------------------------------------------------
 
     def started(self, executor_id: str) -> None:
-        """The provider is told to start an executor."""
+        """The provider is called to start an executor."""
         if executor_id not in self._asked:
             self.wrong.append(f"{executor_id} is started, and nobody has written that down")
 

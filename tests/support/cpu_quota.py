@@ -45,7 +45,7 @@ async def await_throttling(group: Path, since: CpuCounters, periods: int = PERIO
 async def assert_quota_holds(group: Path, cpu_milli: int) -> None:
     """Fails unless the kernel limits the spinning processes in `group` to `cpu_milli`.
 
-    A busy machine may leave part of a period's quota unused. Such a period is not throttled, so it
+    A busy machine may leave part of a period's quota unused. That period is not throttled, so it
     widens the upper bound only and cannot violate either bound.
     """
     quota_us = int((group / "cpu.cfs_quota_us").read_text())

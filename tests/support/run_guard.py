@@ -47,7 +47,7 @@ class Process:
 
 
 def guard_run() -> None:
-    """Continues in a new, guarded process; the calling process waits for it and ends likewise.
+    """Continues in a new, guarded process; the calling process waits for it and ends as it does.
 
     Call it before anything is started. A second call in one process does nothing.
     """

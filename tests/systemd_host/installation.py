@@ -1,6 +1,6 @@
 """Installs finegrain on this host the way docs/operations.md says, from the files that ship.
 
-Decides nothing that a user could not type. What differs is said here: patience for emulated hosts.
+Decides nothing that a user could not type. What differs is here: patience for emulated hosts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ USERS = Path("/etc/sysusers.d/finegrain.conf")
 UNITS = Path("/etc/systemd/system")
 CONFIGURATION = Path("/etc/finegrain/finegrain.toml")
 RM_STATE = Path("/var/lib/finegrain/rm")
-# A front on an emulated host takes half a minute to come back; it shall not be lost meanwhile.
+# A front on an emulated host takes half a minute to come back; it must not be lost meanwhile.
 PATIENT = 'lost_timeout = "5m"\nlease = "10m"\n'
 
 
@@ -67,6 +67,6 @@ def remove() -> None:
 
 
 def check_host() -> None:
-    """Raises AssertionError where the stories cannot be told."""
+    """Raises AssertionError where the stories cannot run."""
     assert os.geteuid() == 0, "run as root"
     assert Path("/run/systemd/system").is_dir(), "this host does not run systemd"

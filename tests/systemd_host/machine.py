@@ -1,6 +1,6 @@
 """What the stories see of a host: units, processes, control groups of either version, the journal.
 
-Decides where to look. Refuses to know finegrain's rules.
+Decides where to look. Does not depend on finegrain's rules.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def _used_s(pid: int) -> float:
 
 
 def who_eats_too_much_memory_dies_alone(_program: Path) -> None:
-    """The task is killed as a whole and told so; its neighbour in the slot lives."""
+    """The task is killed as a whole, and its end shows why; its neighbour in the slot lives."""
     with slot_of(fg.SlotSpec(cpu_milli=1000, memory_bytes=64 * fg.MIB)) as slot:
         neighbour = slot.run(["sleep", "600"])
         script = f"sleep 600 & {sys.executable} -S -c '{EATER}'; exit 3"
@@ -185,7 +185,7 @@ def a_cpu_that_goes_off_line_costs_no_slot(_program: Path) -> None:
 
 
 def _offline() -> str:
-    """Cpus of the executor that do not run, as the RM has heard."""
+    """Cpus of the executor that do not run, as the RM knows them."""
     with cluster() as each:
         now = each.topology(executor_id()).now
     return now.offline_cpus if now is not None else ""

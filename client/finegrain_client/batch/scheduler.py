@@ -253,7 +253,7 @@ class BatchScheduler:
     def decide(self, now: float) -> Actions:
         """Returns everything to do now. The scheduler then treats it as done.
 
-        Example: 10 threads are to do, 3 slots are free, 2 are used, and 6 requests wait. Three
+        Example: 10 threads remain, 3 slots are free, 2 are used, and 6 requests wait. Three
         attempts start, so 7 threads need a slot. Both used slots ask for reuse, each for one
         waiting request. That leaves 4 waiting requests and 2 possible reuses, so 1 more request is
         submitted.

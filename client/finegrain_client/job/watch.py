@@ -295,8 +295,8 @@ class JobWatch:
         found = {each.allocation_id: each for each in statuses}
         for request in missing:
             if request.allocation_id not in found:
-                # This happens for example after older state was restored. Listeners must hear of
-                # it, because they may wait for the slot.
+                # This happens for example after older state was restored. Listeners must
+                # learn this, because they may wait for the slot.
                 self._dispatch(
                     JobEvent(
                         sequence=sequence,

@@ -58,7 +58,7 @@ class ReservedExecutor(Value):
 
 @dataclass(frozen=True, slots=True)
 class Reservation(Value):
-    """Capacity reserved for a request or gang that was passed over for too long."""
+    """Capacity reserved for a starved request or gang."""
 
     allocation_id: str  # of a gang: of its first member
     job_id: str

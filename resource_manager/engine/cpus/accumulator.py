@@ -285,8 +285,8 @@ class Accumulator:
     # Claims, and taking.
 
     def _claimed_cores(self) -> int:
-        """Returns all cpus of cores that slots of this exclusive level have to themselves. What was
-        taken here belongs to such a slot.
+        """Returns all cpus of cores that slots of this exclusive level have to themselves. Cpus
+        taken here count too, because the new slot has that level.
         """
         held = self._core_claimed | self._taken
         if self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL:

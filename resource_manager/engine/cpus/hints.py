@@ -177,7 +177,7 @@ def hints(needs: Quantities, masks: Iterable[int], preferred_size: int) -> dict[
     """Returns for every dimension the masks that could give the slot everything, in the order
     given.
 
-    A node without any of a dimension left is no place for that dimension. So a mask with such a
+    A node without any of a dimension left is no place for that dimension. So a mask with this
     node is no hint for it, even if the other nodes have enough.
 
     Args:

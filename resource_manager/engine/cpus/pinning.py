@@ -212,7 +212,7 @@ def shortage(lack: Short, resolved: Resolved) -> CpuRefusal:
         wanted = f" under {resolved.bind}"
     return CpuRefusal(
         _BLOCKERS[lack.of],
-        f"the slot needs {_cpus(lack.needed)} of its own{wanted}, and the host has {lack.suitable}"
+        f"the slot needs {_cpus(lack.needed)}{wanted}, and the host has {lack.suitable}"
         f" {'' if lack.of is ShortOf.CORES else 'free '}{lack.of}",
         (("asked", lack.needed), ("free", lack.suitable)),
     )
@@ -244,7 +244,7 @@ def _promised_to_pools(resolved: Resolved, left: int) -> CpuRefusal:
     free = left.bit_count()
     return CpuRefusal(
         CpuBlocker.CPU_NOT_ENOUGH,
-        f"the slot needs {_cpus(resolved.count)} of its own, and of the host's free ones {free} are"
+        f"the slot needs {_cpus(resolved.count)}, and of the host's free ones {free} are"
         " not promised to slots in the pools of single NUMA nodes",
         (("asked", resolved.count), ("free", free)),
     )
@@ -269,12 +269,12 @@ def _without_last_pool_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) ->
         if cpus.bit_count() < resolved.count:
             return CpuRefusal(
                 blocker,
-                f"the slot needs {_cpus(resolved.count)} of its own, which would leave no cpu to"
-                f" the {qos} slots ({slots}) that live on {_cpus(pool.bit_count())}",
+                f"the slot needs {_cpus(resolved.count)}, which would leave no cpu to"
+                f" the {qos} slots ({slots}) that share {pool.bit_count()} cpus",
                 (("asked", resolved.count), ("free", cpus.bit_count()), ("slots", slots)),
             )
     return cpus
 
 
 def _cpus(count: int) -> str:
-    return f"{count} cpu{'' if count == 1 else 's'}"
+    return f"{count} dedicated cpu{'' if count == 1 else 's'}"

@@ -259,7 +259,7 @@ class _Case:
         return CpuRefusal(
             CpuBlocker.BURST_POOL_TOO_SMALL,
             "the shared pool that the slot is bound to has"
-            f" {amount_text(CPU_MILLI, size * MILLI)}, and its cpu limit is to be"
+            f" {amount_text(CPU_MILLI, size * MILLI)}, and its new cpu limit is"
             f" {amount_text(CPU_MILLI, limit)}",
             (("asked", limit), ("cpus", size)),
         )

@@ -110,7 +110,7 @@ def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind 
     required = policy.bind_required and wanted is not BindPolicy.NONE
     notes: tuple[str, ...] = ()
     if wanted is BindPolicy.CONSTRAINED_BURST:
-        notes = (f"{wanted} was preferred: slots with cpus of their own run in no shared pool",)
+        notes = (f"{wanted} was preferred: slots with dedicated cpus run in no shared pool",)
         wanted, required = BindPolicy.NONE, False
     demanded = _DEMANDED.get(host.bind)
     if demanded is not None and demanded is not wanted:
@@ -215,4 +215,4 @@ def _without_threads(policy: BindPolicy | ExclusivePolicy) -> CpuRefusal:
 
 
 def _no_dedicated_cpus(policy: BindPolicy | ExclusivePolicy, qos: QosClass) -> str:
-    return f"{policy} was preferred: {qos} slots have no cpus of their own"
+    return f"{policy} was preferred: {qos} slots have no dedicated cpus"

@@ -121,7 +121,7 @@ def empty_pool(ledger: CpuLedger, resolved: Resolved) -> CpuRefusal | None:
         return None
     return CpuRefusal(
         CpuBlocker.SHARED_POOL_EMPTY,
-        "slots with cpus of their own have every cpu of the shared pool",
+        "slots with dedicated cpus have every cpu of the shared pool",
     )
 
 
@@ -132,7 +132,7 @@ def without_topology(policy: CpuPolicy) -> CpuAssignment | CpuRefusal:
     demanded: list[str] = []
     preferred: list[str] = []
     if policy.qos.is_pinned:
-        demanded.append(f"{policy.qos} slots have cpus of their own")
+        demanded.append(f"{policy.qos} slots have dedicated cpus")
     if policy.bind is BindPolicy.CONSTRAINED_BURST:
         (demanded if policy.bind_required else preferred).append(policy.bind)
     if policy.numa.aligns:

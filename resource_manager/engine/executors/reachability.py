@@ -1,11 +1,11 @@
 """Handles executors that register and report, but that the resource manager cannot dial.
 
 The cause may be a wrong address, a firewall or certificates. Their commands would stay in flight
-forever, and so would the requests placed there. Waiting does not help, because the outcome of such
-a command is unknown. A registration does help: it shows which slots exist, and voids older
+forever, and so would the requests placed there. Waiting does not help, because the outcome of
+these commands is unknown. A registration does help: it shows which slots exist, and voids older
 commands.
 
-So the executor is told to register again. Requests whose slots are not there go back to the queue.
+So the executor must register again. Requests whose slots are not there go back to the queue.
 No command is sent until the executor can be dialled, which probes find out. A probe asks nothing of
 the executor.
 """

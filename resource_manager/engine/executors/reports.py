@@ -261,7 +261,7 @@ class EpochSeen(FailedPrecondition):
 
     def __init__(self, executor_id: str, seen: int, own: int) -> None:
         super().__init__(
-            f"executor {executor_id} has seen rm_epoch {seen}, these books have {own}:"
+            f"executor {executor_id} has seen rm_epoch {seen}, this database has {own}:"
             " this resource manager is not the newest one and commands nothing",
             details={"executor_id": executor_id, "seen": seen, "own": own},
         )

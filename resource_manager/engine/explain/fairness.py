@@ -48,7 +48,7 @@ class ComparedFlow:
         raised: what was added to its usage when it became active, in the same unit.
         lookahead: what its running slots add to that in the comparison.
         weight: the sum of these three is divided by it.
-        tally: the result, its virtual time; the lowest is served first.
+        tally: virtual time, the result; the lowest is served first.
         minimum_reached: which part of its guaranteed minimum it has, in millionths; None: all of
             it, or it has no minimum.
     """

@@ -178,7 +178,7 @@ def _summary(
     if any(member.elsewhere for member in member_requests):
         parts.append("executors that still hold older slots of its members are left out")
     if any(hosts[name].refuses(each) for name in hosts.refusing for each in member_requests):
-        parts.append("an executor that refused such a slot lately is asked again later")
+        parts.append("an executor that refused an equal slot lately is asked again later")
     return "; ".join(parts)
 
 

@@ -224,7 +224,7 @@ def _quota_message(block: QuotaBlock) -> str:
 
 def _kept(others: list[ReservationView]) -> str:
     names = ", ".join(f"gang {r.gang_id}" if r.gang_id else r.allocation_id for r in others)
-    return f"there is room, which is held for {names}, passed over for too long"
+    return f"there is room, but it is reserved for {names}, which waited too long"
 
 
 def _topology_text(survey: Survey) -> str:
@@ -258,7 +258,7 @@ def _waiting(reason: str, survey: Survey, ahead: int, known: dict[Reason, str]) 
     elif not survey.hosts:
         text = "no executor has registered yet"
     elif survey.refused:
-        text = "an executor with room refused such a slot lately and is asked again later"
+        text = "an executor with room refused an equal slot lately and is asked again later"
     else:
         text = "not enough is free"
     usable = f"{survey.usable} of {len(survey.hosts)} executors usable"

@@ -98,7 +98,7 @@ def _view(
 def _summary(
     each: Reservation, job_name: str, executors: tuple[ReservedExecutorView, ...], passed_ms: int
 ) -> str:
-    since = f"since {_clock(each.since_time_ms)}, passed over since {_clock(passed_ms)}"
+    since = f"since {_clock(each.since_time_ms)}, starving since {_clock(passed_ms)}"
     title = f"{each.owner.title} of job {job_name}"
     lacking = [one for one in executors if one.missing or one.missing_slots]
     if len(executors) == 1:

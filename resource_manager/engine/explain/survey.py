@@ -50,7 +50,7 @@ class Survey:
         distances: of all hosts.
         usable: number of usable hosts.
         fitting: number of hosts where the request fits now.
-        refused: a usable host refused such a request lately.
+        refused: a usable host refused an equal request lately.
         promising: the nearest usable host that is large enough and not reserved for others.
         blocked_only_by: hosts where all obstacles are of one constraint, by constraint.
         unchecked: hosts where costly constraints were not checked.

@@ -72,7 +72,7 @@ def _lead(tree: FlowTree, flow: Flow, second: Flow, cost: float) -> float:
         return 0  # the share of a minimum is in booked amounts, which costs do not tell
     step = tree.lookahead_s * cost * tree.clock.scale / flow.weight
     if not step:
-        return inf  # only service received counts then, and placing slots does not change it now
+        return inf  # only past usage counts then, and placing slots does not change it now
     tau = tree.clock.tau
     return ceil((second.at(tau) - flow.at(tau)) / step - _ROUNDED)
 

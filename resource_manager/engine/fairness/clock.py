@@ -1,6 +1,6 @@
 """Warped time: a clock in which decaying amounts are straight lines.
 
-With a half-life H, service received at time u counts 2^-((t-u)/H) at time t. This weight changes
+With a half-life H, usage at time u counts 2^-((t-u)/H) at time t. This weight changes
 all the time. So amounts are kept *scaled*: multiplied by g(u) = 2^((u-L)/H) of the moment u when
 they were received, with a fixed landmark L. A scaled amount divided by g(t) is the decayed one. At
 any one moment g(t) is the same for all, so comparing scaled amounts is comparing decayed ones.

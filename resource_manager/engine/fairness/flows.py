@@ -445,7 +445,7 @@ class FlowTree:
             return
         siblings = parent.children
         first = siblings.least()
-        # Without the lookahead: the newcomer shall start at what the sibling used, not at more.
+        # Without the lookahead: the newcomer must start at what the sibling used, not at more.
         if first is not None:
             level = (first.service_at(self.clock.tau) + first.raised) / first.weight
         else:

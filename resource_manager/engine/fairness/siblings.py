@@ -90,7 +90,7 @@ class Flow(Entry):
             flow = flow.parent
 
     def service_at(self, tau: float) -> float:
-        """Returns the service received until a moment, scaled."""
+        """Returns the usage until a moment, scaled."""
         return self.service + self.rate * (tau - self.since)
 
     def settle(self, tau: float) -> None:

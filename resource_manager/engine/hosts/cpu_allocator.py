@@ -168,7 +168,7 @@ class CpuAllocator:
     # What slots can get.
 
     def unmet(self, request: ResourceRequest) -> int:
-        """Returns how many preferred policies such a slot would miss here, given that it fits."""
+        """Returns how many preferred policies the slot would miss here, given that it fits."""
         found = self.assign(request)
         return len(found.notes) if isinstance(found, CpuAssignment) else 0
 
@@ -178,7 +178,7 @@ class CpuAllocator:
         return self.cpus is not None and not self.cpus.best_effort_cpus
 
     def needs_topology(self, request: ResourceRequest) -> bool:
-        """Returns True if amounts do not decide whether such a slot fits here; ask `suits` then."""
+        """Returns True if amounts do not decide whether the slot fits here; ask `suits` then."""
         return self.aligning or request.topology_constrained
 
     def assign(self, request: ResourceRequest) -> CpuAssignment | CpuRefusal:
@@ -218,7 +218,7 @@ class CpuAllocator:
         return fits_empty(self.cpus, self._cpu_request(request))
 
     def score(self, request: ResourceRequest) -> int:
-        """Returns how well this host fits such a slot that has room here; higher is better."""
+        """Returns how well this host fits the slot, which has room here; higher is better."""
         found = self.assign(request)
         if self.cpus is None or isinstance(found, CpuRefusal):
             return 0

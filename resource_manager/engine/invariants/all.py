@@ -55,7 +55,7 @@ def findings(state: State, *, ended: bool = True) -> Iterator[Finding]:
 
 
 def _checks(state: State, *, ended: bool) -> Iterator[Iterator[Finding]]:
-    """Yields all checks. Each copies its keys when its turn comes."""
+    """Yields all checks. Each copies its keys when it begins."""
     jobs, requests, slots, hosts = state.jobs, state.requests, state.slots, state.hosts
     queue, ranges, gangs, endings = state.queue, state.ranges, state.gangs, state.endings
     flows, groups, items = state.flows, state.groups, state.queue.non_batchables

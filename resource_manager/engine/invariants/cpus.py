@@ -18,10 +18,10 @@ def cpu_problems(host: Host) -> Iterator[str]:
     title, ledger = f"executor {host.host_id}", host.cpus
     if ledger is None:
         if host.aligning:
-            yield f"{title} aligns everybody, and nothing is known of its cpus"
+            yield f"{title} aligns all slots, and nothing is known of its cpus"
         return
     if host.aligning != host.present.policy.alignment.aligns:
-        yield f"{title} aligns everybody: {host.aligning}, its settings say otherwise"
+        yield f"{title} aligns all slots: {host.aligning}, its settings say otherwise"
     if ledger.policy != host.present.policy:
         yield f"{title} gives cpus by other settings than those that hold there"
     for problem in ledger.problems():
@@ -34,7 +34,7 @@ def _holdings(host: Host, ledger: CpuLedger) -> Iterator[str]:
     assigned: dict[SlotKey, object] = dict(ledger.holdings)
     for key, slot in host.slots.items():
         if key not in assigned:
-            yield f"slot {key} is not in the books of cpus of its executor {host.host_id}"
+            yield f"slot {key} is not in the cpu ledger of its executor {host.host_id}"
             continue
         if assigned.pop(key) != cpus_booked(slot):
             yield f"slot {key} holds other cpus or NUMA nodes than it was given"
@@ -43,6 +43,6 @@ def _holdings(host: Host, ledger: CpuLedger) -> Iterator[str]:
             continue
         booked = slot.booked.get(CPU_MILLI, 0)
         if booked != len(assignment.cpus) * MILLI_PER_CPU:
-            yield f"slot {key} has cpus {assignment.cpus} of its own, and books {booked} cpu_milli"
+            yield f"slot {key} has dedicated cpus {assignment.cpus}, and books {booked} cpu_milli"
     for key in assigned:
-        yield f"executor {host.host_id} has cpus of slot {key} in its books, which is not there"
+        yield f"the cpu ledger of executor {host.host_id} has slot {key}, which is not there"

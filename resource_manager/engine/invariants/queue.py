@@ -122,7 +122,7 @@ def queue_problems(queue: WaitingQueue, *, fair: bool) -> Iterator[str]:
     somewhere = len(queue.current_pass) + len(queue.fitting) + len(queue.for_next_pass)
     somewhere += sum(map(len, queue.blocked.values()))
     if somewhere != len(classes):
-        yield f"{somewhere} classes are to be tried or blocked, {len(classes)} are pending"
+        yield f"{somewhere} classes must be tried or are blocked, {len(classes)} are pending"
     of_jobs = sum(map(len, queue.by_job.values()))
     of_classes = sum(len(scheduling_class.job_queues) for scheduling_class in classes)
     if of_jobs != of_classes:

@@ -58,6 +58,6 @@ def _order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
     sent = command is not None and command.resizes and key in command.keys
     due = slot.ordered is not None and slot.state is SlotState.ALLOCATED
     if due and not (queued or sent):
-        yield f"slot {key} is to change its size, but nobody was told"
+        yield f"slot {key} has a new size, and no order for its executor"
     if queued and not due:
-        yield f"slot {key} is {slot.state} and to be resized, which nobody ordered"
+        yield f"slot {key} is {slot.state} and queued for a resize that was not ordered"

@@ -17,7 +17,7 @@ Example: gang "g" has the members m1 and m2, both with `restart_on_loss`.
   submitted                            PENDING     PENDING     WAITING     -
   try_gang: m1 on host A, m2 on B      ALLOCATING  ALLOCATING  ALLOCATING  2
   A carved m1 (`confirm`)              ALLOCATING  ALLOCATING  ALLOCATING  1
-      m1's slot is ALLOCATED, but its job master is not told
+      m1's slot is ALLOCATED, but its job master does not know
   B refused m2 (`requeue`)             PENDING     PENDING     WAITING     -
       the slot of m1 is freed; the gang is queued at its old place
   try_gang: m1 on A, m2 on C           ALLOCATING  ALLOCATING  ALLOCATING  2
@@ -148,7 +148,7 @@ class GangMoves:
         groups = self._by_request(waiting)
         members = [iter(groups[request_kind]) for request_kind in requests]
         for share in found:
-            some = list(islice(members[share.request], share.count))
+            some = list(islice(members[share.request_index], share.count))
             self.moves.place(some, self.hosts[share.host_id])
         self.transitions.move_gang(waiting.gang, GangInput.PLACE)
         self.gangs.unconfirmed[waiting.gang.gang_id] = len(waiting.members)
@@ -218,7 +218,9 @@ class GangMoves:
         ):
             self.moves.decline(slot)
             return
-        self.lose(slot, Reason.OFFER_NOT_ACCEPTED, "its executor says that nobody accepted it")
+        self.lose(
+            slot, Reason.OFFER_NOT_ACCEPTED, "its executor reports that no job master accepted it"
+        )
         self.moves.vanish(slot)
 
     def give_up(

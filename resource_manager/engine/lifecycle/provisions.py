@@ -1,7 +1,7 @@
 """Moves provisions through their states, from the order until the provider says that nothing is
 left.
 
-A provision is stored as ASKED before its provider is told to start the executor. A resource manager
+A provision is stored as ASKED before its provider starts the executor. A resource manager
 that is killed in between therefore knows of everything that it may have started.
 `scaling/passes.py` decides when an executor is ordered or given back.
 

@@ -222,7 +222,7 @@ class ResizeMoves:
         - The number is higher than any that this resource manager gave out, or carries another
           size. It was ordered from a newer state of the resource manager that was lost since.
         - An executor that crashed when its disk was full carries out a resize that it had refused.
-        - Such an executor takes back a resize that it had confirmed.
+        - The same executor takes back a resize that it had confirmed.
 
         Args:
             slot: the slot, as it is known here.

@@ -92,7 +92,7 @@ def scheduling_key(spec: RequestSpec) -> SchedulingKey:
 
 
 def is_topology_constrained(profile: ResourceProfile | None, cpus: CpuKey | None) -> bool:
-    """Returns True if amounts alone can never decide whether a host can serve such a request. That
+    """Returns True if amounts alone can never decide whether a host can serve the request. That
     includes default slots of best-effort cpu, since the index counts only default slots of normal
     cpu.
     """

@@ -43,7 +43,7 @@ HISTORY_LENGTH = 4_000
 """Moves that are remembered, over all entities, for the message of an `IllegalTransition`."""
 
 HISTORY_SHOWN = 8
-"""Moves of the entity that such a message shows."""
+"""Moves of the entity that an error message shows."""
 
 
 class Transitions:

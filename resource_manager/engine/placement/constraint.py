@@ -38,7 +38,7 @@ class Blocker(StrEnum):
     LABEL_MISMATCH = "LABEL_MISMATCH"
     TOTAL_TOO_SMALL = "TOTAL_TOO_SMALL"
     SLOT_LIMIT = "SLOT_LIMIT"
-    REFUSED = "REFUSED"  # the executor refused such a slot lately
+    REFUSED = "REFUSED"  # the executor refused an equal slot lately
     HELD = "HELD"  # for the owner of a reservation
     TOPOLOGY = "TOPOLOGY"  # its cpus or NUMA nodes do not suit, whatever amounts are free
 

@@ -56,7 +56,7 @@ PIN_CORE_CPUS = "pin.core_cpus"
 """Index column: those of them whose cores are entirely free, if slots may have whole cores."""
 
 PIN_CORES = "pin.cores"
-"""Index column: cores with such a cpu, if slots may have one cpu each of several cores."""
+"""Index column: cores with one of these cpus, if slots may have one cpu each of several cores."""
 
 PIN_NODE_CPUS = "pin.node_cpus"
 """Index column: those of them on the NUMA node with the most."""

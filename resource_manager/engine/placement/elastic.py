@@ -202,7 +202,7 @@ class Elastic:
         return all(shape.total.get(name, 0) <= limit for name, limit in limits.items())
 
     def fits_a_shape(self, request: ResourceRequest, *, labels: bool = True) -> bool:
-        """Returns True if an executor of some shape could serve such a request when empty.
+        """Returns True if an executor of some shape could serve the request when empty.
 
         Args:
             request: what is requested.

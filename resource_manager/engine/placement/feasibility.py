@@ -62,7 +62,7 @@ def _feasibility(hosts: Hosts, elastic: Elastic, scheduling_class: SchedulingCla
     if not hosts and not elastic.provisioning:
         return Feasibility.POSSIBLE  # none has registered yet; one may at any moment
     if elastic.shapes and elastic.fits_a_shape(scheduling_class):
-        return Feasibility.POSSIBLE  # such an executor can be ordered
+        return Feasibility.POSSIBLE  # an executor that fits can be ordered
     labels = scheduling_class.labels
     if _some_host_could(hosts, scheduling_class, labels, ONLINE):
         return Feasibility.POSSIBLE

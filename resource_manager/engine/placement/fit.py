@@ -215,9 +215,9 @@ class SlotsLeft(Constraint):
 
 
 class NotRefused(Constraint):
-    """The executor has not refused such a slot lately."""
+    """The executor has not refused an equal slot lately."""
 
-    phrase = "refused such a slot lately and is asked again later"
+    phrase = "refused an equal slot lately and is asked again later"
 
     def obstacles(
         self, request: ResourceRequest, asked: Amounts, at: HostView
@@ -231,7 +231,7 @@ class NotRefused(Constraint):
 class NotReserved(Constraint):
     """What is free is not reserved for others."""
 
-    phrase = "has room, which is held for somebody who was passed over for too long"
+    phrase = "has room, but it is reserved for a starved request"
 
     def obstacles(
         self, request: ResourceRequest, asked: Amounts, at: HostView

@@ -156,7 +156,7 @@ def fill(
     Args:
         left: what the bin has left; what is taken is subtracted.
         needs: what one of each kind takes of it.
-        entries: the requests; those with count 0 are passed over.
+        entries: the requests; those with count 0 are skipped.
 
     Returns:
         (index of the entry, how many) of those that are taken, and how many entries were tried.

@@ -1,6 +1,6 @@
 """Long computations that can be paused: generators that report how much work they have done.
 
-Such a generator yields about how many requests it has compared with executors since its last yield,
+A generator yields about how many requests it has compared with executors since its last yield,
 and returns its result. The caller may pause it after any yield and continue later.
 """
 

@@ -87,12 +87,12 @@ class Share:
     """Some of the members of one request of a gang, on one executor.
 
     Attributes:
-        request: position of the request among those of the gang.
+        request_index: position of the request among those of the gang.
         host_id: the executor.
         count: number of members.
     """
 
-    request: int
+    request_index: int
     host_id: str
     count: int
 

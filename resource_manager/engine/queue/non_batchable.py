@@ -262,7 +262,9 @@ class NonBatchables:
                 found.append(f"item {number} is in the pass, kept for the next, blocked: {where}")
         known = len(self._in_pass) + len(self._for_next_pass) + sum(map(len, groups))
         if known != len(self._all):
-            found.append(f"{known} items are to be tried or blocked, {len(self._all)} are pending")
+            found.append(
+                f"{known} items must be tried or are blocked, {len(self._all)} are pending"
+            )
         if not self._blocked_by.keys() <= self._all.keys():
             found.append(f"quotas block {len(self._blocked_by)} items, of which some do not exist")
         return found

@@ -1,7 +1,8 @@
 """Accepts or refuses gangs: all members must be valid, and the gang must fit as a whole.
 
-A problem of one member refuses all members; each of the others is told which one caused it.
-Repeating the same gang is the same call. `lifecycle/gangs.py` has a worked example of what follows.
+A problem of one member refuses all members; the answer to each of the others names the one that
+caused it. Repeating the same gang is the same call. `lifecycle/gangs.py` has a worked example of
+what follows.
 """
 
 from __future__ import annotations

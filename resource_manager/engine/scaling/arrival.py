@@ -7,7 +7,7 @@ again. If it could not even serve them when empty, its shape backs off.
 
 An executor that came by itself takes over the plan of the most similar pending one. A provider may
 have started an executor whose provision is unknown: it was given up, or is newer than the stored
-state. Such an executor is adopted, so that it is given back when it is idle.
+state. This executor is adopted, so that it is given back when it is idle.
 """
 
 from __future__ import annotations

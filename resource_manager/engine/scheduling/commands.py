@@ -108,7 +108,7 @@ def _send_resize(journal: Journal, host: Host) -> None:
     del host.to_resize[key]
     ordered = host.slots[key].ordered
     if ordered is None:
-        raise InvariantBroken(f"slot {key} is to be resized, and no size is ordered")
+        raise InvariantBroken(f"slot {key} is queued for a resize, and no size is ordered")
     executor.command_number += 1
     resize = SendResize(
         executor_id=host.host_id,

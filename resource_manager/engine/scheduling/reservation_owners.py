@@ -87,7 +87,7 @@ def choose_hosts(
         return None
     by_host: dict[str, list[tuple[MemberRequest, int]]] = {}
     for share in shares:
-        by_host.setdefault(share.host_id, []).append((requests[share.request], share.count))
+        by_host.setdefault(share.host_id, []).append((requests[share.request_index], share.count))
     booked = {name: booked_by(state.hosts[name], some) for name, some in by_host.items()}
     return HostChoice(booked, requests, shares, by_host)
 
@@ -139,7 +139,7 @@ def place_owner(state: State, each: Reservation) -> None:
         slot = state.slots[owner.slot]
         found = state.resizes.assignment_for(state.hosts.of(slot), slot)
         if isinstance(found, CpuRefusal):
-            raise InvariantBroken(f"{owner.title} was to be ordered, and {found.text}")
+            raise InvariantBroken(f"the placement of {owner.title} was due, and {found.text}")
         state.resizes.order(slot, found)
         state.queue.non_batchables.remove(owner.number)
     elif owner.gang_id:

@@ -1,6 +1,6 @@
 """Reservations: capacity that is kept for starved requests, gangs and resizes.
 
-Whatever fits is placed, so a large request could be passed over by small ones indefinitely. The one
+Whatever fits is placed, so small requests could keep a large one waiting indefinitely. The one
 rule: the longest starved gets the hosts where least is missing, as if everything else there had
 ended. Others may use what its hosts have beyond that (`ReservedCapacity.spare`), which delays the
 owner by nothing. So it is placed at the latest when everything has ended that was there when the
@@ -163,7 +163,7 @@ def _check(context: EventContext) -> None:
 
 
 def _starved_since(state: State, waiter: Waiter, clock: StarvationClock) -> Mark | None:
-    """Returns since when a waiter is passed over; None: it is not starved.
+    """Returns since when others are placed before a waiter; None: it is not starved.
 
     A job of which requests are placed now and then is starved as well, without another timeout, if
     it comes before a running job that waits with something smaller: what that gives back is too
@@ -249,9 +249,7 @@ def _reserve(context: EventContext, owner: ReservationOwner, since: Mark) -> boo
         ((name, kept),) = made.hosts.items()
         amounts = ", ".join(f"{dimension} {amount}" for dimension, amount in kept.amounts.items())
         what = f"{amounts} are held for it on {name}"
-    _record(
-        context, "reservation_made", made, f"{owner.title} was passed over for too long: {what}"
-    )
+    _record(context, "reservation_made", made, f"{owner.title} waited too long: {what}")
     return True
 
 

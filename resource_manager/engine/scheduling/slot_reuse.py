@@ -39,7 +39,7 @@ NOT_WAITING = "the request that was to take it over does not wait"
 NOT_THE_SAME = "the request that was to take it over asks for something else"
 NOT_HERE = "nothing new may be placed on its executor"
 OF_A_GANG = "slots and requests of gangs are not handed on"
-RESIZED = "its size was changed, or is to be"
+RESIZED = "its size was changed, or a change is queued"
 ENDED = "it has ended before"
 NOT_GRANTED = "it was not granted"
 

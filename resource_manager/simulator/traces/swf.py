@@ -46,7 +46,7 @@ def read_swf(path: Path) -> Workload:
     Memory per processor is the requested amount, or else the used one.
 
     Raises:
-        InvalidArgument: the file cannot be read, or a line is not such a record.
+        InvalidArgument: the file cannot be read, or a line is not a record of this format.
     """
     jobs: list[TraceJob] = []
     left_out: Counter[str] = Counter()

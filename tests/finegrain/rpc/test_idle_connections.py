@@ -1,4 +1,4 @@
-"""A connection on which nothing is said stays open, although both ends ask for signs of life."""
+"""A connection without messages stays open, although both ends ask for signs of life."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom to call next: hints are followed, stale ones not for ever, strange ones not at all."""
+"""Which server to call next: hints are followed, stale ones not forever, strange ones never."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def make_batch() -> MakeBatch:
 
 @dataclass
 class Runners:
-    """What scripted runners do, and what they were told."""
+    """What scripted runners do, and what they received."""
 
     outcomes: dict[int, bool] = field(default_factory=dict)  # by thread; those absent do not end
     message: str = ""
@@ -123,7 +123,7 @@ def runners(monkeypatch: pytest.MonkeyPatch) -> Runners:
             for number in script.signals:
                 os.kill(os.getpid(), number)
                 await self.stop.wait()
-                await asyncio.sleep(0.05)  # the next one is heard, too
+                await asyncio.sleep(0.05)  # the next signal arrives, too
             state = BatchState.ENDED if not left else BatchState.STOPPED
             if script.signals:
                 state = BatchState.CANCELLED

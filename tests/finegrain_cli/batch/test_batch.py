@@ -1,4 +1,4 @@
-"""`finegrain batch`: what is begun, gone on with and stopped, what is told, and with which exit
+"""`finegrain batch`: what is begun, continued and stopped, what is printed, and the exit
 code. The runner is scripted; the real one has tests of its own, and in tests/e2e.
 """
 

@@ -56,7 +56,7 @@ def test_going_on_in_the_background_with_what_goes_on_returns_at_once(
 def test_what_could_not_be_gone_on_with_stays(
     finegrain: Finegrain, runners: Runners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only what this very command has made is removed."""
+    """Only what this command has made is removed."""
     path = tmp_path / "my.batch"
     StateFile.create(path, fg.BatchSpec(3, ["true"]), None).close()
 

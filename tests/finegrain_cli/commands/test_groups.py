@@ -1,4 +1,4 @@
-"""Resource groups on the command line: the tree, and the levers."""
+"""Resource groups on the command line: the tree, and its operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operators' levers: what is asked of the cluster, what is said first, what is refused."""
+"""Commands of operators: what is requested, what is printed first, what is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every recorded machine is drawn whole, with slots on it, as the books of an RM tell it."""
+"""Every recorded machine is drawn whole, with slots on it, as an RM reports it."""
 
 from __future__ import annotations
 

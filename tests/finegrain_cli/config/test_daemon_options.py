@@ -1,4 +1,4 @@
-"""What the daemons are told: every key arrives, and what is not set is the daemon's own default."""
+"""What the daemons receive: every key arrives, and what is not set is the daemon's own default."""
 
 from __future__ import annotations
 

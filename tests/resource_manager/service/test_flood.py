@@ -1,4 +1,4 @@
-"""Tests that a job master that floods the RM blocks no other, and is itself told to retry later."""
+"""Tests that a job master that floods the RM blocks no other, and must itself retry later."""
 
 from __future__ import annotations
 

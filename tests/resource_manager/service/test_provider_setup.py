@@ -1,4 +1,4 @@
-"""Tests what providers are told about the resource manager, and which settings prevent a start."""
+"""Tests what providers receive about the resource manager, and which settings prevent a start."""
 
 from __future__ import annotations
 

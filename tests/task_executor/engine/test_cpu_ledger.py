@@ -1,4 +1,4 @@
-"""Cpus of the executor's own books: who has some to himself, and where all the others run."""
+"""The executor's cpu ledger: which slots have dedicated cpus, and where all others run."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ def test_while_a_slot_changes_its_size_both_its_old_and_its_new_cpus_are_its_own
 
 
 def test_a_slot_that_changes_its_cpus_leaves_one_to_the_others_at_any_moment() -> None:
-    """While it has both, nobody else would have any, although there are some afterwards."""
+    """While it has both, no other slot would have any, although there are some afterwards."""
     books = table(policy=HostPolicy(reserved_cpus=cpus("0"), reserved_strict=True))
     carve(books, spec("plain"), pinned("big", "3-7"), pinned("own", "2"))
     outcome = resize(books, "own", 1, "1")
@@ -367,7 +367,7 @@ CPU_SETS = st.sets(st.integers(1, 7), min_size=1, max_size=3).map(CpuSet)
 
 
 class Orders(RuleBasedStateMachine):
-    """Whatever is ordered, changed and ended: cpus are one's own, and nobody is without one."""
+    """Whatever is ordered, changed or ends: dedicated cpus are not shared; each slot has a cpu."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The numbering of states: it only rises, `unchanged` is never said wrongly, ends are told."""
+"""The numbers of states only rise, `unchanged` is never wrong, and ends are reported."""
 
 from __future__ import annotations
 

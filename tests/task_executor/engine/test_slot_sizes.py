@@ -1,4 +1,4 @@
-"""A slot changes its size: booked with the larger of both until the host has said which it is."""
+"""A slot changes its size: booked with the larger of both until the host reports which it is."""
 
 from __future__ import annotations
 

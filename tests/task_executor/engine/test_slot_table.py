@@ -1,4 +1,4 @@
-"""The executor's own books: what may exist, what it takes, when it is given back."""
+"""The executor's slot table: what may exist, what it takes, when it is given back."""
 
 from __future__ import annotations
 
@@ -252,7 +252,7 @@ def test_books_that_contradict_their_slots_are_noticed() -> None:
 
 
 class Books(RuleBasedStateMachine):
-    """Random orders and ends; the books always balance and nothing is promised twice."""
+    """Random orders and ends; the amounts always balance and nothing is promised twice."""
 
     ids = st.sampled_from("abcde")
     generations = st.integers(1, 3)

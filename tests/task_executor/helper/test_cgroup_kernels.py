@@ -1,4 +1,4 @@
-"""Kernels differ in what they count, limit and kill: slots get the same of each, or are told."""
+"""Kernels differ in what they count, limit and kill: slots get the same, or it is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cgroup v1 on this very machine: limits hold, and freeing a slot leaves nothing."""
+"""cgroup v1 on this machine: limits hold, and freeing a slot leaves nothing."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ async def test_a_spinner_gets_its_quota_and_no_more(host: Host, cpu_milli: int) 
 
 @pytest.mark.parametrize("factor", [0.8, 1.2])
 async def test_a_quota_that_is_wrong_would_be_noticed(host: Host, factor: float) -> None:
-    """By what the kernel was told; an idle machine's counters say so, too."""
+    """By the values written to the kernel; the counters of an idle machine show it, too."""
     await host.slot(cpu_milli=40)
     await host.start("while :; do :; done")
     group = slot_group(host, "cpu")

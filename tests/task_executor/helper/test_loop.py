@@ -1,4 +1,4 @@
-"""One thread serves all: nobody who has much to do holds up those who have little."""
+"""One thread serves all: a client with much work does not delay one with little."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def loop() -> Iterator[Loop]:
 
 
 def test_a_job_of_many_steps_lets_others_in_between(loop: Loop) -> None:
-    """Such as moving a thousand slots, while tasks are to be started."""
+    """For example, tasks start while a thousand slots are moved."""
     reader, writer = os.pipe()
     done: list[int] = []
     served_after: list[int] = []

@@ -1,4 +1,4 @@
-"""Slots move to other cpus under tasks that spin, on this very machine, as the kernel tells."""
+"""Slots move to other cpus under tasks that spin, on this machine, as the kernel reports."""
 
 from __future__ import annotations
 

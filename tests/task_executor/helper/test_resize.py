@@ -1,4 +1,4 @@
-"""cgroup v1 on this very machine: a slot changes its size under tasks that go on."""
+"""cgroup v1 on this machine: a slot changes its size under tasks that go on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.task_executor.helper.conftest import MIB, Host, alive, eventually
 
 pytestmark = [pytest.mark.needs("root", "cgroup-v1")]
 
-# Holds memory, and gives half of it back when it is told to (by a byte on its standard input).
+# Holds memory, and gives half of it back when it gets a byte on its standard input.
 HOLDER = """
 import mmap, sys
 held = [mmap.mmap(-1, {mib} << 19) for _ in range(2)]
@@ -201,7 +201,7 @@ async def test_a_helper_killed_anywhere_in_a_resize_ends_with_one_size_in_kernel
 
 
 async def test_a_helper_that_comes_back_alone_finishes_by_itself(host: Host, place: Path) -> None:
-    """Nobody asks again: the front died with it."""
+    """No second call comes: the front died with it."""
     big = await host.slot(memory_bytes=256 * MIB)
     await host.start("sleep 60")
     small = replace(big, memory_bytes=32 * MIB)

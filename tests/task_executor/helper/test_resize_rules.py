@@ -38,7 +38,7 @@ def place(slots: Slots, controller: str) -> str:
 
 
 def enforced(slots: Slots) -> dict[str, str]:
-    """What the kernel was told, by file, of everything that a size decides."""
+    """What was written to the kernel, by file, of everything that a size decides."""
     v1 = {
         "cpu": ("cpu.cfs_quota_us", "cpu.shares"),
         "memory": ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"),

@@ -220,7 +220,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 async def test_nobody_is_left_behind_where_the_kernel_refuses_a_new_holder(
     stage: Stage, place: Path, started: list[int]
 ) -> None:
-    for controller in ("memory", "cpuset"):  # a cpuset without cpus admits nobody
+    for controller in ("memory", "cpuset"):  # a cpuset without cpus admits no process
         Path(f"/sys/fs/cgroup/{controller}/{stage.slice}/finegrain-a.scope").mkdir(parents=True)
     with pytest.raises(ScopeError, match="No space left on device"):
         scope.hold_scope(place, "a", None)

@@ -1,4 +1,4 @@
-"""Executors that share a host: who has a name keeps it, who comes and goes disturbs nobody."""
+"""Executors that share a host: each keeps its name, and none disturbs another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shim that ends, or hangs, before it has said whether its task runs."""
+"""A shim that ends, or hangs, before it has reported whether its task runs."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_shim_that_dies_without_a_word_is_a_task_that_did_not_start(
 def test_a_shim_that_says_nothing_is_waited_for_only_so_long(
     helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer may come late: whoever asks for the same task again gets it."""
+    """The answer may come late: a second call for the same task gets it."""
 
     def hang(*_args: object) -> NoReturn:
         time.sleep(PATIENCE_S)

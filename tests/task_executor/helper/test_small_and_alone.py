@@ -30,7 +30,7 @@ def test_a_module_imports_the_standard_library_and_the_helper_only(module: Path)
     foreign = {name.partition(".")[0] for name in names - own} - sys.stdlib_module_names
     assert foreign == set()
     assert not names & {"threading", "asyncio", "subprocess"} or (
-        module.name in ("launch.py", "scope.py")  # run in whoever starts the helper
+        module.name in ("launch.py", "scope.py")  # run in the process that starts the helper
     )
 
 

@@ -1,4 +1,4 @@
-"""What a task gets, what is known of it afterwards, and what it is told when it cannot start."""
+"""What a task gets, what is known of it afterwards, and what is reported when it cannot start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helper, front and tasks as an ordinary user: what is not enforced is said, all else works."""
+"""Helper, front and tasks as an ordinary user: what is not enforced is reported, all else works."""
 
 from __future__ import annotations
 

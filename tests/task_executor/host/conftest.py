@@ -15,7 +15,7 @@ TREES = Path(__file__).parents[2] / "data" / "topologies"
 @pytest.fixture
 def tree() -> Iterator[Callable[[str], Path]]:
     """The root directory of a recorded machine, by name."""
-    # In memory, where there is such a folder: the largest machine has 6,500 files.
+    # In memory, where that is possible: the largest machine has 6,500 files.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with TemporaryDirectory(dir=memory, prefix="finegrain-machines-") as folder:
 

@@ -21,7 +21,7 @@ DAEMON_SECRET = "a-secret-of-the-daemon"
 
 
 class HostOfNobody(Host):
-    """The same, with tasks of nobody."""
+    """The same, with tasks of user nobody."""
 
     async def start(self, script: str, task_id: str = "task", **changes: object) -> int:
         user = {"uid": None, "gid": None, "env": {"PATH": os.environ["PATH"]}}

@@ -262,7 +262,7 @@ async def test_a_task_that_closes_everything_and_stops_itself_can_be_ended(
 
 
 async def test_a_program_may_take_any_name(nobody: HostOfNobody) -> None:
-    """Whether a program runs is not told by a name that it can choose."""
+    """Whether a program runs is not decided by a name that it can choose."""
     await nobody.slot()
     names = "import ctypes, time\nctypes.CDLL(None).prctl(15, b'fg-before-exec', 0, 0, 0)\n"
     async with asyncio.timeout(PATIENCE_S):

@@ -1,4 +1,4 @@
-"""Somebody else at the helper's socket: nothing is told to them, and the way there is checked."""
+"""Another process at the helper's socket receives nothing, and the path to it is checked."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ while True:
 
 @pytest.fixture
 def impostor() -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    folder = Path(tempfile.mkdtemp(prefix="fg-impostor-"))  # nobody has to get there
+    folder = Path(tempfile.mkdtemp(prefix="fg-impostor-"))  # user nobody must enter it
     os.chown(folder, 65534, 65534)
     path = folder / "helper.sock"
     command = [sys.executable, "-I", "-c", IMPOSTOR, str(path)]
@@ -48,7 +48,7 @@ def impostor() -> Iterator[tuple[Path, subprocess.Popen[str]]]:
 
 
 def heard(process: subprocess.Popen[str], path: Path) -> list[str]:
-    """What the impostor was told before we say goodbye to it."""
+    """What the impostor received until the test connects to it."""
     with socket.socket(socket.AF_UNIX) as last:
         last.connect(str(path))
         last.sendall(b"goodbye")

@@ -97,7 +97,7 @@ class Executor:
         self.directory.close()
 
     async def crash(self) -> None:
-        """Everything of the front ends at once; nothing is said or written any more."""
+        """Everything of the front ends at once; nothing is sent or written any more."""
         self.running.cancel()
         await self.front.abandon()
         self.directory.close()

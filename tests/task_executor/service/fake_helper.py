@@ -1,4 +1,4 @@
-"""A helper without processes: it keeps what it is told; a test decides what happens on the host."""
+"""A helper without processes: it records its calls; a test decides what happens on the host."""
 
 from __future__ import annotations
 

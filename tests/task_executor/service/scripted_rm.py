@@ -38,7 +38,7 @@ async def eventually(condition: Callable[[], Any], what: str) -> Any:
 
 @dataclass
 class ScriptedRM:
-    """Knows one executor. What it was told is kept; what it answers can be set."""
+    """Knows one executor. What it received is kept; what it answers can be set."""
 
     rm_epoch: int = 1
     registration_number: int = 0
@@ -124,7 +124,7 @@ class ScriptedRM:
             host_policy_number=self.policy_number,
         )
 
-    # -- what it has been told ---------------------------------------------------------------
+    # -- what it has received ----------------------------------------------------------------
 
     @property
     def registered(self) -> rm.RegisterExecutorRequest:
@@ -138,7 +138,7 @@ class ScriptedRM:
         return [state for state in self.states if not state.unchanged]
 
     def slots(self) -> dict[str, int]:
-        """Allocation id to state, as last told."""
+        """Allocation id to state, as last reported."""
         return {slot.allocation_id: slot.state for slot in self.full_reports()[-1].slots}
 
     def ended(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""An executor on a host of which a kubelet, or whoever switches cpus off, takes some away."""
+"""An executor on a host where a kubelet has cpus, or an operator takes some offline."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Whatever is ordered and whatever fails on the way: at no moment does anybody run on cpus that are
-another's own, or on none, and in the end the host is as the books say.
+another's own, or on none, and in the end the host matches the slot table.
 
 The host is a model that checks that after every single change. Calls to it fail at random: with
 nothing done, with everything done and the answer lost, or in the middle.
@@ -43,7 +43,7 @@ class HostModel(FakeHelper):
     rng: random.Random
     failing = True
     classes: dict[str, QosClass]
-    told: set[tuple[str, int]]  # slots of which a front has heard: tasks may run in them
+    told: set[tuple[str, int]]  # slots that a front knows: tasks may run in them
 
     def _change(self, key: tuple[str, int], limits: SlotLimits) -> None:
         self.slots[key] = limits
@@ -202,7 +202,7 @@ class Story:
                 await self.keeper.cpu_bindings.sync_or_log()
 
     def check(self) -> int:
-        """The host is as the books say. How many slots there are."""
+        """Checks that the host matches the slot table; returns the number of slots."""
         books = self.keeper.table
         books.check_invariants()
         told = {tuple(slot.key): books.cpus.binding_of(slot.spec).cpus for slot in books}
@@ -211,7 +211,7 @@ class Story:
 
 
 class LoopWithOwnClock(asyncio.SelectorEventLoop):
-    """Its clock moves only while everybody sleeps, and then at once: with `at_once`, a seed is one
+    """Its clock moves only while all tasks sleep, and then at once: with `at_once`, a seed is one
     course of things, however busy the machine is.
     """
 
@@ -251,7 +251,7 @@ def test_nobody_ever_runs_on_anothers_cpus_or_on_none(
 
 
 async def run_story(story: Story) -> None:
-    """From the first slot to a host that is as the books say."""
+    """From the first slot to a host that matches the slot table."""
     await story.start()
     moved = 0
     for _ in range(STEPS):

@@ -1,5 +1,5 @@
-"""Slots with cpus of their own at the RM's order: who shares is moved off before, and back when
-nothing of them is left; whatever fails, nobody is without a cpu and the books say what is so.
+"""Slots with dedicated cpus at the RM's order: slots that share are moved off before, and back when
+nothing of them is left; whatever fails, each slot has a cpu and the slot table is correct.
 """
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ async def test_an_operators_reserve_is_followed_kept_and_told_by_its_number(
     await eventually(lambda: on_host(executor) == {"plain": "0-2"}, "it is followed")
     await eventually(lambda: number_told(rm) == 5, "that is told")
     assert reasons(await rm.allocate(pinned("own", "3"))) == ["CPUS_UNAVAILABLE"]
-    rm.policy_number = 0  # it follows the present one: nothing is said
+    rm.policy_number = 0  # it follows the present one: the RM sends none
     await executor.crash()
     await again(rm, executor)
     assert number_told(rm) == 5

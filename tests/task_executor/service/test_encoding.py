@@ -29,7 +29,7 @@ SPECIAL: dict[Any, Any] = {
 }
 SPECIAL["CpuConditions.kubelet"] = full_value(KubeletState, SPECIAL)
 
-DEPENDS = {"NumberedState": {"unchanged"}}  # such a state has no available amounts
+DEPENDS = {"NumberedState": {"unchanged"}}  # an unchanged state has no available amounts
 
 
 @pytest.mark.parametrize("pair", write.writings, ids=lambda pair: pair[0].__name__)

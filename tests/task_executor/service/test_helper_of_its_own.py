@@ -41,7 +41,7 @@ sys.exit(run(TaskExecutorOptions(managers=(), **told)))
 
 @dataclass
 class HelperUnit:
-    """What systemd would do for the helper: start it, hear that it is ready, end it."""
+    """What systemd would do for the helper: start it, wait until it is ready, end it."""
 
     folder: Path
     executor_id: str

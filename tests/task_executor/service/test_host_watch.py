@@ -30,7 +30,7 @@ NO_KUBELET = KubeletFiles("none", False, (), {}, {})
 
 @dataclass
 class Machine:
-    """A directory that looks like one, a helper's answers, and the books that are told."""
+    """A directory that looks like one, a helper's answers, and the ledger that is updated."""
 
     root: Path
     topology: HostTopology
@@ -61,7 +61,7 @@ class Machine:
         self.news = self.books.update_conditions(**conditions)
 
     async def refresh(self) -> bool:
-        """Whether that told anything new."""
+        """Returns True if that found anything new."""
         await self.watch.refresh()
         return self.news
 

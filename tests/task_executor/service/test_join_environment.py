@@ -1,4 +1,4 @@
-"""What an executor is told by its environment: the cluster's token, and its shape."""
+"""What an executor reads from its environment: the cluster's token, and its shape."""
 
 from __future__ import annotations
 

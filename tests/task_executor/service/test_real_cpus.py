@@ -1,5 +1,5 @@
-"""Slots of real processes make room for one with a cpu of its own, and get it back; front and
-helper are killed at any step of it. What is told is read back from the kernel, and no task stops.
+"""Slots of real processes make room for one with a dedicated cpu, and get it back; front and helper
+are killed at any step of it. What is reported is read back from the kernel, and no task stops.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from tests.task_executor.service.scripted_rm import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("root", "cgroup-v1"), pytest.mark.full]
 
-# Ticks for ever, holds 20 MiB, and keeps reading a file, so that page cache has to be dropped.
+# Ticks forever, holds 20 MiB, and keeps reading a file, so that page cache has to be dropped.
 BUSY = """
 import os, sys, time
 held = bytearray(20 << 20)
@@ -165,7 +165,7 @@ async def test_killed_at_any_step_it_ends_with_one_size_everywhere(
         await kill(process, rm, victims)
         with contextlib.suppress(FinegrainError):
             await order
-        # An RM that does not know what became of it says the same again, or takes what is told.
+        # An RM that does not know what became of it sends it again, or adopts what is reported.
         answer = await rm.resize(number, **wanted)
         if wanted is BELOW_USE:
             assert answer.result.error.reason == "BELOW_USE"

@@ -1,4 +1,4 @@
-"""Coming back: what the checkpoint and the helper say, put together before anybody is told."""
+"""Coming back: what the checkpoint and the helper say, put together before anything is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A slot changes its size at the RM's order: over real gRPC, durable at every step, told truly."""
+"""A slot changes its size at the RM's order: over real gRPC, durable and reported at every step."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ async def test_the_same_command_again_gets_the_recorded_answer(
 async def test_the_same_change_in_another_command_is_the_same_and_an_older_one_is_stale(
     rm: ScriptedRM, executor: Executor
 ) -> None:
-    """After a restart of an RM that has not heard what became of it."""
+    """After a restart of an RM that does not know its outcome."""
     await rm.allocate(allocation())
     await rm.resize(4, cpu_milli=900)
     assert reason(await rm.resize(4, cpu_milli=900)) == ""
@@ -404,7 +404,7 @@ async def test_a_slot_that_is_being_freed_keeps_its_size(
 async def test_a_host_that_enforces_another_size_than_promised_is_put_right(
     rm: ScriptedRM, executor: Executor
 ) -> None:
-    """A state directory from a backup, say: the RM is told what its books say, and that holds."""
+    """For example a state directory from a backup: what it has is reported to the RM, and holds."""
     await rm.allocate(allocation())
     backup = content_of(executor)
     await rm.resize(1, cpu_milli=900, heap_bytes=128 * MIB)

@@ -94,7 +94,7 @@ class Host:
         return spec.key
 
     async def work(self, *, others: float = 0.0, **slots: float) -> str:
-        """A second in which so many cpus were busy; the cpus of best-effort slots afterwards."""
+        """A second with this many busy cpus; returns the cpus of best-effort slots afterwards."""
         self.now += 1.0
         self.others += round(others * SECOND_USEC)
         for key, usec in self.used.items():

@@ -1,4 +1,4 @@
-"""What an executor offers and whom tasks run as, settled at its start; and what stops it."""
+"""What an executor offers and which user tasks run as, settled at its start; and what stops it."""
 
 from __future__ import annotations
 
@@ -335,7 +335,7 @@ def test_countable_resources_are_declared_unless_the_kernel_caps_them(
 
 
 def test_reserved_cpus_that_are_isolated_are_in_no_pool() -> None:
-    """The kernel moves no task between isolated cpus, whoever they are reserved for."""
+    """The kernel moves no task between isolated cpus, whatever they are reserved for."""
     topology = HostTopology(
         online=CpuSet.parse("0-3"),
         allowed=CpuSet.parse("0-3"),

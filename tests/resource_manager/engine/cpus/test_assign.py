@@ -76,7 +76,7 @@ def test_when_the_cpus_are_gone_the_refusal_counts_them() -> None:
     refusal = refused(books, need(LSE, 6))
     assert refusal.blocker is CpuBlocker.CPU_NOT_ENOUGH
     assert (refusal.number("asked"), refusal.number("free")) == (6, 4)
-    assert "needs 6 cpus" in refusal.text
+    assert "needs 6 dedicated cpus" in refusal.text
     assert "has 4 free" in refusal.text
     assert not refusal.lasting
     assert fits_empty(books, need(LSE, 6)) is None

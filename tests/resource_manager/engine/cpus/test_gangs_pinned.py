@@ -253,7 +253,7 @@ def test_members_with_cpus_of_their_own_are_placed_whenever_they_fit(
     )
     if found is not None:
         order = [share.host_id for share in found for _ in range(share.count)]
-        booked = [requests[share.request] for share in found for _ in range(share.count)]
+        booked = [requests[share.request_index] for share in found for _ in range(share.count)]
         assert fits(cluster, booked, order)
     assert (found is not None) == exists or search.cut_off
 

@@ -28,7 +28,7 @@ ONE_NODE = NumaPolicy.SINGLE_NUMA_NODE
         (CpuPolicy(bind=BURST), f"ConstrainedBurst was preferred: {UNKNOWN}"),
         (
             CpuPolicy(exclusive=ExclusivePolicy.PCPU_LEVEL),
-            "PCPULevel was preferred: LS slots have no cpus of their own",
+            "PCPULevel was preferred: LS slots have no dedicated cpus",
         ),
     ],
 )

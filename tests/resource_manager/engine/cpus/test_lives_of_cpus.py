@@ -1,7 +1,7 @@
 """Random histories of a cluster with dedicated cpus, gangs and resizes.
 
 Operators set host policies, cpus go offline and a kubelet takes some. The invariants must hold, and
-no executor is ever told to give a cpu to two slots.
+no executor is ever ordered to give a cpu to two slots.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ def recorded(name: str) -> dict[str, Any]:
 KOORDINATOR = recorded("koordinator_topology_manager_merge")
 KUBELET = recorded("kubelet_topology_manager_merge")
 
-# The kubelet answers with the overlap of masks, although not every resource was said to fit there.
-# No slot is placed on such an overlap here: it goes where every resource fits, or anywhere.
-# (Koordinator too takes all nodes if its best mask is such an overlap.)
+# The kubelet answers with the overlap of masks, although not every resource fits there.
+# No slot is placed on an overlap alone here: it goes where every resource fits, or anywhere.
+# (Koordinator too takes all nodes if its best mask is only an overlap.)
 ONLY_AN_OVERLAP = {
     "tmm-0081",
     "tmm-0203",

@@ -183,7 +183,7 @@ def test_cpus_that_an_executor_has_given_away_are_refused_and_tried_again() -> N
     executor.slots["foreign", 7] = foreign  # the engine does not know it
     cluster.submit("second", cpu_milli=4_000, policy=LSR, allow_pending=True)
     cluster.wait(2_000)
-    cluster.report(executor)  # the executor is told that the slot is unowned, and drops it
+    cluster.report(executor)  # the answer names the slot as unowned, and the executor drops it
     executor.slots.pop(("foreign", 7), None)
     cluster.report(executor)
     cluster.settle()

@@ -226,7 +226,7 @@ def test_a_burst_above_its_pool_is_refused_if_the_pool_is_a_must_and_noted_if_no
             assert found.blocker is CpuBlocker.BURST_POOL_TOO_SMALL
         else:
             assert isinstance(found, CpuAssignment)
-            assert "cpu limit is to be 9 cpus" in found.notes[-1]
+            assert "cpu limit is 9 cpus" in found.notes[-1]
 
 
 @pytest.mark.parametrize("cpus", [2, 6])

@@ -1,4 +1,4 @@
-"""Each kind of constraint: a host that violates it, and what is said of it."""
+"""Each kind of constraint: a host that violates it, and what `explain` shows of it."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ EXAMPLES: dict[str, tuple[str, list[tuple[Violate, tuple[str, ...], str]]]] = {
         ],
     ),
     "SlotsLeft": ("now", [(_slot_limit, ("SLOT_LIMIT",), "has 1 slots of at most 1")]),
-    "NotRefused": ("now", [(_refused, ("REFUSED",), "refused such a slot lately")]),
-    "NotReserved": ("now", [(_reserved, ("HELD",), "which is held for somebody")]),
+    "NotRefused": ("now", [(_refused, ("REFUSED",), "refused an equal slot lately")]),
+    "NotReserved": ("now", [(_reserved, ("HELD",), "reserved for a starved request")]),
     "CpusSuit": ("ever", [(_scattered, ("TOPOLOGY",), "NUMA_UNALIGNED: SingleNUMANode")]),
 }
 """For each kind of constraint whether it holds of an empty host as well, and hosts that violate it:

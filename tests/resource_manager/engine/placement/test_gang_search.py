@@ -159,8 +159,8 @@ def check_sound(
     on: dict[str, list[MemberRequest]] = {}
     placed: Counter[int] = Counter()
     for share in found:
-        on.setdefault(share.host_id, []).extend([asked[share.request]] * share.count)
-        placed[share.request] += share.count
+        on.setdefault(share.host_id, []).extend([asked[share.request_index]] * share.count)
+        placed[share.request_index] += share.count
     assert placed == {number: wish.count for number, wish in enumerate(asked)}
     assert all(everything.fits(some, name) for name, some in on.items())
     if placement is SAME_EXECUTOR:
@@ -295,7 +295,7 @@ def test_largest_members_go_first() -> None:
     )
     found = seek(cluster.state.hosts, Where(ANYWHERE), [small, large])
     assert found is not None
-    assert {share.request: share.host_id for share in found} == {0: "host-1", 1: "host-0"}
+    assert {share.request_index: share.host_id for share in found} == {0: "host-1", 1: "host-0"}
 
 
 def test_smaller_members_join_the_largest_instead_of_another_empty_host() -> None:
@@ -335,7 +335,7 @@ def test_whoever_has_a_choice_moves_on_for_whoever_has_none() -> None:
         asked = [members[n] for n in order]
         found = seek(cluster.state.hosts, Where(SPREAD), asked)
         assert found is not None
-        assert {order[share.request]: share.host_id for share in found} == {
+        assert {order[share.request_index]: share.host_id for share in found} == {
             n: f"host-{n}" for n in range(5)
         }
 
@@ -397,7 +397,7 @@ def test_a_large_spread_needs_few_searches() -> None:
     found = seek(cluster.state.hosts, Where(SPREAD), [*others, ssd])
     assert found is not None
     assert len({share.host_id for share in found}) == 36
-    assert {share.host_id for share in found if share.request == 35} == {"host-00"}
+    assert {share.host_id for share in found if share.request_index == 35} == {"host-00"}
 
 
 def test_large_values_of_a_label_are_searched_like_the_whole() -> None:

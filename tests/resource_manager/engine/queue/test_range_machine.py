@@ -245,7 +245,7 @@ class AsManyPlainRequests(RuleBasedStateMachine):
 
     @invariant()
     def job_masters_hear_the_same(self) -> None:
-        """One event may be about many members; who is told what is the same."""
+        """One event may be about many members; what each job master receives is the same."""
         told = [Counter(_said(cluster)) for cluster in self.both]
         assert told[0] == told[1]
 

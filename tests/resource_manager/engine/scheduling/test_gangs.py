@@ -266,7 +266,7 @@ def test_a_gang_of_a_job_that_is_ending_is_not_placed_again(
     cluster.submit(large, GangSpec("h"))
     monkeypatch.setattr(journal, "STEP_ROWS_MAX", 1)
     cluster.end_job("job")
-    assert not cluster.state.gangs.waiting  # long before the job master is told
+    assert not cluster.state.gangs.waiting  # long before the job master knows
     executor = cluster.executors["host-01"]
     executor.end(("g1", 1), "ORPHANED")
     cluster.report(executor)

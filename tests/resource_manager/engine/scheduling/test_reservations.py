@@ -467,7 +467,7 @@ def test_a_slot_that_is_to_grow_gets_room_on_its_own_host() -> None:
         flood.ask(1)
     assert cluster.state.slots[grown, 1].profile.cpu_milli == 3_000
     assert cluster.history("reservation_made")[0].startswith(
-        f"the growth of {grown} was passed over"
+        f"the growth of {grown} waited too long"
     )
     assert not cluster.state.reservations
 
@@ -634,7 +634,7 @@ def test_what_is_held_is_explained_to_its_holder_and_to_others() -> None:
     found = explain(cluster.state, "latest")
     assert found.primary_reason == "WAITING_RESERVATION"
     assert [each.allocation_id for each in found.held_for_others] == ["big"]
-    assert "held for big, passed over for too long" in found.summary
+    assert "reserved for big, which waited too long" in found.summary
     verdict = next(each for each in found.executors if each.executor_id == host)
     assert verdict.blockers == ("HELD",)
 

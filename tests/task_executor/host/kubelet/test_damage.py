@@ -1,4 +1,4 @@
-"""What is missing, half-written or somebody else's: a note, and what was known stays."""
+"""What is missing, half-written or of another program: a note, and what was known stays."""
 
 from __future__ import annotations
 
