@@ -60,7 +60,7 @@ wait || true
 
 @dataclass
 class Reader:
-    """Somebody who follows a page: a cluster, a folder with a script, and ids to fill in."""
+    """A user who follows a page: with a cluster, a folder with a script, and ids to fill in."""
 
     cli: Cli
     folder: Path
