@@ -82,6 +82,14 @@ def format_bytes(amount: int) -> str:
     return str(amount)
 
 
+def format_bytes_exactly(amount: int) -> str:
+    """Returns a size as `parse_bytes` reads it back, in the largest unit that keeps it whole."""
+    for unit, factor in (("Ti", 2**40), ("Gi", 2**30), ("Mi", 2**20), ("Ki", 2**10)):
+        if amount and amount % factor == 0:
+            return f"{amount // factor}{unit}"
+    return str(amount)
+
+
 def format_cpu(cpu_milli: int) -> str:
     """Returns cores for people: "0.5", "12"."""
     whole, rest = divmod(cpu_milli, 1000)

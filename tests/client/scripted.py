@@ -451,7 +451,7 @@ class Scripted(_Servicer):
             executor_id="small-1-1",
             shape="small",
             state=cluster_pb2.PROVIDED_EXECUTOR_STATE_STARTED,
-            planned=["3 of cpu_milli 500"],
+            planned=["3 of 0.5 cpu"],
             planned_requests=3,
         )
         return answer

@@ -34,7 +34,7 @@ async def test_providers_with_all_that_they_say(cluster: fg.Cluster) -> None:
     (shape,), (executor,) = found.shapes, found.executors
     assert (shape.total, shape.cost, shape.count_max) == ({"cpu_milli": 4000}, 1.5, 0)
     assert executor.state is fg.ProvidedExecutorState.STARTED
-    assert (executor.planned, executor.planned_requests) == (("3 of cpu_milli 500",), 3)
+    assert (executor.planned, executor.planned_requests) == (("3 of 0.5 cpu",), 3)
     assert (found.maximum, found.minimum) == ({"cpu_milli": 64_000}, {})
     shown = json.loads(json.dumps(found.to_dict()))
     assert shown["shapes"][0]["backoff_until_time"] == "2026-01-02T03:04:05Z"

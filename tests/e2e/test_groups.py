@@ -58,7 +58,7 @@ def test_a_maximum_holds_over_a_crash_and_is_raised_at_run_time(daemons: Daemons
 
             eventually(two_wait, "two run and two wait")
             told = daemons.cli("explain", third.allocation_id).text
-            assert "group nightly has cpu_milli 200 of at most 200" in told
+            assert "group nightly has 0.2 of at most 0.2 cpu" in told
 
             before = groups(daemons)["nightly"]
             killed(daemons)

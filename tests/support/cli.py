@@ -299,10 +299,12 @@ EXPLANATION = Explanation(
         executors=(ReservedExecutor("host-a", {"cpu_milli": 2000}, {"cpu_milli": 500}),),
         since_time=MOMENT,
         passed_over_since_time=MOMENT,
-        summary="it has cpu_milli 2000 held on host-a; cpu_milli 500 of that not free yet",
+        summary="it has 2 cpu reserved on host-a; 0.5 cpu of that not free yet",
     ),
     held_for_others=(
-        Reservation("wide", "other-job", "", (), MOMENT, MOMENT, "wide has room held on host-b"),
+        Reservation(
+            "wide", "other-job", "", (), MOMENT, MOMENT, "wide has capacity reserved on host-b"
+        ),
     ),
 )
 ADVICE = ThreadAdvice(

@@ -35,6 +35,7 @@ from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host, known_request
 from resource_manager.engine.model.entities import Request, Slot
+from resource_manager.engine.model.texts import amount_text
 from resource_manager.engine.placement.fit import CPUS, Verdict
 from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.queue import WaitingQueue
@@ -218,8 +219,8 @@ def _settled(view: RequestView, unconfirmed: int) -> str:
 
 def _quota_message(block: QuotaBlock) -> str:
     group, dimension = block.group_id.removeprefix(GROUP), block.dimension
-    has = f"group {group} has {dimension} {block.used} of at most {block.maximum}"
-    return f"{has}, and it needs {block.need}"
+    has = amount_text(dimension, block.used, block.maximum, of=" of at most ")
+    return f"group {group} has {has}, and it needs {amount_text(dimension, block.need)}"
 
 
 def _kept(others: list[ReservationView]) -> str:

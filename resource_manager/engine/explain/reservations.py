@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 from finegrain.resources import Amounts
 from resource_manager.engine.model.entities import Instant, Job, Request, Slot
+from resource_manager.engine.model.texts import amounts_text
 from resource_manager.engine.placement.feasibility import blocking_reservations
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.reserved import Reservation
@@ -103,9 +104,9 @@ def _summary(
     lacking = [one for one in executors if one.missing or one.missing_slots]
     if len(executors) == 1:
         one = executors[0]
-        held = f"{title} has {_amounts(one.held)} held on {one.executor_id} {since}"
+        held = f"{title} has {amounts_text(one.held)} reserved on {one.executor_id} {since}"
         return f"{held}; {_lacks(one)} of that not free yet" if lacking else held
-    held = f"{title} has room held on {len(executors)} executors {since}"
+    held = f"{title} has capacity reserved on {len(executors)} executors {since}"
     if not lacking:
         return held
     some = ", ".join(one.executor_id for one in lacking[:EXECUTORS_NAMED_MAX])
@@ -115,14 +116,10 @@ def _summary(
 
 
 def _lacks(one: ReservedExecutorView) -> str:
-    texts = [_amounts(one.missing)] if one.missing else []
+    texts = [amounts_text(one.missing)] if one.missing else []
     if one.missing_slots:
         texts.append(f"{one.missing_slots} of its slots")
     return " and ".join(texts)
-
-
-def _amounts(amounts: Amounts) -> str:
-    return ", ".join(f"{name} {amount}" for name, amount in amounts.items())
 
 
 def _clock(time_ms: int) -> str:

@@ -21,6 +21,7 @@ from resource_manager.engine.hosts.notes import ResizeBackoff
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.lifecycle.resizes import ResizeMoves, growth, growth_obstacles
 from resource_manager.engine.model.entities import Resize, Slot
+from resource_manager.engine.model.texts import amount_text
 from resource_manager.engine.placement.constraint import Blocker
 from resource_manager.engine.placement.fit import AMOUNTS, AVAILABLE
 from resource_manager.engine.placement.reserved import Reservations
@@ -90,7 +91,7 @@ def _waiting(
     total, need = host.total, add(slot.booked, growth_needed)
     if Blocker.TOTAL_TOO_SMALL in obstacles:
         beyond = [name for name in growth_needed if need[name] > total.get(name, 0)]
-        lacks = ", ".join(f"{name} {need[name]} of {total.get(name, 0)}" for name in beyond)
+        lacks = ", ".join(amount_text(name, need[name], total.get(name, 0)) for name in beyond)
         return f"{host.host_id} has become too small for it, even when empty ({lacks})"
     if any(each.constraint is AVAILABLE for each in obstacles.values()):
         return f"nothing grows on {host.host_id} now{_absence(host)}"
@@ -99,16 +100,14 @@ def _waiting(
     block = quotas.growth_block(slot.job_id, growth_needed)
     if block is not None:
         group, name = block.group_id.removeprefix(GROUP), block.dimension
-        return (
-            f"group {group} has {name} {block.used} of at most {block.maximum}, and it grows by"
-            f" {block.need}"
-        )
+        has = amount_text(name, block.used, block.maximum, of=" of at most ")
+        return f"group {group} has {has}, and it grows by {amount_text(name, block.need)}"
     found = resizes.assignment_for(host, slot)
     if isinstance(found, CpuRefusal):
         return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
     if Blocker.HELD in obstacles:
         owner = reservations.on_host[host.host_id].owner.title
-        return f"there is room on {host.host_id}, which is held for {owner}"
+        return f"there is room on {host.host_id}, which is reserved for {owner}"
     return "has not been considered yet"
 
 

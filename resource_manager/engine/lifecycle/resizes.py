@@ -40,6 +40,7 @@ from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import PLAIN
 from finegrain.errors import InvariantBroken, Reason
 from finegrain.resources import Amounts, ResourceProfile, shortfall
+from finegrain.units import format_cpu
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState, SlotState
 from resource_manager.engine.cpus.refusals import CpuRefusal
@@ -57,6 +58,7 @@ from resource_manager.engine.model.reported import ReportedSlot
 from resource_manager.engine.model.scheduling_key import CpuKey, Labels, SchedulingKey
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.state_tables import ResizeInput
+from resource_manager.engine.model.texts import profile_text
 from resource_manager.engine.model.timers import Timer, Timers, backoff_ms
 from resource_manager.engine.model.transitions import Transitions
 from resource_manager.engine.placement.constraint import HostView, Obstacle
@@ -507,7 +509,6 @@ def has_size(slot: Slot, target: Resize) -> bool:
 def size_text(size: Slot | Resize) -> str:
     """Formats a size for people."""
     profile, limit_milli = size.profile, size.cpu_limit_milli
-    limit = f" (at most {limit_milli})" if limit_milli > profile.cpu_milli else ""
-    extended = "".join(f", {name} {amount}" for name, amount in profile.extended)
-    memory = profile.booked_memory_bytes
-    return f"cpu_milli {profile.cpu_milli}{limit}, memory_bytes {memory}{extended}"
+    more = limit_milli > profile.cpu_milli
+    limit = f" (at most {format_cpu(limit_milli)} cpu)" if more else ""
+    return profile_text(profile) + limit

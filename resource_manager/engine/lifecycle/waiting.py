@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from finegrain.errors import Reason
-from finegrain.resources import Amounts
 from finegrain.values.outcomes import ItemOutcome
 from resource_manager.engine.hosts.bookings import shared_booking
 from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.model.entities import Provision, Request, RequestSpec
 from resource_manager.engine.model.scheduling_key import SchedulingKey, scheduling_key
 from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.model.texts import amounts_text
 from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.elastic import Elastic
 from resource_manager.engine.placement.feasibility import (
@@ -194,7 +194,7 @@ class WaitingReasons:
             if spec.profile
             else {}
         )
-        asked = _amounts_text(amounts) if amounts else "a default slot"
+        asked = amounts_text(amounts) if amounts else "a default slot"
         if verdict is Feasibility.LABELS:
             labels = ", ".join(f"{name}={value}" for name, value in spec.required_labels)
             lack = f"no executor that could host {asked} carries the labels {labels}"
@@ -211,10 +211,6 @@ class WaitingReasons:
             f"{lack}; ask for less, or set allow_pending to wait for one that may come",
             tuple((name, str(amount)) for name, amount in amounts.items()),
         )
-
-
-def _amounts_text(amounts: Amounts) -> str:
-    return ", ".join(f"{name} {amount}" for name, amount in amounts.items())
 
 
 def _invalid(settings: EngineSettings, spec: RequestSpec) -> ItemOutcome | None:

@@ -23,6 +23,7 @@ from resource_manager.engine.model.entities import Job, Request, Resize, Slot
 from resource_manager.engine.model.events import ResizeRequested
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.state_tables import ResizeInput
+from resource_manager.engine.model.texts import amount_text
 from resource_manager.engine.queue.requests import Requests
 
 
@@ -230,7 +231,9 @@ def _refuse_too_large(host: Host, slot: Slot, target: Resize) -> None:
     beyond = {name: need[name] for name in grows if need[name] > total.get(name, 0)}
     if not beyond:
         return
-    lacks = ", ".join(f"{name} {asked} of {total.get(name, 0)}" for name, asked in beyond.items())
+    lacks = ", ".join(
+        amount_text(name, asked, total.get(name, 0)) for name, asked in beyond.items()
+    )
     raise FailedPrecondition(
         f"executor {host.host_id} could not host slot {slot.allocation_id} of that size even if it"
         f" had no other ({lacks}); ask for less, or release it and request a new one",

@@ -35,6 +35,7 @@ from resource_manager.engine.hosts.host import ONLINE
 from resource_manager.engine.hosts.notes import ReservedCapacity
 from resource_manager.engine.model.scheduling_key import SLOTS, in_grains
 from resource_manager.engine.model.settings import SECOND_MS
+from resource_manager.engine.model.texts import amounts_text
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.hosts import Hosts
@@ -244,11 +245,10 @@ def _reserve(context: EventContext, owner: ReservationOwner, since: Mark) -> boo
     for name, kept in made.hosts.items():
         state.hosts[name].reserved = kept
         state.hosts.indexes.follow(state.hosts[name])
-    what = f"{len(made.hosts)} executors are held for it"
+    what = f"{len(made.hosts)} executors are reserved for it"
     if len(made.hosts) == 1:
         ((name, kept),) = made.hosts.items()
-        amounts = ", ".join(f"{dimension} {amount}" for dimension, amount in kept.amounts.items())
-        what = f"{amounts} are held for it on {name}"
+        what = f"{amounts_text(kept.amounts)} are reserved for it on {name}"
     _record(context, "reservation_made", made, f"{owner.title} waited too long: {what}")
     return True
 

@@ -111,8 +111,8 @@ def test_explain_tells_who_comes_first_what_stops_it_and_what_is_held(
     assert told == [
         "order    group default is served after group medium: its virtual time is 412.0",
         "maximum  group nightly has 7.5 cpu of at most 8, and 64 more are requested",
-        "reserved it has cpu_milli 2000 held on host-a; cpu_milli 500 of that not free yet",
-        "reserved wide has room held on host-b",
+        "reserved it has 2 cpu reserved on host-a; 0.5 cpu of that not free yet",
+        "reserved wide has capacity reserved on host-b",
     ]
 
 

@@ -195,7 +195,7 @@ def test_of_very_many_who_are_planned_nowhere_only_some_are_told_one_by_one() ->
     cluster.wait(1_000)
     cluster.settle()
     told = providers_view(cluster.state).unplanned
-    assert told[0] == "1 request of 3.001 cpu, 256Mi: the maximum is reached"
+    assert told[0] == "1 request of 3.001 cpu, 256Mi memory: the maximum is reached"
     assert told[100:] == ["199 requests of other sizes"]
 
 
@@ -235,7 +235,7 @@ def test_a_cancelled_request_is_shown_as_planned_no_more() -> None:
     assert sum(count for count, _ in planned()) == 8
     cluster.cancel(*names[:5], "g0")
     (first, text), *others = planned()
-    assert (first, text) == (1, ("1 request of 1 cpu, 256Mi",))
+    assert (first, text) == (1, ("1 request of 1 cpu, 256Mi memory",))
     assert others == [(0, ())] * len(others)
     cluster.cancel(names[5])
     assert sum(count for count, _ in planned()) == 0

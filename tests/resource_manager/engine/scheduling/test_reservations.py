@@ -399,9 +399,7 @@ def test_a_maximum_of_the_group_ends_what_is_held_until_it_stops_nobody() -> Non
     assert cluster.history("reservation_ended") == ["big: a maximum of group apart stops it"]
     found = explain(cluster.state, "big")
     assert found.primary_reason == "WAITING_GROUP_LIMIT"
-    assert found.summary.startswith(
-        "group apart has cpu_milli 0 of at most 3000, and it needs 4000"
-    )
+    assert found.summary.startswith("group apart has 0 of at most 3 cpu, and it needs 4 cpu")
     cluster.set_group("apart", maximum={"cpu_milli": None})
     cluster.wait(2_000)
     assert list(reserved(cluster)) == ["big"]
@@ -626,8 +624,8 @@ def test_what_is_held_is_explained_to_its_holder_and_to_others() -> None:
     assert own is not None
     missing = 1_000 * len(cluster.running(host))
     assert own.executors[0].missing == {"cpu_milli": missing}
-    assert own.summary.startswith("big of job large has cpu_milli 4000, memory_bytes 67108864 held")
-    assert own.summary.endswith(f"cpu_milli {missing} of that not free yet")
+    assert own.summary.startswith("big of job large has 4 cpu, 64Mi memory reserved")
+    assert own.summary.endswith(f"{missing / 1000:g} cpu of that not free yet")
     cluster.submit("latest", job="small")
     while not 4 - len(cluster.running(host)):
         cluster.release(flood.oldest(host), job="small")
