@@ -90,6 +90,8 @@ class CpusSuit(Constraint):
         room, demanded = ledger.pin_room(), ledger.policy.bind
         whole = demanded is not HostBindPolicy.SPREAD_BY_PCPUS
         apart = demanded is not HostBindPolicy.FULL_PCPUS_ONLY and ledger.layout.smt
+        # Without SMT any cpus are on different cores, but only a host that demands this says so.
+        apart |= demanded is HostBindPolicy.SPREAD_BY_PCPUS
         nodes = ledger.layout.cpu_nodes
         return {
             PIN_CPUS: room.cpus,

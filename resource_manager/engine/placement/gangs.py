@@ -29,7 +29,7 @@ from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import Need
 from resource_manager.engine.placement.search import GROWN_CHECKED_ONE_BY_ONE
 from resource_manager.engine.placement.tentative import (
-    OF_ONE_NODE,
+    OF_ONE_SLOT,
     Members,
     TentativePlacer,
     least_needs,
@@ -341,7 +341,7 @@ def whole_needs(members: Sequence[Members]) -> tuple[dict[str, int], dict[str, i
         needs = needs_of(each.wanted)[:2]
         for whole, need in zip((pooled, separate), needs, strict=True):
             for name, amount in need.items():
-                if name in OF_ONE_NODE:
+                if name in OF_ONE_SLOT:
                     whole[name] = max(whole[name], amount)
                 else:
                     whole[name] += amount * each.count

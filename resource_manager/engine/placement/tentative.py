@@ -13,7 +13,11 @@ from resource_manager.engine.model.scheduling_key import (
     Labels,
 )
 from resource_manager.engine.placement.columns import needs_of
-from resource_manager.engine.placement.cpu_constraint import NODE_CPU_MILLI, PIN_NODE_CPUS
+from resource_manager.engine.placement.cpu_constraint import (
+    NODE_CPU_MILLI,
+    PIN_CORES,
+    PIN_NODE_CPUS,
+)
 from resource_manager.engine.placement.hosts import Hosts
 from resource_manager.engine.placement.index import CapacityIndex, Need
 from resource_manager.engine.placement.ledger import Bookings, Ledger, Mark
@@ -28,8 +32,10 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass, ma
 HOSTS_AT_ONCE = 8
 """Hosts that are given slots together where any host will do."""
 
-OF_ONE_NODE = (PIN_NODE_CPUS, NODE_CPU_MILLI)
-"""Columns of the NUMA node that has most: several members need no more of it than one."""
+OF_ONE_SLOT = (PIN_CORES, PIN_NODE_CPUS, NODE_CPU_MILLI)
+"""Columns of which several members together need no more than one of them: each may be on another
+NUMA node, or use other cpus of the same cores.
+"""
 
 _UNLIMITED = 1 << 62
 
@@ -69,7 +75,7 @@ def least_needs(members: Sequence[Members]) -> list[Need]:
 
 
 def _least(needs: Sequence[Need]) -> Need:
-    common = set(needs[0]).intersection(*needs[1:]).difference(OF_ONE_NODE)
+    common = set(needs[0]).intersection(*needs[1:]).difference(OF_ONE_SLOT)
     return {name: min(need[name] for need in needs) for name in sorted(common)} or {SLOTS: 1}
 
 

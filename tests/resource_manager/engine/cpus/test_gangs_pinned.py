@@ -218,7 +218,8 @@ def test_a_search_that_begins_anew_has_forgotten_what_it_found_on_the_way() -> N
     assert trials.fit(wish(4), there, 1) == 0
 
 
-POLICIES = [LSR, LSE, ONE_NODE, WHOLE, APART, PLAIN]
+SPREAD = CpuPolicy(QosClass.LSR, BindPolicy.SPREAD_BY_PCPUS, bind_required=True)
+POLICIES = [LSR, LSE, ONE_NODE, WHOLE, APART, SPREAD, PLAIN]
 
 
 @settings(max_examples=examples(60))
@@ -226,7 +227,7 @@ POLICIES = [LSR, LSE, ONE_NODE, WHOLE, APART, PLAIN]
     cores=st.lists(st.sampled_from([2, 4, 8]), min_size=1, max_size=3),
     taken=st.lists(st.integers(1, 4), max_size=2),
     asked=st.lists(st.tuples(st.integers(1, 6), st.sampled_from(POLICIES)), min_size=2, max_size=4),
-    placement=st.sampled_from([GangPlacement.ANYWHERE, GangPlacement.SPREAD]),
+    placement=st.sampled_from(PLACEMENTS),
 )
 def test_members_with_cpus_of_their_own_are_placed_whenever_they_fit(
     cores: list[int], taken: list[int], asked: list[Any], placement: GangPlacement
@@ -246,16 +247,40 @@ def test_members_with_cpus_of_their_own_are_placed_whenever_they_fit(
     members.sort(key=lambda each: each.profile.cpu_milli if each.profile else 0, reverse=True)
     search = GangSearch(cluster.state.hosts, Where(placement), requests)
     found = search.find()
+    orders = [members]
+    if placement is GangPlacement.SAME_EXECUTOR:  # both are tried
+        orders.append(members[::-1])
+    hosts_of_each = {
+        GangPlacement.ANYWHERE: range(1, len(members) + 1),
+        GangPlacement.SAME_EXECUTOR: [1],
+        GangPlacement.SPREAD: [len(members)],
+    }
     exists = any(
-        fits(cluster, members, order)
-        for order in product(sorted(cluster.state.hosts), repeat=len(members))
-        if placement is GangPlacement.ANYWHERE or len(set(order)) == len(order)
+        fits(cluster, order, hosts)
+        for hosts in product(sorted(cluster.state.hosts), repeat=len(members))
+        if len(set(hosts)) in hosts_of_each[placement]
+        for order in orders
     )
     if found is not None:
         order = [share.host_id for share in found for _ in range(share.count)]
         booked = [requests[share.request_index] for share in found for _ in range(share.count)]
         assert fits(cluster, booked, order)
     assert (found is not None) == exists or search.cut_off
+
+
+def test_members_that_are_spread_over_cores_may_share_these_cores() -> None:
+    spread = CpuPolicy(
+        QosClass.LSR,
+        BindPolicy.SPREAD_BY_PCPUS,
+        bind_required=True,
+        numa=NumaPolicy.SINGLE_NUMA_NODE,
+        numa_required=True,
+    )
+    cluster = EngineCluster.settled(numa_host("host-a", nodes=2, cores=2))
+
+    gang(cluster, "all", [(1_000, spread)] * 8, GangPlacement.SAME_EXECUTOR)
+
+    assert len(cluster.state.slots) == 8
 
 
 def fits(cluster: EngineCluster, members: list[MemberRequest], order: Sequence[str]) -> bool:

@@ -400,3 +400,13 @@ def test_a_host_that_comes_back_as_another_machine_keeps_its_slots() -> None:
     assert cluster.state_of("more") is RequestState.PENDING
     cluster.release("wide")
     assert cluster.cpus("more") == "0,4"
+
+
+def test_a_host_without_threads_that_demands_spread_cpus_takes_those_who_require_them() -> None:
+    spread = CpuPolicy(QosClass.LSR, BindPolicy.SPREAD_BY_PCPUS, bind_required=True)
+    demands = numa_host("demands", nodes=1, cores=4, threads=1, policy={"bind": "SpreadByPCPUs"})
+    cluster = EngineCluster.settled(numa_host("plain", nodes=1, cores=4, threads=1), demands)
+
+    cluster.submit("spread", cpu_milli=2_000, policy=spread)
+
+    assert cluster.slot("spread").executor_id == "demands"

@@ -72,7 +72,14 @@ class Life:
         self.cluster = EngineCluster(
             numa_host("host-a", labels=SSD),
             numa_host("host-b", policy={"alignment": "SingleNUMANode"}, slots_max=5),
-            numa_host("host-c", nodes=1, cores=4, threads=1, labels=SSD),
+            numa_host(
+                "host-c",
+                nodes=1,
+                cores=4,
+                threads=1,
+                labels=SSD,
+                policy={"bind": "SpreadByPCPUs"} if seed % 2 else None,
+            ),
             numa_host("host-d", policy={"bind": "FullPCPUsOnly"}),
             numa_host("host-e", nodes=4, cores=2, policy={"alignment": "Restricted"}, labels=SSD),
             FakeExecutor(
