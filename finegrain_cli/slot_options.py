@@ -19,7 +19,8 @@ CpuLimitOption = Annotated[
     str, typer.Option("--cpu-limit", help="CPU limit in cores, if higher than --cpu.")
 ]
 PidsOption = Annotated[
-    int, typer.Option("--pids", min=0, help="Most processes in the slot; 0: the default.")
+    int,
+    typer.Option("--pids", min=0, help="Maximum number of processes in the slot; 0: the default."),
 ]
 ResourceOption = Annotated[
     list[str],

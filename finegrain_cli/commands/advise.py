@@ -49,6 +49,8 @@ def advise(
 ) -> None:
     """Recommend into how many threads a job's work should be split.
 
+    A thread is one part of the work: it runs in one slot.
+
     The recommendation is based on how long the job's threads took. It also works for a job that
     has ended, as long as the job is kept.
     """

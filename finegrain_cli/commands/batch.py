@@ -134,11 +134,12 @@ def batch(
         ),
     ] = False,
     slots_max: Annotated[
-        int, typer.Option("--slots-max", min=0, help="Most slots at one time; 0: no limit.")
+        int,
+        typer.Option("--slots-max", min=0, help="Maximum number of slots at a time; 0: no limit."),
     ] = 0,
     allow_pending: AllowPendingOption = False,
     output_limit: Annotated[
-        str, typer.Option("--output-limit", help="Most bytes to keep of each output of a thread.")
+        str, typer.Option("--output-limit", help="Maximum size to keep of each output of a thread.")
     ] = "16M",
     results: Annotated[
         str,
@@ -194,6 +195,8 @@ def batch(
     config: ConfigOption = "",
 ) -> None:
     """Run a command for each of many threads of work, with any number of slots.
+
+    A thread of work is one part of the batch: COMMAND runs for it in one slot.
 
     In COMMAND and --env, {index} is the thread's number (0 to N-1), {threads} is N and {attempt}
     counts the thread's attempts.

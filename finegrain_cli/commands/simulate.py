@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(no_args_is_help=True)
     group.command()(reporting_errors(trace))
     simulate_figures.register(group)
-    app.add_typer(group, name="simulate", help="Simulate the rules of sharing in virtual time.")
+    app.add_typer(group, name="simulate", help="Run the rules of sharing in simulated time.")
 
 
 def trace(

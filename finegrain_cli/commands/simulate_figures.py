@@ -44,8 +44,8 @@ def figures(
     """Run the figures that explain fine-grained submission and fair shares.
 
     These are Figures 3-1 to 3-10 of "Improved Batch Processing Through Fine-Grained Thread
-    Submission". The real rules decide, in virtual time. Three pairs show the same work, coarse and
-    fine: 3-1 and 3-4, 3-2 and 3-5, 3-3 and 3-6.
+    Submission". The real rules decide, in simulated time. Three pairs show the same work, coarse
+    and fine: 3-1 and 3-4, 3-2 and 3-5, 3-3 and 3-6.
     """
     enter_command(output)
     from resource_manager.simulator.drawing_png import require_matplotlib
