@@ -60,7 +60,8 @@ def connect(
             127.0.0.1:7170.
         token_file: file with the token. Default: FINEGRAIN_TOKEN_FILE, else no token.
         token: the token itself, instead of a file.
-        tls: certificate and key files for TLS; needed beyond loopback.
+        tls: certificate and key files for TLS; needed to send a token to an address that is not
+            loopback, unless `insecure` is true.
         insecure: if true, allows sending the token over a network without TLS.
         budget_s: longest time in seconds that one call may take, including all its retries.
 
@@ -295,8 +296,8 @@ class Cluster(Operations):
         """Yields events of the cluster, oldest first; with `follow`, also waits for new ones.
 
         Args:
-            from_sequence: sequence number of the first event to yield; 0: start with the `newest`
-                newest events.
+            from_sequence: sequence number of the first event to yield; 0: start with the newest
+                ones, as many as `newest` says.
             subject_id: yield only events about this executor, job or allocation id.
             follow: if true, never ends, and yields events as they happen.
             newest: number of past events to start with if `from_sequence` is 0.
@@ -364,6 +365,8 @@ class Cluster(Operations):
         self, job_id: str, *, target_s: float | None = None, quantile: float | None = None
     ) -> ThreadAdvice:
         """Returns into how many threads to split a job's work, given how long its threads took.
+
+        A thread is a part of the work that runs in one slot.
 
         Args:
             job_id: the job. The resource manager remembers an ended job for a while.

@@ -40,8 +40,9 @@ class RowCodec(Generic[T]):
         kind: the dataclass.
         columns: names of the columns, in order; each is the name of an attribute.
         texts: how values of other types are stored, by type (without `| None`).
-        exceptions: for a column, the path of its attribute if that has another name
-            ("spec.request.allocation_id"), or that path and how it is stored.
+        exceptions: columns whose attribute has another name, or is stored in another way than
+            `texts` says: by column, the path of the attribute ("spec.request.allocation_id"), or
+            a pair of its path and a `Text`.
         parts: paths of nested dataclasses whose fields have their own columns ("spec").
         unstored: paths of attributes that have no column ("booked spec.gang_id").
     """

@@ -67,7 +67,8 @@ def load_configuration(
         flags: of the command line; they have the highest priority.
 
     Raises:
-        ConfigurationError: a file is missing or not TOML, a key is unknown, or a value is invalid.
+        ConfigurationError: `config_file` is missing, a file cannot be read or is not TOML, a key is
+            unknown or set under its old and its new name, or a value is invalid.
     """
     environment = os.environ if environment is None else environment
     given = [
@@ -158,7 +159,8 @@ def _from_file(path: Path) -> list[Value]:
 def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, list[Value]]]:
     for name, text in sorted(environment.items()):
         if not name.startswith(ENV_PREFIX) or ENV_SEPARATOR not in name:
-            continue  # FINEGRAIN_MANAGER and similar variables are for flags and tasks
+            # Not a key: FINEGRAIN_MANAGER sets a flag, and FINEGRAIN_TASK_ID is set for tasks.
+            continue
         section, _, given_name = name.removeprefix(ENV_PREFIX).lower().partition(ENV_SEPARATOR)
         key = RENAMED.get((section, given_name), given_name)
         _check_section(section, name)

@@ -40,7 +40,7 @@ def examine_directories(settings: Settings) -> Iterator[Finding]:
 
 
 def examine_tokens(settings: Settings) -> Iterator[Finding]:
-    """Checks whether the tokens exist and no other user can read them."""
+    """Checks whether the tokens exist, and whether more users than necessary can read them."""
     from finegrain.rpc.tokens import read_token
 
     named = {

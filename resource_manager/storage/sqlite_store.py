@@ -40,7 +40,8 @@ CHECKPOINT_COMMITS = 500
 `commit` does it itself after ten times as many, if `maintain` is not called. A commit of one row
 writes some five pages, so 500 commits are some 10 MiB.
 """
-CHECKPOINT_ROWS = 20_000  # rows after which it does so as well
+CHECKPOINT_ROWS = 20_000
+"""Rows after which `maintain` checkpoints the WAL even if there were fewer commits."""
 QUIET_S = 5.0
 """After this long without a commit, the WAL is emptied, so that a backup of the file alone is
 current."""
@@ -82,7 +83,7 @@ class SqliteStore(SqlStore):
         wait_s: float | None = None,  # noqa: ARG002
         address: str = "",
     ) -> int:
-        """See `Store.lead`. Never waits: the kernel drops the lock when its process ends."""
+        """See `Store.lead`. Never waits for a lease to expire: the lock ends with its process."""
         self._writer_engine()
         self._must_be_open()
         self._lock.acquire(holder, address)
@@ -155,10 +156,10 @@ class SqliteStore(SqlStore):
     def _fold_left_over(self) -> None:
         """Checkpoints what a killed predecessor left in the WAL.
 
-        Processes that end before their first checkpoint would let the WAL grow, and every start
-        reads all of it.
+        Otherwise the WAL would grow with every process that is killed before its first checkpoint,
+        and every start reads all of it.
         """
-        with suppress(StoreAway):  # disk full: the WAL goes on growing, and commits report it
+        with suppress(StoreAway):  # such as a full disk: the next commit reports it if it persists
             self._checkpoint("TRUNCATE")
 
     def _checkpoint(self, mode: str) -> None:
@@ -166,7 +167,7 @@ class SqliteStore(SqlStore):
             connection = self._writer_engine().raw_connection()
             try:
                 cursor = connection.cursor()
-                # A reader can block TRUNCATE. Then the next idle moment tries again.
+                # A reader can block TRUNCATE. It is tried again only after another commit.
                 cursor.execute("PRAGMA busy_timeout = 50")
                 cursor.execute(f"PRAGMA wal_checkpoint({mode})")
                 cursor.fetchall()

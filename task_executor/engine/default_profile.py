@@ -1,7 +1,7 @@
 """Computes the default slot: what a request without a resource profile gets on this executor.
 
-It is computed once, when the executor starts. Executors may differ: the same unknown request gets a
-larger slot on a larger host (clauses D6 to D8 of dynamic slot allocation, FLIP-56).
+It is computed once, when the executor starts. Executors may differ: with the same fraction, such a
+request gets a larger slot on a larger host (as in Flink's dynamic slot allocation, FLIP-56).
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ MEMORY_BYTES_MIN: Final = 4 * MIB
 class DefaultSlot:
     """Amounts of the default slot.
 
-    Memory is a multiple of the grain of bookings, so rounding up never books more than this.
+    Booked memory is rounded up to a multiple of 64 KiB. The memory here is already such a multiple,
+    so a slot never books more than it.
     """
 
     cpu_milli: int
@@ -50,7 +51,7 @@ def default_slot(
 
     Raises:
         InvalidArgument: the fraction is outside (0, 1], the count is below 1, or the slot would be
-            too small to start anything (10 milli, 4 MiB).
+            too small to start anything (below 0.01 cores or 4 MiB).
     """
     warning = None
     if number_of_slots is not None:

@@ -1,7 +1,8 @@
 """Chooses executors to request: a cheap set that serves a backlog.
 
 This is bin packing with several resources, and bins of several sizes and prices. A greedy algorithm
-repeatedly requests the offer whose content is worth most per cost. A request is worth what its
+repeatedly requests the offer (a kind of executor, with its cost) whose content is worth most per
+cost. The content is the requests that one such executor would serve. A request is worth what its
 amounts cost, each at the lowest price of any offer. This is the value that the linear relaxation
 gives it if one offer is the cheapest in every dimension. The most valuable requests are put into an
 executor first, because it is hardest to find room for them.
@@ -36,13 +37,13 @@ from resource_manager.engine.planning.packing import Counts, Entry, fill
 from resource_manager.engine.planning.steps import Steps
 
 _PARTS = 16
-"""The content of every offer is computed again whenever 1 in this many of the remaining requests
-was served.
+"""The content of every offer is computed again whenever 1 / `_PARTS` of the requests that were left
+at the previous computation have been served.
 """
 
 _FEW = 256
-"""For up to this many requests, every offer is tried as the preferred one, and the cheapest result
-is taken.
+"""For up to this many requests, the search is also run once with each offer as the preferred one,
+whose executors are requested first. The best result is taken (see `_rank`).
 """
 
 _KINDS_PER_STEP = 512
@@ -143,7 +144,10 @@ class _Greedy:
         self.made.left = {kind: count for kind, count in self._entries if count}
 
     def _fill(self, at: int) -> int:
-        """Computes what one more executor of an offer would serve; returns the work done."""
+        """Computes what one more executor of an offer would serve.
+
+        Returns how many entries were tried.
+        """
         offer = self._offers[at]
         content, tried = fill(list(offer.total), offer.needs, self._entries)
         if content:
@@ -168,10 +172,11 @@ class _Greedy:
 
 
 def _last_at_least_cost(made: Cover, offers: Sequence[Offer], allowance: Allowance) -> Steps[None]:
-    """Replaces the executors that were chosen last by cheaper ones, if there are any.
+    """Replaces the executors that were chosen last with the cheapest set for their requests.
 
-    The new ones serve the requests of those executors and the requests that are left. As many
-    executors are taken back as the exact search allows.
+    The new executors also serve the requests that are left. If none are left, executors are
+    replaced only if the new ones cost less, or the same and are fewer. As many executors are taken
+    back as the exact search allows.
     """
     counts, cost, number = dict(made.left), 0, 0
     kept = [Purchase(each.offer, each.content, each.copies) for each in made.purchases]

@@ -1,7 +1,7 @@
 """Vectors for bin packing: what requests need, and what executors have left.
 
-Equal requests are one kind, and counted. A bin is one executor: pending, registered, or one that
-could be requested.
+Equal requests form one kind, and only their number is kept. A bin is one executor: pending,
+registered, or one that could be requested.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS
 from resource_manager.engine.placement.elastic import UNBOUNDED, Capacity
 
 Need = tuple[tuple[int, int], ...]
-"""What one request takes: (dimension, amount) without zeros; the dimensions of one `Space`."""
+"""What one request takes: (dimension, amount), without amounts of zero.
+
+A dimension is an index into the vectors of one `Space`.
+"""
 
 Counts = dict[int, int]
 """How many of each kind; a kind is an index into the demands of one `Space`."""
@@ -25,19 +28,25 @@ Entry = tuple[int, int]
 _NOWHERE: Need = ((0, UNBOUNDED + 1),)
 
 _SCANNED_WHOLE = 256
-"""Up to this many entries are all tried for every bin."""
+"""If there are at most this many entries, all of them are tried for every bin."""
 
 _MISSES = 8
-"""Of more, every second one is skipped after this many in a row did not fit, then three of four,
-and so on.
+"""If there are more entries: when this many in a row do not fit, only every second one is tried;
+when this many more do not fit, only every fourth, and so on. When one fits, all are tried again.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What equal requests ask for, in columns of the capacity index (memory in grains, `SLOTS`,
-    `DEFAULT_SLOTS` where the profile is unknown): on an executor with one memory pool, and on one
-    with a pool per memory part.
+    """What one of several equal requests needs, in columns of the capacity index.
+
+    Memory is in units of 64 KiB. A request that gets the default slot has `DEFAULT_SLOTS` instead
+    of amounts and `SLOTS`.
+
+    Attributes:
+        pooled: on an executor with one memory pool.
+        separate: on an executor with a pool for each memory part.
+        labels: those that the executor must have.
     """
 
     pooled: Amounts
@@ -106,7 +115,7 @@ class Space:
     def needs(self, capacity: Capacity) -> Sequence[Need | None]:
         """Returns what one request of each kind takes there; None: it can never be there.
 
-        Capacities that are alike share one list: it is as long as the backlog.
+        Capacities with the same needs share one list, because it has an item for every kind.
         """
         carried = capacity.labels
         foreign = {
@@ -131,7 +140,7 @@ class Space:
         return self._known[key]
 
     def _need(self, amounts: Amounts) -> Need | None:
-        """Returns None if no capacity has some dimension."""
+        """Returns these amounts as a need; None if one is of a dimension that no capacity has."""
         dimensions = self._dimensions
         try:
             return tuple(

@@ -1,7 +1,7 @@
-"""Decodes calls into the engine's values. Every field is checked here, and only here.
+"""Decodes requests, releases, registrations and reports into the engine's values.
 
-`InvalidArgument` carries the path of the field. Only the form is checked: whether an id is known, a
-lease allowed or an amount above the minimum, the engine checks.
+The form of every field that it decodes is checked; `InvalidArgument` carries the path of the field.
+The engine checks what depends on its state and settings, such as whether an id is known.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def slot_request(message: slots_pb2.SlotRequest, field: str) -> RequestSpec:
         InvalidArgument: a field is malformed.
     """
     allocation_id = message.allocation_id
-    # Thousands come at once: the path of the field is built only for a malformed id.
+    # One call may have thousands of requests, so this path is built only for a malformed id.
     if not ID_PATTERN.fullmatch(allocation_id):
         check_id(f"{field}.allocation_id", allocation_id)
     specified = message.HasField("profile")
@@ -143,7 +143,7 @@ def slot_requests_from(messages: Sequence[slots_pb2.SlotRequest], first: int) ->
 
 
 def repetitions(ids: Sequence[str], field: str) -> dict[int, ItemOutcome]:
-    """Returns, by position, the refusal of every item whose id stands earlier in the batch."""
+    """Returns, by position, the refusal of every item whose id an earlier item of the batch has."""
     first: dict[str, int] = {}
     repeated: dict[int, ItemOutcome] = {}
     for index, each in enumerate(ids):
@@ -167,9 +167,9 @@ def allocation_ids(ids: Sequence[str], *, ranges: Sequence[object] = ()) -> tupl
 def slot_releases(
     messages: Sequence[rm_pb2.SlotRelease], *, ranges: Sequence[object] = ()
 ) -> tuple[tuple[str, int], ...]:
-    """Returns a batch of slots: (id, generation; 0: the current one).
+    """Returns (allocation id, generation) of each slot in a batch; generation 0: the current one.
 
-    It may be empty if there are ranges.
+    The batch may be empty if there are ranges.
     """
     check_batch("slots", messages, ranges=ranges)
     slots = tuple((each.allocation_id, each.generation) for each in messages)
