@@ -167,14 +167,15 @@ class SqliteStore(SqlStore):
             connection = self._writer_engine().raw_connection()
             try:
                 cursor = connection.cursor()
-                # A reader can block TRUNCATE. It is tried again only after another commit.
                 cursor.execute("PRAGMA busy_timeout = 50")
                 cursor.execute(f"PRAGMA wal_checkpoint({mode})")
-                cursor.fetchall()
+                blocked, _, _ = cursor.fetchone()
                 cursor.execute("PRAGMA busy_timeout = 5000")
             finally:
                 connection.close()
-        self._commits = self._rows = 0
+        # A reader can block TRUNCATE. Then the next idle moment tries again.
+        if not blocked:
+            self._commits = self._rows = 0
 
     def check(self) -> list[str]:
         """See `Store.check`."""

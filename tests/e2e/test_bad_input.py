@@ -42,7 +42,7 @@ RUN = [
     ),
     ("too many processes", ("--pids", "99999999999"), "pids_max is 99999999999; expected 0 to"),
     ("less than none of a resource", ("--resource", "gpu=-1"), "--resource gpu is '-1'"),
-    ("a resource nobody has", ("--resource", "nosuch=1"), "extended.nosuch 1, even when empty"),
+    ("a resource nobody has", ("--resource", "nosuch=1"), "1 nosuch, even when empty"),
     ("half a label", ("--label", "zone"), "--label is 'zone'; expected KEY=VALUE"),
     ("a label nobody carries", ("--label", "zone=moon"), "zone=moon"),
     ("a control character in a name", ("--name", "a\nb"), r"name is 'a\nb'; expected 1 to 200"),
