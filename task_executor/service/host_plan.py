@@ -122,6 +122,7 @@ def beside_kubelet(
     if kubelet is None or plan.capacity is None:
         return plan
     nodes = numa_capacity(plan.capacity, kubelet)
+    # Huge pages are counted again below, by what the kubelet has left. Configured counts stay.
     total = {
         name: amount
         for name, amount in plan.share.total.items()
@@ -129,6 +130,7 @@ def beside_kubelet(
     }
     total |= _hugepages(options, nodes)
     if options.memory_bytes is None and MEMORY_BYTES in total:
+        # Memory of other nodes is not part of the total, so it is not deducted from it.
         given = sum(kubelet.taken_bytes(node.id, MEMORY) for node in nodes if node.default_memory)
         left = round_down(max(total[MEMORY_BYTES] - given, 0), MEMORY_GRAIN_BYTES)
         total[MEMORY_BYTES] = left
@@ -164,6 +166,7 @@ def _total(
 ) -> dict[str, int]:
     cpu_milli = _cpu_milli(options, capacity)
     percent = _not_negative("best_effort_percent", options.best_effort_percent)
+    # Rounded down, so that best-effort slots never book more than this share.
     best_effort = _best_effort_milli(options, topology, capacity) * percent // 100
     total = {CPU_MILLI: cpu_milli, BEST_EFFORT_CPU_MILLI: best_effort}
     total |= _hugepages(options, nodes)
@@ -201,6 +204,7 @@ def _best_effort_milli(
     if not options.reserved_cpus_strict:
         pool |= capacity.reserved_cpus
     quota, milli = topology.limits.cpu_quota_milli, 1000 * len(pool)
+    # A CPU quota of our own control group limits the best-effort slots as well.
     return milli if quota is None else min(milli, quota)
 
 

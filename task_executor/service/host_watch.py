@@ -53,6 +53,7 @@ class KubeletWatch:
         try:
             found = await self._read_kubelet_files(self._mark)
         except (FinegrainError, OSError) as error:
+            # This runs every few seconds, so the same failure is logged once.
             if self._failure != str(error):
                 log.warning("kubelet_not_read", error=str(error))
             self._failure = str(error)

@@ -37,6 +37,7 @@ DEDICATED_CPUS = "cpus"
 
 def isolation_of(report: IsolationReport, slot: SlotSpec | None = None) -> Isolation:
     """Returns the isolation of one slot or, without `slot`, of the host."""
+    # Dedicated cpus are a limit only if a cgroup enforces them. A task can change its affinity.
     if slot is not None and slot.is_pinned and report.cpuset == "cgroup":
         report = replace(report, cpu=DEDICATED_CPUS)
     notes = notes_of(report)

@@ -53,6 +53,7 @@ def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
         raise InvalidArgument(
             "spec.output_limit_bytes", spec.output_limit_bytes, f"0 to {OUTPUT_LIMIT_BYTES_MAX}"
         )
+    # Deterministic, so that a repeated submission has the same digest.
     content = request.SerializeToString(deterministic=True)
     return Submission(
         task_id=check_id("task_id", request.task_id),
