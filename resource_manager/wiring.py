@@ -148,6 +148,7 @@ async def make_components(
     stack.push_async_callback(asyncio.to_thread, store.close)
     holder = f"{socket.gethostname()} {options.advertise_address or options.listen.address}"
     lease_s = options.database_lease_ms / 1_000
+    # Several renewals can fail before the lease runs out.
     limits = RunnerLimits(renew_interval_s=lease_s / 4, unsure_max_s=lease_s)
     driver = EngineDriver(store, settings, metrics, holder=holder)
     runner = Runner(driver, metrics, limits=limits)
@@ -195,6 +196,7 @@ def make_server(components: Components, hub: WatchHub) -> GuardedServer:
         loopback_only=listen.tls is None and not listen.insecure,
     )
     about = About(software_version(), start_time_ms=time.time_ns() // 1_000_000)
+    # Both services share the runner, so their calls are ordered with each other.
     server.add(add_ResourceManagerServiceServicer_to_server, Servicer(components, hub, terms))
     server.add(add_ClusterServiceServicer_to_server, ClusterServicer(components.runner, hub, about))
     return server

@@ -130,6 +130,7 @@ class ExecutorLinks:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._stopped:
+            # Closed, because Python warns of a coroutine that nothing awaits.
             work.close()
             return
         task = asyncio.get_running_loop().create_task(work)
@@ -138,9 +139,12 @@ class ExecutorLinks:
 
     async def _deliver(self, command: Command, rm_epoch: int) -> None:
         async with self._slots:
+            # Checked after the wait for a place, right before the call: leadership may be lost
+            # meanwhile.
             if not await may_command(self._runner):
                 return
             make = await self._outcome(command, rm_epoch)
+        # Outside the limit: a busy writer must not keep other commands from being sent.
         await self._tell(command.executor_id, make)
 
     async def _tell(self, executor_id: str, make: MakeEvent) -> None:
@@ -243,6 +247,7 @@ class ExecutorLinks:
         known = self._channels.get(executor_id)
         if known is not None and known.address == address:
             return known.stub
+        # The executor has another address now. Its old channel would reach the wrong process.
         self._close(executor_id)
         options = self._options
         channel = open_channel(
@@ -299,6 +304,7 @@ def _outcomes(
     Raises:
         InvalidArgument: the answer does not match the command.
     """
+    # Outcomes are matched by position below, so each result must name the item at its place.
     if [each.id for each in results] != list(ids):
         raise InvalidArgument("results", f"{len(results)} results", f"one for each of {len(ids)}")
     return tuple(

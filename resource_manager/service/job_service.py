@@ -88,6 +88,7 @@ class JobCalls:
             ),
             owner=current_caller().peer,
         )
+        # Only now: a registration that was refused must not replace the secret of the job.
         self._secrets.remember(job_id, secret_sha256)
         return answer
 
@@ -98,6 +99,8 @@ class JobCalls:
         job_id, acknowledged = check_id("job_id", request.job_id), request.acknowledged_sequence
         if acknowledged < 0:
             raise InvalidArgument("acknowledged_sequence", acknowledged, "0 or more")
+        # Ownership before admission, so that strangers cannot use up what a job may have in
+        # progress.
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.KEEP_ALIVE, job_id):
             return await self._runner.submit(
@@ -140,6 +143,7 @@ class JobCalls:
             answered = await self._in_chunks(
                 submission_events(job_id, checked, ranges), len(checked.specs) + len(ranges), job_id
             )
+        # Ranges are in the last event, after all requests. Their outcomes come in the same order.
         of_ranges = answered[len(checked.specs) :]
         merged = checked.outcomes(answered[: len(checked.specs)])
         self._count(merged, [1] * len(merged))
@@ -169,6 +173,7 @@ class JobCalls:
                 lambda some: lambda at: RequestsCancelled(at, job_id, (), ranges=some),
                 ranges,
                 owner=job_id,
+                # A range can stand for very many requests, so each event counts as a full chunk.
                 weight=CHUNK_ITEMS_MAX,
             )
         return rm_pb2.CancelRequestsResponse(
@@ -243,6 +248,7 @@ class JobCalls:
                 async for message in messages:
                     yield message
             finally:
+                # Closed at once, so that the hub does not keep events for a stream that has ended.
                 await messages.aclose()
 
     async def Explain(self, request: rm_pb2.ExplainRequest, context: Any) -> rm_pb2.ExplainResponse:

@@ -141,6 +141,7 @@ class Provisioning:
             self._work_on(_Work(order))
             return
         same = type(work.order) is type(order)
+        # After the provider's answer another stop is a new attempt, so it is carried out next.
         if not same or (work.answered and isinstance(order, StopExecutor)):
             work.following = order
         else:  # the outcome of the call in progress answers this order, too
@@ -186,6 +187,7 @@ class Provisioning:
             return
         order = work.order
         made = await (self._start(order) if isinstance(order, StartExecutor) else self._end(work))
+        # From here on this call can no longer answer a further stop.
         work.answered = True
         if made is not None:
             await self._tell(order.executor_id, made)
@@ -256,6 +258,8 @@ class Provisioning:
                 await asyncio.sleep(TELL_PAUSE_S)
                 continue
             except FinegrainError as error:
+                # The engine refuses an outcome that no longer concerns it. Repeating does not
+                # change that.
                 _log.info("outcome_dropped", executor_id=executor_id, error=error.message)
             return
 
@@ -270,8 +274,11 @@ class Provisioning:
 
         while True:
             await asyncio.sleep(self._providers.look_interval_s)
+            # In a thread, because providers may read files for this.
             noted = await asyncio.to_thread(self._noted)
             try:
+                # Read after the notes: an executor that was started before is then known to the
+                # state.
                 present = await self._runner.read(_provisioned_executors)
                 unknown = await self._runner.read(partial(_unknown, executor_ids=noted))
             except FinegrainError:
@@ -295,6 +302,7 @@ class Provisioning:
         except ProviderFailed as error:
             observation = Observation(Presence.UNKNOWN, error.message)
         self._note(executor_id, observation)
+        # Checked again, because an order may have arrived during the status call.
         if (
             observation.presence is Presence.ENDED
             and executor_id not in self._works

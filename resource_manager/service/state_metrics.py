@@ -34,6 +34,7 @@ async def observe_state(
         clock: returns this moment.
     """
     names = await runner.read(lambda state: observe_cluster(metrics, state, clock()))
+    # In small reads, so that a scrape of a large cluster does not hold up the writer.
     for start in range(0, len(names), HOSTS_AT_ONCE):
         some = names[start : start + HOSTS_AT_ONCE]
         await runner.read(partial(observe_hosts, metrics, some, clock))

@@ -195,6 +195,7 @@ async def resize_slot(
     slot: slots_pb2.SlotStatus = await runner.submit(
         resize_event(message, job_id), _rendered, owner=owner
     )
+    # The address belongs to the executor and not to the slot, so it is read separately.
     slot.executor_address = await runner.read(
         lambda state: (
             state.hosts[slot.executor_id].executor.registration.address
@@ -216,6 +217,7 @@ def _chunks(specs: Sequence[RequestSpec]) -> Iterator[tuple[RequestSpec, ...]]:
             yield tuple(chunk)
             chunk = []
         chunk += piece
+    # Also if it is empty: a call with nothing but ranges needs one event.
     yield tuple(chunk)
 
 

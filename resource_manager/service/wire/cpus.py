@@ -72,6 +72,7 @@ def _with_kubelet(state: CpuState, message: pb.KubeletReport, field: str) -> Cpu
         for node, amount in each.memory_bytes.items():
             check_amount(f"{where}.memory_bytes[{node}]", amount)
             memory[node] = memory.get(node, 0) + amount
+    # Kept as text, because the engine only passes it on.
     told = MessageToDict(message, preserving_proto_field_name=True)
     return CpuState(
         offline_cpus=state.offline_cpus,

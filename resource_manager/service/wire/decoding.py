@@ -175,6 +175,7 @@ def slot_releases(
     slots = tuple((each.allocation_id, each.generation) for each in messages)
     sound = ID_PATTERN.fullmatch
     for index, (allocation_id, generation) in enumerate(slots):
+        # The path of a field is built only for a malformed entry, because thousands come at once.
         if generation < 0 or not sound(allocation_id):
             check_id(f"slots[{index}].allocation_id", allocation_id)
             _check_counter(f"slots[{index}].generation", generation)
@@ -299,6 +300,7 @@ def _reported_slot(message: slots_pb2.SlotStatus, field: str) -> ReportedSlot:
     if generation < 1:
         raise InvalidArgument(f"{field}.generation", generation, "1 or more")
     allocation_id, job_id, cpus = message.allocation_id, message.job_id, message.cpus
+    # Both ids are checked without their paths first, for the same reason as in `slot_request`.
     if not (ID_PATTERN.fullmatch(allocation_id) and ID_PATTERN.fullmatch(job_id)):
         check_id(f"{field}.allocation_id", allocation_id)
         check_id(f"{field}.job_id", job_id)

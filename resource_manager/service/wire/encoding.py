@@ -129,6 +129,7 @@ def executor_status(
     view: ExecutorView, *, with_topology: bool = False
 ) -> cluster_pb2.ExecutorStatus:
     """Returns an executor with the sums over its slots."""
+    # A topology is large, so lists leave it out.
     if not with_topology:
         return write(cluster_pb2.ExecutorStatus, view)
     topology = topology_dict_to_proto(json.loads(view.executor.registration.topology))
