@@ -152,6 +152,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
         (after,) = key_of(request.page_token, (0,))
 
         def read(state: State) -> cluster_pb2.ListRequestsResponse:
+            # Checked against the state, because a short text is fine if it is a whole id.
             _refuse_short(state, prefixes)
             page = lists.list_requests(
                 state,
@@ -241,6 +242,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
         await self._runner.submit(
             lambda at: DrainRequested(at, executor_id, why, deadline_ms), _nothing
         )
+        # Read again: the answer shows the executor as it is after the change.
         return cluster_pb2.DrainExecutorResponse(executor=await self._status(executor_id))
 
     async def UndrainExecutor(

@@ -163,6 +163,7 @@ class EngineDriver:
         """
         with _no_collections():
             snapshot = self.store.load()
+            # The stored state has the epoch of the leader before.
             snapshot.rm_epoch = self.rm_epoch
             self._state = restore(snapshot, self._settings, self._clock())
             self._state.hosts.remember(self._heard)
@@ -229,8 +230,7 @@ class EngineDriver:
         if ticked:  # after the events: keep-alives of this batch count before an owner is lost
             effects += self._step_internal(Ticked(at, after_stall=self._stalled))
             self._stalled = False
-        # While an invariant is broken, nothing new is granted. Reports and releases are still
-        # served.
+        # While an invariant is broken, nothing new is granted. The other events are still stepped.
         if not self.broken:
             effects += self._step_internal(Decide(at))
         changes = self.state.changes.take()

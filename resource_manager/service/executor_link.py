@@ -176,6 +176,8 @@ class ExecutorLinks:
         name = _NAMES[type(command)]
         outcome = self._metrics.commands.labels
         try:
+            # Refused: the executor has decided, and the engine must know. Undelivered: the engine
+            # sends the same command again.
             answered = await self._call(command, rm_epoch)
         except FailedPrecondition as error:
             if error.reason is Reason.VERSION_MISMATCH:
@@ -206,6 +208,7 @@ class ExecutorLinks:
         stub = self._stub(command.executor_id, command.address)
         timeout_s = self._options.deadline_s
         try:
+            # Send the command, and note the ids of its items in the order sent.
             match command:
                 case SendAllocate():
                     answer = await stub.AllocateSlots(
@@ -232,6 +235,7 @@ class ExecutorLinks:
         except grpc.RpcError as error:
             raise error_from_rpc(error, command.address) from None
         results = [answer.result] if isinstance(command, SendResize) else answer.results
+        # Check the whole answer before any of it becomes an event.
         outcomes = _outcomes(results, ids)
         report = decoding.report(answer.report, "report")
         return lambda at: CommandAnswered(

@@ -77,6 +77,7 @@ class JobCalls:
         name = check_text("name", request.name, longest=decoding.NAME_LENGTH_MAX)
         group = check_id("group", request.group or DEFAULT_GROUP)
         lease_ms = self._lease_ms(request)
+        # Derived before the event, because the engine stores only hashes.
         secret = self._secrets.derive(job_id, request_id)
         secret_sha256, request_id_sha256 = sha256_hex(secret), sha256_hex(request_id)
         answer = await self._runner.submit(
@@ -243,6 +244,7 @@ class JobCalls:
             raise InvalidArgument("from_sequence", request.from_sequence, "0 or more")
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.STREAM, job_id):
+            # The stream counts for the job until it ends, however long that takes.
             messages = self._hub.watch(job_id, request.from_sequence)
             try:
                 async for message in messages:
@@ -284,6 +286,7 @@ class JobCalls:
         """Submits the events of one call and returns their outcomes, in the order sent."""
         if not makes:
             return []
+        # One event may be smaller than a chunk. Each counts as the largest of them.
         answers: list[list[ItemOutcome]] = await self._runner.submit_chunks(
             makes, None, items=min(items, CHUNK_ITEMS_MAX), owner=job_id
         )

@@ -157,6 +157,7 @@ class Lanes:
         left = self._limits.batch_items_max
         alone = True  # the batch is empty so far: even an item larger than a batch may go
         while self._queues and left > 0:
+            # At least 1, so that very many owners still make progress in every pass.
             share = max(1, self._limits.batch_items_max // len(self._queues))
             served = False
             for owner in list(self._queues):

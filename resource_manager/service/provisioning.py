@@ -75,6 +75,7 @@ class Providers:
         """
         configured = self.of_shape.get(shape, "")
         trouble = ""
+        # The configured provider is asked first, because it usually has the notes.
         for name in sorted(self.by_name, key=lambda name: name != configured):
             try:
                 if self.by_name[name].owns(executor_id):
@@ -155,6 +156,7 @@ class Provisioning:
         if self._watcher is not None:
             self._watcher.cancel()
         for work in self._works.values():
+            # No order follows: the next leader decides again.
             work.following = None
             if work.task is not None:
                 work.task.cancel()
@@ -285,9 +287,11 @@ class Provisioning:
                 continue  # the state cannot be read at the moment
             self._stop_strays(unknown)
             known = {each.executor_id for each in present}
+            # Executors that are no longer provisioned are forgotten, so the table stays small.
             self._seen = {
                 name: observation for name, observation in self._seen.items() if name in known
             }
+            # All of them, but few at a time, because each may start a command of the operator.
             await asyncio.gather(*(look(each) for each in present))
 
     async def _check(self, provision: StopExecutor) -> None:

@@ -215,6 +215,8 @@ class Runner(Intake):
         except NotLeader as error:
             fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
             self._fail(error)
+        # Executors follow a newer leader, or the database is older than they are. Nothing was
+        # stored.
         except EpochSeen as error:
             fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
             self._fail(await self._replaced() or error)
@@ -283,6 +285,7 @@ class Runner(Intake):
                 self._recovery.recovered(time.monotonic())
                 _log.warning("books_reloaded", rm_epoch=self.rm_epoch)
                 self._metrics.reloads.inc()
+                # Calls in flight belong to the dropped state, and streams may have missed events.
                 if self._listener is not None:
                     self._listener.on_reload(self.rm_epoch)
                 return

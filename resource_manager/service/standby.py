@@ -38,6 +38,7 @@ class Leadership:
         """Returns the error for callers while this one does not lead; None: calls are served."""
         if self.leading:
             return None
+        # Checked first: a leader that was replaced must not name itself as the leader.
         if self._runner.fatal.done():
             return Unavailable(
                 "this resource manager no longer leads and is stopping",

@@ -153,6 +153,7 @@ async def give_up(
     chunks = chunks_of(items)
     if not chunks:
         return []
+    # Each event counts as the largest one, because admission takes one size for all of them.
     size = weight or min(len(items), CHUNK_ITEMS_MAX)
     makes = [make(chunk) for chunk in chunks]
     answers: list[list[ItemOutcome]] = await runner.submit_chunks(

@@ -161,6 +161,7 @@ class WatchHub:
         loop = asyncio.get_running_loop()
         stream = object()
         with self._followed(job_id, stream) as feed:
+            # Stage 1: where the job stands now, and whether the requested position is still kept.
             present = await self._runner.read(lambda state: _present(state, job_id))
             # Another stream of the job may already know a later event.
             feed.last_sequence = max(feed.last_sequence, present.last_sequence)
@@ -174,7 +175,9 @@ class WatchHub:
                 position, shown_upto = part.snapshot.sequence, _upto(part)
                 feed.reached(stream, position)
                 yield rm_pb2.WatchJobResponse(snapshot=part.snapshot)
+            # Stage 2: events as they come, with further parts of the snapshot in between.
             over: FinegrainError | None = None
+            # Due at once: a stream that opens renews the lease, too.
             alive_due = 0.0
             while True:
                 feed.reached(stream, position)

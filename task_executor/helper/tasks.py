@@ -281,6 +281,7 @@ class Tasks:
         """
         while task_id in self.unidentified:
             yield 0.01
+        # Stage 1: find the task, and wait until it has started.
         if task_id not in self.known:
             raise Fault("TASK_UNKNOWN", f"no task {task_id} on this executor", task_id=task_id)
         task = self.known[task_id]
@@ -289,6 +290,7 @@ class Tasks:
         deadline = time.monotonic() + _ANSWER_S
         if task.exit:
             raise ended
+        # Stage 2: one request on a new connection. Nothing here may block, not even the connect.
         request = bytearray(encode({"id": 0, "verb": verb, "args": args}))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as peer:
             try:

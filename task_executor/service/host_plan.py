@@ -64,6 +64,7 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
     Raises:
         InvalidArgument: options contradict each other or the host; the error names the option.
     """
+    # Stage 1: what the host allows, minus the reserve or cut to the share.
     capacity = plan_capacity(
         topology,
         CapacityOptions(
@@ -74,12 +75,14 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
         ),
     )
     nodes = numa_capacity(capacity)
+    # Stage 2: what slots can book of that, and the default slot.
     total = _total(options, topology, capacity, nodes)
     profile, deprecation = _default_profile(options, capacity, total)
     reserved = {
         CPU_MILLI: 1000 * len(capacity.reserved_cpus),
         MEMORY_BYTES: capacity.reserved_memory_bytes,
     }
+    # Stage 3: how cpus are given out. With less CPU time than cpus, none can be dedicated.
     cpus = host_cpus(options, topology, capacity)
     time_shared = total[CPU_MILLI] < capacity.cpu_milli_total
     warnings = [deprecation] if deprecation else []

@@ -57,6 +57,7 @@ def spec_from_proto(
             expected = f"those of the assignment ({assignment.cpus}), or none"
             raise InvalidArgument(f"{where}.cpus", slot.cpus, expected)
         cpus = assignment.cpus
+    # Defaults are filled in here, so that equal orders give equal specs.
     return SlotSpec(
         allocation_id=check_id(f"{where}.allocation_id", slot.allocation_id),
         generation=check_generation(slot.generation, f"{where}.generation"),

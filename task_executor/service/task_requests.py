@@ -55,6 +55,7 @@ def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
         )
     # Deterministic, so that a repeated submission has the same digest.
     content = request.SerializeToString(deterministic=True)
+    # Every field is checked before anything is done, so a bad request has no effect.
     return Submission(
         task_id=check_id("task_id", request.task_id),
         key=SlotKey(

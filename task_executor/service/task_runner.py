@@ -160,6 +160,7 @@ class TaskRunner:
                 reason=Reason.STALE_GENERATION,
                 details={**details, "known": known},
             )
+        # A generation above ours is of a later placement, which has not arrived here.
         if key.generation > known or latest.state is not CarveState.ALLOCATED:
             raise FailedPrecondition(
                 f"slot {key.allocation_id} generation {key.generation} does not accept tasks "

@@ -49,6 +49,7 @@ class Layout:
 
 def read_layout(reader: TreeReader, online: CpuSet) -> Layout:
     """Returns the grouping of the online CPUs. Warns of levels that the kernel does not report."""
+    # Cores, then packages. What no map covers gets the simplest answer.
     core_maps = _maps(reader, online, "core_cpus", "thread_siblings")
     cores = _partition(reader, core_maps, "core")
     # Every cpu must be in exactly one core, so that no cpu is lost or counted twice.
