@@ -128,6 +128,7 @@ def _observe_reservations(metrics: ResourceManagerMetrics, state: State, at: Ins
     metrics.oldest_reservation.set(max(0, at.time_ms - oldest_ms) / 1_000)
     metrics.reserved_executors.set(len(reservations.on_host))
     held = [state.hosts[name] for name in reservations.on_host if name in state.hosts]
+    # What is free but not spare is kept for the owners of reservations.
     idle_milli = sum(
         host.free().get(CPU_MILLI, 0) - host.spare().get(CPU_MILLI, 0) for host in held
     )

@@ -286,6 +286,7 @@ def check_request(message: dict[str, Any], verbs: Mapping[str, Fields]) -> dict[
 
 
 def check_fields(what: str, args: Any, fields: Fields) -> dict[str, Any]:
+    # Unknown names are rejected: a misspelled limit must not be left out silently.
     if type(args) is not dict or not fields.keys() >= args.keys():
         unknown = sorted(args.keys() - fields.keys()) if type(args) is dict else args
         raise _bad(what, unknown, "an object with " + ", ".join(fields))

@@ -235,7 +235,7 @@ class Agent:
             # Durable first: a command of this epoch may be on its way already.
             await keeper.keep_epoch(answer.rm_epoch)
             keeper.fence.raise_epoch(answer.rm_epoch)
-        # The RM has not applied this report, so nothing of it is acknowledged.
+        # This answer acknowledges no report. The next registration sends everything again.
         if answer.register_again:
             log.info("register_again", manager=self._link.address, rm_epoch=answer.rm_epoch)
             return _NextStep.REGISTER

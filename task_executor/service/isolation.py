@@ -45,6 +45,7 @@ def isolation_of(report: IsolationReport, slot: SlotSpec | None = None) -> Isola
     if slot is not None and slot.profile.extended:
         unenforced = kernel_limits(slot.profile.extended) and report.hugepages == "none"
         notes += [NO_HUGETLB] if unenforced else []
+        # The kernel limits only huge pages. Every other countable resource is only declared.
         names = [name for name, _ in slot.profile.extended if page_bytes(name) is None]
         notes += [DECLARED_ONLY.format(names=", ".join(names))] if names else []
         countable = DECLARED if names or unenforced else "hard"

@@ -128,6 +128,7 @@ class Squeezer:
             for each in usage.slots
             if each.cpu_usec is not None
         }
+        # With one slot unknown, its use would count as use of the system.
         if len(slots) < len(usage.slots):
             self._warn_once("the kernel does not count what slots use here")
             return None

@@ -61,6 +61,7 @@ def slot_status(
         resize_message: why a resize waits, for people.
     """
     under_way = []
+    # The ordered resize comes first: it ends before the one that waits.
     if slot.ordered is not None:
         under_way.append(resize_status(slot.ordered, ordered=True))
     if slot.wanted is not None:
