@@ -95,6 +95,8 @@ class _Running:
         if self.components.options.standby:
 
             def waiting() -> None:
+                # Checked before this process can ever lead: with other tokens all callers would be
+                # refused.
                 self.components.prepared_tokens.check_shared(leadership.leader)
                 write_endpoint(self.state_dir, self.address, self.metrics_address)
                 ready(f"standing by at {self.address}")
@@ -102,7 +104,9 @@ class _Running:
             await leadership.wait_and_take(self.dispatcher, waiting)
         else:
             await leadership.take(self.dispatcher)
+        # The key is in the database, which a standby opens only when it takes leadership.
         await self.components.secrets.unlock()
+        # From here on calls are served. The health service reports it right after.
         leadership.begin()
         self.provisioning.begin()
         await self.server.set_serving(True)
@@ -193,6 +197,7 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
     if options.advertise_address:
         check_dialable(options.advertise_address, "advertise_address")
     async with AsyncExitStack() as stack:
+        # Stage 1: the lock, the tokens and the store. Nothing is visible from outside yet.
         state_dir = stack.enter_context(
             locked_state_dir(options.state_dir, options.user_token_group)
         )
@@ -208,12 +213,14 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
             ),
         )
         hub = WatchHub(runner, metrics)
+        # Stage 2: bind the port. Callers get UNAVAILABLE until this process leads.
         server = make_server(components, hub)
         address = await server.start(serving=False)
         components.leadership.address = components.driver.address = advertised(options, address)
         # Two stops of the server, run in reverse: the second one below gives calls in progress
         # time to end before the runner stops; this one covers errors in between.
         stack.push_async_callback(server.stop, 0)
+        # Stage 3: the providers, which need the address.
         providers = set_up_providers(
             options,
             components.providers,
@@ -222,6 +229,7 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
             address=components.leadership.address,
         )
         provisioning = Provisioning(runner, metrics, providers)
+        # Stage 4: what is stopped at the end. It runs in reverse order.
         stack.push_async_callback(runner.stop)
         stack.push_async_callback(links.stop)
         stack.push_async_callback(provisioning.stop)
@@ -232,6 +240,7 @@ async def _resource_manager(options: ResourceManagerOptions) -> AsyncIterator[_R
         # Runs before the runner stops: calls in progress are still committed.
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         metrics_address = await serve_metrics(components, stack)
+        # Pushed last and so run first: no tool finds the address of a port that is closing.
         stack.callback(remove_endpoint, state_dir)
         dispatcher = Dispatcher(links, hub, metrics, provisioning)
         yield _Running(
@@ -249,6 +258,7 @@ async def _until_the_end(
     end = asyncio.create_task(stopping.wait())
     try:
         await asyncio.wait({lead_task, end}, return_when=asyncio.FIRST_COMPLETED)
+        # If `fatal` is set, it says more than the error of a task that could not lead.
         if lead_task.done() and not runner.fatal.done():
             lead_task.result()  # raises the reason if it could not lead
         await end

@@ -135,10 +135,12 @@ async def make_components(
     Raises:
         FinegrainError: something cannot be used as configured.
     """
+    # Stage 1: configuration and tokens. A mistake there is reported before a database is touched.
     providers = read_providers(options)
     settings = settings_of(options, providers.provisioning)
     tokens = prepare_tokens(options, state_dir)
     metrics = ResourceManagerMetrics(software_version())
+    # Stage 2: the store. Opening it blocks, so a thread does it.
     store: Store
     if options.standby:
         url = database_url(options, state_dir)
@@ -148,7 +150,9 @@ async def make_components(
     stack.push_async_callback(asyncio.to_thread, store.close)
     holder = f"{socket.gethostname()} {options.advertise_address or options.listen.address}"
     lease_s = options.database_lease_ms / 1_000
+    # Several renewals can fail before the lease runs out.
     limits = RunnerLimits(renew_interval_s=lease_s / 4, unsure_max_s=lease_s)
+    # Stage 3: the parts around the store, from the inside out.
     driver = EngineDriver(store, settings, metrics, holder=holder)
     runner = Runner(driver, metrics, limits=limits)
     leadership = Leadership(runner, metrics)
@@ -195,6 +199,7 @@ def make_server(components: Components, hub: WatchHub) -> GuardedServer:
         loopback_only=listen.tls is None and not listen.insecure,
     )
     about = About(software_version(), start_time_ms=time.time_ns() // 1_000_000)
+    # Both services share the runner, so their calls are ordered with each other.
     server.add(add_ResourceManagerServiceServicer_to_server, Servicer(components, hub, terms))
     server.add(add_ClusterServiceServicer_to_server, ClusterServicer(components.runner, hub, about))
     return server

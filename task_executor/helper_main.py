@@ -41,7 +41,9 @@ def run(options: TaskExecutorOptions) -> int:
         front = _front_user(options)
         config = helper_config(options, executor_id(options), user_policy(options))
         socket.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # Checked before the socket is made there: another process could replace it.
         check_ours(socket.parent)
+        # The front starts and stops on its own, so no pid of it is known here.
         become_helper(replace(config, front_uid=front.uid, front_gid=front.gid, front_pid=None))
     except FinegrainError as error:
         sys.stderr.write(f"finegrain: {error.message}\n")
@@ -63,6 +65,7 @@ def _front_user(options: TaskExecutorOptions) -> User:
 
 def executor_id(options: TaskExecutorOptions) -> str:
     """Returns the configured id, else the id saved by the front, else the front's own default."""
+    # The same order as in the front, because both must use the same name.
     return options.executor_id or _saved_id(options.state_dir / STATE_FILE) or host_name()
 
 

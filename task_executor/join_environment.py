@@ -46,6 +46,7 @@ def cluster_token(join_token: str, given: Path | None, usual: Path) -> str:
     Raises:
         ConfigurationError: there is no token, or its file cannot be used.
     """
+    # A token file that cannot be read must not keep a host from joining.
     if join_token and (given is None or not os.access(given, os.R_OK)):
         return join_token
     return read_token(given or usual)

@@ -44,6 +44,7 @@ def run(options: TaskExecutorOptions) -> int:
     """
     configure_logging(options.log)
     try:
+        # Before the event loop and grpc exist, because this starts the helper with a fork.
         prepared = prepare(options)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve_until_signal(prepared))
@@ -82,6 +83,7 @@ async def _serve_until_signal(prepared: Prepared) -> None:
 
 
 async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event) -> None:
+    # Imported only now, because these modules import grpc.
     from task_executor.host.helper_client import HelperClient
     from task_executor.service.front import Front
     from task_executor.service.host_plan import beside_kubelet
@@ -92,6 +94,8 @@ async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event
         try:
             info = await helper.hello()
             kubelet = KubeletWatch(helper.kubelet, prepared.plan.topology)
+            # The plan is made for the whole host. What a kubelet has taken is deducted before the
+            # start.
             left = beside_kubelet(prepared.plan, prepared.options, await kubelet.refresh())
             front = Front(replace(prepared, plan=left), helper, info, kubelet)
             try:
@@ -103,18 +107,21 @@ async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event
                 ready(front.address, front.metrics_address)
             try:
                 works = [front.run(), stop.wait()]
+                # A separate unit is restarted by systemd.
                 if prepared.helper_is_ours:
                     works.append(_keep_helper(prepared.helper, info.pid))
                 await _until_first(*works)
             finally:
                 await front.stop()
         except BaseException:
+            # A helper that this start has made must not be left without a front.
             if prepared.helper_is_ours:
                 await _end_idle_helper(helper)
             raise
         finally:
             await helper.close()
     finally:
+        # The lock goes last, so that another front cannot start while this one still works.
         prepared.directory.close()
 
 
@@ -142,12 +149,14 @@ async def _keep_helper(config: HelperConfig, helper_pid: int) -> None:
             continue
         log.error("helper_died", pid=helper_pid)
         try:
+            # In a thread, because the start waits for the helper's answer.
             helper_pid = await asyncio.to_thread(start_helper, config)
         except HelperNotStarted as error:
             log.error("helper_not_started", error=str(error))
 
 
 def _lives(pid: int) -> bool:
+    # Signal 0 checks only whether the process exists.
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -76,6 +76,7 @@ class JobAdmission:
             yield
         finally:
             left = self._under_way[key] - 1
+            # Only jobs with something in progress have an entry, so the table stays small.
             if left:
                 self._under_way[key] = left
             else:
@@ -89,6 +90,7 @@ class JobAdmission:
         would leave those callers a small share of it.
         """
         place = self._preparing.setdefault(job_id, _Place())
+        # Counted before the wait, so that no other call deletes the lock that this one waits for.
         place.users += 1
         try:
             async with place.lock:

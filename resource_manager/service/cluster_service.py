@@ -97,6 +97,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
 
         def read(state: State) -> cluster_pb2.GetExecutorResponse:
             view = lists.executor_view(state, executor_id)
+            # Large enough for all slots of the executor, because this call has no pages.
             slots = lists.list_slots(state, executor_id=executor_id, limit=view.slots + 1).items
             return cluster_pb2.GetExecutorResponse(
                 executor=encoding.executor_status(view, with_topology=True),
@@ -151,6 +152,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
         (after,) = key_of(request.page_token, (0,))
 
         def read(state: State) -> cluster_pb2.ListRequestsResponse:
+            # Checked against the state, because a short text is fine if it is a whole id.
             _refuse_short(state, prefixes)
             page = lists.list_requests(
                 state,
@@ -178,6 +180,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
             page = lists.list_jobs(
                 state, include_ended=request.include_ended, after=int(after), limit=limit
             )
+            # Shares change as time passes, so they are computed for this moment.
             state.flows.advance(now().monotonic_ms)
             ids = [view.job.job_id for view in page.items]
             since = jobs_waiting_since(state, ids)
@@ -212,12 +215,14 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
             last = await self._read(lambda state: state.history.last_sequence)
             events = await self._events(request.from_sequence, limit, subject)
             left_s = until - loop.time()
+            # A caller without a position wants what there is, and does not wait.
             if events or not request.from_sequence or left_s <= 0:
                 break
             await happens(news, left_s)
         following = events[-1].sequence + 1 if events else last + 1
         return cluster_pb2.ListEventsResponse(
             events=encoding.write.each(cluster_pb2.ClusterEvent, events),
+            # A caller is never sent back to a position before the one that it named.
             next_sequence=max(following, request.from_sequence),
         )
 
@@ -237,6 +242,7 @@ class ClusterServicer(GroupCalls, HostPolicyCalls, ClusterServiceServicer):
         await self._runner.submit(
             lambda at: DrainRequested(at, executor_id, why, deadline_ms), _nothing
         )
+        # Read again: the answer shows the executor as it is after the change.
         return cluster_pb2.DrainExecutorResponse(executor=await self._status(executor_id))
 
     async def UndrainExecutor(

@@ -82,6 +82,7 @@ def obstacle_of(error: FinegrainError) -> Obstacle:
         return Obstacle.NO_EXECUTOR
     if error.reason is Reason.INSTANCE_CONFLICT:
         return Obstacle.ANOTHER_EXECUTOR
+    # Only now the words: types and reasons above do not depend on the version of grpcio.
     return next((found for words, found in _WORDS if words in error.message), Obstacle.OTHER)
 
 

@@ -93,6 +93,7 @@ class Dispatcher:
 
     def on_reload(self, rm_epoch: int) -> None:
         """Drops commands in flight, whose state is gone; streams read from the store again."""
+        # Answers to these commands would be about the dropped state.
         self._links.drop_all()
         self._hub.resync()
 
@@ -102,6 +103,8 @@ class Dispatcher:
             self._links.forget(event.executor_id)
         # Log only the few events that change the cluster; those about single slots are debug.
         if event.allocation_id and not _stdlib_log.isEnabledFor(logging.DEBUG):
+            # A batch can have thousands of these, so nothing is prepared for a line that is not
+            # written.
             return
         write = _log.debug if event.allocation_id else _log.info
         ids = {

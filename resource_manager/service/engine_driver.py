@@ -58,6 +58,7 @@ class Item:
 
     def settle(self) -> None:
         """Resolves the caller's future. Call it on the event loop."""
+        # The caller has given up, or was refused while the batch was running.
         if self.future.done():
             return
         if self.error is not None:
@@ -144,6 +145,7 @@ class EngineDriver:
         # Keep which reports were applied: a registration superseded before is still rejected.
         if self._state is not None:
             self._heard |= self._state.hosts.heard()
+        # Dropped first: if the next line fails, another process may change the database meanwhile.
         self._state = None
         self.rm_epoch = self.store.lead(
             self._holder, above_epoch=self.rm_epoch, address=self.address
@@ -161,6 +163,7 @@ class EngineDriver:
         """
         with _no_collections():
             snapshot = self.store.load()
+            # The stored state has the epoch of the leader before.
             snapshot.rm_epoch = self.rm_epoch
             self._state = restore(snapshot, self._settings, self._clock())
             self._state.hosts.remember(self._heard)
@@ -169,6 +172,7 @@ class EngineDriver:
             _log.warning(
                 "usage_measure_changed", flows=others, service=self._settings.fairness.usage_measure
             )
+        # Everything is checked once before anything is granted from what was read.
         self._report(self._check.run(self.state))
 
     def run_batch(self, batch: list[Item], ticked: bool) -> list[Effect]:
@@ -192,6 +196,7 @@ class EngineDriver:
         effects: list[Effect] = []
         if ticked or any(item.make is not None for item in batch):
             effects = self._change(batch, ticked)
+        # Only after the commit: neither an answer nor a read may show what is not durable.
         for item in batch:
             self._finish(item)
         return effects
@@ -214,19 +219,24 @@ class EngineDriver:
     def _change(self, batch: list[Item], ticked: bool) -> list[Effect]:
         started = time.perf_counter()
         effects: list[Effect] = []
+        # One moment for the whole batch, so that the order of its events does not show in their
+        # times.
         at = self._clock()
         self._notice_stall(at)
         for item in batch:
+            # A call that was cancelled while it waited has no effect.
             if item.make is not None and not item.future.cancelled():
                 effects += self._step_item(item, item.make(at))
         if ticked:  # after the events: keep-alives of this batch count before an owner is lost
             effects += self._step_internal(Ticked(at, after_stall=self._stalled))
             self._stalled = False
+        # While an invariant is broken, nothing new is granted. The other events are still stepped.
         if not self.broken:
             effects += self._step_internal(Decide(at))
         changes = self.state.changes.take()
         decided = time.perf_counter()
         self._metrics.decision_seconds.observe(decided - started)
+        # A batch that changes nothing needs no transaction.
         if changes:
             self.store.commit(changes)
             self._metrics.commit_seconds.observe(time.perf_counter() - decided)
@@ -294,6 +304,7 @@ class EngineDriver:
                 item.value = item.read(self.state)
             elif item.render is not None:
                 item.value = item.render(item.value)
+        # The change itself is durable. Only this answer could not be made.
         except Exception as error:
             item.error = error
 

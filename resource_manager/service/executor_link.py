@@ -130,6 +130,7 @@ class ExecutorLinks:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._stopped:
+            # Closed, because Python warns of a coroutine that nothing awaits.
             work.close()
             return
         task = asyncio.get_running_loop().create_task(work)
@@ -138,9 +139,12 @@ class ExecutorLinks:
 
     async def _deliver(self, command: Command, rm_epoch: int) -> None:
         async with self._slots:
+            # Checked after the wait for a place, right before the call: leadership may be lost
+            # meanwhile.
             if not await may_command(self._runner):
                 return
             make = await self._outcome(command, rm_epoch)
+        # Outside the limit: a busy writer must not keep other commands from being sent.
         await self._tell(command.executor_id, make)
 
     async def _tell(self, executor_id: str, make: MakeEvent) -> None:
@@ -172,6 +176,8 @@ class ExecutorLinks:
         name = _NAMES[type(command)]
         outcome = self._metrics.commands.labels
         try:
+            # Refused: the executor has decided, and the engine must know. Undelivered: the engine
+            # sends the same command again.
             answered = await self._call(command, rm_epoch)
         except FailedPrecondition as error:
             if error.reason is Reason.VERSION_MISMATCH:
@@ -202,6 +208,7 @@ class ExecutorLinks:
         stub = self._stub(command.executor_id, command.address)
         timeout_s = self._options.deadline_s
         try:
+            # Send the command, and note the ids of its items in the order sent.
             match command:
                 case SendAllocate():
                     answer = await stub.AllocateSlots(
@@ -228,6 +235,7 @@ class ExecutorLinks:
         except grpc.RpcError as error:
             raise error_from_rpc(error, command.address) from None
         results = [answer.result] if isinstance(command, SendResize) else answer.results
+        # Check the whole answer before any of it becomes an event.
         outcomes = _outcomes(results, ids)
         report = decoding.report(answer.report, "report")
         return lambda at: CommandAnswered(
@@ -243,6 +251,7 @@ class ExecutorLinks:
         known = self._channels.get(executor_id)
         if known is not None and known.address == address:
             return known.stub
+        # The executor has another address now. Its old channel would reach the wrong process.
         self._close(executor_id)
         options = self._options
         channel = open_channel(
@@ -299,6 +308,7 @@ def _outcomes(
     Raises:
         InvalidArgument: the answer does not match the command.
     """
+    # Outcomes are matched by position below, so each result must name the item at its place.
     if [each.id for each in results] != list(ids):
         raise InvalidArgument("results", f"{len(results)} results", f"one for each of {len(ids)}")
     return tuple(

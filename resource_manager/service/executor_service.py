@@ -58,6 +58,7 @@ class ExecutorCalls:
             lambda at: ExecutorRegistered(at, registration, report),
             self._registered,
             urgent=True,
+            # The engine compares each reported slot, so the event counts as many items.
             items=1 + len(report.slots),
         )
 

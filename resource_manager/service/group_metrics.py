@@ -56,6 +56,7 @@ def _observe(metrics: ResourceManagerMetrics, view: GroupView, time_ms: int) -> 
         ),
     ):
         gauge.labels(name).set(value)
+    # A group without slots shows 0 for both, in place of no series.
     used = {CPU_MILLI: 0, MEMORY_BYTES: 0} | dict(view.used)
     for state, amounts in (("used", used), ("minimum", group.minimum), ("maximum", group.maximum)):
         for dimension, amount in amounts.items():

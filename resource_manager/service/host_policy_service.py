@@ -52,6 +52,7 @@ class HostPolicyCalls:
         answer = await self._runner.submit(
             lambda at: HostPolicySet(at, executor_id, policy, clear), _set_response
         )
+        # Read after the change, because other layers of settings may hide what was just set.
         effective = await self._read(
             lambda state: policy_of(state.hosts, state.host_settings, executor_id)
         )

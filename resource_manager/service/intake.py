@@ -93,9 +93,13 @@ class Intake(ABC):
             Item(self._future(), make=each, render=render, items=items) for each in makes
         )
         self._let_in(owner, items * len(makes))
+        # The rest counts as admitted while the first event is stepped, so that other calls of the
+        # owner cannot take its place.
         with self._lanes.promised(owner, items * len(rest)):
             self._put(first, owner)
             result: T = await first.future
+        # Nothing is awaited between the end of the promise and these lines, so no item is counted
+        # twice or not at all.
         for each in rest:
             self._put(each, owner)
         return [result, *await asyncio.gather(*(each.future for each in rest))]
@@ -139,6 +143,8 @@ class Intake(ABC):
         if (refusal := self._refusal()) is not None:
             raise refusal
         try:
+            # Only the fair queues are limited here. Urgent items are few: executors, keep-alives
+            # (limited by `JobAdmission`) and short reads.
             if owner is not None:
                 self._lanes.check(owner, items)
         except ResourceExhausted:

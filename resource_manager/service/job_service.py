@@ -77,6 +77,7 @@ class JobCalls:
         name = check_text("name", request.name, longest=decoding.NAME_LENGTH_MAX)
         group = check_id("group", request.group or DEFAULT_GROUP)
         lease_ms = self._lease_ms(request)
+        # Derived before the event, because the engine stores only hashes.
         secret = self._secrets.derive(job_id, request_id)
         secret_sha256, request_id_sha256 = sha256_hex(secret), sha256_hex(request_id)
         answer = await self._runner.submit(
@@ -88,6 +89,7 @@ class JobCalls:
             ),
             owner=current_caller().peer,
         )
+        # Only now: a registration that was refused must not replace the secret of the job.
         self._secrets.remember(job_id, secret_sha256)
         return answer
 
@@ -98,6 +100,8 @@ class JobCalls:
         job_id, acknowledged = check_id("job_id", request.job_id), request.acknowledged_sequence
         if acknowledged < 0:
             raise InvalidArgument("acknowledged_sequence", acknowledged, "0 or more")
+        # Ownership before admission, so that strangers cannot use up what a job may have in
+        # progress.
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.KEEP_ALIVE, job_id):
             return await self._runner.submit(
@@ -140,6 +144,7 @@ class JobCalls:
             answered = await self._in_chunks(
                 submission_events(job_id, checked, ranges), len(checked.specs) + len(ranges), job_id
             )
+        # Ranges are in the last event, after all requests. Their outcomes come in the same order.
         of_ranges = answered[len(checked.specs) :]
         merged = checked.outcomes(answered[: len(checked.specs)])
         self._count(merged, [1] * len(merged))
@@ -169,6 +174,7 @@ class JobCalls:
                 lambda some: lambda at: RequestsCancelled(at, job_id, (), ranges=some),
                 ranges,
                 owner=job_id,
+                # A range can stand for very many requests, so each event counts as a full chunk.
                 weight=CHUNK_ITEMS_MAX,
             )
         return rm_pb2.CancelRequestsResponse(
@@ -238,11 +244,13 @@ class JobCalls:
             raise InvalidArgument("from_sequence", request.from_sequence, "0 or more")
         await self._secrets.check(job_id)
         with self._admission.entered(Kind.STREAM, job_id):
+            # The stream counts for the job until it ends, however long that takes.
             messages = self._hub.watch(job_id, request.from_sequence)
             try:
                 async for message in messages:
                     yield message
             finally:
+                # Closed at once, so that the hub does not keep events for a stream that has ended.
                 await messages.aclose()
 
     async def Explain(self, request: rm_pb2.ExplainRequest, context: Any) -> rm_pb2.ExplainResponse:
@@ -278,6 +286,7 @@ class JobCalls:
         """Submits the events of one call and returns their outcomes, in the order sent."""
         if not makes:
             return []
+        # One event may be smaller than a chunk. Each counts as the largest of them.
         answers: list[list[ItemOutcome]] = await self._runner.submit_chunks(
             makes, None, items=min(items, CHUNK_ITEMS_MAX), owner=job_id
         )

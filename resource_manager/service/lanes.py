@@ -86,6 +86,7 @@ class Lanes:
         limits = self._limits
         queue = self._queues.get(owner)
         mine = self._promised.get(owner, 0) + (queue.waiting if queue is not None else 0)
+        # An owner with nothing waiting may send a call of any size. Else it could never be served.
         if mine and mine + items > limits.owner_items_max:
             raise ResourceExhausted(
                 f"{mine} items of this caller are waiting to be written, and the limit is "
@@ -156,6 +157,7 @@ class Lanes:
         left = self._limits.batch_items_max
         alone = True  # the batch is empty so far: even an item larger than a batch may go
         while self._queues and left > 0:
+            # At least 1, so that very many owners still make progress in every pass.
             share = max(1, self._limits.batch_items_max // len(self._queues))
             served = False
             for owner in list(self._queues):
@@ -170,7 +172,11 @@ class Lanes:
                     alone, served = False, True
                     yield item
                 if not queue.items:
+                    # The credit goes with the queue: an owner that comes back starts like a new
+                    # one.
                     del self._queues[owner]
+                # An owner with credit left keeps its place. Only the size of the batch has stopped
+                # it.
                 elif queue.credit <= 0:
                     self._queues[owner] = self._queues.pop(owner)  # to the end of the order
                 if left <= 0:

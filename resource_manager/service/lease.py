@@ -51,11 +51,13 @@ class LeaseKeeper:
 
     def start(self) -> None:
         """Begins to renew. May be called again after `pause`."""
+        # A new event for each thread: one that was paused and has not noticed yet still ends.
         self._over = threading.Event()
         self._thread = threading.Thread(
             target=self._run,
             args=(self._over, asyncio.get_running_loop()),
             name="rm-renew",
+            # A renewal that hangs must not keep the process from ending.
             daemon=True,
         )
         self._thread.start()

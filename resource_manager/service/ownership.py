@@ -76,6 +76,7 @@ class JobSecrets:
         """
         caller = current_caller()
         known = self._hashes.get(job_id)
+        # The usual case. It costs no place in the writer's queues.
         if known is not None and caller.owns(known):
             return
         known = await self._runner.read(
@@ -88,4 +89,5 @@ class JobSecrets:
                 reason=Reason.JOB_SECRET_WRONG,
                 details={"job_id": job_id},
             )
+        # Remembered for owners only, so that strangers cannot push other jobs out of the cache.
         self.remember(job_id, known)

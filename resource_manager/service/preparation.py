@@ -45,6 +45,7 @@ def settings_of(
         raise InvalidArgument("strategy", options.strategy, "pack, spread or balanced")
     if options.report_interval_ms < 1:
         raise InvalidArgument("report_interval_ms", options.report_interval_ms, "1 or more")
+    # One report may come late without its executor counting as lost.
     if options.lost_timeout_ms < 2 * options.report_interval_ms:
         raise InvalidArgument(
             "lost_timeout_ms",

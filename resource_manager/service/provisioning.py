@@ -75,6 +75,7 @@ class Providers:
         """
         configured = self.of_shape.get(shape, "")
         trouble = ""
+        # The configured provider is asked first, because it usually has the notes.
         for name in sorted(self.by_name, key=lambda name: name != configured):
             try:
                 if self.by_name[name].owns(executor_id):
@@ -141,6 +142,7 @@ class Provisioning:
             self._work_on(_Work(order))
             return
         same = type(work.order) is type(order)
+        # After the provider's answer another stop is a new attempt, so it is carried out next.
         if not same or (work.answered and isinstance(order, StopExecutor)):
             work.following = order
         else:  # the outcome of the call in progress answers this order, too
@@ -154,6 +156,7 @@ class Provisioning:
         if self._watcher is not None:
             self._watcher.cancel()
         for work in self._works.values():
+            # No order follows: the next leader decides again.
             work.following = None
             if work.task is not None:
                 work.task.cancel()
@@ -186,6 +189,7 @@ class Provisioning:
             return
         order = work.order
         made = await (self._start(order) if isinstance(order, StartExecutor) else self._end(work))
+        # From here on this call can no longer answer a further stop.
         work.answered = True
         if made is not None:
             await self._tell(order.executor_id, made)
@@ -256,6 +260,8 @@ class Provisioning:
                 await asyncio.sleep(TELL_PAUSE_S)
                 continue
             except FinegrainError as error:
+                # The engine refuses an outcome that no longer concerns it. Repeating does not
+                # change that.
                 _log.info("outcome_dropped", executor_id=executor_id, error=error.message)
             return
 
@@ -270,17 +276,22 @@ class Provisioning:
 
         while True:
             await asyncio.sleep(self._providers.look_interval_s)
+            # In a thread, because providers may read files for this.
             noted = await asyncio.to_thread(self._noted)
             try:
+                # Read after the notes: an executor that was started before is then known to the
+                # state.
                 present = await self._runner.read(_provisioned_executors)
                 unknown = await self._runner.read(partial(_unknown, executor_ids=noted))
             except FinegrainError:
                 continue  # the state cannot be read at the moment
             self._stop_strays(unknown)
             known = {each.executor_id for each in present}
+            # Executors that are no longer provisioned are forgotten, so the table stays small.
             self._seen = {
                 name: observation for name, observation in self._seen.items() if name in known
             }
+            # All of them, but few at a time, because each may start a command of the operator.
             await asyncio.gather(*(look(each) for each in present))
 
     async def _check(self, provision: StopExecutor) -> None:
@@ -295,6 +306,7 @@ class Provisioning:
         except ProviderFailed as error:
             observation = Observation(Presence.UNKNOWN, error.message)
         self._note(executor_id, observation)
+        # Checked again, because an order may have arrived during the status call.
         if (
             observation.presence is Presence.ENDED
             and executor_id not in self._works

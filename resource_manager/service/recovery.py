@@ -51,6 +51,7 @@ class Recovery:
 
     def failed(self, error: BaseException, moment: float) -> FinegrainError | None:
         """Notes a failure. Returns the error to end the process with, or None to try again."""
+        # After a quiet time the failure counts as the first one, so its pause is short.
         if moment - self._last_at > self._limits.quiet_s:
             self._in_a_row = 0
         self._in_a_row += 1
@@ -60,6 +61,7 @@ class Recovery:
         if isinstance(error, StoreAway):
             self._note_away(error, moment)
             return None
+        # The database has answered, so it is not away. This failure counts.
         self._away = None
         self._failures.append(moment)
         while self._failures[0] < moment - self._limits.window_s:
@@ -73,6 +75,7 @@ class Recovery:
 
     def pause_s(self) -> float:
         """Returns how long to wait before the next attempt: `pause_s`, doubled per failure."""
+        # The exponent is bounded, because a long outage counts thousands of failures.
         doubled = self._limits.pause_s * 2.0 ** min(self._in_a_row - 1, 16)
         return min(doubled, self._limits.pause_max_s)
 

@@ -126,6 +126,7 @@ class Runner(Intake):
         except BaseException:
             self._lease.pause()
             raise
+        # Another process may have taken over while the state was read.
         if self.fatal.done():
             raise self.fatal.result()
         self._writer = asyncio.create_task(self._run(), name="rm-writer")
@@ -145,7 +146,9 @@ class Runner(Intake):
             task.cancel()
         await asyncio.gather(*self._timers, return_exceptions=True)
         self._refuse_all(Unavailable("the resource manager is stopping; try again"))
+        # Kept until here, because the last batch is answered only while the lease holds.
         self._lease.pause()
+        # On the writer's thread, so that no commit can be running.
         await self._in_thread(self._driver.store.close)
         self._lease.stop()
         self._thread.shutdown(wait=False)
@@ -180,6 +183,8 @@ class Runner(Intake):
     async def _run(self) -> None:
         while True:
             await self._arrived.wait()
+            # Cleared before the lanes are looked at, so that an item that comes later wakes the
+            # loop again.
             self._arrived.clear()
             while self._lanes or self._tick_due or (self._driver.unfinished and not self._closing):
                 # Without events a batch does nothing unless ticked, so unfinished work is a tick.
@@ -210,6 +215,8 @@ class Runner(Intake):
         except NotLeader as error:
             fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
             self._fail(error)
+        # Executors follow a newer leader, or the database is older than they are. Nothing was
+        # stored.
         except EpochSeen as error:
             fail(batch, Unavailable(error.message, reason=Reason.NOT_LEADER))
             self._fail(await self._replaced() or error)
@@ -217,9 +224,11 @@ class Runner(Intake):
             suspect = isinstance(error, StateSuspect)
             (self._metrics.step_failures if suspect else self._metrics.commit_failures).inc()
             _log.error("batch_dropped", error=str(error), events=len(batch), exc_info=error)
+            # Callers are answered before the reload, which can take long.
             fail(batch, _public(error))
             await self._reload(error)
         else:
+            # Only here, after commit and confirmation, does anything leave this process.
             for item in batch:
                 item.settle()
             if effects and self._listener is not None:
@@ -240,6 +249,7 @@ class Runner(Intake):
         return None
 
     def _fail(self, error: FinegrainError) -> None:
+        # The first reason counts. Others follow from it.
         if not self.fatal.done():
             _log.info("stepping_down", reason=error.reason.value)  # `main` logs the error itself
             self.fatal.set_result(error)
@@ -259,6 +269,7 @@ class Runner(Intake):
             if (away := self._recovery.refusal()) is not None:
                 self._refuse_all(away)
             if not at_once:
+                # A failure that repeats at once would fill the log and load the database.
                 await asyncio.sleep(self._recovery.pause_s())
             at_once = False
             try:
@@ -274,6 +285,7 @@ class Runner(Intake):
                 self._recovery.recovered(time.monotonic())
                 _log.warning("books_reloaded", rm_epoch=self.rm_epoch)
                 self._metrics.reloads.inc()
+                # Calls in flight belong to the dropped state, and streams may have missed events.
                 if self._listener is not None:
                     self._listener.on_reload(self.rm_epoch)
                 return

@@ -38,6 +38,7 @@ class Leadership:
         """Returns the error for callers while this one does not lead; None: calls are served."""
         if self.leading:
             return None
+        # Checked first: a leader that was replaced must not name itself as the leader.
         if self._runner.fatal.done():
             return Unavailable(
                 "this resource manager no longer leads and is stopping",
@@ -45,6 +46,7 @@ class Leadership:
             )
         if not self.standing_by:
             return Unavailable("the resource manager is starting; try again")
+        # An epoch means that leadership was taken, and the state is being read.
         if self._runner.rm_epoch:
             return Unavailable(
                 "this resource manager is taking over; try again",
@@ -98,6 +100,7 @@ class Leadership:
                     self.standing_by and isinstance(error, StoreAway)
                 ):
                     raise
+                # A database that another process leads on is there, so its outage is over.
                 if self._others_lead(error):
                     away = False
                     self._saw(error, waiting)

@@ -51,6 +51,7 @@ def write_endpoint(state_dir: Path, address: str, metrics_address: str) -> None:
     note = {"address": address, "metrics_address": metrics_address, "pid": os.getpid()}
     try:
         temporary.write_text(json.dumps(note) + "\n", encoding="ascii")
+        # Before the rename, so that the file never appears with another mode.
         temporary.chmod(0o640)
         with suppress(OSError):
             os.chown(temporary, -1, state_dir.stat().st_gid)
@@ -70,6 +71,7 @@ def _open_lock(path: Path, user_group: str) -> int:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if user_group:
             os.chown(path, -1, grp.getgrnam(user_group).gr_gid)
+        # The umask limits what `mkdir` sets, and the directory may exist with another mode.
         path.chmod(0o710 if user_group else 0o700)
         descriptor = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except KeyError:
@@ -87,6 +89,7 @@ def _open_lock(path: Path, user_group: str) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
+        # The process id tells the operator which process to stop.
         holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
         os.close(descriptor)
         raise ConfigurationError(

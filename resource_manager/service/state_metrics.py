@@ -34,6 +34,7 @@ async def observe_state(
         clock: returns this moment.
     """
     names = await runner.read(lambda state: observe_cluster(metrics, state, clock()))
+    # In small reads, so that a scrape of a large cluster does not hold up the writer.
     for start in range(0, len(names), HOSTS_AT_ONCE):
         some = names[start : start + HOSTS_AT_ONCE]
         await runner.read(partial(observe_hosts, metrics, some, clock))
@@ -127,6 +128,7 @@ def _observe_reservations(metrics: ResourceManagerMetrics, state: State, at: Ins
     metrics.oldest_reservation.set(max(0, at.time_ms - oldest_ms) / 1_000)
     metrics.reserved_executors.set(len(reservations.on_host))
     held = [state.hosts[name] for name in reservations.on_host if name in state.hosts]
+    # What is free but not spare is kept for the owners of reservations.
     idle_milli = sum(
         host.free().get(CPU_MILLI, 0) - host.spare().get(CPU_MILLI, 0) for host in held
     )

@@ -153,6 +153,7 @@ async def give_up(
     chunks = chunks_of(items)
     if not chunks:
         return []
+    # Each event counts as the largest one, because admission takes one size for all of them.
     size = weight or min(len(items), CHUNK_ITEMS_MAX)
     makes = [make(chunk) for chunk in chunks]
     answers: list[list[ItemOutcome]] = await runner.submit_chunks(
@@ -195,6 +196,7 @@ async def resize_slot(
     slot: slots_pb2.SlotStatus = await runner.submit(
         resize_event(message, job_id), _rendered, owner=owner
     )
+    # The address belongs to the executor and not to the slot, so it is read separately.
     slot.executor_address = await runner.read(
         lambda state: (
             state.hosts[slot.executor_id].executor.registration.address
@@ -216,6 +218,7 @@ def _chunks(specs: Sequence[RequestSpec]) -> Iterator[tuple[RequestSpec, ...]]:
             yield tuple(chunk)
             chunk = []
         chunk += piece
+    # Also if it is empty: a call with nothing but ranges needs one event.
     yield tuple(chunk)
 
 

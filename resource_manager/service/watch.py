@@ -69,12 +69,14 @@ class _Feed:
         Drops events from the tail that all streams have sent.
         """
         self.positions[stream] = position
+        # Events that the slowest stream still needs stay. `maxlen` bounds them all the same.
         sent_by_all = min(self.positions.values())
         while self.tail and self.tail[0].sequence <= sent_by_all:
             self.tail.popleft()
 
     def wake(self) -> None:
         """Wakes all streams that wait for events."""
+        # Streams that wait have the old event. Later ones wait for the new one.
         self.news.set()
         self.news = asyncio.Event()
 
@@ -159,7 +161,9 @@ class WatchHub:
         loop = asyncio.get_running_loop()
         stream = object()
         with self._followed(job_id, stream) as feed:
+            # Stage 1: where the job stands now, and whether the requested position is still kept.
             present = await self._runner.read(lambda state: _present(state, job_id))
+            # Another stream of the job may already know a later event.
             feed.last_sequence = max(feed.last_sequence, present.last_sequence)
             position, shown_upto = from_sequence - 1, None
             if from_sequence:
@@ -171,7 +175,9 @@ class WatchHub:
                 position, shown_upto = part.snapshot.sequence, _upto(part)
                 feed.reached(stream, position)
                 yield rm_pb2.WatchJobResponse(snapshot=part.snapshot)
+            # Stage 2: events as they come, with further parts of the snapshot in between.
             over: FinegrainError | None = None
+            # Due at once: a stream that opens renews the lease, too.
             alive_due = 0.0
             while True:
                 feed.reached(stream, position)
@@ -193,6 +199,7 @@ class WatchHub:
                 elif events := await self._next(job_id, feed, position):
                     position = events[-1].sequence
                     yield rm_pb2.WatchJobResponse(events=write.each(rm_pb2.JobEvent, events))
+                # The end is reported only after all events were sent.
                 elif over is not None:
                     raise over
                 elif not await happens(news, alive_due - loop.time()):
@@ -209,6 +216,7 @@ class WatchHub:
             self._metrics.watch_streams.dec()
             feed.watchers -= 1
             feed.positions.pop(stream, None)
+            # Without watchers no event is kept in memory.
             if not feed.watchers:
                 del self._feeds[job_id]
 
@@ -235,6 +243,7 @@ class WatchHub:
             return []
         # Every stream asks until one of them succeeded, since any of them may break off.
         if feed.synced < feed.resyncs:
+            # The count from before the read: a reload during the read needs another one.
             resyncs = feed.resyncs
             last = await self._runner.read(lambda state: _last_sequence(state, job_id))
             feed.last_sequence = max(feed.last_sequence, last)
@@ -246,6 +255,7 @@ class WatchHub:
             events = await self._runner.in_store(
                 lambda store: store.read_job_events(job_id, position, MESSAGE_EVENTS_MAX)
             )
+            # Events were deleted in between. Sending the rest would leave a gap.
             if not events or events[0].sequence != position + 1:
                 raise _out_of_range(position + 1, "is no longer kept")
         return events if upto is None else [each for each in events if each.sequence <= upto]
@@ -262,6 +272,7 @@ def _present(state: State, job_id: str) -> _Present:
     job = _known(state, job_id)
     pause_ms = KEEPALIVE_MS_MAX
     if job.lease_ms is not None:
+        # Two keep-alives can be lost before the lease ends.
         pause_ms = min(pause_ms, job.lease_ms // 3)
     return _Present(
         last_sequence=job.last_sequence,
@@ -276,6 +287,7 @@ def _snapshot(state: State, job_id: str, after: int) -> _Part:
     living: list[RequestInterval] = []
     last, more = after, False
     for scanned, interval in enumerate(intervals_of(state, job, after)):
+        # Ended requests are not sent but cost time, so both numbers are limited.
         if scanned == SNAPSHOT_SCANNED_MAX or len(living) == SNAPSHOT_REQUESTS_MAX:
             more = True
             break

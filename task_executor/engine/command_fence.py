@@ -83,6 +83,8 @@ class CommandFence(Generic[Answer]):
             FailedPrecondition: STALE_EPOCH, STALE_REGISTRATION or COMMAND_OUT_OF_ORDER.
         """
         self.check_epoch(numbers.rm_epoch)
+        # Registration before command number: each registration starts its own numbering, so the
+        # number of a command means nothing without it.
         if numbers.registration_number != self.registration_number:
             raise FailedPrecondition(
                 f"registration_number is {numbers.registration_number}, expected "
@@ -92,8 +94,12 @@ class CommandFence(Generic[Answer]):
                 details=self._details(asked=numbers.registration_number),
             )
         expected = self.command_number + 1
+        # The leader of a new epoch numbers its commands from 1, whatever the earlier leader had
+        # reached.
         if numbers.rm_epoch > self.rm_epoch:
             expected = 1
+        # The answer of the first attempt was lost on its way. Executing the command again could
+        # carve or free a second time, so the recorded answer is repeated.
         elif numbers.command_number == self.command_number and self._repeats(numbers):
             return self._last_answer
         if numbers.command_number != expected:
@@ -108,11 +114,14 @@ class CommandFence(Generic[Answer]):
                 reason=Reason.COMMAND_OUT_OF_ORDER,
                 details=self._details(asked=numbers.command_number),
             )
+        # Only an admitted command raises the epoch. A rejected one leaves the fence as it was.
         self.raise_epoch(numbers.rm_epoch)
         return None
 
     def record(self, numbers: CommandNumbers, answer: Answer) -> None:
         """Stores the answer for retries of this command."""
+        # The executor may have registered again while the command was running. Its answer then
+        # belongs to a numbering that no longer exists.
         if self._is_current(numbers):
             self._last_digest = numbers.digest
             self._last_answer = answer

@@ -98,6 +98,7 @@ class CpuLedger:
         A setting of an operator has priority, then the configuration's, then the kubelet's.
         Reserved cpus are those of all layers together.
         """
+        # The order of the layers is their priority: the first one that sets a value decides.
         return settle(
             [
                 (PolicyOrigin.OPERATOR, self.conditions.operator_policy),
@@ -134,6 +135,7 @@ class CpuLedger:
         conditions = replace(self.conditions, **changes)
         if conditions == self.conditions:
             return False
+        # Fields that are only reported do not change `version`: no slot has to be moved for them.
         moving = any(
             getattr(conditions, each.name) != getattr(self.conditions, each.name)
             for each in fields(conditions)
@@ -148,6 +150,8 @@ class CpuLedger:
     def put(self, key: SlotKey, assignments: Iterable[CpuAssignment]) -> None:
         """Sets the assignments of a slot; during a resize, the present and the new one."""
         held = tuple(assignments)
+        # Only dedicated cpus change the pools. Slots that share a pool come and go without moving
+        # others.
         if _dedicated(held) != _dedicated(self._slots.get(key, ())):
             self.version += 1
         self._slots[key] = held
@@ -171,10 +175,14 @@ class CpuLedger:
         assignment = spec.assignment or WHOLE_SHARED_POOL
         self._check_assignment(assignment, spec.profile.cpu_milli)
         cpus_here = self.host.slot_cpus | self.host.reserved
+        # `spec.cpus` can name reserved cpus too: they are in the shared pools unless reserved
+        # strictly.
         if spec.cpus and not CpuSet.parse(spec.cpus) <= cpus_here:
             raise InvalidArgument("cpus", spec.cpus, f"cpus of this executor ({cpus_here})")
         if assignment.cpus:
             self._check_dedicated(key, spec.allocation_id, assignment)
+        # A slot without dedicated cpus only needs one cpu in its pool. How much CPU time is left
+        # there is checked by the slot table.
         elif not self._room_for(assignment, self.pools):
             pools = ", ".join(map(_name, assignment.pools)) or "its pool"
             raise _unavailable(
@@ -195,6 +203,7 @@ class CpuLedger:
             raise refuse("cpus", cpus, f"one for each 1000 of the booked cpu_milli ({cpu_milli})")
         if not cpus <= self.host.slot_cpus:
             raise refuse("cpus", cpus, f"cpus of this executor ({self.host.slot_cpus})")
+        # A host that does not report its memory nodes cannot check the choice of the RM.
         known = self.host.memory_nodes
         if known and not assignment.memory_nodes <= known:
             raise refuse("memory_nodes", assignment.memory_nodes, f"nodes of this host: {known}")
@@ -206,6 +215,7 @@ class CpuLedger:
 
     def _check_dedicated(self, key: SlotKey, allocation_id: str, wanted: CpuAssignment) -> None:
         """Checks that the wanted cpus are free, and that slots which share them keep a cpu."""
+        # Part 1: each wanted cpu is free, and neither reserved, offline nor a kubelet's.
         others = {other: assignments for other, assignments in self._slots.items() if other != key}
         held = {
             other: common
@@ -227,7 +237,9 @@ class CpuLedger:
             )
         # The old cpus count as well: both are dedicated until the resize is complete.
         pools = self._pools_with([*self._assignments(), wanted])
+        # Part 2: each pool keeps a cpu. A set, because thousands of slots share few assignments.
         sharing = {each for each in chain.from_iterable(others.values()) if not each.cpus}
+        # Sorted, so that the error names the same pool at every attempt.
         for each in sorted(sharing, key=lambda one: (one.qos, one.pools)):
             # A pool that is empty already is no reason to reject this slot.
             if not self._room_for(each, pools) and self._room_for(each, self.pools):
@@ -273,6 +285,8 @@ class CpuLedger:
         """
         taken = EMPTY
         for key, assignments in self._slots.items():
+            # During a resize the old and the new cpus of one slot may overlap, so they are joined
+            # first.
             dedicated = _dedicated(assignments)
             mine = union(cpus for _, cpus in dedicated)
             if not mine.isdisjoint(taken):

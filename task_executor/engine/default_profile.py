@@ -57,6 +57,7 @@ def default_slot(
     if number_of_slots is not None:
         warning = _deprecation(number_of_slots, default_slot_fraction)
     fraction, origin = _fraction(core_count, default_slot_fraction, number_of_slots)
+    # Rounded down, so that as many default slots as the fraction promises fit into the totals.
     slot = DefaultSlot(
         cpu_milli=int(cpu_milli_total * fraction),
         memory_bytes=round_down(int(memory_bytes_total * fraction), MEMORY_GRAIN_BYTES),

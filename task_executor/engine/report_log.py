@@ -73,6 +73,7 @@ class ReportLog:
             rm_epoch: the epoch that this executor obeys.
             command_number: the last command whose effects are in `table`.
         """
+        # The table has changed since the acknowledged report, or it is not known what the RM has.
         if self._acknowledged is None or self._acknowledged[1] != table.version:
             return self.full(table, rm_epoch=rm_epoch, command_number=command_number)
         return NumberedState(
@@ -86,6 +87,8 @@ class ReportLog:
 
     def ended(self, slot: EndedSlot) -> None:
         """Adds a slot that ended by itself, for all reports until the RM acknowledges one."""
+        # Not replaced if known: the report number would be lost, and an acknowledgement that is on
+        # its way would no longer remove the entry.
         self._ended.setdefault(slot.key, (slot, 0))
 
     def all_ended(self) -> tuple[EndedSlot, ...]:
@@ -105,6 +108,7 @@ class ReportLog:
         elif self._acknowledged is None or report_number != self._acknowledged[0]:
             self._acknowledged = None
         self._sent = {n: v for n, v in self._sent.items() if n >= report_number}
+        # Number 0 means that no report has contained this end yet, so the RM cannot know of it.
         acknowledged = [
             key for key, (_, number) in self._ended.items() if 0 < number <= report_number
         ]
@@ -139,6 +143,8 @@ class ReportLog:
 
     def _ended_to_report(self) -> tuple[EndedSlot, ...]:
         for key, (slot, number) in self._ended.items():
+            # The first report that contains an end counts: an acknowledgement of it or a later one
+            # is enough.
             if not number:
                 self._ended[key] = (slot, self.report_number)
         return self.all_ended()

@@ -126,6 +126,7 @@ class SlotTable:
 
     def available(self) -> dict[str, int]:
         """Returns the total minus everything that is booked or withheld."""
+        # The sums are kept up to date, because this is computed for every ordered slot.
         return subtract(self.share.total, add(self._booked, total_of(self._withheld.values())))
 
     def allocated(self) -> dict[str, int]:
@@ -156,6 +157,8 @@ class SlotTable:
     def _allocate(self, spec: SlotSpec) -> Outcome:
         known = self._slots.get(spec.key)
         try:
+            # A repeated order is answered before the checks: its amounts are booked, so on a full
+            # host it would be rejected because of itself.
             if known is not None:
                 return Outcome(spec.key, slot=self._existing(known, spec))
             self._check(spec)
@@ -180,6 +183,8 @@ class SlotTable:
         return known
 
     def _check(self, spec: SlotSpec) -> None:
+        # Several generations can exist at once: the older one is still FREEING while the newer one
+        # runs.
         latest = self.latest(spec.allocation_id)
         if latest is not None and latest.spec.generation > spec.generation:
             raise FailedPrecondition(
@@ -193,6 +198,7 @@ class SlotTable:
                 },
             )
         self._check_content(spec)
+        # Slots that are being freed count as well: their processes and groups still exist.
         if self.share.slots_max and len(self._slots) >= self.share.slots_max:
             raise ResourceExhausted(
                 f"this executor has {len(self._slots)} slots and its slots_max is "
@@ -249,12 +255,15 @@ class SlotTable:
         assignment: CpuAssignment | None,
     ) -> Slot:
         slot = self._slots.get(key)
+        # Commands run one at a time. So a slot that is CARVING here has failed, and its remains are
+        # being removed.
         if slot is None or slot.state is CarveState.CARVING:
             raise NotFound(
                 f"this executor has no slot {key.allocation_id} generation {key.generation}",
                 details={"allocation_id": key.allocation_id, "generation": key.generation},
             )
         wanted = slot.spec.of_size(number, profile, cpu_limit_milli, assignment)
+        # A retry of this resize, in progress or complete: it must not be rejected as outdated.
         if slot.state is CarveState.ALLOCATED and wanted in (slot.spec, slot.becoming):
             return slot
         check_resizable(slot, number)
@@ -326,6 +335,8 @@ class SlotTable:
         slot = self._slots.get(key)
         if slot is None or slot.state is CarveState.CARVING:
             return None
+        # A slot that is FREEING keeps its reason, unless the RM now orders the same: the RM needs
+        # no report of an end that it has ordered.
         if slot.state is CarveState.FREEING:
             if slot.end_reason and not end_reason:
                 return self._put(replace(slot, end_reason=""))  # the RM has ordered it meanwhile
@@ -371,6 +382,8 @@ class SlotTable:
         Raises:
             IllegalTransition: the slot exists already, or is CARVING.
         """
+        # A checkpoint never contains a slot that is CARVING, so such a slot is an error of the
+        # caller.
         if slot.key in self._slots or slot.state is CarveState.CARVING:
             raise illegal_transition(slot, slot.state)
         self._book(slot)
@@ -401,9 +414,12 @@ class SlotTable:
             amounts: the amounts that are known.
             dedicated_cpus: cpus that other slots must not get meanwhile.
         """
+        # The remains of an unknown slot may use anything, so what is not known counts as used in
+        # full.
         self._withheld[key] = {
             name: amounts.get(name, amount) for name, amount in self.share.total.items()
         }
+        # As LSE, because cpus of that class are in no pool at all, not even the best-effort pool.
         self.cpus.put(key, [CpuAssignment(QosClass.LSE, dedicated_cpus)] if dedicated_cpus else [])
         self.version += 1
 
@@ -426,6 +442,8 @@ class SlotTable:
         self.cpus.put(slot.key, dict.fromkeys(each.assignment or WHOLE_SHARED_POOL for each in has))
 
     def _rebook(self, slot: Slot) -> Slot:
+        # The old size is subtracted before the slot is replaced, because `booked_by` computes it
+        # from the old slot.
         self._booked = subtract(self._booked, self.booked_by(self._slots[slot.key]))
         self._booked = add(self._booked, self.booked_by(slot))
         self._assign(slot)
@@ -454,6 +472,8 @@ class SlotTable:
             InvariantBroken: the sums differ or are negative, an index disagrees with the slots, or
                 a slot is becoming another slot or an older size.
         """
+        # Recomputed in full, to find a change that has not gone through `_book`, `_rebook` or
+        # `_remove`.
         recomputed = total_of(self.booked_by(slot) for slot in self)
         if recomputed != self._booked or any(amount < 0 for amount in recomputed.values()):
             raise InvariantBroken(f"booked {self._booked}, but the slots sum to {recomputed}")

@@ -114,6 +114,8 @@ class SlotSpec:
             cpu_limit_milli=cpu_limit_milli,
             resize_number=number,
             assignment=assignment or self.assignment,
+            # A pinned slot runs on the cpus of its assignment. For others `cpus` confines the slot
+            # within its pool, and a resize does not change that.
             cpus=str(given.cpus) if self.is_pinned else self.cpus,
         )
 
@@ -180,6 +182,8 @@ def check_resizable(slot: Slot, number: int) -> None:
     details = {"allocation_id": slot.spec.allocation_id, "resize_number": last}
     if slot.state is CarveState.FREEING:
         raise FailedPrecondition(f"{name} is being freed", details=details)
+    # Checked before `becoming`, because an outdated number is final. An unsettled resize is not:
+    # the caller can try again.
     if number <= last:
         raise FailedPrecondition(
             f"the last resize of {name} has number {last}; number {number} is outdated, or had "

@@ -66,6 +66,7 @@ def budget_milli(
         reserved_milli: what is reserved for the system, used or not. The larger of this and
             `system_milli` is deducted.
     """
+    # Rounded down, in favor of the other slots.
     may_be_busy = capacity_milli * threshold_percent // 100
     return max(may_be_busy - others_milli - max(system_milli, reserved_milli), 0)
 
@@ -78,6 +79,8 @@ def cpu_count(budget: int, *, previous: int, host_cpus: int) -> int:
         previous: number of cpus in the step before.
         host_cpus: number of cpus of the host.
     """
+    # Both divisions round up: best-effort slots get a whole cpu for the fraction, and can always
+    # grow.
     wanted = max(-(-budget // 1000), CPUS_MIN)
     return min(wanted, previous + -(-host_cpus * GROWTH_PERCENT // 100))
 
@@ -119,14 +122,17 @@ def _take_pairs(groups: list[list[CpuLocation]], count: int, taken: list[int]) -
     """Moves pairs from the groups to `taken`; returns the index of the next group in turn."""
     while True:
         before = len(taken)
+        # One pair from each group in turn spreads the load over NUMA nodes and their memory.
         for next_group, group in enumerate(groups):
             if count - len(taken) < 2:
                 return next_group
+            # The group is sorted by core, so threads of one core are neighbors.
             for at, (first, second) in enumerate(pairwise(group)):
                 if first.core == second.core:
                     taken += [first.cpu, second.cpu]
                     del group[at : at + 2]
                     break
+        # No group has a pair left. Single cpus are taken from the first group on.
         if len(taken) == before:
             return 0
 
@@ -151,13 +157,17 @@ def squeeze(
         first: cpus of the pool to take before all others, because no slot can have them as
             dedicated ones.
     """
+    # Stage 1: cpus that no slot can have as dedicated ones cost the least.
     set_aside = [location for location in locations if location.cpu in pool & first]
     taken = pick(min(count, len(set_aside)), set_aside)
+    # Stage 2: the rest, in proportion to what LSR slots lend and what is in no use.
     left = [location for location in locations if location.cpu in pool - first]
     lent = [location for location in left if location.cpu in lsr_cpus]
     others = [location for location in left if location.cpu not in lsr_cpus]
     if left:
         count = min(count - len(taken), len(left))
+        # Rounded down, so the larger part does not come from LSR slots. Because `count` <= `left`,
+        # each part has enough cpus.
         from_lent = count * len(lent) // len(left)
         taken += pick(from_lent, lent) + pick(count - from_lent, others)
     return taken

@@ -48,6 +48,7 @@ class Helper:
         self.config = config
         state = Path(config["state_dir"])
         known = read_json(state / "helper.json") or {}
+        # Groups do not outlive a reboot, so the base of an earlier boot says nothing.
         base = known.get("base") if known.get("boot_id") == boot_id() else None
         if base and next((state / "slots").glob("*.json"), None):
             config = config | {"isolation": "auto"}  # existing slots in cgroups stay in them
@@ -65,10 +66,12 @@ class Helper:
         self.holder_fd = os.pidfd_open(config["holder_pid"]) if config["holder_pid"] else -1
         if self.holder_fd >= 0:
             self.loop.watch(self.holder_fd, self._on_holder_exit)
+        # Tasks before slots: to finish a resize, the shims of the slot's tasks must be known.
         self.tasks.adopt()
         for unfinished in self.slots.adopt():
             self.loop.run(unfinished)
         self.strangers: list[dict[str, Any]] = []  # not reported to a front yet
+        # After the adoption, because every group that no adopted slot explains is killed.
         self._destroy_strangers()
 
     def send_event(self, event: dict[str, Any]) -> None:
@@ -101,6 +104,8 @@ class Helper:
         return self.slots.destroy(slot_name(args), args["grace_ms"] / 1000)
 
     def start_task(self, args: dict[str, Any]) -> Job:
+        # Checked now for an early error, and again in the lambda, because the slot may be destroyed
+        # while the start waits.
         self.slots.need(args)
         return self.tasks.start(args, lambda: self.slots.limits[self.slots.need(args)])
 
@@ -135,6 +140,8 @@ class Helper:
         described = [
             self.slots.limits[n] | {"destroying": n in self.slots.destroying} for n in slots
         ]
+        # The last page reports the unknown groups, so that a front which stops half-way misses
+        # none.
         pending = [] if after else self.strangers[:_PAGE]
         del self.strangers[: len(pending)]
         return {
@@ -163,10 +170,13 @@ class Helper:
 
         The latter is '' at the end.
         """
+        # In the order of names, so that items which come or go between two pages hide no other
+        # item.
         both = sorted({*self.slots.limits, *self.tasks.known})
         names = [name for name in both if name > after][:_PAGE]
         slots = [name for name in names if name in self.slots.limits]
         tasks = [name for name in names if name in self.tasks.known]
+        # A full page may be the last one. The next page is then empty.
         return slots, tasks, names[-1] if len(names) == _PAGE else ""
 
     def stop(self, _args: dict[str, Any]) -> dict[str, Any]:
@@ -192,14 +202,18 @@ class Helper:
         helper may start meanwhile and owns the groups.
         """
         self.loop.serve()
+        # The lock of the state directory is still held here, so this is not the socket of a new
+        # helper.
         Path(self.config["socket_path"]).unlink(missing_ok=True)
         running = not all(task.exit for task in self.tasks.known.values())
         if running or self.slots.limits or self.tasks.unidentified:
             return
+        # What follows only removes empty groups, and any signal may end it.
         default_signals()
         if self.holder_fd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self.holder_fd, signal.SIGKILL)  # removes the scope
+        # This releases all locks: a new helper can start while the groups are being removed.
         close_all_but((0, 1, 2))
         end = time.monotonic() + _REMOVE_BASE_S
         while self.driver.remove_base() and time.monotonic() < end:
@@ -233,6 +247,7 @@ def main(argument: str) -> int:
         config = check_fields("configuration", json.loads(text), CONFIG)
         state = Path(config["state_dir"])
         state.mkdir(mode=0o750, parents=True, exist_ok=True)
+        # The lock comes first: two helpers in one state directory would adopt the same slots.
         lock = os.open(state / "helper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -244,12 +259,15 @@ def main(argument: str) -> int:
     ready, up = os.pipe()
     if config["detached"] and os.fork():
         os.close(up)
+        # End of file without a byte means that the fork has ended before it could answer.
         return 0 if os.read(ready, 1) else EXIT_CONFIG
     with suppress(PermissionError):  # under systemd this process leads a session already
         os.setsid()
     os.chdir("/")
     become_subreaper()
+    # The kernel should kill a task first: without the helper no slot can be freed.
     spare_from_oom(-900)
+    # Neither Ctrl-C nor a closed terminal or log ends the helper. SIGTERM and the verb `stop` do.
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(signum, signal.SIG_IGN)
     try:
@@ -266,6 +284,8 @@ def main(argument: str) -> int:
     os.write(up, b"1")
     os.close(up)
     os.close(ready)
+    # Shims are forks. Objects that the collector no longer visits keep their pages shared with
+    # them.
     gc.collect()
     gc.freeze()
     helper.serve()

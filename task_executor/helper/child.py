@@ -61,17 +61,23 @@ def become_task(
 ) -> NoReturn:
     """Becomes the task's program; if that fails, writes the reason to error_fd as JSON."""
     try:
+        # First of all, so that no code of the task, and no fork of it, is ever outside the slot.
         driver.enter(groups)
         os.setsid()
         default_signals()
+        # The helper's protection against the OOM killer is inherited, and a task must not have it.
         spare_from_oom(0)
         for number, fd in enumerate(stdio):
             os.dup2(fd, number)
+        # The core file of a large task could fill the disk of the host.
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.umask(0o022)
         _drop_privileges(spec["uid"], spec["gid"])
+        # As the task's user, so that the task cannot begin in a directory that this user may not
+        # enter.
         _change_directory(spec["cwd"])
         _execute(spec["argv"], spec["env"])
+    # Nothing may escape from here, because an exception would run the helper's code in this fork.
     except BaseException as problem:
         error = as_fault(problem, "START_FAILED").as_dict()
     os.write(error_fd, json.dumps(error).encode())
@@ -95,6 +101,7 @@ def remove_as(uid: int, gid: int, path: str) -> int:
 
     def work() -> None:
         _drop_privileges(uid, gid)
+        # Without dumps, a task of the same user cannot attach to this process or read its memory.
         prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
         _remove_tree(path)
 
@@ -108,8 +115,10 @@ def _remove_tree(path: str) -> None:
     """
     if os.path.islink(path):  # noqa: PTH114
         return os.unlink(path)  # noqa: PTH108
+    # A random mark, because several processes may remove the same tree at once.
     mark, numbers = os.urandom(8).hex(), itertools.count()
     with suppress(FileNotFoundError):
+        # A task can leave a directory that not even its owner may list.
         os.chmod(path, 0o700)  # noqa: PTH101
         os.chdir(path)
         while True:
@@ -141,11 +150,14 @@ def _remove_if_empty(path: str) -> None:
 
 def _drop_privileges(uid: int, gid: int) -> None:
     """Becomes the task's user. uid 0 (only if allowed) keeps its capabilities; exec adds none."""
+    # Capabilities first, because after the change of user this process may not drop them.
     if os.geteuid() == 0:
         capability = 0
+        # The first number that the kernel does not know ends the loop.
         while uid != 0 and prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
             capability += 1
         become_user(uid, gid)
+    # Set for every task, so that a setuid program does not give it other privileges.
     if prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
         raise Fault("START_FAILED", "the kernel refused no_new_privs")
 
@@ -170,6 +182,7 @@ def _execute(argv: list[str], env: dict[str, str]) -> None:
             if not os.path.lexists(candidate):
                 continue
             raise _not_executable(candidate, "its interpreter does not exist") from None
+        # Like execvp, it tries the other directories. The first refusal is reported if none has it.
         except PermissionError:
             denied = denied or candidate
         except OSError as error:

@@ -16,6 +16,7 @@ def become_subreaper() -> None:
 
 
 def default_signals() -> None:
+    # The fork shares the helper's wakeup pipe. A signal in the fork must not wake the helper.
     signal.set_wakeup_fd(-1)
     for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         signal.signal(signum, signal.SIG_DFL)
@@ -37,6 +38,7 @@ def run_in_fork(work: Callable[[], None]) -> int:
         return pid
     try:
         default_signals()
+        # Locks and sockets too: a fork that kept the helper's lock would block the next helper.
         close_all_but(())
         work()
         os._exit(0)

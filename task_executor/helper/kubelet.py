@@ -48,11 +48,13 @@ class KubeletFiles:
             return {"mark": "none"} | ({} if seen == "none" else _answer(False, [], [], []))
         self._find_kubelet()
         flags = _flags(self._command)
+        # A directory that the configuration names has priority over the kubelet's own flag.
         if directory == DIRECTORY:
             directory = flags.get("root-dir", directory)
         files = [(name, f"{directory}/{name}") for name in STATES]
         config = self._config or flags.get("config", f"{directory}/config.yaml")
         files += [("config", config), *_drop_ins(flags.get("config-dir", ""))]
+        # Taken before the files are read. A change after this gives another mark, and a new read.
         mark = repr([self._process, *(_identity(path) for _, path in files)])
         if mark == seen:
             return {"mark": mark}
@@ -69,6 +71,7 @@ class KubeletFiles:
     def _find_kubelet(self) -> None:
         """Searches for the kubelet's process while none is known, at most every `_SEARCH_S`."""
         pid, started = self._process
+        # A search lists all processes, so it is repeated only if the known kubelet has ended.
         if (pid and start_ticks(pid) == started) or time.monotonic() < self._search_at:
             return
         self._search_at = time.monotonic() + _SEARCH_S
@@ -96,6 +99,7 @@ class KubeletFiles:
             text = Path(f"{process}/cmdline").read_bytes().decode(errors="replace")
         except OSError:
             return []
+        # An empty list would mean that there is no kubelet. This one just has no arguments.
         return text.rstrip("\0").split("\0")[1:256] or ["--"]
 
 
@@ -118,6 +122,7 @@ def _flags(command: list[str]) -> dict[str, str]:
 
 def _drop_ins(directory: str) -> list[tuple[str, str]]:
     try:
+        # No directory: a path that does not exist, so that the listing fails as for a missing one.
         names = sorted(entry.name for entry in os.scandir(directory or "/-"))
     except OSError:
         return []
@@ -140,6 +145,7 @@ def _read(path: str) -> str:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise UnsuitableFile(None, "no ordinary file")
         with open(fd, "rb", closefd=False) as file:
+            # One byte more than allowed shows that the file is too large.
             content = file.read(_FILE_BYTES_MAX + 1)
     finally:
         os.close(fd)

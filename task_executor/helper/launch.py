@@ -75,6 +75,8 @@ def start_helper(config: HelperConfig) -> int:
     """
     config = replace(config, front_pid=config.front_pid or os.getpid())
     path, output = Path(config.socket_path), ""
+    # Each attempt asks again, because another start may run at the same time, and a helper that was
+    # ordered to stop still answers for a moment.
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_PAUSE_S)
@@ -122,6 +124,7 @@ def find_helper(config: HelperConfig) -> int:
 
 def _in_scope(config: HelperConfig, stderr: IO[bytes] | None) -> HelperConfig:
     """Returns the configuration with a scope if systemd can make one; else cgroups go elsewhere."""
+    # A group that the configuration names is used as it is. Without cgroups no scope is needed.
     wanted = config.isolation != "none" and not config.cgroup_parent and config.cgroup_root == "/"
     if wanted and scope_is_available():
         try:
@@ -147,6 +150,7 @@ def _spawn(config: HelperConfig) -> str:
     try:
         log.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         with log.open("ab") as out:
+            # The log has the output of earlier helpers too. Only what this one writes is returned.
             before, devnull = out.tell(), subprocess.DEVNULL
             command = _command(_in_scope(config, out))
             done = subprocess.run(command, stdin=devnull, stdout=out, stderr=out, check=False)
@@ -162,6 +166,8 @@ def _spawn(config: HelperConfig) -> str:
 
 def _command(config: HelperConfig) -> list[str]:
     given = json.dumps(asdict(config))
+    # Isolated and without site-packages: a privileged process must load no third-party code, and
+    # take nothing from the environment of its caller.
     return [sys.executable, "-I", "-S", "-X", "utf8", "-c", _PROGRAM, given]
 
 
@@ -171,6 +177,7 @@ def _call(path: Path, verb: str) -> dict[str, Any] | None:
         with socket.socket(socket.AF_UNIX) as peer, socket_address(path) as address:
             peer.settimeout(_ANSWER_S)
             peer.connect(address)
+            # A process of another user at this path would receive every task.
             if (uid := peer_uid(peer)) not in (0, os.geteuid()):
                 raise HelperNotStarted(f"{path} belongs to another user (uid {uid}); remove it")
             peer.sendall(encode({"id": 1, "verb": verb, "args": {}}))
@@ -178,6 +185,7 @@ def _call(path: Path, verb: str) -> dict[str, Any] | None:
             while data := peer.recv(1 << 16):
                 inbox += data
                 for body in frames(inbox):
+                    # Events have no id. They can come before the answer.
                     if "id" in (answer := decode(body)):
                         result: dict[str, Any] = answer["result"]
                         return result

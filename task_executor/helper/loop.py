@@ -71,6 +71,7 @@ class Loop:
             self._selector.unregister(fd)
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
+        # The counter keeps timers of the same moment in order. Callbacks cannot be compared.
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._order), callback))
 
     def run(self, job: Job, done: Done = _report) -> None:
@@ -82,6 +83,7 @@ class Loop:
         except Exception as error:
             return done(None, error)
         fd, seconds = step if isinstance(step, tuple) else (-1, step)
+        # Descriptor and timer both resume the job. Only the first one counts.
         waiting = [job]
 
         def resume(_events: int = 0) -> None:

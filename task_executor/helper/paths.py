@@ -46,6 +46,7 @@ def boot_id() -> str:
 def start_ticks(pid: int) -> int | None:
     """Returns a process's start time in clock ticks since boot; None if it does not exist."""
     try:
+        # The name in parentheses can contain spaces and parentheses, so counting starts after it.
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, IndexError):
         return None

@@ -24,12 +24,14 @@ def descendants(roots: Iterable[int]) -> set[int]:
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:
+                # The name in parentheses can contain spaces, so splitting starts after it.
                 state, parent = (
                     Path(f"/proc/{entry.name}/stat").read_text().rpartition(")")[2].split()[:2]
                 )
             except OSError:
                 continue
             children.setdefault(int(parent), []).append(int(entry.name))
+            # A zombie still has a pid, but no signal can end it.
             zombies |= {int(entry.name)} if state in "ZX" else set()
     found: set[int] = set()
     pending = list(roots)

@@ -59,6 +59,7 @@ def _bad(field: str, value: Any, expected: str) -> Fault:
 
 def integer(low: int, high: int, unit: int = 1) -> Check:
     def check(field: str, value: Any) -> int:
+        # `isinstance` would accept true and false as numbers.
         if type(value) is not int or not low <= value <= high or value % unit:
             multiple = f", a multiple of {unit}" if unit > 1 else ""
             raise _bad(field, value, f"an integer from {low} to {high}{multiple}")
@@ -254,6 +255,7 @@ def frames(inbox: bytearray) -> Iterator[bytes]:
     """Takes complete frames off `inbox`. Raises Fault if a length is not allowed."""
     while len(inbox) >= 4:
         size = int.from_bytes(inbox[:4], "big")
+        # The smallest object is {}. A larger length is an error of the peer, not a reason to wait.
         if not 2 <= size <= FRAME_BYTES_MAX:
             raise Fault("INVALID_ARGUMENT", f"frame of {size} bytes; expected 2 to 1 MiB")
         if len(inbox) < 4 + size:
@@ -267,6 +269,7 @@ def decode(body: bytes) -> dict[str, Any]:
     """Returns the JSON object in a frame. Raises Fault for anything else."""
     try:
         message = json.loads(body)
+    # Deep nesting makes the parser fail with RecursionError, which must not stop the helper.
     except (ValueError, RecursionError) as error:
         raise Fault("INVALID_ARGUMENT", f"frame is not JSON: {error}"[:200]) from None
     if type(message) is not dict:
@@ -283,6 +286,7 @@ def check_request(message: dict[str, Any], verbs: Mapping[str, Fields]) -> dict[
 
 
 def check_fields(what: str, args: Any, fields: Fields) -> dict[str, Any]:
+    # Unknown names are rejected: a misspelled limit must not be left out silently.
     if type(args) is not dict or not fields.keys() >= args.keys():
         unknown = sorted(args.keys() - fields.keys()) if type(args) is dict else args
         raise _bad(what, unknown, "an object with " + ", ".join(fields))
@@ -291,6 +295,7 @@ def check_fields(what: str, args: Any, fields: Fields) -> dict[str, Any]:
         value = args.get(name, field.default)
         if value is ...:
             raise _bad(name, None, "a value")
+        # null stands for a default of None, and is wrong for every other field.
         is_default_null = value is None and field.default is None
         checked[name] = None if is_default_null else field.check(name, value)
     return checked

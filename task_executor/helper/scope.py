@@ -43,9 +43,11 @@ def hold_scope(state: Path, executor_id: str, stderr: IO[bytes] | None) -> int:
     Output of systemd goes to `stderr` (None: our own standard error). Raises ScopeError.
     """
     unit, failure = f"finegrain-{executor_id}.scope", ""
+    # Step 1: the recorded holder still runs. Its start time excludes another process with its pid.
     known = read_json(state / "holder.json") or {}
     if known.get("boot_id") == boot_id() and _is_running(known["pid"], known["start_ticks"]):
         return int(known["pid"])
+    # Step 2: join the scope that tasks have kept alive, or make a new one.
     for _ in range(_ATTEMPTS):
         try:
             pid = _join(place, stderr) if (place := _place(unit)) else _make(unit, stderr)
@@ -79,6 +81,8 @@ def _make(unit: str, stderr: IO[bytes] | None) -> int:
     pid, end = _start([*command, *_HOLDER], stderr), time.monotonic() + _START_S
     with suppress(FileNotFoundError, ProcessLookupError):  # it has given up
         while time.monotonic() < end:
+            # The process enters the scope before it becomes `sleep`. Only then has systemd
+            # finished.
             inside = f"/{unit}" in Path(f"/proc/{pid}/cgroup").read_text()
             if inside and Path(f"/proc/{pid}/comm").read_text().strip() == _HOLDER[0]:
                 return pid
@@ -92,6 +96,7 @@ def _join(place: str, stderr: IO[bytes] | None) -> int:
 
     It joins the scope's group in each hierarchy that systemd uses.
     """
+    # v1 and hybrid hosts have several hierarchies below the mount point.
     tops = [Path(f"{root}{place}") for root in (_CGROUPS, *_CGROUPS.iterdir())]
     if not (groups := [top for top in tops if top.is_dir()]):
         raise ScopeError("it has just ended")
@@ -99,6 +104,7 @@ def _join(place: str, stderr: IO[bytes] | None) -> int:
     with _killed_on_failure(pid):
         for group in groups:
             leaf = group / LEAF
+            # On v2 the scope's own group has children by now, so processes can only be in its leaf.
             (leaf if leaf.is_dir() else group).joinpath("cgroup.procs").write_text(str(pid))
     return pid
 

@@ -49,6 +49,7 @@ def listen(path: Path, uid: int, gid: int) -> socket.socket:
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    # The socket is made with mode 0600, because a later chmod would leave it open for a moment.
     umask = os.umask(0o177)
     try:
         with socket_address(fresh) as address:
@@ -57,6 +58,8 @@ def listen(path: Path, uid: int, gid: int) -> socket.socket:
         os.umask(umask)
     listener.listen(128)
     os.chown(fresh, uid, gid)
+    # Only now can a peer connect: the name appears with the right owner, and replaces an old
+    # socket.
     fresh.rename(path)
     return listener
 
@@ -83,6 +86,7 @@ class FrameServer:
     def _accept(self, _events: int) -> None:
         peer, _ = self._listener.accept()
         peer.setblocking(False)
+        # The limit protects the descriptors of the helper, which shims and locks need as well.
         if peer_uid(peer) in self.uids and len(self._connections) < _CONNECTIONS_MAX:
             self._connections.add(_Connection(self, peer))
         else:
@@ -109,6 +113,8 @@ class _Connection:
                 del self._outbox[: self._peer.send(self._outbox)]
             if events & READ and not self._closing:
                 self._receive()
+        # The event was for a state that has changed meanwhile. The next event comes when there is
+        # more.
         except BlockingIOError:
             pass
         except OSError:
@@ -140,6 +146,7 @@ class _Connection:
         try:
             args = check_request(message, self._server.verbs)
             answer = self._server.handle(message["verb"], args)
+        # No error of a request may stop the process, so each one becomes an answer.
         except Exception as error:
             return done(None, error)
         if isinstance(answer, Generator):
@@ -150,12 +157,15 @@ class _Connection:
         if self._open:
             try:
                 self._outbox += encode(message)
+            # The peer waits for an answer with this id, so it gets an error in place of the large
+            # answer.
             except Fault as fault:
                 refusal = {"id": message.get("id"), "ok": False, "error": fault.as_dict()}
                 self._outbox += encode(refusal)
             self._settle()
 
     def _settle(self) -> None:
+        # What is in the outbox is sent before a connection is closed.
         if (self._closing and not self._outbox) or len(self._outbox) > _OUTBOX_BYTES_MAX:
             return self._close()
         wanted = (0 if self._closing else READ) | (WRITE if self._outbox else 0)

@@ -39,20 +39,26 @@ def run_shim(
     try:
         os.setsid()
         default_signals()
+        # Whatever ends the helper must not end the shim: it has to record how the task ends.
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         close_all_but(keep)
+        # Numbers 0 to 2 are taken, so that no pipe or log is used as standard output by accident.
         null = os.open("/dev/null", os.O_RDWR)
         for number in range(3):
             os.dup2(null, number)
+        # Orphans of the task become children of the shim. Without cgroups this is how they are
+        # found.
         become_subreaper()
+        # Outside the slot: its limits do not apply to the shim, and its end does not kill the shim.
         driver.enter(driver.shims())
         _Shim(spec, directory, front_gid, driver, keep[0]).run()
     except BaseException as error:
         exit_record = {"error": as_fault(error, "START_FAILED").as_dict()}
         with suppress(OSError):
             os.write(keep[0], json.dumps(exit_record).encode())
+        # The helper reads this record when the shim has ended, also if the report was lost.
         write_json(directory / "exit.json", exit_record, 0o640, front_gid)
     finally:
         os._exit(0)
@@ -75,12 +81,15 @@ class _Log:
             written = 0
         self.kept += written
         if written < len(data):
+            # After the first byte that is lost nothing more is stored, so that the log has no gap.
             self.dropped, self._limit = self.dropped + len(data) - written, self.kept
 
     def sync(self) -> None:
         try:
             os.fsync(self._file)
         except OSError:
+            # The kernel could not write everything. How much is lost is not known, so at least 1 is
+            # shown.
             self.dropped = max(1, self.dropped)
 
 
@@ -100,9 +109,12 @@ class _Shim:
         self.reading: set[int] = set()
 
     def run(self) -> None:
+        # Reserve the disk space for the exit record before anything runs.
         record = os.open(self.directory / "exit.json.new", os.O_WRONLY | os.O_CREAT, 0o640)
         os.fchown(record, -1, self.front_gid)
         os.posix_fallocate(record, 0, _RECORD_BYTES)
+        # A helper that restarts finds the shim by this record, so it is written before the task
+        # starts.
         self._write_task()
         control = listen(self.directory / "control", os.geteuid(), os.getegid())
         FrameServer(self.loop, control, {0, os.geteuid()}, SHIM_VERBS, self._handle)
@@ -124,14 +136,18 @@ class _Shim:
     def _run_task(self, record: int) -> Job:
         fault = None
         try:
+            # Stage 1: start the program.
             self._make_scratch()
             self.driver.make(self.group)
             error_fd = self._fork()
             yield from self._until_exec(error_fd)
+            # Stage 2: it runs. The record gets its pid before the helper can report the task as
+            # started.
             self._write_task()
             self._report({"pid": self.pid, "start_time_ticks": start_ticks(self.pid) or 0})
             if self.spec["timeout_ms"]:
                 self.loop.later(self.spec["timeout_ms"] / 1000, self._on_timeout)
+            # The task may have ended and been reaped by now. Its pid may then be another process.
             pidfd = os.pidfd_open(self.pid) if self.status < 0 else -1
             while self.status < 0:
                 yield pidfd, 3600.0
@@ -155,16 +171,19 @@ class _Shim:
         pipes = {name: os.pipe() for name in ("stdout", "stderr", "error")}
         stdin, feed = os.pipe() if self.spec["stdin"] else (os.open("/dev/null", os.O_RDONLY), -1)
         self.pid = os.fork()
+        # The child continues in `become_task`, which never returns.
         if self.pid == 0:
             stdio = (stdin, pipes["stdout"][1], pipes["stderr"][1])
             groups = {**self.spec["slot"], **self.group}
             become_task(self.spec, self.driver, groups, stdio, pipes["error"][1])
         os.close(stdin)
         for _reader, writer in pipes.values():
+            # The shim must not keep the writers open, or it would never see the end of the streams.
             os.close(writer)
         for name, log in self.logs.items():
             self._collect(pipes[name][0], log)
         if feed >= 0:
+            # A task that does not read its input must not block the shim.
             os.set_blocking(feed, False)
             self.input_fd = feed
         return pipes["error"][0]
@@ -192,6 +211,7 @@ class _Shim:
         os.close(error_fd)
         if reply:
             raise fault_of(json.loads(reply))
+        # The pipe is closed and the flag still set: the process is dying. Wait until it is reaped.
         while self.status < 0 and self._is_fork():
             yield 0.001
         if self.status >= 0 and self.died_before_exec:
@@ -220,6 +240,8 @@ class _Shim:
         """
         while True:
             try:
+                # Looked at before it is reaped, because afterwards the flag in /proc no longer
+                # exists.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
@@ -228,6 +250,7 @@ class _Shim:
             if ended.si_pid == self.pid:
                 self.died_before_exec = self._is_fork()
             _, status, usage = os.wait4(ended.si_pid, 0)
+            # These sums are reported only where no cgroup counts. ru_maxrss is in KiB.
             self.used_usec += round((usage.ru_utime + usage.ru_stime) * 1e6)
             self.peak_bytes = max(self.peak_bytes, usage.ru_maxrss * 1024)
             if ended.si_pid == self.pid:
@@ -248,6 +271,7 @@ class _Shim:
         self.loop.later(grace_s, kill)
 
     def _handle(self, verb: str, args: dict[str, Any]) -> dict[str, Any]:
+        # A pid of 0 means that the fork has not happened yet.
         if self.status >= 0 or not self.pid:
             raise Fault("TASK_ENDED", f"task {self.spec['task_id']} does not run")
         match verb:
@@ -272,12 +296,14 @@ class _Shim:
                 f"offset is {offset}; expected at most {self.received}, the bytes received so far"
             )
             raise Fault("OUT_OF_RANGE", message, offset=offset, accepted=self.received)
+        # A caller repeats what it got no answer for, so bytes that are known are skipped.
         new = data[self.received - offset :][: _INPUT_BYTES_MAX - len(self.inbox)]
         if self.input_ends:  # it can never be read
             self.received = max(self.received, offset + len(data))
         else:
             self.received += len(new)
             self.inbox += new
+            # The end is only reached when all bytes before it have been accepted.
             self.input_ends = eof and self.received >= offset + len(data)
             self._feed()
         return {"accepted_offset": self.received}
@@ -292,6 +318,7 @@ class _Shim:
         except BlockingIOError:
             return self.loop.watch(self.input_fd, self._feed, WRITE)
         except OSError:
+            # The task has closed its stdin, so nothing of the rest can ever be read.
             self.inbox.clear()
             self.input_ends = True
         self.loop.unwatch(self.input_fd)
@@ -302,15 +329,21 @@ class _Shim:
 
     def _finish(self, record: int, fault: Fault | None) -> Job:
         """Kills what is left of the task, then writes the exit record, then reports."""
+        # Stage 1: end what the task has left behind.
         yield from self._try_for_a_while(self.driver.kill(self.group, [os.getpid()]))
         self._reap()
+        # Stage 2: collect output that is still in the pipes. Without cgroups a process that has
+        # escaped can keep them open, so this is limited.
         end = time.monotonic() + _DRAIN_S
         while self.reading and time.monotonic() < end:
             yield 0.001
+        # Stage 3: read the counters, because they vanish with the group.
         counters = self.driver.counters(self.group)
         yield from self._try_for_a_while(self.driver.remove(self.group))
+        # Stage 4: make it durable. Logs first: a reader of the record then finds all output.
         for log in self.logs.values():
             log.sync()
+        # The padding overwrites the whole reserved space. JSON allows spaces at the end.
         body = json.dumps(self._exit_record(counters, fault)).encode().ljust(_RECORD_BYTES)
         for attempt in range(_RETRIES):
             try:
@@ -321,6 +354,7 @@ class _Shim:
                 yield 1.0 if attempt else 0.1
         (self.directory / "exit.json.new").rename(self.directory / "exit.json")
         sync_directory(self.directory)
+        # After the record, because the removal of a large directory must not delay the task's end.
         yield from self._remove_scratch()
         if fault:
             self._report({"error": fault.as_dict()})
@@ -347,6 +381,7 @@ class _Shim:
         return {
             "exit_code": exit_status if exit_status is not None and exit_status >= 0 else None,
             "signal": -exit_status if exit_status is not None and exit_status < 0 else None,
+            # A task that ended well has survived the kill of one of its processes.
             "oom_killed": oom_kills > 0 and exit_status != 0,
             "oom_kills": oom_kills,
             "timed_out": self.timed_out,

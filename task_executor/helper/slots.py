@@ -36,9 +36,12 @@ class Slots:
             record = read_json(path)
             group = self.driver.slot(path.stem)
             whole = all(self.driver.kernel.exists(directory) for directory in group.values())
+            # Groups do not outlive a reboot, so a record of another boot describes nothing.
             if record and record["boot_id"] == boot_id() and whole:
                 self.limits[path.stem] = record["limits"]
+                # The earlier helper may have frozen the slot and died before the thaw.
                 self.driver.thaw(group)
+                # A record with a target means that a resize was interrupted. It is continued later.
                 unfinished += [self.resize(record["to"])] if record.get("to") else []
             else:
                 path.unlink()
@@ -72,9 +75,12 @@ class Slots:
             return self.driver.report()
         group = self.driver.slot(name)
         try:
+            # Shims leave the cpus before the slot gets them.
             self._bind_shims(limits)
             self.driver.make(group)
             self.driver.apply(group, limits)
+            # The record comes last. A crash before it leaves a group without a record, and the next
+            # helper destroys that: no half-made slot is ever adopted.
             self._write(name, limits)
             self.limits[name] = limits
             self._rebind_shims()
@@ -89,6 +95,7 @@ class Slots:
     def _bind_shims(self, *planned: dict[str, Any]) -> None:
         """Keeps shims off cpus that are, or will be, dedicated: most serve tasks of other slots."""
         slots = (*self.limits.values(), *planned)
+        # The front marks slots with dedicated cpus by -1, which means no quota.
         pinned = (each for each in slots if each["cpu_limit_milli"] == -1)
         self.driver.bind_shims({cpu for each in pinned for cpu in expand(each["cpus"])})
 
@@ -107,15 +114,20 @@ class Slots:
         Fault.
         """
         name = self.need(limits)
+        # Two changes of one slot at once could mix their limits.
         while name in self.resizing:
             yield 0.02
+        # It may have been destroyed while this has waited.
         old, failure = self.limits[self.need(limits)], Fault("CARVE_FAILED", "nothing was tried")
         self.resizing.add(name)
         try:
+            # The record comes first: after a crash the next helper sees that a resize was in
+            # progress.
             self._write(name, old, limits)
             for wanted in (limits, old, limits):  # on, or back; on if tasks outgrew the old
                 try:
                     yield from self.driver.make_room(self.driver.slot(name), wanted["memory_bytes"])
+                    # Shims leave new cpus before the slot gets them.
                     self._bind_shims(wanted)
                     self.driver.apply(self.driver.slot(name), wanted)
                     self._bind_tasks(name, wanted["cpus"])
@@ -140,18 +152,22 @@ class Slots:
         thousands. Raises Fault.
         """
         names, before = [slot_name(each) for each in slots], list[dict[str, Any]]()
+        # A resize that is in progress would bring the old cpus back.
         while self.resizing.intersection(names):
             yield 0.02
         self.resizing.update(names)
         try:
             items = list(zip(names, slots, strict=True))
+            # Shims leave all new cpus before the first slot moves.
             self._bind_shims(*(self.limits[n] | each for n, each in items if n in self.limits))
+            # Move the slots one at a time, and remember where each one was.
             for name, each in items:
                 if known := self.limits.get(name):
                     before.append(known)
                     self._place(name, known | {"cpus": each["cpus"], "mems": each["mems"]})
                     yield 0.0
         except (Fault, OSError) as error:
+            # Undo: all slots that have moved go back.
             for known in before:
                 if (name := slot_name(known)) in self.limits:
                     with suppress(Fault, OSError):  # the front compares after a failure
@@ -184,6 +200,7 @@ class Slots:
         SIGTERM first if there is a grace period, then SIGKILL until no process is left. Repeatable.
         Raises SLOT_NOT_READY.
         """
+        # A resize in progress must not write limits into a group that is being removed.
         while name in self.destroying | self.resizing:
             yield 0.02
         self.destroying.add(name)
@@ -191,6 +208,7 @@ class Slots:
             if grace_s:
                 yield from self._ask_to_end(name, grace_s)
             yield from within(_DESTROY_S, self._empty(name), lambda: self._not_empty(name))
+            # Only now: until it is empty, a helper that restarts must know the slot and its limits.
             (self.directory / f"{name}.json").unlink(missing_ok=True)
             self.limits.pop(name, None)
             self._rebind_shims()
@@ -207,6 +225,7 @@ class Slots:
 
     def _empty(self, name: str) -> Job:
         group = self.driver.slot(name)
+        # Without these limits the processes get the CPU time that they need to exit.
         self.driver.unthrottle(group)
         yield from self.driver.kill(group, self.shims_of(name))
         while shims := self.shims_of(

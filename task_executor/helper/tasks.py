@@ -130,6 +130,7 @@ class Tasks:
         if task.record["boot_id"] == boot_id():
             why = "its shim was killed; the task was killed with it"
             pid = task.record.get("pid")
+            # The pid may belong to another process by now, which has another start time.
             if pid and start_ticks(pid) == task.record["start_time_ticks"]:
                 # Without cgroups this is the only way to its process group. Its first process may
                 # have ended.
@@ -145,6 +146,7 @@ class Tasks:
 
     def _ended(self, task: Task, exit_record: dict[str, Any]) -> None:
         task.exit = exit_record
+        # The front gets the answer to the start before the end: else it would not know the task.
         if not task.start_unanswered:
             self._send_end(task)
 
@@ -161,8 +163,10 @@ class Tasks:
         """
         task_id = args["task_id"]
         digest = hashlib.sha256(json.dumps(args, sort_keys=True).encode()).hexdigest()
+        # The id may be of a task from before a restart, whose record is not read yet.
         while task_id in self.unidentified:
             yield 0.01
+        # The same id again: a retry, or a conflict.
         if known := self.known.get(task_id):
             if known.record["digest"] != digest:
                 message = f"task {task_id} exists with different content"
@@ -174,13 +178,16 @@ class Tasks:
                 self.loop.later(0, lambda: self._send_end(known))
             return {name: known.record[name] for name in ("pid", "start_time_ticks")}
         uid, gid = self._user(args["uid"], args["gid"])
+        # A new task: choose its user, directory and groups.
         spec = args | {"uid": uid, "gid": gid, "digest": digest, "scratch": None}
         if args["cwd"] is None:
             parent = self.config["scratch_root"] or tempfile.gettempdir()
+            # A random name, because every user can make files in the temporary directory.
             spec["cwd"] = spec["scratch"] = f"{parent}/finegrain-task-{secrets.token_hex(8)}"
         slot = f"{args['allocation_id']}.{args['generation']}"
         spec |= {"slot": self.driver.slot(slot), "boot_id": boot_id()}
         spec["group"] = self.driver.task(spec["slot"], task_id)
+        # Without cgroups the fork inherits the cpus. So they are looked up right before it.
         binds = self.driver.report()["cpuset"] == "affinity"
         with bound_to(limits()["cpus"] if binds else ""):
             task, reader = self._fork_shim(spec)
@@ -198,6 +205,7 @@ class Tasks:
         except OSError:
             shutil.rmtree(directory, ignore_errors=True)
             raise
+        # Locked before the fork: the shim inherits the lock, so it is held without a gap.
         fcntl.flock(lock, fcntl.LOCK_EX)
         reader, writer = os.pipe()
         pid = os.fork()
@@ -207,6 +215,7 @@ class Tasks:
         os.close(lock)
         me = {"shim_pid": pid, "shim_start_ticks": start_ticks(pid)}
         task = self.known[spec["task_id"]] = Task(directory, spec | me)
+        # Set before `_watch`, which may find that the shim has ended already.
         task.start_unanswered = True
         self._watch(task)
         return task, reader
@@ -223,11 +232,13 @@ class Tasks:
         answer: dict[str, Any] = json.loads(reply) if reply else {"error": None}
         if "error" not in answer:
             task.record |= answer
+            # The event goes out after this answer has been sent.
             self.loop.later(0, lambda: self._start_answered(task))
             return answer
         while not task.exit:  # the shim uses the directory until it ends
             yield 0.002
         fault = fault_of(answer["error"] or task.exit["error"])
+        # A task that never ran leaves nothing behind. The same id can be submitted again.
         yield from self.forget(task.id)
         raise fault
 
@@ -270,6 +281,7 @@ class Tasks:
         """
         while task_id in self.unidentified:
             yield 0.01
+        # Stage 1: find the task, and wait until it has started.
         if task_id not in self.known:
             raise Fault("TASK_UNKNOWN", f"no task {task_id} on this executor", task_id=task_id)
         task = self.known[task_id]
@@ -278,6 +290,7 @@ class Tasks:
         deadline = time.monotonic() + _ANSWER_S
         if task.exit:
             raise ended
+        # Stage 2: one request on a new connection. Nothing here may block, not even the connect.
         request = bytearray(encode({"id": 0, "verb": verb, "args": args}))
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as peer:
             try:
@@ -308,6 +321,7 @@ class Tasks:
             fd = os.pidfd_open(remove_as(task.record["uid"], task.record["gid"], scratch))
             yield fd, 3600.0
             os.close(fd)
+        # Another call may have removed it while this one has waited.
         if self.known.pop(task_id, None):
             shutil.rmtree(task.directory)
 
@@ -318,6 +332,7 @@ def _exchange(peer: socket.socket, outbox: bytearray, deadline: float) -> Job:
     Raises OSError if none comes, BlockingIOError after the deadline.
     """
     inbox, whole = bytearray(), list[bytes]()
+    # Send without blocking, then wait for one whole frame.
     while outbox:  # input can be more than a socket buffers at once
         try:
             del outbox[: peer.send(outbox)]

@@ -49,6 +49,7 @@ def plan_capacity(topology: HostTopology, options: CapacityOptions | None = None
     cpus = _cpus(topology, options, warnings)
     memory = node_memory(topology, warnings)
     reserved_bytes, total_bytes = _memory(topology, options, memory, warnings)
+    # Reserved cpus that this process may not use anyway are left out: they take nothing away.
     reserved_cpus = (options.reserved_cpus or EMPTY) & topology.allowed
     return Capacity(
         cpus=cpus,
@@ -78,10 +79,13 @@ def _cpus(topology: HostTopology, options: CapacityOptions, warnings: list[str])
         )
     if options.share_cpus is not None:
         return _share(topology, options, options.share_cpus)
+    # A share is used as it is. Everything below is for executors without one.
     if options.reserved_cpus is not None:
         _check_reserve(topology, options.reserved_cpus, warnings)
     cpus = topology.allowed - (options.reserved_cpus or EMPTY)
     isolated = cpus & topology.isolated
+    # The kernel does not spread load over isolated cpus, so a shared pool would overload one of
+    # them.
     if isolated and not options.use_isolated_cpus:
         warnings.append(
             f"CPUs {isolated} are isolated from the kernel's load balancing and are not offered"
@@ -133,6 +137,7 @@ def _check_reserve(topology: HostTopology, reserved: CpuSet, warnings: list[str]
             f"reserved CPUs {without_effect} are offline, or this process may not use them: "
             "reserving them has no effect"
         )
+    # A warning only: the operator may want this. One core is enough as an example.
     for core in topology.cores:
         if not core.cpus.isdisjoint(reserved) and not (core.cpus & topology.allowed) <= reserved:
             warnings.append(
@@ -142,11 +147,13 @@ def _check_reserve(topology: HostTopology, reserved: CpuSet, warnings: list[str]
             break
     for node in topology.numa_nodes:
         ours = node.cpus & topology.allowed
+        # On a host with a single node, this case is the error that no cpu is left.
         if ours and ours <= reserved and len(topology.numa_nodes) > 1:
             warnings.append(f"reserved_cpus {reserved} takes all CPUs of NUMA node {node.id}")
 
 
 def _cpu_milli(topology: HostTopology, cpus: CpuSet, warnings: list[str]) -> int:
+    # Each cpu counts in full, hardware threads included: a cpu is what the kernel schedules on.
     cpu_milli = 1000 * len(cpus)
     quota = topology.limits.cpu_quota_milli
     if quota is None or quota >= cpu_milli:
@@ -170,6 +177,7 @@ def _memory(
             "host's memory"
         )
         usable = limit
+    # A share is net: the operator who divides the host has set the reserve aside.
     if options.share_memory_bytes is not None:
         return 0, _share_memory(options, options.share_memory_bytes, usable)
     if not usable:
@@ -182,6 +190,7 @@ def _memory(
     reserve = options.reserved_memory_bytes
     if reserve is None:
         reserve = default_reserve_bytes(usable)
+        # On a very small host the least reserve would leave little or nothing for slots.
         if reserve * 2 > usable:
             reserve = usable // 2
             warnings.append(f"only {usable} bytes of memory: half of it is reserved")
@@ -212,6 +221,7 @@ def _nodes(
 
     The reserve is split over the default nodes in proportion to their memory.
     """
+    # The parts are fractions of this sum. It must not be 0.
     together = sum(memory.default_bytes.values()) or 1
     nodes = []
     for node in topology.numa_nodes:
@@ -219,6 +229,7 @@ def _nodes(
         if is_default:
             own = memory.default_bytes[node.id]
             # The node's part of the reserve, rounded up so that the parts cover the whole reserve.
+            # A node never offers more than the whole executor, which a limit may have cut.
             offered = min(own - -(-reserved_bytes * own // together), total_bytes)
         else:
             offered = memory.other_bytes.get(node.id, 0)

@@ -25,6 +25,7 @@ def busy_usec(root: Path = Path("/")) -> dict[int, int]:
         return {}
     found = {}
     for line in lines:
+        # Guest time is in columns 9 and 10 and is part of user and nice, so it is cut off.
         name, *columns = line.split()[:9] or [""]
         number = name.removeprefix("cpu")
         if number != name and number.isdecimal() and len(columns) == 8:

@@ -238,9 +238,11 @@ class HelperClient:
             FinegrainError: TASK_ENDED, or UNREACHABLE while the shim does not answer: try again.
         """
         accepted, end = offset, offset + len(data)
+        # Chunks keep a frame small. The loop ends at the first chunk that was not accepted whole.
         while True:
             chunk = data[accepted - offset :][:_INPUT_CHUNK_BYTES]
             sent = accepted + len(chunk)
+            # Each byte becomes one character, so any bytes can travel as JSON text.
             args = {"task_id": task_id, "offset": accepted, "data": chunk.decode("latin-1")}
             result = await self._call("write_input", args | {"eof": eof and sent == end})
             accepted = int(result["accepted_offset"])
@@ -258,6 +260,7 @@ class HelperClient:
     async def kubelet(self, seen: str = "") -> KubeletFiles | None:
         """Returns the contents of a kubelet's files; None if the mark `seen` is still valid."""
         answer = await self._call("kubelet", {"seen": seen})
+        # The mark was still valid, so the helper has sent nothing else.
         if "found" not in answer:
             return None
         pairs = {name: dict(answer[name]) for name in ("texts", "failures")}
@@ -291,6 +294,8 @@ class HelperClient:
         """
         while True:
             try:
+                # Only the wait for a connection is limited here. The helper may need longer for the
+                # call.
                 async with asyncio.timeout(deadline_s):
                     await self._connected.wait()
                 return await self._ask(verb, args)
@@ -314,12 +319,14 @@ class HelperClient:
         self._calls[number] = answer
         try:
             writer.write(_frame({"id": number, "verb": verb, "args": args}))
+            # A grace period is part of what the helper does before it answers.
             async with asyncio.timeout(ANSWER_S + args.get("grace_ms", 0) / 1000):
                 return await answer
         except TimeoutError:
             raise HelperUnavailable(
                 f"the helper does not answer {verb}; is it suspended (SIGSTOP)?"
             ) from None
+        # Also after a timeout, so that a late answer finds no caller and is ignored.
         finally:
             self._calls.pop(number, None)
 
@@ -329,6 +336,7 @@ class HelperClient:
             try:
                 with socket_address(self._path) as address:
                     reader, writer = await asyncio.open_unix_connection(address)
+                # A socket of another user could be a trap: calls carry the environment of tasks.
                 if peer_uid(writer.get_extra_info("socket")) not in (0, os.geteuid()):
                     writer.close()
                     raise ConnectionRefusedError("the socket belongs to another user")
@@ -345,6 +353,8 @@ class HelperClient:
                 await self._read(reader)
             finally:
                 self._lose(writer)
+            # A pause, so that a helper that accepts and closes at once does not keep this loop
+            # busy.
             await asyncio.sleep(backoff_s)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -377,6 +387,7 @@ class HelperClient:
         self._connected.clear()
         self._writer = None
         writer.close()
+        # The calls fail here, and `_call` sends those again that may be repeated.
         for call in self._calls.values():
             if not call.done():
                 call.set_exception(ConnectionResetError("the helper closed the connection"))
@@ -386,6 +397,7 @@ def _batches(items: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Splits items into batches that fit into a frame, in order."""
     batch, size = list[dict[str, Any]](), 0
     for item in items:
+        # The size is that of the JSON, because the frame is limited in bytes.
         length = len(json.dumps(item))
         if batch and size + length > _PLACES_BYTES_MAX:
             yield batch

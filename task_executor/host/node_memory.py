@@ -35,11 +35,14 @@ def node_memory(topology: HostTopology, warnings: list[str]) -> NodeMemory:
     unknown = any(
         node.memory_bytes is None for node in topology.numa_nodes if node.id in default_ids
     )
+    # One node of unknown size makes the sum meaningless.
     together = None if unknown else sum(default.values())
     machine = _machine_bytes(topology, default_ids)
+    # The nodes show too little, so only the machine's total is known.
     if together is None or (topology.node_memory_grows and machine is not None):
         total = machine
     else:
+        # The smaller number is the safe one.
         total = together if machine is None else min(together, machine)
     return NodeMemory(_fitted(default, total), other, total)
 
@@ -53,6 +56,7 @@ def _machine_bytes(topology: HostTopology, default_ids: set[int]) -> int | None:
     if topology.memory_total_bytes is None:
         return None
     hugepages = sum(pages.total_bytes for pages in topology.hugepages)
+    # Old kernels count huge pages for the machine only, others also by node.
     hugepages = max(hugepages, sum(node.hugepages_bytes for node in topology.numa_nodes))
     others = sum(
         node.normal_memory_bytes or 0 for node in topology.numa_nodes if node.id not in default_ids
@@ -74,6 +78,7 @@ def _fitted(sizes: dict[int, int], total: int | None) -> dict[int, int]:
 
 def _default_ids(topology: HostTopology, warnings: list[str]) -> set[int]:
     allowed = [node for node in topology.numa_nodes if node.memory_allowed]
+    # A node of unknown size is kept: it may well have memory.
     default_ids = {node.id for node in allowed if node.cpus and node.memory_bytes != 0}
     memory_only = [node for node in allowed if not node.cpus and node.memory_bytes]
     for node in topology.numa_nodes:
@@ -95,9 +100,11 @@ def _partners(topology: HostTopology, lacking: NumaNode, allowed: list[NumaNode]
     having = [node for node in allowed if node.memory_bytes]
     near = [node for node in having if not node.nearest_cpus.isdisjoint(lacking.cpus)]
     ids = [node.id for node in topology.numa_nodes]
+    # Columns cannot be assigned to nodes, so only the firmware's answer is left.
     if len(lacking.distances) != len(ids):
         return {node.id for node in near}
     distance = dict(zip(ids, lacking.distances, strict=True))
+    # Memory that the firmware calls near competes with that of ordinary nodes, by distance.
     candidates = having if not near else near + [node for node in having if node.cpus]
     closest = min((distance[node.id] for node in candidates), default=None)
     return {node.id for node in candidates if distance[node.id] == closest}

@@ -45,6 +45,8 @@ def numa_capacity(
             NumaCapacity(
                 id=node.id,
                 memory_bytes=node.memory_bytes,
+                # A kubelet can hold more pages than there are now. The rest is then none, not
+                # negative.
                 hugepages=tuple(sorted((name, n) for name, n in pages.items() if n > 0)),
                 default_memory=node.default_memory,
             )

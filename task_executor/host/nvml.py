@@ -135,6 +135,7 @@ class _Session:
             self._warnings.append(f"GPU {index} does not report its UUID and is left out")
             return None
         memory_bytes, health = self._memory(index, handle)
+        # Present and pending mode. They differ until the next reset.
         mode = self._ask("nvmlDeviceGetMigMode", handle) or (0, 0)
         pci = self._ask("nvmlDeviceGetPciInfo", handle)
         node = self._ask("nvmlDeviceGetNumaNodeId", handle)
@@ -151,6 +152,7 @@ class _Session:
             mig_instances=tuple(self._mig_instances(handle)) if mode[0] == 1 else (),
             cpus=self._affinity(handle),
             numa_node=None,
+            # A negative node means that the GPU's memory is no node.
             memory_numa_node=node if isinstance(node, int) and node >= 0 else None,
         )
 
@@ -160,6 +162,7 @@ class _Session:
         version = getattr(self._nvml, "nvmlMemory_v2", None)
         info = self._ask("nvmlDeviceGetMemoryInfo", handle, version) if version else None
         if info is not None:
+            # The memory that the driver reserves is not available to tasks.
             return int(info.total) - int(info.reserved), GpuHealth.OK
         try:
             return int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total), GpuHealth.OK
@@ -188,6 +191,7 @@ class _Session:
         words = self._ask("nvmlDeviceGetCpuAffinityWithinScope", handle, _AFFINITY_WORDS, scope)
         if words is None:
             return None
+        # The driver fills 64-bit words, lowest cpus first. Bits beyond any cpu number are cut off.
         bits = sum(int(word) << (64 * position) for position, word in enumerate(words))
         return CpuSet.from_bits(bits & ((1 << (MAX_ID + 1)) - 1))
 
@@ -196,6 +200,7 @@ class _Session:
         links = []
         for position, first in enumerate(gpus):
             for second in gpus[position + 1 :]:
+                # Without a bus id the other end of a link cannot be recognized.
                 direct = joined[first.uuid].get(second.pci_bus_id, 0) if second.pci_bus_id else 0
                 # Behind switches each GPU reaches every other GPU with all its links.
                 switched = min(joined[each.uuid].get(None, 0) for each in (first, second))

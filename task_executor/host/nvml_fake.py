@@ -103,6 +103,7 @@ def _link(first: Gpu, second: Gpu, link_class: str | None) -> GpuLink:
 def _from_listing(lines: list[str], memory_bytes: int) -> tuple[Gpu, ...]:
     """Returns the GPUs of `nvidia-smi -L` output, each with its MIG instances."""
     found: list[tuple[re.Match[str], list[MigInstance]]] = []
+    # The line of a GPU comes first, then the lines of its MIG instances.
     for line in lines:
         gpu, mig = _GPU_LINE.match(line), _MIG_LINE.match(line)
         if gpu is not None:

@@ -121,6 +121,7 @@ class Agent:
             except FinegrainError as error:
                 await self._handle_failure(error)
                 continue
+            # A full disk must not end the agent. It tries again after a pause.
             except OSError as error:
                 log.error("checkpoint_not_written", error=str(error))
                 await asyncio.sleep(1.0)
@@ -143,10 +144,12 @@ class Agent:
     async def _register(self) -> None:
         self._settled.clear()
         try:
+            # A new registration has no earlier report that an `unchanged` one could refer to.
             self._keeper.reports.require_full_report()
             answer, report_number = await self._announce()
             await self._apply_registration(answer, report_number)
         finally:
+            # Set also after a failure, so that commands do not wait for the whole time.
             self._settled.set()
         log.info(
             "registered",
@@ -170,6 +173,7 @@ class Agent:
                 return await self._link.register(self._registration(report)), report.report_number
             except FailedPrecondition as error:
                 known = str(error.details.get("report_number", ""))
+                # Any other stale registration needs more than a higher report number.
                 if error.reason is not Reason.STALE_REGISTRATION or not known.isdecimal():
                     raise
                 if attempt == 2:
@@ -194,12 +198,14 @@ class Agent:
         self.state.report_interval_ms = duration_ms_from_proto(
             answer.report_interval, "report_interval"
         )
+        # A value out of bounds would flood the RM, or make this executor look lost.
         self.state.report_interval_ms = min(
             max(self.state.report_interval_ms, REPORT_INTERVAL_MS_MIN), REPORT_INTERVAL_MS_MAX
         )
         self.state.registration_number = answer.registration_number
         self.state.registered = True
         self._mark_connected()
+        # Saved, because an end that the RM has acknowledged must not come back after a restart.
         if keeper.reports.acknowledge(report_number):
             await keeper.save()
         await self._follow_policy(answer.host_policy, answer.host_policy_number)
@@ -209,6 +215,7 @@ class Agent:
     async def _report(self) -> _NextStep:
         keeper = self._keeper
         usage = await self._measure()
+        # Cleared before the state is read, so that a change after this wakes the next report.
         self._changed.clear()
         request = resource_manager_pb2.ReportSlotsRequest(
             executor_id=keeper.identity.executor_id,
@@ -225,8 +232,10 @@ class Agent:
         keeper = self._keeper
         keeper.fence.check_epoch(answer.rm_epoch)
         if answer.rm_epoch > keeper.fence.rm_epoch:
+            # Durable first: a command of this epoch may be on its way already.
             await keeper.keep_epoch(answer.rm_epoch)
             keeper.fence.raise_epoch(answer.rm_epoch)
+        # This answer acknowledges no report. The next registration sends everything again.
         if answer.register_again:
             log.info("register_again", manager=self._link.address, rm_epoch=answer.rm_epoch)
             return _NextStep.REGISTER
@@ -256,6 +265,7 @@ class Agent:
         wanted = []
         for each in slots:
             latest = self._keeper.table.latest(each.allocation_id)
+            # Generation 0 means the latest one here.
             generation = each.generation or (latest.spec.generation if latest else 0)
             wanted.append((SlotKey(each.allocation_id, generation), None))
             log.warning("unowned_slot", allocation_id=each.allocation_id, generation=generation)
@@ -290,12 +300,14 @@ class Agent:
                 error=error.message,
             )
         self.state.connected = False
+        # No report is accepted before the next registration.
         if error.reason in (Reason.STALE_REGISTRATION, Reason.EXECUTOR_UNKNOWN):
             self.state.registered = False
         pause_s = await self._link.next_address(error)
         # Retry at least as often as reports are due: an RM that has restarted marks this executor
         # as lost if its report is late.
         pause_s = min(pause_s, self.state.report_interval_ms / 1000)
+        # These errors do not go away by themselves, so the pause is long.
         if error.reason in NEEDS_OPERATOR:
             log.error("registration_refused", reason=error.reason.value, error=error.message)
             pause_s = CONFLICT_PAUSE_S

@@ -172,6 +172,7 @@ class StateDirectory:
         self._task_path(task_id).unlink(missing_ok=True)
 
     def _task_path(self, task_id: str) -> Path:
+        # The id becomes a file name, so it must not contain a path.
         if not ID_PATTERN.fullmatch(task_id):
             raise ValueError(f"not a task id: {task_id!r}")
         return self.path / TASKS_FOLDER / f"{task_id}.json"
@@ -198,6 +199,8 @@ class Saver:
         async with self._lock:
             if self._written >= mine:
                 return  # covered by a write that began after our change
+            # Counted together with the snapshot. A caller that comes during the write needs the
+            # next one.
             covers = self._wanted
             await asyncio.to_thread(self._directory.save, self._snapshot())
             self._written = covers
@@ -234,6 +237,7 @@ def write_document(path: Path, content: dict[str, Any], mode: int = 0o600) -> No
         with contextlib.suppress(OSError):
             fresh.unlink(missing_ok=True)
         raise
+    # Without this a power cut may bring the old file back.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
@@ -260,6 +264,7 @@ def read_document(path: Path) -> dict[str, Any] | None:
 def encode_document(content: dict[str, Any]) -> str:
     """Returns the text of a document: the content with version and checksum."""
     body = json.dumps(content, separators=(",", ":"), sort_keys=True)
+    # The content is stored as text, so the checksum does not depend on how a reader prints JSON.
     return json.dumps({"version": FORMAT_VERSION, "sha256": _digest(body), "content": body})
 
 
@@ -280,6 +285,7 @@ def decode_document(text: str, path: Path) -> dict[str, Any]:
         intact = document["sha256"] == _digest(body)
     except (ValueError, TypeError, KeyError, AttributeError):
         raise DamagedError("incomplete, or not a file of the executor") from None
+    # Checked before the checksum: a file of a newer version must not be taken for damaged.
     if version > FORMAT_VERSION:
         raise ConfigurationError(
             f"{path} was written by a newer version of finegrain (format {version}, this one "
@@ -316,6 +322,7 @@ def parse_state(content: dict[str, Any], damage: list[str]) -> SavedState:
     Raises:
         DamagedError: another part is missing or has the wrong type.
     """
+    # Slots and policy are read one at a time below, so that a bad slot does not cost all others.
     parts = {name: value for name, value in content.items() if name not in ("slots", "policy")}
     try:
         state = _JSON.from_json(SavedState, parts)

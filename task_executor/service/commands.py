@@ -131,12 +131,15 @@ class CommandRunner:
         self, numbers: CommandNumbers, work: Callable[[], Awaitable[Answer]]
     ) -> Answer:
         fence = self._keeper.fence
+        # Waited for outside the lock, so that other commands go on.
         if numbers.registration_number > fence.registration_number:
             await self._registered(REGISTRATION_WAIT_S)
         async with self._lock:
             if self._closed:
                 raise Unavailable("this executor is stopping")
             # The fence requires that a higher epoch is durable before `admit` enters it.
+            # A command of another registration is rejected by `admit`, and must not raise the
+            # stored epoch.
             if numbers.registration_number == fence.registration_number:
                 await self._keep_epoch(numbers.rm_epoch)
             try:
@@ -159,6 +162,7 @@ class CommandRunner:
     async def _allocate(
         self, request: task_executor_pb2.AllocateSlotsRequest, numbers: CommandNumbers
     ) -> task_executor_pb2.AllocateSlotsResponse:
+        # A malformed order is rejected alone. The others are carved.
         parsed = [
             self._parse(message, f"allocations[{index}]")
             for index, message in enumerate(request.allocations)
@@ -168,6 +172,8 @@ class CommandRunner:
             # Dedicated cpus must be online and not given to a container by a kubelet.
             await self._refresh_host()
         carved = await self._keeper.carve(specs)
+        # Outcomes exist only for orders that could be read. Results follow the order of the
+        # message.
         outcomes = iter(carved)
         results = [
             result(
@@ -176,6 +182,7 @@ class CommandRunner:
             )
             for message, each in zip(request.allocations, parsed, strict=True)
         ]
+        # The report in the answer carries the command's number, so the number is set first.
         self._keeper.fence.contained(numbers)
         answer = task_executor_pb2.AllocateSlotsResponse(
             results=results, report=state_to_proto(self._keeper.full_state())
@@ -227,6 +234,7 @@ class CommandRunner:
                 error = bad
             results.append(result(message.allocation_id, error))
         await self._keeper.free(wanted)
+        # Most slots are gone within this time. The answer then shows their capacity as free.
         await self._keeper.wait_freed([key for key, _ in wanted], FREE_WAIT_S)
         self._keeper.fence.contained(numbers)
         answer = task_executor_pb2.FreeSlotsResponse(
@@ -266,6 +274,7 @@ def numbers_of(request: Command) -> CommandNumbers:
         rm_epoch=request.rm_epoch,
         registration_number=request.registration_number,
         command_number=request.command_number,
+        # The type is part of the digest, because two types of messages can have the same bytes.
         digest=hashlib.sha256(type(request).__name__.encode() + content).hexdigest(),
     )
 

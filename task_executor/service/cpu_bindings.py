@@ -74,6 +74,7 @@ class CpuBindings:
         """
         if not self.is_out_of_sync and not force:
             return
+        # The version is read before the move, so that a change during the move needs another sync.
         version, applied = self._table.cpus.version, {} if force else self._applied
         moves = {key: binding for key, binding in self._desired() if applied.get(key) != binding}
         before = {key: self._applied[key] for key in moves if key in self._applied}
@@ -88,6 +89,7 @@ class CpuBindings:
                 await self._move(before)
                 self._applied |= before
             raise
+        # A slot can be removed while the helper moves it.
         self._applied |= {key: binding for key, binding in moves.items() if self._table.get(key)}
         self._version = version
         if moves and not force:
@@ -119,6 +121,7 @@ class CpuBindings:
         """True if the slot is on the host and no resize is changing its dedicated cpus."""
         if slot.becoming is not None and slot.spec.is_pinned:
             return False
+        # A slot that is being carved counts once its group exists on the host.
         return slot.state is not CarveState.CARVING or slot.key in self._applied
 
     async def _move(self, moves: Mapping[SlotKey, CpuBinding]) -> None:

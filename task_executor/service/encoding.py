@@ -117,6 +117,7 @@ write = Writer(
             slots_pb2.SlotStatus,
             {"allocated_time": As("allocated_time_ms", _moment)},
             parts="spec",
+            # Until a resize is confirmed, the RM sees the old size. Secrets are never sent back.
             kept="accepted becoming end_reason spec.job_secret_sha256 spec.target_address",
             unset="executor_id executor_address resizes",
         ),
@@ -156,6 +157,8 @@ write = Writer(
                 "signal": FromValue(_signal, ("signal",)),
                 "cpu_time_us": "cpu_usec",
                 "end_time": "ended_unix_ms",
+                # The protocol counts all output of a task. The record has stored and dropped output
+                # apart.
                 "stdout_bytes": FromValue(
                     lambda record: record.stdout_bytes + record.stdout_dropped_bytes,
                     ("stdout_bytes",),

@@ -98,6 +98,7 @@ class Front:
             cluster_sha256=sha256_hex(prepared.cluster_token),
             user_sha256=prepared.saved.user_token_sha256 or None,  # until the executor registers
         )
+        # Stage 1: the slots, and what must survive a restart.
         identity = Identity(prepared.saved.executor_id, prepared.saved.instance_id, info.boot_id)
         self.keeper = SlotKeeper(
             identity,
@@ -106,12 +107,14 @@ class Front:
             prepared.directory,
             default_grace_ms=options.task_kill_grace_ms,
         )
+        # Stage 2: measurements and tasks.
         self.metrics = ExecutorMetrics(software_version())
         self.keeper.on_carve = self.metrics.carve_ended
         self.keeper.on_free = self.metrics.free_ended
         self.keeper.on_resize = self.metrics.resize_ended
         self.meter = Meter(self.keeper)
         self.runner = TaskRunner(self.keeper, options, prepared.users, prepared.task_root)
+        # Stage 3: what watches the host and keeps the slots in step with it.
         table = self.keeper.table
         hugepages_unlimited = plan.offers_hugepages and info.isolation.hugepages == "none"
         self.watch = HostWatch(
@@ -129,6 +132,7 @@ class Front:
             update_conditions=self.keeper.update_conditions,
         )
         self.sync = HostSync(self.keeper, self.runner, self.watch.refresh)
+        # Stage 4: the connections to job masters and to the RM, and our own server.
         self.offers = Offers(self.keeper, timeout_ms=options.offer_timeout_ms)
         self.agent = Agent(
             self.keeper,
@@ -169,9 +173,11 @@ class Front:
             HelperUnavailable: the connection to the helper was lost.
         """
         await self.watch.refresh()  # before any slot is bound to cpus
+        # Recovered before the address is bound, because no call may find an empty slot table.
         await recover(self.keeper, self._prepared.saved)
         await self._keep_identity()
         bound_address = await self._server.start()
+        # Checked after the bind, because the configured port may be 0.
         self.address = check_dialable(
             self._options.advertise_address or bound_address, "advertise_address"
         )
@@ -185,8 +191,10 @@ class Front:
         self._run_in_background(self._probe_lag())
         if self._options.best_effort_squeeze == SQUEEZE_CPUSET:
             self._run_in_background(self.squeezer.run())
+        # Registered last: the RM may send commands as soon as it knows the address.
         self._agent_task = self._run_in_background(self.agent.run())
         self._run_in_background(self._watchdog())
+        # Slots that were recovered before their job master had accepted them are offered again.
         self.offers.offer(list(self.keeper.table))
         systemd.notify("READY=1", f"STATUS=serving {self.address}")
 
@@ -262,6 +270,7 @@ class Front:
 
     async def _free_everything(self) -> None:
         """Frees all slots, sends a last report if possible, deletes tasks, stops the helper."""
+        # A slot that is still CARVING has failed, and its remains are being removed already.
         keys = [slot.key for slot in self.keeper.table if slot.state is not CarveState.CARVING]
         await self.offers.close()
         await self.keeper.free([(key, None) for key in keys], reason="TERMINATED")
@@ -293,6 +302,7 @@ class Front:
                     while not task.has_ended:
                         await changed.wait()
                         changed.clear()
+        # The streams need a moment to deliver the last messages.
         await asyncio.sleep(0.1 if len(self.keeper.tasks) else 0)
 
     # -- registration, metrics, settings -------------------------------------------------------
@@ -319,6 +329,7 @@ class Front:
             isolation=isolation_to_proto(isolation_of(self._info.isolation)),
             shared_cpus=str(plan.share.shared_cpus),
             provided_as=self._prepared.provided_as,
+            # A host without announced cpus gets no slots with dedicated cpus.
             host_cpus=None if plan.time_shared else cpus,
         )
 
@@ -398,6 +409,7 @@ class Front:
     async def _watchdog(self) -> None:
         interval_s = systemd.watchdog_interval_s()
         while True:
+            # Without a watchdog this only sleeps. If it returned, `run` would take that as the end.
             await asyncio.sleep(interval_s or 3600)
             if interval_s is not None:
                 systemd.notify("WATCHDOG=1")

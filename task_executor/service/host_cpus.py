@@ -60,6 +60,7 @@ def _policy(options: TaskExecutorOptions, reserved: CpuSet) -> HostPolicy:
         alignment=_word(
             "alignment_policy", options.alignment_policy, NumaPolicy, NumaPolicy.DEFAULT
         ),
+        # None instead of an empty set: another layer may then reserve cpus.
         reserved_cpus=reserved or None,
         reserved_strict=options.reserved_cpus_strict if reserved else None,
         default_bind=_word(

@@ -64,6 +64,7 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
     Raises:
         InvalidArgument: options contradict each other or the host; the error names the option.
     """
+    # Stage 1: what the host allows, minus the reserve or cut to the share.
     capacity = plan_capacity(
         topology,
         CapacityOptions(
@@ -74,12 +75,14 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
         ),
     )
     nodes = numa_capacity(capacity)
+    # Stage 2: what slots can book of that, and the default slot.
     total = _total(options, topology, capacity, nodes)
     profile, deprecation = _default_profile(options, capacity, total)
     reserved = {
         CPU_MILLI: 1000 * len(capacity.reserved_cpus),
         MEMORY_BYTES: capacity.reserved_memory_bytes,
     }
+    # Stage 3: how cpus are given out. With less CPU time than cpus, none can be dedicated.
     cpus = host_cpus(options, topology, capacity)
     time_shared = total[CPU_MILLI] < capacity.cpu_milli_total
     warnings = [deprecation] if deprecation else []
@@ -122,6 +125,7 @@ def beside_kubelet(
     if kubelet is None or plan.capacity is None:
         return plan
     nodes = numa_capacity(plan.capacity, kubelet)
+    # Huge pages are counted again below, by what the kubelet has left. Configured counts stay.
     total = {
         name: amount
         for name, amount in plan.share.total.items()
@@ -129,6 +133,7 @@ def beside_kubelet(
     }
     total |= _hugepages(options, nodes)
     if options.memory_bytes is None and MEMORY_BYTES in total:
+        # Memory of other nodes is not part of the total, so it is not deducted from it.
         given = sum(kubelet.taken_bytes(node.id, MEMORY) for node in nodes if node.default_memory)
         left = round_down(max(total[MEMORY_BYTES] - given, 0), MEMORY_GRAIN_BYTES)
         total[MEMORY_BYTES] = left
@@ -164,6 +169,7 @@ def _total(
 ) -> dict[str, int]:
     cpu_milli = _cpu_milli(options, capacity)
     percent = _not_negative("best_effort_percent", options.best_effort_percent)
+    # Rounded down, so that best-effort slots never book more than this share.
     best_effort = _best_effort_milli(options, topology, capacity) * percent // 100
     total = {CPU_MILLI: cpu_milli, BEST_EFFORT_CPU_MILLI: best_effort}
     total |= _hugepages(options, nodes)
@@ -201,6 +207,7 @@ def _best_effort_milli(
     if not options.reserved_cpus_strict:
         pool |= capacity.reserved_cpus
     quota, milli = topology.limits.cpu_quota_milli, 1000 * len(pool)
+    # A CPU quota of our own control group limits the best-effort slots as well.
     return milli if quota is None else min(milli, quota)
 
 

@@ -44,6 +44,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     Slots of an earlier boot no longer exist and are reported as ended. Slots that were being freed
     are freed further.
     """
+    # Stage 1: numbers. Commands and reports of earlier starts must look older from here on.
     keeper.fence.raise_epoch(saved.rm_epoch)
     keeper.starts = saved.starts + 1
     keeper.user_token_sha256 = saved.user_token_sha256
@@ -52,6 +53,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
         keeper.reports.ended(ended)
     # An operator's settings apply before the RM is reached.
     keeper.table.update_conditions(operator_policy=saved.policy, policy_number=saved.policy_number)
+    # Stage 2: compare the checkpoint with the host. What both have is adopted.
     state = await keeper.helper.inspect()
     on_host = {_slot_key(each.limits) for each in state.slots}
     # A slot that ended with its host (a reboot) is reported as missing, not as broken: the job need
@@ -62,8 +64,11 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
         _adopt(keeper, slot, on_host, why_missing)
     # Tasks after slots: a task whose slot was not adopted is deleted after a while.
     _adopt_tasks(keeper, state)
+    # Stage 3: remove what is on the host and has no owner.
     await _destroy_unknown_slots(keeper, state)
     await _forget_unknown_tasks(keeper, state)
+    # Stage 4: finish what the restart has interrupted. It is not known where slots run now, so all
+    # cpus are written again, before any size.
     await keeper.cpu_bindings.resync()
     await finish_resizes(keeper, [each.limits for each in state.slots], _specs(keeper))
     for slot in list(keeper.table):
@@ -72,6 +77,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     for what in keeper.directory.damage:
         log.error("state_damaged", what=what, path=str(keeper.directory.path))
     keeper.directory.damage.clear()
+    # Saved with the new count of starts, so that the next start uses other report numbers.
     await keeper.save_or_log()
     log.info("recovered", slots=len(keeper.table), tasks=len(keeper.tasks))
 
@@ -121,6 +127,7 @@ def _adopt_tasks(keeper: SlotKeeper, state: HelperState) -> None:
 def _ended_with_its_slot(record: TaskRecord | None) -> bool:
     """For a task of a slot that is being freed or gone: True if freeing the slot ended the task."""
     if record is None or record.exit is None:
+        # Without a record it is not known how the task ended. The end of its slot explains it.
         return True
     how = record.exit
     return how.signal in (SIGTERM, SIGKILL) and not (how.oom_killed or how.timed_out)
@@ -132,6 +139,7 @@ def _adopt_record(keeper: SlotKeeper, task: Task, record: TaskRecord) -> None:
     if record.exit is not None:
         task.pid = task.pid or record.pid
         keeper.tasks.exited(task, record.exit)
+    # The state of a task is not saved, so a running one is STARTING after a restart.
     elif record.pid and task.state is TaskState.STARTING:
         keeper.tasks.started(task, record.pid, task.submit_time_ms, record.directory)
 
@@ -165,6 +173,7 @@ async def _forget_when_ended(keeper: SlotKeeper, task_id: str) -> None:
         try:
             await keeper.helper.forget_task(task_id)
         except FinegrainError as error:
+            # The task needs a moment to end after the kill.
             if error.reason is not Reason.SLOT_NOT_READY:
                 raise
         else:
@@ -244,6 +253,7 @@ class HostSync:
         self._compare_tasks(tasks_before, state.tasks)
         on_host = {_slot_key(each.limits) for each in state.slots}
         for key in before - on_host:
+            # The slot may have been freed while the helper was asked.
             slot = keeper.table.get(key)
             if slot is not None and slot.state is CarveState.ALLOCATED:
                 log.error("slot_missing", allocation_id=key.allocation_id)
@@ -259,6 +269,7 @@ class HostSync:
             record = known.get(task.task_id)
             if record is not None:
                 _adopt_record(self._keeper, task, record)
+            # The task is lost only if it was not deleted meanwhile.
             elif self._keeper.tasks.get(task.task_id) is task:
                 message = "the task's records on the host are lost; how it ended is not known"
                 self._keeper.tasks.failed(task, TaskFault(Reason.TERMINATED.value, message))
@@ -266,7 +277,9 @@ class HostSync:
     def _is_unsettled(self) -> bool:
         """True if the end of a task was missed, or the helper was unreachable during a resize."""
         keeper = self._keeper
+        # The task has not ended although its slot is gone, so its event was missed.
         missed = any(t.slot_removed_at is not None and not t.has_ended for t in keeper.tasks)
+        # A slot is also `becoming` while its resize is in progress, which is no reason to step in.
         idle = not keeper.resize_lock.locked()
         return missed or (idle and any(slot.becoming is not None for slot in keeper.table))
 

@@ -53,11 +53,13 @@ class KubeletWatch:
         try:
             found = await self._read_kubelet_files(self._mark)
         except (FinegrainError, OSError) as error:
+            # This runs every few seconds, so the same failure is logged once.
             if self._failure != str(error):
                 log.warning("kubelet_not_read", error=str(error))
             self._failure = str(error)
             return self.state
         self._failure = ""
+        # The files have not changed since the last mark.
         if found is None:
             return self.state
         before, self._mark = self.state, found.mark
@@ -153,6 +155,7 @@ class HostWatch:
                         f"{name} has dedicated cpus {lost}, which the kubelet has assigned to "
                         f"{whose}"
                     )
+        # The summary takes the last place, so that the limit holds.
         if len(named) > NOTES_MAX:
             named[NOTES_MAX - 1 :] = [f"{len(named) - NOTES_MAX + 1} more cases like these"]
         return (*self._notes, *(state.notes if state else ()), *named)

@@ -37,6 +37,7 @@ DEDICATED_CPUS = "cpus"
 
 def isolation_of(report: IsolationReport, slot: SlotSpec | None = None) -> Isolation:
     """Returns the isolation of one slot or, without `slot`, of the host."""
+    # Dedicated cpus are a limit only if a cgroup enforces them. A task can change its affinity.
     if slot is not None and slot.is_pinned and report.cpuset == "cgroup":
         report = replace(report, cpu=DEDICATED_CPUS)
     notes = notes_of(report)
@@ -44,6 +45,7 @@ def isolation_of(report: IsolationReport, slot: SlotSpec | None = None) -> Isola
     if slot is not None and slot.profile.extended:
         unenforced = kernel_limits(slot.profile.extended) and report.hugepages == "none"
         notes += [NO_HUGETLB] if unenforced else []
+        # The kernel limits only huge pages. Every other countable resource is only declared.
         names = [name for name, _ in slot.profile.extended if page_bytes(name) is None]
         notes += [DECLARED_ONLY.format(names=", ".join(names))] if names else []
         countable = DECLARED if names or unenforced else "hard"

@@ -118,11 +118,14 @@ class ManagerLink:
             How long to wait before the next call, in seconds.
         """
         await self.close()
+        # The error may name the leader, or another call may have found it. Then no pause is needed.
         if self._leaders.failed(self.address, error):
             return 0.0
         self._failures += 1
+        # The pause grows once per pass over all addresses, so that each gets an early try.
         rounds = (self._failures - 1) // self._several
         backoff_s: float = min(BACKOFF_S_MIN * 2 ** min(rounds, 10), BACKOFF_S_MAX)
+        # Jitter, so that the executors of a cluster do not all come back at the same moment.
         return backoff_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter
 
     async def close(self) -> None:

@@ -51,11 +51,13 @@ def spec_from_proto(
         raise InvalidArgument(f"{where}.pids_max", slot.pids_max, f"0 to {PIDS_MAX}")
     assignment = _assignment_from_proto(slot, where)
     cpus = CpuSet.parse(slot.cpus, f"{where}.cpus")
+    # For a pinned slot the assignment decides. `cpus` may repeat it, but must not differ.
     if assignment is not None and assignment.qos.is_pinned:
         if cpus not in (EMPTY, assignment.cpus):
             expected = f"those of the assignment ({assignment.cpus}), or none"
             raise InvalidArgument(f"{where}.cpus", slot.cpus, expected)
         cpus = assignment.cpus
+    # Defaults are filled in here, so that equal orders give equal specs.
     return SlotSpec(
         allocation_id=check_id(f"{where}.allocation_id", slot.allocation_id),
         generation=check_generation(slot.generation, f"{where}.generation"),

@@ -232,6 +232,7 @@ class ExecutorMetrics:
         self.contact_age.set(max(now - agent.contact_at, 0))
         self.registration_number.set(agent.registration_number)
         self.rm_epoch.set(keeper.fence.rm_epoch)
+        # A counter can only be increased, so the difference to the last scrape is added.
         self.reports.inc(agent.reports_sent - self._reports_counted)
         self._reports_counted = agent.reports_sent
 

@@ -55,6 +55,7 @@ class Offers:
         by_target: dict[tuple[str, str], list[Slot]] = defaultdict(list)
         for slot in slots:
             wanted = slot.spec.target_address and not slot.accepted
+            # A repeated order must not offer a slot that is being offered already.
             if wanted and slot.state is CarveState.ALLOCATED and slot.key not in self._offered:
                 self._offered.add(slot.key)
                 by_target[slot.spec.target_address, slot.spec.job_id].append(slot)
@@ -81,11 +82,13 @@ class Offers:
             log.warning("offer_not_answered", target_address=address, slots=len(slots))
         finally:
             self._offered.difference_update(keys)
+        # A slot may have been freed while its job master was asked.
         taken = [key for key in keys if key in accepted and self._keeper.table.accept(key)]
         rejected = [(key, None) for key in keys if key not in accepted]
         if rejected:
             log.warning("offer_not_accepted", target_address=address, slots=len(rejected))
             await self._keeper.free(rejected, reason=Reason.OFFER_NOT_ACCEPTED.value)
+        # `free` saves the checkpoint too, so what was accepted is saved in both cases.
         elif taken:
             await self._keeper.save_or_log()
 
@@ -103,6 +106,7 @@ class Offers:
                     error if isinstance(error, FinegrainError) else error_from_rpc(error, address)
                 )
                 log.info("offer_failed", target_address=address, error=shown.message)
+            # Jitter, so that several executors do not call the same job master at the same moments.
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311
             pause_s = min(pause_s * 2, PAUSE_S_MAX)
 
@@ -117,6 +121,7 @@ class Offers:
             answer = await stub.OfferSlots(
                 request,
                 timeout=CALL_S_MAX,
+                # All slots of one call belong to one job, so they have the same secret.
                 metadata=((JOB_SECRET_HASH, slots[0].spec.job_secret_sha256),),
             )
         return _accepted(slots, answer.results)

@@ -65,6 +65,7 @@ def prepare(options: TaskExecutorOptions) -> Prepared:
         ConfigurationError, InvalidArgument: the executor cannot start with this configuration.
             Nothing is left behind.
     """
+    # Taken before anything is started that would inherit the environment.
     join_token = take_join_token()
     directory = StateDirectory.open(options.state_dir.absolute())
     try:
@@ -79,6 +80,7 @@ def prepare(options: TaskExecutorOptions) -> Prepared:
         raise ConfigurationError(
             f"the helper {what}: {error}", details={"state_dir": directory.path}
         ) from None
+    # Nothing is left behind: another start may lock the directory at once.
     except BaseException:
         directory.close()
         raise
@@ -91,6 +93,7 @@ def _resolve(options: TaskExecutorOptions, directory: StateDirectory, join_token
     if options.isolation not in ISOLATIONS:
         raise InvalidArgument("isolation", options.isolation, "one of " + ", ".join(ISOLATIONS))
     saved = directory.load(options.executor_id)
+    # The host name is only the default. A saved identity is kept when the host is renamed.
     saved = replace(saved, executor_id=saved.executor_id or host_name())
     users = user_policy(options)
     return Prepared(
@@ -155,6 +158,7 @@ def _socket_path(options: TaskExecutorOptions, state_dir: Path) -> Path:
             f"the run directory {run_dir} cannot be created: {error.strerror}; name another one",
             details={"run_dir": run_dir},
         ) from None
+    # The owner of the parent could replace the whole directory.
     for path in (run_dir, run_dir.parent):
         check_ours(path)
     mark = hashlib.sha256(str(state_dir).encode()).hexdigest()[:12]
@@ -171,6 +175,7 @@ def check_ours(path: Path) -> None:
             files.
     """
     found = path.stat()
+    # With the sticky bit, users can only replace their own files.
     open_to_all = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
     if open_to_all or found.st_uid not in (0, os.geteuid()):
         raise ConfigurationError(

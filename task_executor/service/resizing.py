@@ -71,6 +71,7 @@ async def resize_slot(
                 await keeper.save()
             except OSError as error:
                 log.error("checkpoint_not_written", error=str(error))
+                # The slot can be freed while the save waits for the disk.
                 if keeper.table.get(key) is not None:
                     keeper.table.resize_failed(key)
                 return Outcome(key, error=size_kept(outcome.slot.becoming, error))
@@ -112,9 +113,11 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
         try:
             binding, found = await _apply(keeper, slot.spec, wanted, again=again)
         except (Unavailable, OSError) as error:
+            # The helper may have done it or not, so both sizes stay booked.
             keeper.cpu_bindings.forget(key)
             log.error("resize_not_settled", allocation_id=key.allocation_id, error=str(error))
             return Outcome(key, error=size_unknown(wanted, error))
+        # The slot can be freed, or lost by the host, while the helper works.
         now = keeper.table.get(key)
         if now is None or now.becoming != wanted:
             return Outcome(key, error=slot_removed(key))
@@ -158,6 +161,7 @@ async def _apply(
         raise
     except FinegrainError as error:
         log.error("slots_not_moved", allocation_id=wanted.allocation_id, error=str(error))
+        # A slot without dedicated cpus can be resized although the others have not moved.
         failure = size_kept(wanted, error) if wanted.is_pinned else None
     if failure is None:
         binding = keeper.table.cpus.binding_of(wanted)
@@ -168,6 +172,7 @@ async def _apply(
         except FinegrainError as error:
             failure = size_kept(wanted, error)
     binding = keeper.table.cpus.binding_of(current)
+    # An earlier attempt may have set the new limits, so the old ones are written to be certain.
     if again:
         try:
             await keeper.helper.resize_slot(limits_of(current, binding))
@@ -182,6 +187,7 @@ async def _correct_limits(keeper: SlotKeeper, slot: Slot, limits: SlotLimits) ->
     """Writes the slot's limits again if the host enforces another size than the slot table has."""
     if slot.state is not CarveState.ALLOCATED or slot.becoming is not None:
         return
+    # Only sizes are compared here. `CpuBindings` takes care of cpus.
     expected = limits_of(slot.spec, CpuBinding(EMPTY))
     if all(getattr(expected, name) == getattr(limits, name) for name in _SIZE_FIELDS):
         return
@@ -189,6 +195,7 @@ async def _correct_limits(keeper: SlotKeeper, slot: Slot, limits: SlotLimits) ->
     try:
         async with keeper.cpu_bindings.lock:
             binding = keeper.table.cpus.binding_of(slot.spec)
+            # A resize never changes the limit of processes, so the one on the host is kept.
             corrected = replace(limits_of(slot.spec, binding), pids_max=limits.pids_max)
             await keeper.helper.resize_slot(corrected)
             keeper.cpu_bindings.applied(slot.key, binding)

@@ -115,12 +115,15 @@ class SlotKeeper:
         return SavedState(
             executor_id=self.identity.executor_id,
             instance_id=self.identity.instance_id,
+            # An epoch is saved before the fence enters it.
             rm_epoch=max(self.fence.rm_epoch, self._epoch_to_save),
             boot_id=self.identity.boot_id,
             starts=self.starts,
             policy=self.table.cpus.conditions.operator_policy,
             policy_number=self.table.cpus.conditions.policy_number,
             user_token_sha256=self.user_token_sha256,
+            # Slots that are being carved are left out: after a crash they are unknown, and are
+            # destroyed.
             slots=(*self.table.visible(), *self._enforced.values()),
             ended=tuple(self.reports.all_ended()),
         )
@@ -194,6 +197,7 @@ class SlotKeeper:
         Returns:
             One outcome per spec, in order.
         """
+        # Stage 1: book, and drop slots that are ordered twice in one call.
         outcomes = [self._refuse_while_cleaning(outcome) for outcome in self.table.allocate(specs)]
         new = list({o.key: o.slot for o in outcomes if o.must_carve and o.slot}.values())
         enforced: list[Slot] = []
@@ -201,7 +205,9 @@ class SlotKeeper:
         async with self.cpu_bindings.lock:
             failed = await self._clear_cpus(new)
             new = [slot for slot in new if slot.key not in failed]
+            # Stage 2: enforce all slots on the host, some at a time.
             isolations = await asyncio.gather(*(self._enforce(slot) for slot in new))
+        # Stage 3: make durable what was enforced, and remove the remains of the others.
         now_ms = round(time.time() * 1000)
         for slot, isolation in zip(new, isolations, strict=True):
             if isinstance(isolation, IsolationReport):
@@ -230,6 +236,7 @@ class SlotKeeper:
         except (FinegrainError, OSError) as error:
             for slot in new:
                 if slot.spec.is_pinned:
+                    # Nothing of it is on the host yet, so it leaves the table at once.
                     self.table.carve_failed(slot.key)
                     self.on_carve(0.0, False)
                     failed[slot.key] = carve_failed(slot.spec, error)
@@ -256,6 +263,7 @@ class SlotKeeper:
         return Outcome(outcome.key, slot=self.table.get(outcome.key))
 
     async def _enforce(self, slot: Slot) -> IsolationReport | FinegrainError:
+        # The helper has one thread. More calls at once would only delay its other work.
         async with self._carves:
             begun, binding = time.monotonic(), self.table.cpus.binding_of(slot.spec)
             try:
@@ -297,11 +305,14 @@ class SlotKeeper:
     async def _clean(self, key: SlotKey) -> None:
         try:
             await self._destroy(key, grace_ms=0)
+            # A failed carve is still in the table. An unknown slot was only withheld. One of both
+            # applies.
             if self.table.get(key) is not None:
                 self.table.carve_failed(key)
             self.table.release_withheld(key)
             self.cpu_bindings.removed(key)
             self.on_change()
+            # The cpus that the slot had return to the pools.
             await self.cpu_bindings.sync_or_log()
         finally:
             del self._cleaning[key]
@@ -340,9 +351,11 @@ class SlotKeeper:
         ]
         if not begun:
             return
+        # Marked before the kill, so that their ends are reported as cancelled.
         for key, _ in begun:
             for task in self.tasks.of_slot(key):
                 task.cancelled = task.cancelled or not task.has_ended
+        # Saved before the first signal: a front that restarts goes on freeing these slots.
         await self.save_or_log()
         for key, grace_ms in begun:
             self.begin_teardown(key, grace_ms=grace_ms)
@@ -382,11 +395,13 @@ class SlotKeeper:
         begun = time.monotonic()
         try:
             await self._destroy(key, grace_ms=grace_ms)
+            # The host can lose the slot while the teardown runs.
             slot = self.table.get(key)
             if slot is None or slot.state is not CarveState.FREEING:
                 return
             self.table.freed(key)
             self.cpu_bindings.removed(key)
+            # The RM needs no report of an end that it has ordered.
             if slot.end_reason:
                 self.reports.ended(EndedSlot(key, slot.end_reason))
             self.on_free(time.monotonic() - begun)
@@ -419,6 +434,7 @@ class SlotKeeper:
                     error=str(error),
                 )
             await asyncio.sleep(pause_s)
+            # The grace period has passed with the first attempt.
             pause_s, grace_ms = min(pause_s * 2, RETRY_S_MAX), 0
 
     # -- slots that the host lost --------------------------------------------------------------

@@ -98,6 +98,7 @@ class Squeezer:
             await self._confine(None)
             return
         now = await self._count()
+        # Use is the difference between two measurements, so the first step only counts.
         before, self._before = self._before, now
         if now is None or before is None or now.at <= before.at:
             return
@@ -115,6 +116,7 @@ class Squeezer:
         picked = CpuSet(
             squeeze(count, self._locations, pool=pool, lsr_cpus=lsr_cpus, first=kept_back)
         )
+        # Empty only if the pool is empty. All slots then stay where they are.
         if picked:
             await self._confine(None if picked == pool else picked)
 
@@ -126,6 +128,7 @@ class Squeezer:
             for each in usage.slots
             if each.cpu_usec is not None
         }
+        # With one slot unknown, its use would count as use of the system.
         if len(slots) < len(usage.slots):
             self._warn_once("the kernel does not count what slots use here")
             return None
@@ -141,6 +144,7 @@ class Squeezer:
     def _budget(self, before: _Counters, now: _Counters) -> int:
         """Returns the CPU that best-effort slots may use, in thousandths of a cpu."""
         usec_per_milli = (now.at - before.at) * 1000
+        # A counter that goes back must not count as negative use.
         busy = sum(
             max(usec - before.cpus[cpu], 0) for cpu, usec in now.cpus.items() if cpu in before.cpus
         )
@@ -160,6 +164,7 @@ class Squeezer:
             system_milli=round(max(busy - used[True] - used[False], 0) / usec_per_milli),
             reserved_milli=1000 * len(self._table.cpus.policy.reserved_cpus & CpuSet(now.cpus)),
         )
+        # The minimum has priority over what other slots use.
         return max(budget, capacity_milli * self._rule.minimum_percent // 100)
 
     async def _confine(self, squeezed: CpuSet | None) -> None:

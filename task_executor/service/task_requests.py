@@ -53,7 +53,9 @@ def submission_of(request: task_executor_pb2.SubmitTaskRequest) -> Submission:
         raise InvalidArgument(
             "spec.output_limit_bytes", spec.output_limit_bytes, f"0 to {OUTPUT_LIMIT_BYTES_MAX}"
         )
+    # Deterministic, so that a repeated submission has the same digest.
     content = request.SerializeToString(deterministic=True)
+    # Every field is checked before anything is done, so a bad request has no effect.
     return Submission(
         task_id=check_id("task_id", request.task_id),
         key=SlotKey(

@@ -113,13 +113,16 @@ class TaskRunner:
             slot = self._slot_of(submission, caller)
             self._make_room(submission.key)
             task = self._new_task(submission, slot)
+            # In the table before anything waits, so that a repeated submission finds the task.
             self._tasks.add(task)
             # Shielded: a caller that disconnects must not leave a task half started.
             begun = asyncio.create_task(self._start_new(task, submission, slot))
             self._starting.add(begun)
             begun.add_done_callback(self._starting.discard)
             await asyncio.shield(begun)
+        # A repeated submission waits here for the first one.
         await task.settled.wait()
+        # The start has failed, and the task was dropped.
         if self._tasks.get(task.task_id) is not task:
             raise Unavailable("the task could not be started; submit it again")
         return task
@@ -147,6 +150,7 @@ class TaskRunner:
                 reason=Reason.ALLOCATION_UNKNOWN,
                 details=details,
             )
+        # Checked before anything else about the slot, so that other jobs learn nothing of it.
         _check_owner(latest.spec.job_secret_sha256, caller, f"slot {key.allocation_id}")
         known = latest.spec.generation
         if key.generation < known:
@@ -156,6 +160,7 @@ class TaskRunner:
                 reason=Reason.STALE_GENERATION,
                 details={**details, "known": known},
             )
+        # A generation above ours is of a later placement, which has not arrived here.
         if key.generation > known or latest.state is not CarveState.ALLOCATED:
             raise FailedPrecondition(
                 f"slot {key.allocation_id} generation {key.generation} does not accept tasks "
@@ -210,6 +215,7 @@ class TaskRunner:
                 slot=slot,
                 task_id=submission.task_id,
                 executor_id=self._keeper.identity.executor_id,
+                # The cpus at the start. They can change while the task runs.
                 cpus=str(table.cpus.binding_of(spec).cpus),
             ),
             cwd=submission.cwd or None,
@@ -231,6 +237,7 @@ class TaskRunner:
                 return (await self._helper.start_task(spec)).pid
             except Unavailable as error:
                 log.warning("task_start_waits", task_id=task.task_id, error=error.message)
+                # Without its slot the task cannot start any more, whatever the helper would answer.
                 if self._keeper.table.get(task.key) is None:
                     raise
             await asyncio.sleep(HELPER_RETRY_S)
@@ -285,6 +292,7 @@ class TaskRunner:
         await self._await_start(task)
         if task.has_ended:
             return
+        # Saved before the kill, so that a restart still reports the end as cancelled.
         if not task.cancelled:
             task.cancelled = True
             await self._save_or_log(task)
@@ -353,6 +361,8 @@ class TaskRunner:
             accepted = await self._helper.write_input(task.task_id, offset, data, eof)
             if accepted >= end:
                 return accepted
+            # A task that reads gets its input without delay. A task that does not is asked less
+            # often.
             pause_s = (
                 INPUT_PAUSE_S_MIN if accepted > offset else min(pause_s * 2, INPUT_PAUSE_S_MAX)
             )
@@ -388,6 +398,7 @@ class TaskRunner:
         self._tasks.check_room(sum(total.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS)))
         in_slot = self._tasks.of_slot(key)
         if len(in_slot) >= ENDED_PER_SLOT_MAX:
+            # A watcher would lose its stream, so watched tasks are kept.
             ended = [t for t in in_slot if t.has_ended and not t.watchers]
             for task in ended[: len(in_slot) - ENDED_PER_SLOT_MAX + 1]:
                 task.slot_removed_at = 0.0  # long ago: the next sweep deletes the task
@@ -405,6 +416,7 @@ class TaskRunner:
     async def forget_overdue(self) -> None:
         """Deletes the tasks that `overdue` returns, including their files."""
         for task in self.overdue(asyncio.get_running_loop().time()):
+            # The helper first: if it fails, the task stays and the next sweep tries again.
             await self._helper.forget_task(task.task_id)
             self._drop(task)
 

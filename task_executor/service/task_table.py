@@ -90,6 +90,7 @@ class Task:
             InvalidArgument: something is missing or of the wrong kind.
         """
         task = _JSON.from_json(cls, data)
+        # A task that never ran has no record of the helper, so its end is known only from here.
         if task.fault:
             task.state = TaskState.FAILED
             task.settled.set()
@@ -151,6 +152,7 @@ class TaskTable:
                 f"this executor keeps {TASKS_MAX} tasks already; release slots that are no longer "
                 "needed"
             )
+        # Counting the running ones is linear, so it is done only if there are enough tasks at all.
         elif len(self) >= running_max and self.running() >= running_max:
             why = f"{running_max} tasks run on this executor already; wait for some of them to end"
         else:
@@ -241,6 +243,7 @@ class TaskTable:
 
 def outcome_of(task: Task, record: ExitRecord) -> str:
     """Returns the outcome of a task in one word, for metrics and logs."""
+    # The first cause counts: a task that is killed for memory can be cancelled as well.
     if record.oom_killed:
         return "oom_killed"
     if record.timed_out:

@@ -51,6 +51,7 @@ class UserPolicy:
         user = find_user(wanted)
         if user is None:
             raise self._refusal(wanted, "there is no such user on this host")
+        # Another way to write the default user, for example its number.
         if user.uid == self.default.uid:
             return user
         if self.own.uid != 0 and not self.root_helper:
@@ -78,6 +79,7 @@ def user_policy(options: TaskExecutorOptions) -> UserPolicy:
     """
     own = find_user(str(os.geteuid())) or User(str(os.geteuid()), os.geteuid(), os.getegid(), "/")
     root_helper = options.helper_socket is not None
+    # Without root, a process can only run tasks as its own user.
     if (own.uid != 0 and not root_helper) or options.task_user in ("", SELF):
         default = own
     else:

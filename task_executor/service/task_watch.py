@@ -52,6 +52,7 @@ async def watch_task(
         yield task_executor_pb2.WatchTaskResponse(task=write(task_executor_pb2.TaskStatus, task))
         sent_state, last_message_at, pause_s = task.state, clock(), POLL_S_MIN
         while True:
+            # Cleared before anything is read, so that later changes wake the next pass.
             changed.clear()
             is_last_read = task.has_ended  # before reading: nothing is written later
             if task.state is not sent_state and not is_last_read:
@@ -71,6 +72,7 @@ async def watch_task(
             if clock() - last_message_at > KEEPALIVE_S:
                 yield task_executor_pb2.WatchTaskResponse()
                 last_message_at = clock()
+            # Output is polled, because shims write it without a message to the front.
             if await _wait(changed, pause_s if tails else KEEPALIVE_S):
                 continue
             pause_s = min(pause_s * 2, POLL_S_MAX)
@@ -104,6 +106,7 @@ def _new_output(
                     stream=tail.number, offset=tail.offset, data=data
                 )
                 tail.offset += len(data)
+            # A short read means that all present output of this stream has been sent.
             if len(data) < CHUNK_BYTES:
                 pending.remove(tail)
 

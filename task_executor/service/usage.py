@@ -59,6 +59,7 @@ class Meter:
         elapsed_s = now - self._measured_at
         if elapsed_s < MEASURE_S_MIN:
             return
+        # Set before the call, so that a slow helper is not asked again at once.
         self._measured_at = now
         if not len(self._keeper.table):
             self.latest, self._cpu_usec = UsageSample(counted=self.latest.counted), {}

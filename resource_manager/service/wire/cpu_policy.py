@@ -43,6 +43,7 @@ def request_policy(
         return PLAIN
     policy = cpu_policy_from_proto(message.cpu_policy, f"{field}.cpu_policy")
     _check_strengths(policy, f"{field}.cpu_policy")
+    # Dedicated cpus are counted whole, so other rules apply to their amounts.
     if policy.qos.is_pinned:
         _check_whole_cpus(policy.qos, profile, message.cpu_limit_milli, field)
         if policy.bind is BindPolicy.CONSTRAINED_BURST:
@@ -64,6 +65,7 @@ def _check_strengths(policy: CpuPolicy, field: str) -> None:
         if required and word in _DEMANDS_NOTHING:
             expected = f"no strength, or another policy: {name} {word} requires nothing"
             raise InvalidArgument(f"{field}.{name}_strength", _REQUIRED, expected)
+    # This policy never keeps a slot from a host, so requiring it would promise nothing.
     if policy.numa_required and policy.numa is NumaPolicy.BEST_EFFORT:
         expected = (
             f"STRENGTH_PREFERRED with numa {policy.numa}, which never keeps a slot from a host; or "

@@ -51,6 +51,7 @@ def cpu_state_from_proto(message: pb.CpuState, field: str) -> CpuState:
 
 
 def _with_kubelet(state: CpuState, message: pb.KubeletReport, field: str) -> CpuState:
+    # Check the form of everything, because the report is stored and shown as it is.
     for name in _WORDS:
         _check_short(f"{field}.{name}", getattr(message, name))
     if len(message.cpu_manager_options) > OPTIONS_MAX:
@@ -63,6 +64,7 @@ def _with_kubelet(state: CpuState, message: pb.KubeletReport, field: str) -> Cpu
     count = len(message.containers)
     if count > CONTAINERS_MAX:
         raise InvalidArgument(f"{field}.containers", count, f"at most {CONTAINERS_MAX}")
+    # Sum up what the engine needs: cpus and memory that containers have.
     pinned, memory = EMPTY, dict[int, int]()
     for at, each in enumerate(message.containers):
         where = f"{field}.containers[{at}]"
@@ -72,6 +74,7 @@ def _with_kubelet(state: CpuState, message: pb.KubeletReport, field: str) -> Cpu
         for node, amount in each.memory_bytes.items():
             check_amount(f"{where}.memory_bytes[{node}]", amount)
             memory[node] = memory.get(node, 0) + amount
+    # Kept as text, because the engine only passes it on.
     told = MessageToDict(message, preserving_proto_field_name=True)
     return CpuState(
         offline_cpus=state.offline_cpus,

@@ -103,6 +103,7 @@ def slot_request(message: slots_pb2.SlotRequest, field: str) -> RequestSpec:
     # One call may have thousands of requests, so this path is built only for a malformed id.
     if not ID_PATTERN.fullmatch(allocation_id):
         check_id(f"{field}.allocation_id", allocation_id)
+    # An absent profile is not an empty one: the request gets the default slot of its executor.
     specified = message.HasField("profile")
     profile = profile_from_proto(message.profile, f"{field}.profile") if specified else None
     limit = message.cpu_limit_milli
@@ -175,6 +176,7 @@ def slot_releases(
     slots = tuple((each.allocation_id, each.generation) for each in messages)
     sound = ID_PATTERN.fullmatch
     for index, (allocation_id, generation) in enumerate(slots):
+        # The path of a field is built only for a malformed entry, because thousands come at once.
         if generation < 0 or not sound(allocation_id):
             check_id(f"slots[{index}].allocation_id", allocation_id)
             _check_counter(f"slots[{index}].generation", generation)
@@ -188,6 +190,8 @@ def registration(message: rm_pb2.RegisterExecutorRequest) -> Registration:
         InvalidArgument: a field is malformed.
         FailedPrecondition: see `check_protocol_version`.
     """
+    # Fields that are copied unchanged below are checked here. The others are checked where they are
+    # converted.
     check_id("executor_id", message.executor_id)
     check_id("instance_id", message.instance_id)
     check_dialable(message.address, "address")
@@ -255,6 +259,7 @@ def report(message: slots_pb2.SlotReport, field: str) -> Report:
     _check_counter(f"{field}.rm_epoch", message.rm_epoch)
     _check_counter(f"{field}.command_number", message.command_number)
     _check_counter(f"{field}.base_report_number", message.base_report_number)
+    # An unchanged report with content would contradict itself. Neither half could be trusted.
     if message.unchanged and (message.slots or message.HasField("available")):
         raise InvalidArgument(f"{field}.unchanged", True, "no slots and no available amounts")
     slots = tuple(
@@ -299,6 +304,7 @@ def _reported_slot(message: slots_pb2.SlotStatus, field: str) -> ReportedSlot:
     if generation < 1:
         raise InvalidArgument(f"{field}.generation", generation, "1 or more")
     allocation_id, job_id, cpus = message.allocation_id, message.job_id, message.cpus
+    # Both ids are checked without their paths first, for the same reason as in `slot_request`.
     if not (ID_PATTERN.fullmatch(allocation_id) and ID_PATTERN.fullmatch(job_id)):
         check_id(f"{field}.allocation_id", allocation_id)
         check_id(f"{field}.job_id", job_id)

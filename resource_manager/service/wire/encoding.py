@@ -61,6 +61,7 @@ def slot_status(
         resize_message: why a resize waits, for people.
     """
     under_way = []
+    # The ordered resize comes first: it ends before the one that waits.
     if slot.ordered is not None:
         under_way.append(resize_status(slot.ordered, ordered=True))
     if slot.wanted is not None:
@@ -129,6 +130,7 @@ def executor_status(
     view: ExecutorView, *, with_topology: bool = False
 ) -> cluster_pb2.ExecutorStatus:
     """Returns an executor with the sums over its slots."""
+    # A topology is large, so lists leave it out.
     if not with_topology:
         return write(cluster_pb2.ExecutorStatus, view)
     topology = topology_dict_to_proto(json.loads(view.executor.registration.topology))

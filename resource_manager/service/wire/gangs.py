@@ -42,6 +42,7 @@ def gangs_of_call(
         InvalidArgument: a gang is malformed, declared twice, or has too few or too many members in
             this call; or a request cannot be a member of the gang that it names.
     """
+    # Most calls have no gang, and pay nothing for this check.
     if not messages and not any(request.gang_id for request in requests):
         return ()
     if len(messages) > len(requests):  # cheaper to check than to decode them all
@@ -106,6 +107,7 @@ def _members(
                 "empty for a member of a gang: executors do not offer slots of gangs directly"
             )
             raise InvalidArgument(f"{field}.target_address", request.target_address, expected)
+        # Without this request the gang would be incomplete, so the whole call is refused.
         if at in repeated:
             expected = "an id that no other request has: gangs are accepted only as a whole"
             raise InvalidArgument(f"{field}.allocation_id", request.allocation_id, expected)

@@ -40,6 +40,7 @@ def _limits(field: str, given: Mapping[str, int]) -> dict[str, int | None]:
         raise InvalidArgument(field, f"{len(given)} dimensions", f"at most {DIMENSIONS_MAX}")
     for name, amount in given.items():
         resource = name.removeprefix(EXTENDED_PREFIX)
+        # Only names of countable resources are chosen by operators. The engine checks all others.
         if (
             resource != name
             and amount != NO_LIMIT

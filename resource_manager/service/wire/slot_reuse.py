@@ -35,6 +35,7 @@ def slot_reuses(messages: Sequence[rm_pb2.SlotReuse]) -> ReusePart:
             raise InvalidArgument(f"{field}.generation", each.generation, "1 or more")
         for_id = check_id(f"{field}.for_allocation_id", each.for_allocation_id)
         for name, value in (("allocation_id", allocation_id), ("for_allocation_id", for_id)):
+            # One table for slots and requests: an id that occurs twice in any role is an error.
             earlier = named.setdefault(value, f"{field}.{name}")
             if earlier != f"{field}.{name}":
                 raise InvalidArgument(

@@ -40,11 +40,14 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
         return Driver(kernel, {}, "isolation is configured as none", fix)
     root, parent = config["cgroup_root"].rstrip("/"), config["cgroup_parent"]
     holder = config.get("holder_pid")
+    # Stage 1: find our own groups, and by them which cgroup version is mounted.
     groups = _own_groups(root, parent, kernel, holder or "self")
     own = {name: path for name, path in groups.items() if name in v1.CONTROLLERS}
     if not own and "unified" not in groups:
         return Driver(kernel, {}, "no cgroup controllers are mounted here", _FIX_NO_MOUNT)
     kind = v1.V1 if own else v2.V2
+    # Stage 2: choose the places. Slots of an earlier helper are in the known base, so a new base
+    # would lose them.
     if known and ("unified" in known) == (not own) and all(map(kernel.exists, known.values())):
         places = [known]
     else:
@@ -54,14 +57,18 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
         inside = f"finegrain/{config['executor_id']}"
         places = [{name: f"{path}/{inside}" for name, path in base.items()} for base in bases]
     drivers = [kind(kernel, base) for base in places]
+    # Stage 3: take the first place that works.
     for driver in drivers:
         elsewhere = [] if driver is drivers[-1] else [errno.EBUSY]  # others in an inner node
         is_known, permanent_errors = driver.base is known, (*_PERMANENT_ERRORS, *elsewhere)
         failure = _prepare(driver, is_known, config["front_pid"], permanent_errors)
         if failure is None:
+            # By these groups systemd sees shims and tasks as part of the scope, and not of our
+            # service.
             units = groups.keys() & {"name=systemd", "unified"} if holder and own else set()
             driver.unit = {name: groups[name] for name in units}
             return driver
+        # Our executor_id is taken on this host. Another place would not change that.
         if isinstance(failure, InUse):
             break
     for driver in drivers:
@@ -96,11 +103,15 @@ def _prepare(
     for attempt in range(_ATTEMPTS):
         time.sleep(_PAUSE_S if attempt else 0)
         try:
+            # The groups above a known base are usable already, and other executors may work in
+            # them.
             if not is_known:
                 _prepare_parent(driver, front_pid)
             driver.prepare()
             return None
         except (OSError, Fault) as error:
+            # The next attempt opens the directories again. A lock that is left would block it,
+            # because a lock belongs to the open file and not to the process.
             driver.unlock()
             failure = error
         if getattr(failure, "errno", 0) in permanent_errors:
@@ -143,6 +154,7 @@ def _own_groups(root: str, parent: str | None, kernel: Kernel, of: int | str = "
     own: Group = {}
     for line in kernel.read(f"{root}/proc/{of}/cgroup").splitlines():
         _number, controllers, path = line.split(":", 2)
+        # The holder of a scope is in a leaf on v2. Slots go beside that leaf.
         path = path if of == "self" else path.removesuffix(f"/{LEAF}")
         own |= dict.fromkeys(controllers.split(",") if controllers else ["unified"], path)
     groups: Group = {}
@@ -153,6 +165,7 @@ def _own_groups(root: str, parent: str | None, kernel: Kernel, of: int | str = "
         names = {"cgroup": options.split(","), "cgroup2": ["unified"]}.get(kind, [])
         for name in names:
             path = parent or own.get(name, "")
+            # A path with ".." is outside our cgroup namespace and cannot be reached from here.
             if path and ".." not in path.split("/"):
                 inside = path.removeprefix(mount_root.rstrip("/")).strip("/")
                 groups.setdefault(name, f"{root}{mount_point}/{inside}".rstrip("/"))
@@ -160,4 +173,5 @@ def _own_groups(root: str, parent: str | None, kernel: Kernel, of: int | str = "
 
 
 def _unescape(field: str) -> str:
+    # The backslash comes last: replaced earlier, it could complete another escape.
     return field.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")

@@ -86,6 +86,8 @@ class Kernel:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another process may remove the directory and make it again between open and flock.
+            # The lock would then be on a directory that no helper finds.
             if os.fstat(fd).st_ino != Path(path).stat().st_ino:
                 raise FileNotFoundError(path)
         except OSError:
@@ -102,6 +104,7 @@ class Kernel:
             at = Path(path).stat()
             place = f"{os.major(at.st_dev):02x}:{os.minor(at.st_dev):02x}:{at.st_ino}"
             locks = map(str.split, self.read("/proc/locks").splitlines())
+            # A line of /proc/locks, for example: 1: FLOCK ADVISORY WRITE 1234 08:01:5678 0 EOF
             pid = next(lock[4] for lock in locks if lock[1] == "FLOCK" and lock[5] == place)
             state = re.search(r'"state_dir": "([^"]*)"', self.read(f"/proc/{pid}/cmdline"))
         except (OSError, StopIteration):
@@ -153,13 +156,17 @@ class Driver:
 
         Raises OSError or Fault if this place cannot be used, InUse if another helper uses it.
         """
+        # The parent exists before the base, because a cgroup cannot be made together with its
+        # parents.
         self.make({name: path.rpartition("/")[0] for name, path in self.base.items()})
         self.make(self.base)
+        # On v1 several controllers may share one hierarchy, so the same directory can occur twice.
         for path in dict.fromkeys(self.base.values()):
             try:
                 self.lock_fds.append(self.kernel.lock(path))
             except BlockingIOError:
                 raise _in_use(path, self.kernel.lock_owner(path)) from None
+        # Only now: another helper may have its slots in a base that is not locked yet.
         for part in ("/shims", "/slots"):
             self.make({name: path + part for name, path in self.base.items()})
 
@@ -175,6 +182,8 @@ class Driver:
         left = False
         for base in dict.fromkeys(self.base.values()):
             with suppress(OSError):
+                # This fails if a new helper has locked the base meanwhile: the base is then in use
+                # again.
                 fd = self.kernel.lock(base)
                 left |= self._remove_tree(base)
                 os.close(fd)
@@ -269,10 +278,14 @@ class Driver:
         """
         controller, file, limit = self.reclaim_files
         now = self.count(group, controller, limit)  # None: "max"
+        # A limit that does not shrink needs no room.
         if controller not in group or (now is not None and memory_bytes >= now):
             return
+        # This write reclaims memory and kills no process: v2 only throttles at this file, v1
+        # rejects a limit that does not fit.
         dropping = self.kernel.write_in_fork(f"{group[controller]}/{file}", str(memory_bytes))
         yield dropping, _RECLAIM_S
+        # Reclaiming is cut short here. What is in use afterwards decides.
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(dropping, signal.SIGKILL)
         yield dropping, _RECLAIM_S  # after this it writes nothing
@@ -349,6 +362,7 @@ class Driver:
         while pids := self.pids(group, shims):
             for pid in pids:
                 self.signal(pid, signal.SIGSTOP)  # so that a known process cannot fork
+            # Listed again, because a process may have forked before it was stopped.
             for pid in self.pids(group, shims) | pids:
                 self.signal(pid, signal.SIGKILL)
             yield 0.005
@@ -394,6 +408,7 @@ class CgroupDriver(Driver):
         path = f"{(base := self.base.get(controller, ''))}/shims/cpuset.cpus"
         if base and self.kernel.exists(path):
             whole = expand(self.kernel.read(f"{base}/{here}"))
+            # All cpus are dedicated: shims then run beside tasks, because they must run somewhere.
             wanted = (whole - dedicated) or whole
             if expand(self.kernel.read(path)) != wanted:
                 self.put(path, ",".join(map(str, sorted(wanted))))
@@ -408,6 +423,7 @@ class CgroupDriver(Driver):
                 paths += self.kernel.children(path)
             except OSError:
                 continue  # removed meanwhile
+        # A process of another pid namespace is listed as 0. No signal can be sent to it.
         return found - {0}
 
 
@@ -419,6 +435,7 @@ def _in_use(base: str, owner: str) -> InUse:
 
 
 def _same(wrote: str, read: str) -> bool:
+    # The kernel writes lists in its own form: 0,1 reads back as 0-1.
     if _CPU_LIST.fullmatch(wrote) and _CPU_LIST.fullmatch(read):
         return expand(wrote) == expand(read)
     return wrote.split() == read.split()

@@ -43,6 +43,7 @@ class V1(CgroupDriver):
                 if not (whole := self.kernel.read(f"{parent}/{file}")):  # being recreated
                     raise Fault("CARVE_FAILED", f"{parent}/{file} is empty")
                 self.put(f"{path}/{file}", whole)
+        # Without it the limit of a slot does not count the memory of its tasks' groups.
         hierarchy = f"{path}/memory.use_hierarchy"
         if self.kernel.exists(hierarchy) and self.kernel.read(hierarchy) == "0":
             self.put(hierarchy, "1")
@@ -52,6 +53,7 @@ class V1(CgroupDriver):
             self.put(f"{cpu}/cpu.cfs_period_us", str(PERIOD_US))
             self.put(f"{cpu}/cpu.cfs_quota_us", str(quota_us(limits)))
             # 1000 milli get the kernel's default of 1024. The kernel accepts 2 to 262144.
+            # Best-effort slots get the lowest weight, so that all others are served first.
             shares = 0 if limits.get("best_effort") else limits["cpu_milli"] * 1024 // 1000
             self.put(f"{cpu}/cpu.shares", str(max(2, min(262144, shares))))
         self.bind(group, limits["cpus"], limits["mems"])
@@ -59,6 +61,7 @@ class V1(CgroupDriver):
             self.put(f"{pids}/pids.max", str(limits["pids_max"] or "max"))
         if hugetlb := group.get("hugetlb"):
             self.limit_hugepages(hugetlb, "limit_in_bytes", limits)
+        # Memory is last, because what the tasks use can make this write fail.
         if memory := group.get("memory"):
             files = [f"{memory}/memory.limit_in_bytes", f"{memory}/memory.memsw.limit_in_bytes"]
             if limits["memory_bytes"] > int(self.kernel.read(files[0])):
@@ -74,6 +77,7 @@ class V1(CgroupDriver):
         if cpuset := group.get("cpuset"):
             self._bind(cpuset, "cpuset.cpus", cpus)
             self._bind(cpuset, "cpuset.mems", mems)
+            # Processes that the kernel has moved out return once the slot has a cpu again.
             self._return_strays(group, cpuset)
 
     def _bind(self, path: str, file: str, wanted: str) -> None:
@@ -89,8 +93,11 @@ class V1(CgroupDriver):
             if expand(self.kernel.read(f"{level}/{file}")) < expand(whole):
                 self.put(f"{level}/{file}", whole)
         whole = self.kernel.read(f"{slots}/{file}")
+        # Cpus that are offline are left out, because v1 rejects a list that contains one.
         here = expand(wanted) & expand(whole)
         cut = "" if here == expand(wanted) else ",".join(map(str, sorted(here)))
+        # An empty `wanted` means no restriction. If no granted cpu is online, `wanted` itself is
+        # written, and rejected.
         self.put(f"{path}/{file}", cut or wanted or whole)
 
     def _return_strays(self, group: Group, cpuset: str) -> None:
@@ -125,15 +132,20 @@ class V1(CgroupDriver):
         try:
             self.kernel.write(freezer, "FROZEN")
             for _ in range(_FREEZE_STEPS):
+                # A process in an uninterruptible sleep does not freeze. After half a second it is
+                # killed unfrozen.
                 if self.kernel.read(freezer) == "FROZEN":
                     break
                 yield 0.005
+                # A group can stay FREEZING until the state is written again.
                 self.kernel.write(freezer, "FROZEN")
+            # The signal takes effect at the thaw. Until then no process of the group can fork.
             for pid in self.pids(group, ()):
                 self.signal(pid, signal.SIGKILL)
         except FileNotFoundError:
             return
         finally:
+            # Also after an error, because a frozen group could never be emptied.
             self.thaw(group)
 
     def thaw(self, group: Group) -> None:

@@ -46,6 +46,7 @@ class V2(CgroupDriver):
         In a slot only those that count its tasks.
         """
         leaf = path.rpartition("/")[2]
+        # A leaf has processes, and a group with processes must not enable controllers for children.
         if leaf in ("shims", "daemon") or leaf.startswith("task-"):
             return
         is_slot = path.startswith(f"{self.base['unified']}/slots/")
@@ -62,6 +63,7 @@ class V2(CgroupDriver):
             quota = quota_us(limits)
             self.put(f"{path}/cpu.max", f"{quota if quota >= 0 else 'max'} {PERIOD_US}")
             # 1000 milli get the kernel's default of 100. The kernel accepts 1 to 10000.
+            # Best-effort slots get the lowest weight, so that all others are served first.
             weight = 0 if limits.get("best_effort") else limits["cpu_milli"] // 10
             self.put(f"{path}/cpu.weight", str(max(1, min(10000, weight))))
         self.bind(group, limits["cpus"], limits["mems"])
@@ -70,6 +72,7 @@ class V2(CgroupDriver):
         if "hugetlb" in has:
             self.limit_hugepages(path, "max", limits)
         if "memory" in has:
+            # Without swap the memory limit covers everything that the slot uses, as on v1.
             if self.kernel.exists(f"{path}/memory.swap.max"):
                 self.put(f"{path}/memory.swap.max", "0")
             self.put(f"{path}/memory.max", str(limits["memory_bytes"]))
@@ -109,5 +112,6 @@ class V2(CgroupDriver):
                 yield 0.005
         else:  # kernels before 5.14
             yield from super().kill(group)
+        # A zombie is counted until it is reaped. Only then is nothing of the slot left.
         while self.count(group, "unified", "pids.current"):
             yield 0.005

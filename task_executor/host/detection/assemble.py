@@ -32,21 +32,25 @@ def detect(root: Path = Path("/"), nvml: NvmlSource | None = None) -> HostTopolo
         nvml: source of GPUs; without it, GPUs are unknown and only seen as PCI devices.
     """
     reader = TreeReader(root)
+    # Online cpus first, because every map below is cut to them.
     cpus = read_cpus(reader)
     limits = read_limits(reader)
     allowed, allowed_nodes = _allowed(reader, cpus, limits)
     meminfo = read_meminfo(reader, "proc/meminfo")
     page_bytes = meminfo.get("Hugepagesize")
     nodes = read_nodes(reader, cpus.online, allowed_nodes, page_bytes)
+    # Nodes that grow are corrected before anything uses their sizes.
     nodes, node_memory_grows = grown(reader, nodes, meminfo)
     hugepages = read_hugepages(reader, "sys/kernel/mm/hugepages", meminfo, page_bytes)
     memory_total_bytes = meminfo.get("MemTotal")
+    # Noted before the fallback, so that the invented node does not look like a reported one.
     numa_known = bool(nodes)
     if not nodes:
         reader.warn("the kernel does not report NUMA nodes: the host counts as one node")
         nodes = (NumaNode(0, cpus.online, memory_total_bytes, hugepages),)
     layout = read_layout(reader, cpus.online)
     kinds = read_kinds(reader, cpus.online)
+    # Devices come after the nodes that they refer to.
     devices = read_pci(reader, cpus.online, nodes)
     gpus = read_gpus(reader, nvml, devices or (), cpus.online, nodes)
     return HostTopology(
@@ -101,10 +105,12 @@ def _allowed(reader: TreeReader, cpus: CpuFacts, limits: Limits) -> tuple[CpuSet
     allowed = cpus.online
     if limits.cpuset_cpus is not None:
         allowed = allowed & limits.cpuset_cpus
+    # A service manager can narrow the affinity below the cpuset. The narrower set counts.
     if affinity and not allowed <= affinity:
         outside = allowed - affinity
         reader.warn(f"CPUs {outside} are in the cpuset of this process, but outside its affinity")
         allowed = allowed & affinity
+    # The cgroup's nodes have priority. The process's own list is used where there is no cpuset.
     nodes = affinity_nodes if limits.cpuset_nodes is None else limits.cpuset_nodes
     return allowed, nodes or None
 
@@ -120,6 +126,8 @@ def _cores(
         Core(
             cpus=core.cpus,
             core_id=core.core_id,
+            # All threads of a core share package, node and cache, so the first one stands for the
+            # core.
             package=packages[core.cpus.min()],
             numa_node=node_of.get(core.cpus.min()),
             l3_group=caches.get(core.cpus.min()),

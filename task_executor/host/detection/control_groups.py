@@ -77,6 +77,7 @@ def _mounts(reader: TreeReader) -> tuple[list[_Mount], str | None]:
     mounts = []
     kinds = set()
     for line in reader.lines("proc/mounts") or reader.lines("proc/self/mounts"):
+        # A line is: device, directory, type, options, and two numbers.
         words = line.split()
         if len(words) < 4 or words[2] not in {"cgroup", "cgroup2", "cpuset"}:
             continue
@@ -86,6 +87,7 @@ def _mounts(reader: TreeReader) -> tuple[list[_Mount], str | None]:
         directory = directory.strip("/")
         options = frozenset(words[3].split(","))
         if words[2] == "cgroup2":
+            # On v2 the mount does not name its controllers. The file in its root does.
             listed = (reader.text(f"{directory}/cgroup.controllers") or "").split()
             mounts.append(_Mount(directory, "v2", frozenset(listed)))
         elif words[2] == "cpuset":
@@ -105,6 +107,7 @@ def _mounts(reader: TreeReader) -> tuple[list[_Mount], str | None]:
 def _groups(reader: TreeReader) -> dict[str, str]:
     """Returns the path of this process's group by controller; key "" is the v2 hierarchy."""
     groups = {}
+    # Read first, and replaced below: on v1 /proc/self/cgroup has the path for each controller.
     cpuset = reader.text("proc/self/cpuset")
     if cpuset:
         groups["cpuset"] = cpuset
@@ -127,6 +130,7 @@ def _hierarchy(
     for mount in sorted(mounts, key=lambda mount: mount.flavour == "v2"):
         if controller in mount.controllers:
             path = groups.get("" if mount.flavour == "v2" else controller)
+            # /proc/self/cgroup may lack the cpuset, while /proc/self/cpuset has it.
             if path is None:
                 path = groups.get("cpuset") if controller == "cpuset" else None
             return mount, path or "/"
@@ -185,6 +189,7 @@ def _memory_limit(
     for _, directory in _ancestry(mount, path):
         file = f"{directory}/{name}"
         limit = None if reader.text(file) == "max" else reader.integer(file)
+        # Numbers from 2^62 on are how v1 writes that there is no limit.
         if limit is None or not 0 <= limit < _NO_LIMIT:
             continue
         if smallest[0] is None or limit < smallest[0]:
@@ -208,9 +213,11 @@ def _cpu_quota(
         else:
             file = f"{directory}/cpu.cfs_quota_us"
             words = [reader.text(f"{directory}/cpu.cfs_{each}_us") or "" for each in _V1_QUOTA]
+        # Longer numbers are no quota that a kernel prints.
         if len(words) != 2 or not all(word.isdecimal() and len(word) < 19 for word in words):
             continue  # "max" in v2 and -1 in v1: no quota
         quota, period = int(words[0]), int(words[1])
+        # Rounded down, so that slots are never promised more than the quota.
         if period > 0 and (smallest[0] is None or quota * 1000 // period < smallest[0]):
             smallest = (quota * 1000 // period, file)
     return smallest

@@ -49,8 +49,10 @@ class Layout:
 
 def read_layout(reader: TreeReader, online: CpuSet) -> Layout:
     """Returns the grouping of the online CPUs. Warns of levels that the kernel does not report."""
+    # Cores, then packages. What no map covers gets the simplest answer.
     core_maps = _maps(reader, online, "core_cpus", "thread_siblings")
     cores = _partition(reader, core_maps, "core")
+    # Every cpu must be in exactly one core, so that no cpu is lost or counted twice.
     lone = online - _covered(cores)
     if lone and online:
         reader.warn(f"the kernel does not report the cores of CPUs {lone}: each counts as a core")
@@ -110,9 +112,12 @@ def _partition(reader: TreeReader, maps: dict[int, CpuSet], what: str) -> list[C
     parts: list[CpuSet] = []
     taken = EMPTY
     for cpu, siblings in maps.items():
+        # The cpu is in the part of a lower one already.
         if cpu in taken:
             continue
         part = siblings - taken
+        # Sound maps are equal for all cpus of a part. If not, only those that agree with this cpu
+        # stay.
         if any(maps.get(other, siblings) != siblings for other in siblings):
             reader.warn(f"sibling maps of one {what} contradict one another around CPU {cpu}")
             agreeing = CpuSet(other for other in part if maps.get(other) == siblings)
@@ -128,8 +133,10 @@ def _packages(reader: TreeReader, online: CpuSet) -> list[Package]:
     def label(cpu: int) -> int | None:
         return reader.integer(f"{CPU}/cpu{cpu}/topology/physical_package_id")
 
+    # Overlapping packages contradict one another. Ids are then used, if all are known.
     if _overlap(_distinct(maps)):
         labels = {cpu: label(cpu) for cpu in maps}
+        # An id of -1 means unknown. Grouping by it would join unrelated cpus.
         if None not in labels.values() and -1 not in labels.values():
             reader.warn(
                 "package maps contradict one another: CPUs are grouped by physical_package_id"
@@ -145,6 +152,7 @@ def _dies(reader: TreeReader, online: CpuSet) -> tuple[Die, ...]:
     dies = []
     for cpus in _distinct(_maps(reader, online, "die_cpus")):
         die_id = reader.integer(f"{CPU}/cpu{cpus.min()}/topology/die_id")
+        # A kernel that knows no dies reports -1 or no file.
         if die_id is not None and die_id >= 0:
             dies.append(Die(cpus, die_id))
     return tuple(dies)
@@ -166,6 +174,7 @@ def _l3_groups(reader: TreeReader, online: CpuSet, cores: Iterable[CpuSet]) -> t
                 continue
             if not cpus.isdisjoint(taken):
                 reader.warn(f"level 3 cache maps contradict one another around CPU {cpu}")
+                # What another group has already is not counted twice.
                 cpus = cpus - taken
             if cpu in cpus:
                 groups[cpus] = L3Group(cpus, _size(reader.text(f"{path}/size")))

@@ -35,6 +35,7 @@ def read_cpus(reader: TreeReader) -> CpuFacts:
     if not online:
         reader.warn("no online CPU found in /sys or /proc")
     present = reader.cpu_list(f"{CPU}/present")
+    # Cpus that are present or have a directory exist. Possible ones may never come.
     existing = directories | (present or EMPTY)
     return CpuFacts(
         online=online,
@@ -60,5 +61,6 @@ def _online(reader: TreeReader, directories: CpuSet) -> tuple[CpuSet, str]:
         return flagged, f"{CPU}/cpuN/online" if reported else f"{CPU}/cpuN"
     names = (line.split(maxsplit=1)[0] for line in reader.lines("proc/stat") if line.strip())
     tails = (name[3:] for name in names if name.startswith("cpu"))
+    # The line named only "cpu" is the sum over all, and has an empty tail.
     running = CpuSet(int(tail) for tail in tails if tail.isdecimal() and len(tail) <= 5)
     return running, "proc/stat"

@@ -43,6 +43,7 @@ def read_gpus(
         reader.warn(warning)
     cards = [each for each in devices if each.kind is PciKind.GPU and not each.is_virtual_function]
     reported = {gpu.pci_bus_id for gpu in inventory.gpus}
+    # A card that only the bus reports can be broken, or its driver is missing.
     silent = [
         card.bus_id for card in cards if card.vendor == _NVIDIA and card.bus_id not in reported
     ]
@@ -59,6 +60,7 @@ def _placed(
 ) -> Gpu:
     card = cards.get(gpu.pci_bus_id) if gpu.pci_bus_id else None
     cpus = (gpu.cpus or EMPTY) & online
+    # The order is that of trust: the bus, then the driver's affinity, then the only node there is.
     node_id = None if card is None else card.numa_node
     if node_id is None and cpus:
         node_id = node_of_cpus(cpus, nodes)

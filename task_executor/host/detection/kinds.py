@@ -31,6 +31,7 @@ def read_kinds(reader: TreeReader, online: CpuSet) -> tuple[CpuKind, ...]:
     for name, file in _VALUES:
         values = {cpu: reader.integer(f"{CPU}/cpu{cpu}/{file}") for cpu in online}
         known = {cpu: value for cpu, value in values.items() if value is not None}
+        # A value that some cpus lack cannot be compared, and one value for all shows no kinds.
         if len(known) == len(values) and len(set(known.values())) > 1:
             if name == "capacity":
                 known = _by_design(reader, known)
@@ -53,6 +54,7 @@ def _by_design(reader: TreeReader, capacities: dict[int, int]) -> dict[int, int]
     """Returns the capacity per CPU, raised to the highest of its design if designs are known."""
     designs = {cpu: reader.hexadecimal(f"{CPU}/cpu{cpu}/{_MIDR}") for cpu in capacities}
     kinds = set(designs.values())
+    # More capacities than designs means that equal cores are clocked differently.
     if None in kinds or not 1 < len(kinds) < len(set(capacities.values())):
         return capacities
     best: dict[int | None, int] = {}

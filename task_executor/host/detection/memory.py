@@ -44,8 +44,10 @@ def read_hugepages(
     for name in names:
         size = name.removeprefix("hugepages-").removesuffix("kB")
         count = reader.integer(f"{directory}/{name}/nr_hugepages")
+        # A size without pages offers nothing. Longer numbers are no size that a kernel prints.
         if size.isdecimal() and len(size) <= 12 and count is not None and count > 0:
             found.append(HugePages(int(size) * _KIB, count))
+    # An old kernel without the directory counts pages of the default size only.
     if not names:
         count = meminfo.get("HugePages_Total", 0)
         if count and default_page_bytes:

@@ -36,6 +36,7 @@ def read_nodes(
         _read_node(reader, node_id, online, allowed_nodes, default_page_bytes)
         for node_id in reader.numbered(NODE, "node")
     ]
+    # Disjoint nodes have as many cpus together as the sum of each.
     if len(union(node.cpus for node in nodes)) < sum(len(node.cpus) for node in nodes):
         reader.warn(
             "NUMA nodes overlap (a firmware error): the host counts as one node with the memory "
@@ -45,6 +46,7 @@ def read_nodes(
     homeless = online - union(node.cpus for node in nodes)
     if nodes and homeless:
         reader.warn(f"CPUs {homeless} belong to no NUMA node")
+    # Nodes without cpus need all others, so they are completed in a second step.
     by_id = {node.id: node for node in nodes}
     return tuple(
         node
@@ -56,6 +58,7 @@ def read_nodes(
 
 def merge(nodes: Sequence[NumaNode], online: CpuSet) -> NumaNode:
     """Returns one node instead of several: all CPUs, and the memory of the usable nodes."""
+    # Memory of nodes that the cpuset forbids would be promised and never given.
     usable = [node for node in nodes if node.memory_allowed] or list(nodes)
     known = [node.memory_bytes for node in usable if node.memory_bytes is not None]
     counts: dict[int, int] = {}
@@ -92,6 +95,7 @@ def grown(
     """
     sizes = [node.memory_bytes for node in nodes if node.memory_bytes is not None]
     machine, nodes_total = meminfo.get("MemTotal"), sum(sizes)
+    # Small differences are normal. More than an eighth means nodes that grow or are offline.
     if machine is None or len(sizes) != len(nodes) or nodes_total * 8 >= machine * 7:
         return nodes, False
     possible = reader.cpu_list(f"{NODE}/possible")
@@ -102,6 +106,7 @@ def grown(
             "are offline: only the memory that the nodes show is used"
         )
         return nodes, False
+    # The only possible node has all of the machine's memory, free or not.
     alone = len(nodes) == 1 and possible is not None and len(possible) == 1
     if not alone and meminfo.get("MemFree", 0) <= nodes_total:
         return nodes, False
@@ -109,6 +114,7 @@ def grown(
         f"NUMA nodes show {nodes_total >> 20} MiB of {machine >> 20} MiB: their memory grows with "
         "use, the machine's total is used"
     )
+    # One node is corrected by its size. Of several, nothing tells which one grows.
     if len(nodes) == 1:
         return (dataclasses.replace(nodes[0], memory_bytes=machine),), False
     return nodes, True
@@ -139,6 +145,7 @@ def _read_node(
 def _cpus(reader: TreeReader, path: str, online: CpuSet) -> CpuSet:
     mask = reader.cpu_mask(f"{path}/cpumap")
     listed = reader.cpu_list(f"{path}/cpulist")
+    # Some kernels have only one of the two files.
     if mask is None:
         return (listed or EMPTY) & online
     if listed is not None and listed & online != mask & online:
@@ -159,6 +166,7 @@ def _nearest_cpus(reader: TreeReader, node: NumaNode, nodes: dict[int, NumaNode]
     with_cpus = [other for other in nodes.values() if other.cpus]
     distances = {other.id: distance(node, other.id, list(nodes)) for other in with_cpus}
     known = [each for each in distances.values() if each is not None]
+    # Equal distances say nothing about which cpus are nearest.
     if not known or min(known) == max(known):
         return EMPTY
     return union(other.cpus for other in with_cpus if distances[other.id] == min(known))

@@ -102,13 +102,17 @@ def _nearest_node(
     reader: TreeReader, path: str, online: CpuSet, nodes: Sequence[NumaNode]
 ) -> int | None:
     """Returns the id of the node that the device is attached to, or None if it is not known."""
+    # With one node there is nothing to find out.
     if len(nodes) < 2:
         return nodes[0].id if nodes else None
+    # The device itself first, then the bridges above it: the nearest answer counts.
     for place in _with_bridges(reader, path):
         reported = reader.integer(f"{place}/numa_node")
+        # -1, or a node without a directory, is no answer.
         if reported is not None and any(node.id == reported for node in nodes):
             return reported
         cpus = _local_cpus(reader, place, online)
+        # A list of all cpus means that the firmware does not know.
         if cpus and cpus != online:
             node_id = node_of_cpus(cpus, nodes)
             if node_id is not None:
@@ -126,6 +130,7 @@ def _with_bridges(reader: TreeReader, path: str) -> Iterator[str]:
     """Yields the device, then the bridges above it up to the host bridge."""
     yield path
     real = reader.resolved(path)
+    # Upwards until the host bridge, which is the first name that is no bus id.
     while real is not None and "/" in real:
         real = real.rsplit("/", 1)[0]
         if not _BUS_ID.fullmatch(real.rsplit("/", 1)[-1]):

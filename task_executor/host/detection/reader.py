@@ -45,6 +45,7 @@ class TreeReader:
         message = printable(message)
         if len(message) > MAX_WARNING_LENGTH:
             message = f"{message[: MAX_WARNING_LENGTH - 3]}..."
+        # Messages that differ only in numbers are one kind.
         kind = _DIGITS.sub("N", message)
         if kind in self._warnings or len(self._warnings) < MAX_WARNINGS:
             alike = self._warnings.setdefault(kind, [])
@@ -55,12 +56,14 @@ class TreeReader:
         """Returns the file's content without surrounding white space, or None."""
         try:
             with open(self._absolute(path), "rb", buffering=0) as file:
+                # One byte more than allowed shows that the file is too large.
                 content = file.read(MAX_FILE_BYTES + 1)
         except (OSError, ValueError):  # ValueError: a null byte in the path
             return None
         if content is None or len(content) > MAX_FILE_BYTES:
             self.warn(f"/{path}: larger than {MAX_FILE_BYTES} bytes, ignored")
             return None
+        # Some files end with a null byte.
         return content.decode("utf-8", "replace").strip().strip("\0")
 
     def lines(self, path: str) -> list[str]:
@@ -114,6 +117,7 @@ class TreeReader:
             real = os.path.realpath(self._absolute(path))
         except (OSError, ValueError):
             return None
+        # A link can lead out of a recorded machine, to files of the real one.
         relative = os.path.relpath(real, root)
         return None if relative.startswith("..") else relative
 
@@ -132,6 +136,7 @@ class TreeReader:
 
 
 def _integer(text: str) -> int | None:
+    # No number of the kernel is that long. The cut bounds the work for a garbled file.
     return int(text[:32]) if text else None
 
 

@@ -63,6 +63,7 @@ def parse_cpu_checkpoint(text: str) -> CpuCheckpoint:
     """
     fields = _fields(text)
     cpus: dict[tuple[str, str], CpuSet] = {}
+    # The file does not name its form, so the form is recognized by each entry.
     for name, entry in _object(fields, "entries").items():
         if isinstance(entry, str):  # older form: by container id
             cpus["", name] = _cpus(entry, f"entries of {name}")
@@ -73,6 +74,7 @@ def parse_cpu_checkpoint(text: str) -> CpuCheckpoint:
         listed = _lowered(_mapping(entry, f"podEntries of {name}")).get("cpuset", "")
         cpus[name, ""] = _cpus(listed, f"podEntries of {name}")
     default = _cpus(fields.get("defaultcpuset", ""), "defaultCpuSet")
+    # A container without dedicated cpus runs in the shared pool of the kubelet.
     return CpuCheckpoint(
         _policy(fields), default, {key: each for key, each in cpus.items() if each}
     )
@@ -87,6 +89,7 @@ def parse_memory_checkpoint(text: str) -> MemoryCheckpoint:
     fields = _fields(text)
     containers: dict[tuple[str, str], dict[int, int]] = {}
     for key, block in _blocks(fields):
+        # Huge pages are counted below, from the state of the machine.
         if block.get("type") != "memory":
             continue
         nodes = [_number(each, "numaAffinity") for each in block.get("numaaffinity") or ()]
@@ -130,9 +133,11 @@ def _fields(text: str, depth: int = _DEPTH_OF_DATA) -> dict[str, Any]:
     try:
         fields = _lowered(_mapping(json.loads(text), "the file"))
     except (ValueError, RecursionError) as error:
+        # `Damaged` is a ValueError too. It has the better message already.
         if isinstance(error, Damaged):
             raise
         raise Damaged(f"it is not JSON ({str(error)[:80]})") from None
+    # A newer form has the whole content again as text in `data`, which then counts.
     data = fields.get("data")
     if isinstance(data, str) and data and depth:
         return _fields(data, depth - 1)
@@ -175,6 +180,7 @@ def _list(value: Any, where: str) -> list[Any]:
 
 
 def _number(value: Any, where: str) -> int:
+    # `isinstance` would accept true and false as numbers.
     if type(value) is not int or not 0 <= value < 1 << 60:
         raise Damaged(f"{where} is {str(value)[:40]!r}, not an amount")
     return value

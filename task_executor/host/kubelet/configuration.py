@@ -69,6 +69,7 @@ def read_configuration(
     settings: dict[str, Any] = {}
     for name, text in documents:
         settings = _merged(settings, _document(name, text, notes))
+    # Flags last: they have priority over all files.
     settings |= _settings_from_flags(command)
     return KubeletConfiguration(
         cpu_manager_policy=_choice(settings, "cpuManagerPolicy", notes),
@@ -103,6 +104,7 @@ def _parsed(text: str) -> Any:
     Raises:
         ValueError: the text is neither.
     """
+    # JSON first: it is faster, and needs no YAML library.
     try:
         return json.loads(text)
     except ValueError:
@@ -144,6 +146,7 @@ def _settings_from_flags(command: Sequence[str]) -> dict[str, Any]:
             continue
         name, equals, value = word[2:].partition("=")
         key = _FLAGS.get(name.replace("_", "-"))
+        # A flag at the end without a value says nothing.
         if key is None or not (equals or command[at + 1 : at + 2]):
             continue
         value = value if equals else command[at + 1]
@@ -199,6 +202,7 @@ def _reserved_milli(settings: Mapping[str, Any], notes: list[str]) -> int:
     together = 0
     for key in ("kubeReserved", "systemReserved"):
         value = _map(settings, key, notes).get("cpu", "0")
+        # Without an entry for cpu nothing is reserved, which is not an error.
         amount = cpu_milli(value)
         if amount is None:
             notes.append(f"the kubelet's {key} has cpu {str(value)[:40]!r}, not an amount: ignored")

@@ -92,6 +92,7 @@ def _cpu_checkpoint(found: KubeletTexts, before: _Known, notes: list[str]) -> Cp
             why = f"{CPU_STATE} is damaged: {error}"
     elif CPU_STATE in found.failures:
         why = f"{found.failures[CPU_STATE]}"
+    # There never was such a file, so this kubelet has assigned no cpus.
     elif before.cpus is None:
         return None
     else:
@@ -120,6 +121,7 @@ def _memory_checkpoint(
 def _configuration(found: KubeletTexts, before: _Known, notes: list[str]) -> KubeletConfiguration:
     if CONFIG in found.failures:
         notes.append(f"the kubelet's configuration: {found.failures[CONFIG]}")
+        # Settings from flags alone would drop what the file has set.
         if before.configuration != _NOTHING_SAID:
             return before.configuration
     documents = [
@@ -134,6 +136,7 @@ def _configuration(found: KubeletTexts, before: _Known, notes: list[str]) -> Kub
 
 def _state(known: _Known, topology: HostTopology, notes: list[str]) -> KubeletState:
     configured, cpus, memory = known.configuration, known.cpus, known.memory
+    # The configuration says what should be, the checkpoint what is. Before a start they can differ.
     policy = configured.cpu_manager_policy or (cpus.policy if cpus else "")
     if cpus and policy != cpus.policy:
         notes.append(
@@ -151,6 +154,7 @@ def _state(known: _Known, topology: HostTopology, notes: list[str]) -> KubeletSt
         reserved_cpus=reserved,
         containers=containers,
         given=_listed(memory.given if memory else {}),
+        # The memory manager's own numbers are preferred: they are what it really keeps back.
         kept=_listed(memory.kept) if memory and memory.kept else configured.reserved_memory,
     )
 

@@ -27,6 +27,7 @@ def parse_quantity(value: Any) -> Fraction | None:
     YAML may have parsed a number already.
     """
     match = _QUANTITY.fullmatch(str(value)) if isinstance(value, str | int | float) else None
+    # In Python a bool is an int, but true is no amount.
     if match is None or isinstance(value, bool):
         return None
     number, exponent, suffix = match.groups()

@@ -65,6 +65,7 @@ class KubeletState:
         cluster can apply. Reserved cpus stay in the shared pool unless the reservation is strict.
         """
         static = self.cpu_manager_policy == STATIC
+        # Options without effect must not become requirements on slots.
         options = {name for name, value in self.cpu_manager_options if static and value == "true"}
         return HostPolicy(
             bind=HostBindPolicy.FULL_PCPUS_ONLY if FULL_PCPUS_ONLY in options else None,
@@ -80,6 +81,7 @@ class KubeletState:
         Ordinary memory that the kubelet reserves for the system is not included: the executor's own
         reserve already covers it.
         """
+        # Of what is kept for the system, only huge pages are deducted here.
         taken = self.given if resource == MEMORY else (*self.given, *self.kept)
         return sum(size for at, name, size in taken if (at, name) == (node, resource))
 
