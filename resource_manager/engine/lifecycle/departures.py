@@ -74,8 +74,7 @@ class Departures:
         message = f"executor {host.host_id} was forgotten"
         self.free_slots(host, Reason.EXECUTOR_LOST, message, then=None)
         # `free_slots` leaves slots that are being taken down. They vanish while the host is still
-        # known,
-        # because `vanish` looks it up.
+        # known, because `vanish` looks it up.
         for slot in list(host.slots.values()):
             self.moves.vanish(slot)
         # The next registration under this id must get a higher number than any before.

@@ -112,11 +112,11 @@ class ProvisionMoves:
         """
         for provision in self.provisions.values():
             shape = self.elastic.shapes.get(provision.shape)
-            # The time that the resource manager was away must not make the executor late.
             if provision.state in PENDING:
                 if shape is None:
                     self.stop(provision, f"no shape {provision.shape} is configured any more")
                     continue
+                # The time that the resource manager was away must not make the executor late.
                 provision.deadline_at_ms = self.journal.now_ms + shape.start_timeout_ms
             # The provider may have received the order or not. `again` lets it find out by the id.
             if provision.state is ProvidedExecutorState.ASKED:
@@ -127,7 +127,6 @@ class ProvisionMoves:
 
     def fail(self, provision: Provision, message: str) -> None:
         """Gives up a provision whose executor does not come, and backs off from its shape."""
-        # Before `stop`: that drops the provision from everything that counts failures.
         self.back_off(provision.shape, f"{provision.executor_id}: {message}")
         self.record("provision_failed", provision, message)
         self.stop(provision, message)

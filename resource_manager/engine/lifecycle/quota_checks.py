@@ -69,8 +69,7 @@ class QuotaChecks:
         found = room(groups, need, most)
         block = quota_block(groups, need) if not found else None
         # If nothing of the group can be placed, skipping the group is cheaper than blocking each of
-        # its
-        # job queues in turn.
+        # its job queues in turn.
         if block is not None and not (
             self._is_full(groups, block.group_id) and self.queue.order.pause(block.group_id)
         ):
