@@ -111,8 +111,6 @@ class Accumulator:
         layout, need = self._layout, self._need
         # A slot with an exclusive policy first avoids nodes that others claim (barred), then does
         # not.
-        # A need above the largest node can be met by no node, so list A is skipped. List B is the
-        # same.
         if need <= layout.per_node:
             exclusive = self._exclusive is ExclusivePolicy.NUMA_NODE_LEVEL
             for barred in (self._claimed_nodes(), 0) if exclusive else (0,):

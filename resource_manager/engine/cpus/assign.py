@@ -48,8 +48,8 @@ def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | Cpu
         if isinstance(cpus, CpuRefusal):
             return cpus
         candidates = cpus
-    # A slot in a pool needs at least one cpu there, however little it books.
     elif refusal := empty_pool(ledger, resolved):
+        # A slot in a pool needs at least one cpu there, however little it books.
         return refusal
     case = Case(ledger, request, resolved, candidates)
     # First, because alignment also chooses dedicated cpus and pools, on the nodes that it admits.

@@ -333,7 +333,7 @@ class CpuLedger:
             self.shared_count += 1
             return
         cpus = assignment.cpus.bits
-        # Asked before the bits are set. Slots overlap only after a host reported other cpus.
+        # Asked before the bits are set: the slot must not overlap with itself.
         self._overlapping |= bool(self.pinned & cpus)
         self.pinned |= cpus
         if assignment.qos is QosClass.LSE:

@@ -193,8 +193,8 @@ def _balanced_over_nodes(
                 # The next, wider offer may work.
                 break
             added |= taken.cpus
-        # Only if the loop was not left with `break`: all groups were added.
         else:
+            # The loop was not left with `break`, so all groups were added.
             return added
     return None
 
