@@ -19,7 +19,7 @@ def class_problems(
     """Checks that a class is in one list of the queue only, and compares its counters with its
     queues.
     """
-    if not queue.is_pending(scheduling_class):
+    if not queue.is_pending(scheduling_class):  # it lost its last request since the sweep began
         return
     title = f"scheduling class {scheduling_class.number}"
     places = [
@@ -80,8 +80,10 @@ def _job_queue(
     ]
     if places.count(True) != 1:
         yield f"{title} is active, inactive, blocked by a quota: {places}; expected one"
+    # The position may be before the first, never after it.
     if job_queue.position != INACTIVE and job_queue.position > job_queue.numbers.first:
         yield f"{title} is at {job_queue.position}, after its first, {job_queue.numbers.first}"
+    # One request of each run is enough: members of a run are equal.
     for start, _ in job_queue.numbers.runs():
         request = requests.at(start)
         if request.job_id != job_id or queue.class_of(request.spec) is not scheduling_class:
@@ -128,6 +130,7 @@ def queue_problems(queue: WaitingQueue, *, fair: bool) -> Iterator[str]:
     if of_jobs != of_classes:
         yield f"jobs have {of_jobs} queues, classes have {of_classes}"
     yield from queue.non_batchables.problems()
+    # In the order of arrival, the count is one for all jobs instead of one for each.
     if not fair:
         active = sum(each.position != INACTIVE for some in queue.by_job.values() for each in some)
         counted = sum(each.active_count for each in queue.order.active().values())

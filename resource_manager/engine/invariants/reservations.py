@@ -21,6 +21,7 @@ def reservations(state: State) -> Iterator[str]:
     for number, each in reservations.by_number.items():
         if each.owner.number != number:
             yield f"a reservation for {each.owner.title} is filed under {number}"
+        # A job with two reservations could keep the cluster from all others.
         if each.owner.job_id in jobs:
             yield f"job {each.owner.job_id} has another reservation beside {each.owner.title}"
         jobs.add(each.owner.job_id)
@@ -31,6 +32,7 @@ def reservations(state: State) -> Iterator[str]:
     on_host = {name: each.hosts.get(name) for name, each in reservations.on_host.items()}
     if on_host != reserved:
         yield f"{sorted(reserved)} are reserved, {sorted(on_host)} are listed"
+    # Compared by identity: host and reservation must share the object.
     for name, host in state.hosts.items():
         if host.reserved is not reserved.get(name):
             yield f"executor {name} keeps {host.reserved}, not {reserved.get(name)}"
@@ -42,6 +44,7 @@ def _one(state: State, each: Reservation) -> Iterator[str]:
     if not still_waits(state, each.owner):
         yield f"{title} is for an owner that does not wait"
     room = True
+    # An owner whose capacity is all free should have been placed by the cycle.
     for name, kept in each.hosts.items():
         host = state.hosts.get(name)
         if host is None or not host.eligible:
