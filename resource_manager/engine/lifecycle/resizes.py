@@ -495,11 +495,11 @@ def growth_obstacles(host: Host, slot: Slot) -> tuple[Obstacle, ...]:
 def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:
     """Returns the cpus and NUMA nodes that the slot has once the reported size is adopted."""
     if seen.assignment is not None:
-        # The report shows no cpus of its own: the executor carried out the order as it was sent.
         return seen.assignment
     ordered = slot.ordered
     if ordered is not None and ordered.number == seen.resize_number and ordered.assignment:
         return ordered.assignment
+    # The report says nothing of cpus, and this resize was not the one that is ordered.
     return slot.assignment
 
 
