@@ -63,13 +63,15 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     # The order matters: each step links rows to those of the steps before.
     state = State(settings, snapshot.rm_epoch, at)
     _read_counters(state, snapshot)
+    # Rows become linked entities: hosts, jobs, gangs, ranges, requests, slots.
     state.host_settings.update({each.executor_id: each for each in snapshot.host_settings})
     for executor in snapshot.executors:
         _restore_executor(state, executor)
         executor.report_number = snapshot.counters.get(REGISTERED_WITH + executor.executor_id, 0)
     for job in sorted(snapshot.jobs, key=lambda job: job.arrival_number):
         _restore_job(state, job)
-    # Before requests and ranges: their restore adds members to gangs and to parts that must exist.
+    # Before requests, which join their gangs. Ranges come before requests as well, because requests
+    # may be members of them.
     state.gangs.restore(snapshot.gangs)
     for row in sorted(snapshot.ranges, key=lambda row: row.arrival_number):
         _restore_range(state, row)
@@ -78,6 +80,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     # By generation, because `_match` expects the older slots of a request first.
     for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
         _restore_slot(state, slot)
+    # Usage: groups and jobs become flows, and slots are charged to them.
     threads.restore(state.jobs, state.slots.values(), snapshot.usage_records, at)
     state.groups.update(
         adopt_groups(
@@ -95,6 +98,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
         state.hosts.in_use += bool(host.slots)
     # After all bookings are final and all flows exist: it charges the one to the other.
     state.usage.adopt()
+    # What is pending is queued again. Timers and indexes follow from the rest.
     _enqueue(state, at)
     # After everything is queued: usage is set here, so no flow stays raised by the queueing.
     state.usage_checkpoints.restore(snapshot.usage_records, at)

@@ -148,6 +148,7 @@ def _shapes(top: ConfigTable, kinds: dict[str, ProviderKind]) -> list[Configured
             table.wrong("name", name, "each name only once")
         # Errors from here on name the shape, which says more than its number in the file.
         table.path = f"shape {name}"
+        # The provider decodes its own table; all other keys are the same for every provider.
         provider = table.choice("provider", installed_names())
         kind = kinds.get(provider) or kinds.setdefault(provider, find_kind(provider))
         own = table.table(provider, path=f"shape {name}.{provider}")

@@ -65,6 +65,7 @@ def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
             each.wrong("cpus", cpus, error.expected)
         if not cpu_set:
             each.wrong("cpus", cpus, "one cpu or more, such as 0-3")
+        # After the cpus, because their number limits the cpu time.
         cpu_milli = each.cpu("cpu") if "cpu" in each else None
         if cpu_milli is not None and not CPU_MILLI_MIN <= cpu_milli <= 1000 * len(cpu_set):
             each.wrong(
@@ -77,6 +78,7 @@ def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
         shares.append(Share(f"{shape}#{number}", str(cpu_set), cpu_milli, memory_bytes))
     if not shares:
         table.wrong("share", "missing", "one [[shape.process.share]] or more, with cpus and memory")
+    # Executors of a shape are planned by one size, whichever share they get.
     if any(share.total != shares[0].total for share in shares):
         table.wrong(
             "share",

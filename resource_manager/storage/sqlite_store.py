@@ -239,12 +239,14 @@ def open_sqlite(
                 details={"path": path},
             )
         create_sqlite(path)
+    # Bring the schema to the version of this software, or refuse the file.
     version = check_is_ours(path).schema_version
     check_not_ahead(version, str(path))
     if upgrade and not read_only:
         upgrade_sqlite(path)
     else:
         check_not_behind(version, str(path))
+    # SQLite allows many readers, and one writer at a time.
     reader = sqlite_engine(path, read_only=True, connections=READERS)
     writer = None if read_only else sqlite_engine(path, read_only=False, connections=1)
     store = SqliteStore(location, writer=writer, reader=reader)

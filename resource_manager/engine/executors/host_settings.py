@@ -140,6 +140,7 @@ def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
         _check_cpus(host, wanted)
     if before is not None and before.policy == wanted:  # repeating a call gives out no number
         return before
+    # The change is accepted: store it, then apply it to hosts.
     number = state.numbers.host_setting = state.numbers.host_setting + 1
     setting = HostSetting(event.executor_id, wanted, number, context.at.time_ms)
     state.changes.counter(HOST_SETTING_NUMBER, number)

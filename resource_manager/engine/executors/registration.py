@@ -152,6 +152,7 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
             executor.report_number = 0
         executor.registration = registration
         executor.registration_number += 1
+    # A new session begins: what belonged to the last one is reset.
     state.transitions.move_executor(executor, RegistrationInput.REGISTER)
     # The session is new: command numbers start again with each registration number.
     executor.command_number = 0
@@ -172,6 +173,7 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
     if host.cpu_kind is not kind:
         # requests that did not suit the old cpus may suit these
         state.hosts.indexes.log_growth(host, state.queue)
+    # Everything that depends on capacity follows.
     state.usage.total_changed(host)
     # The clock runs since the last change of what executors could host.
     state.rejection_clock.restart(context.now_ms)

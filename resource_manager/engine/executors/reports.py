@@ -139,6 +139,7 @@ def adopt_report(
     # full one.
     if report.unchanged and report.base_report_number != executor.report_number:
         return AdoptedReport(taken=False, base_missing=True)
+    # The report is adopted from here on.
     executor.report_number = report.report_number
     executor.report_at_ms = context.now_ms
     executor.report_time_ms = context.at.time_ms
@@ -158,6 +159,7 @@ def adopt_report(
         if news:
             settle(context, host)
         return AdoptedReport(taken=True, unowned=host.unowned)
+    # A full report: each slot is compared, then those that are missing are removed.
     reported = {(slot.allocation_id, slot.generation): slot for slot in report.slots}
     host.reported = {key: slot.state for key, slot in reported.items()}
     executor.reported_available = dict(report.available)

@@ -222,6 +222,7 @@ def _unplanned(state: State) -> list[str]:
     room = state.provision_moves.room_below_maximum()
     found: list[str] = []
     more = 0
+    # Requests without a plan, with reasons as far as the list is long.
     for shape, count in plan.left.items():
         # Requests may have been placed or cancelled since the plan was made.
         number = min(count, shape.waiting)
@@ -232,6 +233,7 @@ def _unplanned(state: State) -> list[str]:
             more += number
     if more:
         found.append(f"{more} {'request' if more == 1 else 'requests'} of other sizes")
+    # What a quota keeps from being planned: requests, then gangs.
     for shape, count in islice(plan.blocked.items(), _UNPLANNED_MAX):
         if number := min(count, shape.waiting):
             found.append(f"{counted({shape: number})[0]}: {_STOPPED}")
@@ -240,6 +242,7 @@ def _unplanned(state: State) -> list[str]:
         for gang_id in plan.gangs_blocked[:_UNPLANNED_MAX]
         if gang_id in state.gangs.waiting
     ]
+    # Gangs that cannot be planned as a whole.
     gangs = [gang_id for gang_id in plan.gangs_left if gang_id in state.gangs.waiting]
     found += [
         f"{gang_text(state.gangs, gang_id)}: it cannot be whole with what may be asked for now"

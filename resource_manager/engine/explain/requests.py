@@ -122,6 +122,7 @@ def explain(
         if reservation is not None
         else frozenset[str]()
     )
+    # Compare the request with the hosts, and collect what else may explain its wait.
     survey = Survey.of(hosts, scheduling_class, reserved_hosts)
     reason = pending_reason(state, request)
     ahead = _requests_ahead(state.gangs, state.queue, request)
@@ -130,6 +131,7 @@ def explain(
         waiting_block(state.queue, state.gangs, state.quotas, request),
         held_for_others(state, scheduling_class),
     )
+    # Texts for the reasons that name something; the others have a fixed phrase.
     known = {
         Reason.WAITING_EXECUTOR: waits_for(state.provisions, state.started, planned)
         if planned

@@ -22,6 +22,7 @@ def class_problems(
     if not queue.is_pending(scheduling_class):  # it lost its last request since the sweep began
         return
     title = f"scheduling class {scheduling_class.number}"
+    # Places: the class is in one list of the queue, and knows its own job queues.
     places = [
         scheduling_class in queue.current_pass,
         scheduling_class in queue.fitting,
@@ -36,6 +37,7 @@ def class_problems(
         yield f"{title} has room, and {len(scheduling_class.inactive)} inactive queues"
     if not scheduling_class.inactive.keys() <= set(scheduling_class.job_queues.values()):
         yield f"{title} keeps inactive queues that do not exist"
+    # Sums over the job queues, which may pause.
     waiting, first = 0, None
     problems: list[str] = []
 

@@ -130,6 +130,7 @@ class RequestMoves:
             # Without ranges, this saves a lookup for each slot.
             if self.ranges:
                 self.members.materialize(request)
+            # All ledgers learn of the slot in this step, so that they agree after it.
             self.transitions.move_request(request, RequestInput.PLACE)
             request.reason = request.message = ""
             key = key_of(slot)

@@ -52,6 +52,7 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
     host = context.state.hosts.of(slot)
     _refuse_too_large(host, slot, target)
     _refuse_unsuited(state.resizes, host, slot, target)
+    # The resize is accepted: it replaces one that waits.
     number = slot.resize_number + 1
     # Kept for the event below: the job master must learn that this resize will not happen.
     replaced = slot.wanted
