@@ -82,7 +82,7 @@ class Accumulator:
         # Without SMT, each core is one cpu, so lists A and B are also right for threads.
         if (whole_cores or layout.per_core == 1) and self._take_whole_cores():
             return self._taken
-        # Whole cores that are only preferred and not there are looked for in no single group again.
+        # Where whole cores are wanted and not there, list E follows at once.
         if not whole_cores and self._take_from_one_group():
             return self._taken
         # Each attempt keeps what the stricter ones took, and adds what is still missing.

@@ -61,7 +61,7 @@ def take_share(layout: CpuLayout, free: int, share: NodeShare) -> int:
         share: the node, and how many cpus it gives.
     """
     free &= share.node
-    # `free` has enough, by the caller. `or 0` is for a share of nothing.
+    # The caller has checked that the node has enough, so `or 0` is never needed.
     even = take_packed(layout, free, share.even) or 0
     return even | (take_packed(layout, free & ~even, share.more) or 0)
 

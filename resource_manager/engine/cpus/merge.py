@@ -162,8 +162,7 @@ def _candidates(resources: list[_Resource]) -> Iterable[int | None]:
     all hints of some resource name masks.
     """
     demanding = [resource.masks for resource in resources if resource.anywhere is None]
-    # A mask that all name is among those of the resource with the fewest, so the others save
-    # nothing.
+    # A mask that all name is among those of the resource with the fewest.
     if demanding:
         return min(demanding, key=len)
     return [None, *dict.fromkeys(mask for resource in resources for mask in resource.masks)]

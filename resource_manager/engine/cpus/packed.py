@@ -144,8 +144,6 @@ class _Packing:
             return
         largest = max(cache.bit_count() for cache in caches.values())
         for cache in self._cache_order(caches):
-            # Whole caches are tried again each time, because the last part may have made the need
-            # smaller.
             if self._need >= largest:
                 self._take_whole(self._cache_order(caches))
             if self._need:

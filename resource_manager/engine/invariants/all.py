@@ -51,7 +51,7 @@ def findings(state: State, *, ended: bool = True) -> Iterator[Finding]:
     """
     for check in _checks(state, ended=ended):
         yield from check
-        yield None  # also after a check that found nothing to iterate over
+        yield None  # also after checks without a pause of their own
 
 
 def _checks(state: State, *, ended: bool) -> Iterator[Iterator[Finding]]:
@@ -60,7 +60,7 @@ def _checks(state: State, *, ended: bool) -> Iterator[Iterator[Finding]]:
     queue, ranges, gangs, endings = state.queue, state.ranges, state.gangs, state.endings
     flows, groups, items = state.flows, state.groups, state.queue.non_batchables
     provisions, elastic = state.provisions, state.elastic
-    # The large collections are copied in pieces, each when its check begins.
+    # Not copied: the numbers are fetched one at a time from lists that change at their end only.
     numbers = numbers_of_requests(jobs, requests, ended=ended)
     yield each(numbers, partial(request_problems, state))
     yield each(list(jobs), partial(job_problems, state))

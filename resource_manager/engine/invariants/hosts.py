@@ -138,7 +138,6 @@ def _order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
     if slot.state is SlotState.PENDING:
         queued = key in host.to_allocate
         sent = command is not None and command.number == slot.placed_with_command
-        # The order may be answered already, while the slot ends by itself.
         # the next report or answer will say that it has ended
         ends = host.reported.get(key) is SlotState.FREEING
         if queued == sent and not (ends and not queued):

@@ -44,7 +44,6 @@ def _one(state: State, each: Reservation) -> Iterator[str]:
     if not still_waits(state, each.owner):
         yield f"{title} is for an owner that does not wait"
     room = True
-    # An owner whose capacity is all free should have been placed by the cycle.
     for name, kept in each.hosts.items():
         host = state.hosts.get(name)
         if host is None or not host.eligible:
@@ -53,5 +52,6 @@ def _one(state: State, each: Reservation) -> Iterator[str]:
         if any(amount > host.total.get(dim, 0) for dim, amount in kept.amounts.items()):
             yield f"{title} is on executor {name}, which is too small for it"
         room = room and not any(kept.missing(host.free(), host.slots_left()))
+    # An owner whose capacity is all free should have been placed by the cycle.
     if room and can_be_placed(state, each):
         yield f"{title} is for what is all free, and its owner was not placed"

@@ -223,8 +223,8 @@ def retention_timer_fired(context: EventContext, job_id: str) -> None:
     if job.slot_keys or job_id in state.endings:
         state.timers.arm(Timer.RETENTION, job_id, context.now_ms + _RETENTION_RETRY_MS)
         return
-    # Popping the last entry is cheap, and leaves the job consistent if the step is full.
     # Ranges and requests are deleted from the last one backwards.
+    # Popping the last entry is cheap, and leaves the job consistent if the step is full.
     while (parts := state.ranges.by_job.get(job_id)) and not context.journal.is_full:
         part = parts[-1]
         state.ranges.forget(part)

@@ -329,7 +329,7 @@ class GangMoves:
             reason=reason,
             message=f"gang {gang.gang_id} goes back into line: {message}",
         )
-        # First: a confirmation that arrives later must find no gang that counts it.
+        # Confirmations of its slots count no more: these slots are freed below.
         self._leave(gang, GangInput.BREAK)
         for member in members:
             slot = self.slots[member.allocation_id, member.generation]

@@ -302,8 +302,8 @@ class RequestMoves:
             reason: for the events.
             message: for the events, for people.
         """
-        request = self.requests.served_by(slot)  # the slot serves no request, so nothing is lost
-        if request is None:
+        request = self.requests.served_by(slot)
+        if request is None:  # the slot serves no request, so nothing is lost
             return
         self.journal.slot_event("slot_lost", slot, reason=reason, message=message)
         if request.state is RequestState.ALLOCATING or request.spec.restart_on_loss:

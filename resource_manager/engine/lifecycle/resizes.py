@@ -119,8 +119,8 @@ class ResizeMoves:
             The assignment; a `CpuRefusal` if there is none now; None if the slot runs in the whole
             shared pool before and after.
         """
-        # It has no cpus or NUMA nodes to keep or extend.
         current, wanted = slot.assignment, slot.wanted
+        # Without an assignment there are no cpus or NUMA nodes to keep or extend.
         if current is None or wanted is None:
             return current
         if host.cpus is None:

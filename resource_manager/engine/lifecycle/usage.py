@@ -54,7 +54,7 @@ class UsageAccounting:
     ) -> None:
         """Charges all slots after state was loaded from the store."""
         for slot in self.slots.values():
-            # The job may have ended and be without a flow while the slot is still being taken down.
+            # A slot may outlive its job, which then has no flow.
             if slot.job_id in self.flows.jobs:
                 slot.cost = self.costs.of(slot.booked)
                 accrues = slot.state is not SlotState.FREEING
