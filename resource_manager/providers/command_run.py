@@ -254,10 +254,10 @@ def _read(descriptor: int, into: Kept) -> bool:
 
 def end_group(group: int) -> None:
     """Ends a process group: SIGTERM, then SIGKILL for what still runs after `TERMINATE_WAIT_S`."""
+    # SIGTERM lets the command clean up. SIGKILL follows only for what is left.
     for number, wait_s in ((signal.SIGTERM, TERMINATE_WAIT_S), (signal.SIGKILL, TERMINATE_WAIT_S)):
         with suppress(OSError):
             os.killpg(group, number)
-        # SIGTERM lets the command clean up. SIGKILL follows only for what is left.
         deadline = time.monotonic() + wait_s
         while _group_is_running(group) and time.monotonic() < deadline:
             time.sleep(0.02)

@@ -47,8 +47,7 @@ class Given:
         singles: list[Any] = []
         texts: list[str] = []
         for number, (name, column) in enumerate(zip(names, zip(*rows, strict=True), strict=True)):
-            # One value is shorter than an array of equal ones, and most columns of a batch are
-            # equal.
+            # One value is shorter than an array, and many columns of a batch have equal values.
             one = number >= arrays and column.count(column[0]) == len(column)
             single.append(one)
             if one:

@@ -127,7 +127,6 @@ class MemoryStore(Store):
         found = [
             each
             for each in sorted(found, key=lambda each: each.sequence)
-            # Filtered after sorting, as the SQL stores do with an index.
             if each.sequence >= from_sequence
             and subject_id in ("", each.executor_id, each.job_id, each.allocation_id)
         ]

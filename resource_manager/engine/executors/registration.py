@@ -154,7 +154,7 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
         executor.registration_number += 1
     # A new session begins: what belonged to the last one is reset.
     state.transitions.move_executor(executor, RegistrationInput.REGISTER)
-    # The session is new: command numbers start again with each registration number.
+    # Command numbers start again with each registration number.
     executor.command_number = 0
     executor.report_at_ms = context.now_ms
     executor.report_time_ms = context.at.time_ms

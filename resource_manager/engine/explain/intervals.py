@@ -90,7 +90,7 @@ def _others(
 ) -> Iterator[Request]:
     """Yields requests that belong to no range."""
     spans = list(_spans_between(ranges, numbers, after))
-    # Ranges can have millions of numbers that no single request has, so gaps decide.
+    # Numbers of deleted requests are gaps. With many gaps, a scan of all requests is cheaper.
     if sum(map(len, spans)) <= _DENSE * len(requests.by_arrival):
         for span in spans:  # few gaps: looking up each number is cheaper than a scan
             for number in span:

@@ -343,10 +343,10 @@ def request_view(state: State, request: Request, count: int = 1) -> RequestView:
     gang = state.gangs.of(request)
     part = state.ranges.at(request.arrival_number)
     return RequestView(
-        # The stored reason is only of the last state change; a pending request waits for another
-        # now.
         request=request,
         job_name=state.jobs[request.job_id].name,
+        # The stored reason is that of the last state change; a pending request waits for another
+        # one.
         reason=pending_reason(state, request) or request.reason,
         slot=slot_view(state, slot) if slot is not None else None,
         gang=gang.spec if gang is not None else None,

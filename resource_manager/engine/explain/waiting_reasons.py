@@ -35,7 +35,6 @@ def pending_by_reason(state: State) -> dict[str, int]:
         if blocked:
             reason = str(Reason.WAITING_GROUP_LIMIT)
             counts[reason] = counts.get(reason, 0) + blocked
-        # At least 0: blocked and new are counted in different ways and may overlap.
         considered = max(0, scheduling_class.waiting - new - blocked)
         # Planned requests are the oldest ones of the class.
         if planned := min(considered, planned_count(state.queue, state.elastic, scheduling_class)):

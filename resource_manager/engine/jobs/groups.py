@@ -189,7 +189,7 @@ def _check_minimum(group: Group) -> None:
     for name, least in group.minimum.items():
         most = group.maximum.get(name)
         if most is not None and least > most:
-            expected = f"at most the maximum of the group, {most}"  # no maximum in this dimension
+            expected = f"at most the maximum of the group, {most}"
             raise InvalidArgument(f"minimum.{name}", least, expected)
 
 
