@@ -63,19 +63,24 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     # The order matters: each step links rows to those of the steps before.
     state = State(settings, snapshot.rm_epoch, at)
     _read_counters(state, snapshot)
+    # Rows become linked entities: hosts, jobs, gangs, ranges, requests, slots.
     state.host_settings.update({each.executor_id: each for each in snapshot.host_settings})
     for executor in snapshot.executors:
         _restore_executor(state, executor)
         executor.report_number = snapshot.counters.get(REGISTERED_WITH + executor.executor_id, 0)
     for job in sorted(snapshot.jobs, key=lambda job: job.arrival_number):
         _restore_job(state, job)
+    # Before requests, which join their gangs. Ranges come before requests as well, because requests
+    # may be members of them.
     state.gangs.restore(snapshot.gangs)
     for row in sorted(snapshot.ranges, key=lambda row: row.arrival_number):
         _restore_range(state, row)
     for request in sorted(snapshot.requests, key=lambda request: request.arrival_number):
         _restore_request(state, request)
+    # By generation, because `_match` expects the older slots of a request first.
     for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
         _restore_slot(state, slot)
+    # Usage: groups and jobs become flows, and slots are charged to them.
     threads.restore(state.jobs, state.slots.values(), snapshot.usage_records, at)
     state.groups.update(
         adopt_groups(
@@ -88,12 +93,17 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     )
     state.usage.register()
     for host in state.hosts.values():
+        # Again, now that the host has its slots: what they book depends on the registration.
         host.adopt_registration()
         state.hosts.in_use += bool(host.slots)
+    # After all bookings are final and all flows exist: it charges the one to the other.
     state.usage.adopt()
+    # What is pending is queued again. Timers and indexes follow from the rest.
     _enqueue(state, at)
     # After everything is queued: usage is set here, so no flow stays raised by the queueing.
     state.usage_checkpoints.restore(snapshot.usage_records, at)
+    # Also without provisioning: executors that were ordered under an older configuration must still
+    # be given back.
     if state.settings.provisioning or state.provisions:
         state.timers.arm(Timer.PLAN, "", at.monotonic_ms)
     state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)
@@ -130,9 +140,12 @@ def _read_counters(state: State, snapshot: Snapshot) -> None:
 def _enqueue(state: State, at: Instant) -> None:
     """Queues everything that is pending. All of it counts as tried before, so nothing is new."""
     for slot in state.slots.values():
+        # A slot with an order in flight is not queued: its waiting resize follows when that is
+        # settled.
         if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
             state.queue.add_resize(slot)
     for gang in state.gangs.sort_out(state.requests, state.transitions, at):
+        # Jobs that are ending get nothing any more; `continue_ending` ends what is left of them.
         if gang.job_id not in state.endings:
             state.gang_moves.queue_gang(gang, tried=True)
     for request in state.requests.values():
@@ -165,9 +178,11 @@ def _waiting_since_ms(
             since_time_ms = gang.gang.waiting_since_time_ms
     else:
         scheduling_class, job_id = waiter
+        # A job's requests of one class are served in order, so the first one has waited longest.
         first = requests.at(scheduling_class.job_queues[job_id].numbers.first)
         if not first.generation:
             since_time_ms = first.create_time_ms
+    # The wall clock may have been set back meanwhile; no clock may start in the future.
     return started.monotonic_ms - max(0, started.time_ms - since_time_ms)
 
 
@@ -178,6 +193,8 @@ def _restore_executor(state: State, executor: Executor) -> None:
     )
     executor.report_at_ms = now
     if executor.drain_deadline_time_ms is not None:
+        # Only wall time survives a restart. The deadline moves to the monotonic clock of this
+        # process.
         left = executor.drain_deadline_time_ms - state.started.time_ms
         executor.drain_deadline_at_ms = now + max(0, left)
         state.timers.arm(Timer.DRAIN, executor.executor_id, executor.drain_deadline_at_ms)
@@ -188,6 +205,7 @@ def _restore_executor(state: State, executor: Executor) -> None:
     )
     state.hosts[executor.executor_id] = host
     state.usage.total_changed(host)
+    # Also for a lost executor: the timer frees slots that were left when the process stopped.
     state.timers.arm(Timer.SILENCE, executor.executor_id, now + state.settings.lost_timeout_ms)
 
 
@@ -196,6 +214,8 @@ def _restore_job(state: State, job: Job) -> None:
     state.jobs[job.job_id] = job
     if job.state is JobState.ENDED:
         kept = state.started.time_ms - (job.end_time_ms or 0)
+        # The wall clock may have been set back. The job is then kept for one full retention at
+        # most.
         left = min(
             max(0, state.settings.ended_retention_ms - kept), state.settings.ended_retention_ms
         )
@@ -219,7 +239,7 @@ def _restore_request(state: State, request: Request) -> None:
         state.ranges.materialize(part, request)
         part.stored.add(part.index_of(request.arrival_number))
         return  # counted with its part
-    state.ranges.reserve(request.allocation_id)
+    state.ranges.reserve(request.allocation_id)  # the id may look like that of a member
     state.requests.by_arrival[request.arrival_number] = request
     state.gangs.restore_member(request)
     job.arrivals.append(request.arrival_number)
@@ -241,6 +261,7 @@ def _restore_range(state: State, row: RequestRange) -> None:
 def _count_live(state: State, job: Job, count: int) -> None:
     job.live_requests += count
     state.requests.live += count
+    # The process stopped before all requests of the ended job were ended; the next decisions go on.
     if count and job.state is JobState.ENDED:
         state.endings.setdefault(job.job_id, Ending())
 
@@ -272,7 +293,7 @@ def _restore_slot(state: State, slot: Slot) -> None:
         slot.allocation_id = request.spec.allocation_id
     _match(state.transitions, request, slot)
     if slot.state is SlotState.FREEING:
-        state.moves.mark_superseded(slot)
+        state.moves.mark_superseded(slot)  # its request waits for another slot
     slot.executor_id = host.host_id
     key = slot.allocation_id, slot.generation
     state.slots[key] = slot
@@ -305,4 +326,5 @@ def _match(transitions: Transitions, request: Request | None, slot: Slot) -> Non
         request, RequestState.GRANTED if granted else RequestState.ALLOCATING
     )
     request.generation = slot.generation
+    # The row has the reason of the last time the request was pending, which is over.
     request.reason = request.message = ""

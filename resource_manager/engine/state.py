@@ -80,6 +80,7 @@ class State:
         self.timers = Timers()
         self.rejection_clock = RejectionClock(self.timers, settings.infeasible_after_ms)
         self.transitions = Transitions()
+        # A dict is used as a set with an order, so that the same events lead to the same decisions.
         self.outbox: dict[str, None] = {}  # executors that may need a command
         # accepted, and not yet recorded as placed or pending: requests, and parts of ranges
         self.newcomers: deque[Request] = deque()
@@ -230,6 +231,8 @@ class State:
     @property
     def unfinished(self) -> bool:
         """True if this decision left work over that the next one goes on with."""
+        # Newcomers are in order of arrival. One that was considered before waits for its history
+        # entry.
         decided = bool(self.newcomers) and (
             self.newcomers[0].arrival_number <= self.considered_arrival
         )

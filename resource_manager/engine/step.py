@@ -110,6 +110,7 @@ def step(state: State, event: Event) -> StepResult:
     """
     context = EventContext(state)
     effects = state.journal.begin(event.at)
+    # Before the handler: until this moment, usage accrues at the rates of the old state.
     state.flows.advance(event.at.monotonic_ms)
     answer = _handle(context, event)
     return StepResult(answer, effects)
@@ -134,6 +135,7 @@ def _handle(context: EventContext, event: Event) -> object:  # noqa: C901, PLR09
         case ResizeRequested():
             return request_resize(context, event)
         case ExecutorRegistered():
+            # Asked first, because the registration adds the host.
             new = event.registration.executor_id not in context.state.hosts
             answer = register_executor(context, event)
             executor_came(context, event.registration.executor_id, new=new)
@@ -169,10 +171,14 @@ def _handle(context: EventContext, event: Event) -> object:  # noqa: C901, PLR09
         case HostPolicySet():
             return set_host_policy(context, event)
         case Ticked():
+            # Time in which the process could receive nothing counts as silence of no job and no
+            # executor.
             if event.after_stall:
                 context.state.timers.listening_since_ms = context.now_ms
             _fire_timers(context)
         case Decide():
+            # Before placing: a lease or timeout that has run out ends requests, which must get no
+            # slots.
             if context.state.timers.left_over:
                 _fire_timers(context)
             decide(context)
@@ -184,6 +190,7 @@ def _handle(context: EventContext, event: Event) -> object:  # noqa: C901, PLR09
 def _fire_timers(context: EventContext) -> None:
     """Handles the timers that are due, until the step is full; the next decision does the rest."""
     due = context.state.timers.due(context.now_ms)
+    # `due` is lazy: timers that are not taken from it stay in `left_over`.
     for timer, entity_id in islice(due, TIMERS_AT_ONCE):
         _fire(context, timer, entity_id)
         if context.journal.is_full:

@@ -164,14 +164,17 @@ class CommandProvider:
         if own is None:
             raise ProviderFailed(f"shape {shape} is no longer configured")
         settings: CommandShape = own.settings
+        # Stopped first, so that exactly one executor of this id runs afterwards.
         if again or self.owns(executor_id):
             self._stop(executor_id, shape, "", cancellation)
         note = self._fresh_note(executor_id, own)
         words = fill(settings.start, note.values)
         outcome = self._run(executor_id, "start", words, note, cancellation)
+        # A command that had to be killed may exit with 0 all the same.
         if outcome.exit_code != 0 or outcome.ended_because:
             raise _failed("start", executor_id, outcome)
         note.handle = _handle(settings, executor_id, outcome)
+        # Written before the check below: `stop` follows a failure, and uses the note.
         self._write_note(executor_id, note)
         if not note.handle:
             raise ProviderFailed(
@@ -190,6 +193,7 @@ class CommandProvider:
             fresh = self._fresh_note(executor_id, own)
             known = note.handle if note else ""
             running = note.running if note else None
+            # What the note knows of the past cannot come from the configuration.
             note = replace(fresh, handle=known or fresh.handle, running=running)
         if note is None:
             raise ProviderFailed(
@@ -198,6 +202,7 @@ class CommandProvider:
                 "former value",
                 details={"executor_id": executor_id, "shape": shape},
             )
+        # First, because a start command that still runs could start the executor after its stop.
         _end_running(executor_id, note)
         note.handle = handle or note.handle
         if uses_handle(note.stop) and not note.handle:
@@ -207,8 +212,10 @@ class CommandProvider:
             return "the start command printed no handle"
         words = fill(note.stop, {**note.values, HANDLE: note.handle})
         outcome = self._run(executor_id, "stop", words, note, cancellation)
+        # `stop_gone`: statuses by which the command says that there is nothing to stop.
         if outcome.ended_because or outcome.exit_code not in (0, *note.stop_gone):
             raise _failed("stop", executor_id, outcome)
+        # Only after success: until then, the note is all that a later attempt has.
         self._forget(executor_id)
         return last_lines(outcome.stdout)
 
@@ -216,6 +223,7 @@ class CommandProvider:
         self, executor_id: str, own: ConfiguredShape, handle: str, cancellation: Cancellation
     ) -> Observation:
         settings: CommandShape = own.settings
+        # Without this, each check would leave one more process that cannot be killed.
         hanging = self._hanging.get(executor_id)
         if hanging is not None and hanging.is_running():
             return Observation(Presence.UNKNOWN, f"status: process {hanging.pid} still runs")
@@ -243,10 +251,12 @@ class CommandProvider:
             return Observation(Presence.UNKNOWN, f"status: {error}")
         if outcome.ended_because:
             return Observation(Presence.UNKNOWN, f"status: {outcome.summary}")
+        # Without a pattern, the status alone decides.
         pattern = settings.status_running_pattern
         if outcome.exit_code == 0 and (not pattern or re.search(pattern, outcome.stdout)):
             return Observation(Presence.RUNS)
         self._keep_output(executor_id, "status", outcome)
+        # An exit status that is neither may be an error of the command itself, such as no network.
         if outcome.exit_code == 0 or outcome.exit_code in settings.status_gone:
             return Observation(Presence.ENDED, f"status: {outcome.summary}")
         return Observation(Presence.UNKNOWN, f"status: {outcome.summary}")
@@ -267,6 +277,7 @@ class CommandProvider:
         # Before the command starts: after a crash from here on, `stop` finds what it needs.
         self._write_note(executor_id, note)
 
+        # Called before the program runs, so that there is no moment without a note.
         def noted(process: Process) -> None:
             note.running = {"boot_id": boot_id(), **asdict(process)}
             self._write_note(executor_id, note)
@@ -294,6 +305,7 @@ class CommandProvider:
                 f"{error}",
                 details={"executor_id": executor_id},
             ) from None
+        # The command has ended, so no later attempt must look for its process.
         note.running = None
         self._write_note(executor_id, note)
         self._keep_output(executor_id, what, outcome)
@@ -315,10 +327,12 @@ class CommandProvider:
         try:
             return _Note(**content) if content else None
         except TypeError:
+            # A note of another version, or a damaged one, counts as none.
             return None
 
     def _fresh_note(self, executor_id: str, own: ConfiguredShape) -> _Note:
         settings: CommandShape = own.settings
+        # Computed from the configuration alone; `_stop` adds what an older note knows.
         by_name = settings.handle == "executor_id" and not settings.handle_pattern
         return _Note(
             shape=own.shape.name,
@@ -365,6 +379,7 @@ def _end_running(executor_id: str, note: _Note) -> None:
         ProviderFailed: it cannot be killed.
     """
     running = note.running
+    # After a reboot, the pid is of another process.
     if running and running.get("boot_id") == boot_id():
         process = Process(int(running["pid"]), int(running["start_ticks"]))
         if process.is_running():
@@ -389,6 +404,7 @@ def _handle(settings: CommandShape, executor_id: str, outcome: Outcome) -> str:
         found = next((x.strip() for x in reversed(outcome.stdout.splitlines()) if x.strip()), "")
     else:
         found = executor_id
+    # The handle goes into logs, commands and the store, so it must be short and printable.
     printable = "".join(each for each in found or "" if each.isprintable())
     return printable[:HANDLE_LENGTH_MAX]
 

@@ -69,6 +69,7 @@ def read_command_shape(table: ConfigTable) -> CommandShape:
         handle=table.choice("handle", HANDLES, "executor_id"),
         handle_pattern=pattern,
         stop_gone=tuple(table.integers("stop_gone", ())),
+        # 3 and 4 are what `systemctl status` returns for units that do not run or do not exist.
         status_gone=tuple(table.integers("status_gone", (3, 4))),
         status_running_pattern=table.pattern("status_running_pattern"),
     )

@@ -67,6 +67,8 @@ def environment_of(
         own: the shape; None if it is not configured any more.
         cluster_token: the token with which an executor can join.
     """
+    # The process's own FINEGRAIN_ variables are removed first, so that only these reach the
+    # executor.
     environment = {
         **clean_environment(),
         "FINEGRAIN_EXECUTOR_ID": values["executor_id"],
@@ -83,6 +85,7 @@ def environment_of(
         "FINEGRAIN_EXECUTOR__CLUSTER_TOKEN_FILE": values["token_file"],
         "FINEGRAIN_EXECUTOR__LABELS": values["labels"],
     }
+    # Without the shape only stop commands run, which need no configuration of an executor.
     if own is None:
         return environment
     environment["FINEGRAIN_EXECUTOR__DEFAULT_SLOT_FRACTION"] = str(own.default_slot_fraction)

@@ -54,6 +54,7 @@ class Kept:
         """Appends the next part of the stream."""
         self.length += len(data)
         room = KEPT_BYTES - len(self.head)
+        # Beyond the head only the tail is kept, so memory is bounded whatever a command prints.
         self.head += data[:room]
         self.tail += data[room:]
         del self.tail[:-KEPT_BYTES]
@@ -119,7 +120,9 @@ def run_command(
         StillRuns: the command had to be killed, but still runs.
     """
     began = time.monotonic()
+    # Checked here, because the shell would only print the error and exit with 126 or 127.
     _check_program(argv[0], environment)
+    # The shell waits for a line before it runs the program. So a note on disk can come first.
     child = subprocess.Popen(
         ["/bin/sh", "-c", _RUN_WHEN_TOLD, argv[0], *argv],
         stdin=subprocess.PIPE,
@@ -127,14 +130,16 @@ def run_command(
         stderr=subprocess.PIPE,
         env=dict(environment),
         cwd="/",
-        start_new_session=True,
+        start_new_session=True,  # a group of its own, which can be killed as a whole
     )
+    # The process may have ended already. Start time 0 fits no process, so it counts as ended.
     process = this_process(child.pid) or Process(child.pid, 0)
     try:
         started(process)
         _let_run(child)
         kept, ended_because = _follow(child, began + timeout_s, cancellation)
     except BaseException:
+        # Also if `started` failed: without a note the program must not run.
         end_group(child.pid)
         _reap(child, process)
         raise
@@ -202,6 +207,7 @@ def _follow(
     assert child.stderr is not None  # noqa: S101
     kept = {child.stdout.fileno(): Kept(), child.stderr.fileno(): Kept()}
     streams = tuple(kept.values())
+    # Tells when the child ends even while other processes keep its output open.
     poll, end = select.poll(), os.pidfd_open(child.pid)
     ended_because = ""
     try:
@@ -211,6 +217,7 @@ def _follow(
         poll.register(end, select.POLLIN)
         poll.register(cancellation.fileno(), select.POLLIN)
         while kept or child.poll() is None:
+            # Computed in each iteration, because the end of the child shortens the deadline.
             left_s = deadline - time.monotonic()
             ready = {descriptor for descriptor, _ in poll.poll(max(0.0, left_s) * 1000)}
             for descriptor in ready & kept.keys():
@@ -223,6 +230,7 @@ def _follow(
             cancelled = cancellation.fileno() in ready
             if not cancelled and time.monotonic() < deadline:
                 continue
+            # At the deadline the child may have ended by itself, with only its output still open.
             if child.poll() is None:
                 ended_because = _CANCELLED if cancelled else _TIMEOUT
                 end_group(child.pid)
@@ -246,6 +254,7 @@ def _read(descriptor: int, into: Kept) -> bool:
 
 def end_group(group: int) -> None:
     """Ends a process group: SIGTERM, then SIGKILL for what still runs after `TERMINATE_WAIT_S`."""
+    # SIGTERM lets the command clean up. SIGKILL follows only for what is left.
     for number, wait_s in ((signal.SIGTERM, TERMINATE_WAIT_S), (signal.SIGKILL, TERMINATE_WAIT_S)):
         with suppress(OSError):
             os.killpg(group, number)
@@ -264,6 +273,7 @@ def _group_is_running(group: int) -> bool:
         pass  # the group exists, and all its processes run as another user
     except OSError:
         return False
+    # A zombie keeps the group alive; only other members count then.
     leader = this_process(group)
     if leader is not None and not leader.is_running():
         return _others(group)

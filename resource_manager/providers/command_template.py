@@ -66,6 +66,7 @@ def fields_of(word: str) -> list[str]:
     for _, name, form, conversion in string.Formatter().parse(word):
         if name is None:
             continue
+        # Format options could hide mistakes, such as a width that pads an id.
         if form or conversion:
             raise ValueError("a placeholder is a name alone")
         names.append(name)
@@ -78,7 +79,7 @@ def fill(template: Sequence[str], values: Mapping[str, str]) -> list[str]:
     for word in template:
         parts = []
         for text, name, _, _ in string.Formatter().parse(word):
-            parts.append(text)
+            parts.append(text)  # literal text before the placeholder
             if name is not None:
                 parts.append(values[name])
         filled.append("".join(parts))

@@ -79,6 +79,7 @@ def read_providers(file: Path) -> ProvidersConfiguration:
     look_interval_ms = top.duration_ms("look_interval", LOOK_INTERVAL_MS, least_ms=100)
     kinds = built_in_kinds()
     shapes = _shapes(top, kinds)
+    # After the shapes, because these add kinds of other providers to `kinds`.
     common = {name: kind.read_common(top.table(name)) for name, kind in kinds.items()}
     provisioning = _limits(top.table("limits"), tuple(each.shape for each in shapes))
     top.end()
@@ -87,6 +88,7 @@ def read_providers(file: Path) -> ProvidersConfiguration:
     }
     for name, kind in kinds.items():
         own = {each.shape.name: each.settings for each in by_provider[name]}
+        # Last: it may look at the host, and errors in the file itself come first.
         kind.check(common[name], own, file)
     return ProvidersConfiguration(
         file, provisioning, managers, look_interval_ms, common, by_provider
@@ -96,6 +98,7 @@ def read_providers(file: Path) -> ProvidersConfiguration:
 def no_providers() -> ProvidersConfiguration:
     """Returns the configuration without a file: no executors are requested."""
     nothing = ConfigTable({}, Path())
+    # Each kind decodes an empty table, so that its defaults are in one place.
     common = {
         name: kind.read_common(nothing.table(name)) for name, kind in built_in_kinds().items()
     }
@@ -143,7 +146,9 @@ def _shapes(top: ConfigTable, kinds: dict[str, ProviderKind]) -> list[Configured
             )
         if any(each.shape.name == name for each in shapes):
             table.wrong("name", name, "each name only once")
+        # Errors from here on name the shape, which says more than its number in the file.
         table.path = f"shape {name}"
+        # The provider decodes its own table; all other keys are the same for every provider.
         provider = table.choice("provider", installed_names())
         kind = kinds.get(provider) or kinds.setdefault(provider, find_kind(provider))
         own = table.table(provider, path=f"shape {name}.{provider}")
@@ -167,9 +172,12 @@ def _shape(table: ConfigTable, name: str, provider: str, read: ReadShape) -> Con
     if "count_max" in table and not count_max:  # 0 looks like "none", but would mean "no limit"
         table.wrong("count_max", 0, "1 or more; without it there is no limit")
     if read.count_max:
+        # The provider's limit is a fact, such as the number of shares; the operator's may only be
+        # lower.
         count_max = min(count_max or read.count_max, read.count_max)
     exact = Fraction(str(fraction))  # executors read it as a decimal, too: 0.1 is exactly a tenth
     default = ResourceProfile(
+        # Rounded down, as the executor does, so that the plan matches what it registers.
         cpu_milli=int(total.get(CPU_MILLI, 0) * exact),
         task_heap_memory_bytes=round_down(
             int(total.get(MEMORY_BYTES, 0) * exact), MEMORY_GRAIN_BYTES
@@ -196,6 +204,7 @@ def _total(table: ConfigTable, read: ReadShape) -> Amounts:
     elif "total" in table:
         total = _amounts(table.table("total"), required=True)
         extended = {k: v for k, v in total.items() if k.startswith(EXTENDED_PREFIX)}
+        # Countable resources may be added to a total that the provider determines.
         if total != {**read.total, **extended}:
             table.wrong(
                 "total",
@@ -204,6 +213,7 @@ def _total(table: ConfigTable, read: ReadShape) -> Amounts:
             )
     else:
         total = read.total
+    # Rounded down to what executors register, so that the plan promises no more.
     return {**total, MEMORY_BYTES: round_down(total.get(MEMORY_BYTES, 0), MEMORY_GRAIN_BYTES)}
 
 
@@ -228,6 +238,7 @@ def _fraction(table: ConfigTable, total: Amounts) -> float:
     The default is one slot per whole core, so that the planned size does not depend on how many
     threads a core has.
     """
+    # A machine with less than one core has one default slot.
     whole_cores = max(1, total.get(CPU_MILLI, 0) // 1000)
     per_core = 1 / whole_cores
     # Round up where the float is below the exact fraction: else 1/3 of 3000 milli becomes 999.
@@ -243,7 +254,7 @@ def _limits(table: ConfigTable, shapes: tuple[ExecutorShape, ...]) -> Provisioni
     least = _amounts(table.table("min"))
     most = _amounts(table.table("max"))
     for name, amount in least.items():
-        if amount > most.get(name, amount):
+        if amount > most.get(name, amount):  # without a maximum, any minimum is fine
             table.wrong("min", _shown(least), f"no more than max ({_shown(most)})")
     defaults = Provisioning()
     provisioning = Provisioning(

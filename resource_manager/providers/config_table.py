@@ -63,6 +63,7 @@ class ConfigTable:
     def text(self, key: str, default: str | None = None, *, empty_ok: bool = False) -> str:
         """Returns a string; the key is required if there is no default."""
         value = self._get(key, default, "a text")
+        # An empty text is an error, except where the default itself is empty.
         if not isinstance(value, str) or not (value or empty_ok or value == default):
             self.wrong(key, value, "a text in quotes")
         return value
@@ -97,6 +98,7 @@ class ConfigTable:
     ) -> int:
         """Returns a whole number between `least` and `most`."""
         value = self._get(key, default, "a whole number")
+        # `type`, because True is an int for `isinstance`.
         if type(value) is not int or not least <= value <= most:
             self.wrong(key, value, f"a whole number from {least} to {most}")
         return value
@@ -150,6 +152,7 @@ class ConfigTable:
     def counts(self, key: str) -> dict[str, int]:
         """Returns a table of whole numbers, each 1 or more."""
         table = self.table(key)
+        # `integer` marks each key as read, so no call of `end` is needed.
         return {name: table.integer(name, least=1, most=2**53) for name in table._content}
 
     def table(self, key: str, *, path: str = "") -> ConfigTable:
@@ -169,6 +172,7 @@ class ConfigTable:
 
     def plain(self) -> dict[str, Any]:
         """Returns the whole content, for a caller that checks it later. All keys count as read."""
+        # The caller checks the keys, so `end` must not complain about them.
         self._read_keys = dict.fromkeys(self._content)
         return dict(self._content)
 
@@ -199,6 +203,7 @@ class ConfigTable:
         return self._content.get(key, default)
 
     def _amount(self, key: str, default: int | None, parse: Callable[[str, str], int]) -> int:
+        # Defaults are in the unit of the result and need no parsing.
         if key not in self._content and default is not None:
             self._read_keys[key] = None
             return default

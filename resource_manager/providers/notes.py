@@ -15,11 +15,14 @@ def write_durably(path: Path, text: str) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    # In the same directory, because a rename is atomic only within a file system.
     fresh = path.with_name(f".{path.name}.new")
     with fresh.open("w", encoding="utf-8") as file:
+        # Before anything is written, so that no other user can read any of it.
         os.fchmod(file.fileno(), 0o600)
         file.write(text + "\n")
         file.flush()
+        # Before the rename: otherwise a power loss could leave the new name with empty content.
         os.fsync(file.fileno())
     fresh.rename(path)
     sync_directory(path.parent)  # without this a power loss can undo the rename

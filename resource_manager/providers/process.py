@@ -140,6 +140,7 @@ class ProcessKind:
                 TLS and
                 a shape has no CA certificate to verify it with.
         """
+        # Both must find the same notes: a standby takes over the executors that run.
         if context.standby and shapes and common.directory is None:
             raise ConfigurationError(
                 "a standby finds the executors of the leader's process provider only in the same "
@@ -147,6 +148,7 @@ class ProcessKind:
                 details={"field": "process.directory"},
             )
         tls = context.manager_tls
+        # Without TLS, or with a CA of the resource manager, there is nothing to check.
         for each in shapes if tls is not None and tls.ca is None else ():
             if not {**common.executor, **each.settings.executor}.get("manager_tls_ca"):
                 raise ConfigurationError(
@@ -206,6 +208,7 @@ class ProcessProvider:
         environment = {PROVIDED_AS_VARIABLE: shape}
         own = self._shapes.get(shape)
         keys = self._keys(own) if own else self._settings.executor
+        # Tasks then run as this process's user, who must not share /tmp with other users.
         if os.geteuid() != 0 or keys.get("task_user") == "self":
             path = self.directory / "executors" / executor_id / "tmp"
             environment["TMPDIR"] = str(path)  # no other user has access to it
@@ -221,8 +224,10 @@ class ProcessProvider:
             raise ProviderFailed(f"shape {shape} is no longer configured")
         executor = self._executor(executor_id, shape)
         try:
+            # An executor that exists keeps its share; after a crash it may only lack its front.
             if not executor.exists():
                 self._claim(executor, own)
+            # The front may run already: `start` is repeated after a crash.
             front = executor.front() or executor.start()
         except OSError as error:
             raise ProviderFailed(
@@ -234,6 +239,7 @@ class ProcessProvider:
         return Started(self._handle(executor), f"process {front.pid}{share}")
 
     def _stop(self, executor_id: str, handle: str, cancellation: Cancellation) -> str:
+        # Nothing here says that the executor is gone if it was started on another host.
         self._check_here(executor_id, handle)
         executor = self._executor(executor_id, "")
         return executor.stop(self._settings.stop_timeout_ms / 1000, cancellation)
@@ -241,12 +247,13 @@ class ProcessProvider:
     def _status(self, executor_id: str, shape: str, handle: str) -> Observation:
         executor = self._executor(executor_id, shape)
         if not executor.exists():
+            # Without a directory, only the handle tells whether the executor could be here.
             if self._elsewhere(handle):
                 return Observation(Presence.UNKNOWN, f"it was started on another host: {handle}")
             if executor.front() is not None:
                 return Observation(Presence.RUNS, f"its directory {executor.path} is gone")
             return Observation(Presence.ENDED, "nothing of it exists")
-        executor.bound_output()
+        executor.bound_output()  # here, because this is called every few seconds
         if executor.front() is not None:
             return Observation(Presence.RUNS)
         said = executor.last_words() or "nothing"
@@ -256,6 +263,7 @@ class ProcessProvider:
         try:
             executor.start()
         except ProviderFailed as error:
+            # UNKNOWN: the next check tries again, as often as `may_restart` allows.
             return Observation(Presence.UNKNOWN, error.message)
         return Observation(Presence.RUNS, "it was killed and was started again")
 
@@ -269,8 +277,10 @@ class ProcessProvider:
             ProviderFailed: no share is free, or it is not known which shares are in use.
         """
         executor.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Reading the claims and making one must not be mixed with those of another process.
         with self._claiming():
             claims = {path.name: read_claim(path) for path in executor_paths(self.directory)}
+            # A share that may be in use must not be given out a second time.
             if unreadable := [name for name, claim in claims.items() if claim is None]:
                 raise ProviderFailed(
                     f"the share of {', '.join(unreadable)} cannot be read in {self.directory}; "
@@ -287,6 +297,8 @@ class ProcessProvider:
             given = [claim.share for claim in claims.values() if claim is not None]
             names = {share.name for share in given}
             shares: tuple[Share, ...] = own.settings.shares
+            # Shares may have other cpus than when they were given out, so both names and cpus are
+            # compared.
             free = (s for s in shares if s.name not in names and not overlap([*given, s]))
             share = next(free, None)
             if share is None:
@@ -321,6 +333,7 @@ class ProcessProvider:
                     time.sleep(CLAIM_PAUSE_S)
             yield
         finally:
+            # Closing the descriptor releases the lock.
             os.close(descriptor)
 
     def _configuration(
@@ -338,6 +351,7 @@ class ProcessProvider:
             "metrics_listen": "127.0.0.1:0",
             "advertise": "",
             **({"manager_tls_ca": str(tls.ca.absolute())} if tls and tls.ca else {}),
+            # Keys of the operator come here: they override what is above, and not what is below.
             **self._keys(own),
             "executor_id": executor.executor_id,
             "provided_as": shape.name,
@@ -355,6 +369,7 @@ class ProcessProvider:
             },
             "slots_max": shape.slots_max,
             "default_slot_fraction": own.default_slot_fraction,
+            # Its tasks must end with it: the share is given to another executor afterwards.
             "stop_tasks_on_exit": True,
             "reserved_cpus": "",
             "reserved_memory": 0,
@@ -372,12 +387,14 @@ class ProcessProvider:
 
     def _elsewhere(self, handle: str) -> bool:
         host, _, path = handle.partition(":")
+        # An executor's directory is two levels below that of the provider.
         return bool(handle) and (host, Path(path).parent.parent) != (
             socket.gethostname(),
             self.directory,
         )
 
     def _check_here(self, executor_id: str, handle: str) -> None:
+        # A record in this directory shows that it is here, whatever the handle says.
         if self._elsewhere(handle) and not self.owns(executor_id):
             raise ProviderFailed(
                 f"executor {executor_id} was started as {handle}, but this resource manager "
@@ -388,6 +405,7 @@ class ProcessProvider:
 
 def _executor_keys(table: ConfigTable) -> dict[str, Any]:
     keys = table.table("executor")
+    # A key that the provider sets would contradict the share, or what it promised.
     for name, value in keys.plain().items():
         if name in OURS:
             keys.wrong(name, value, "nothing: the provider sets this key")

@@ -124,12 +124,13 @@ class ExecutorDirectory:
             OSError: the files cannot be written.
         """
         fresh = self.path.with_name(f"{HIDDEN}{self.path.name}.new")
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(fresh, ignore_errors=True)  # left by a crash
         fresh.mkdir(mode=0o700, parents=True)
         (fresh / "tmp").mkdir(mode=0o700)
         note = {"shape": claim.shape, "share": asdict(claim.share)}
         write_durably(fresh / CLAIM_FILE, json.dumps(note))
         write_durably(fresh / CONFIG_FILE, configuration)
+        # All content is on disk before the rename makes the directory visible.
         sync_directory(fresh)
         fresh.rename(self.path)
         sync_directory(self.path.parent)
@@ -140,11 +141,12 @@ class ExecutorDirectory:
         The second case is a front that was started just before a crash, without a note.
         """
         note = self._note()
+        # After a reboot, the pid is of another process.
         if note.get("boot_id") == boot_id():
             noted = Process(int(note["pid"]), int(note["start_ticks"]))
             if noted.is_running():
                 return noted
-            noted.reap()
+            noted.reap()  # it is our child, and would stay a zombie
         return front_of(self.config_file)
 
     def start(self, *, only_to_end: bool = False) -> Process:
@@ -156,6 +158,7 @@ class ExecutorDirectory:
         Raises:
             ProviderFailed: the program cannot be run.
         """
+        # Counted on disk, so that a resource manager that restarts does not begin again.
         starts = int(self._note().get("starts", 0)) + 1
         to_end = {_MANAGER_VARIABLE: NOBODY_LISTENS} if only_to_end else {}
         command = [*self._program, "executor", "serve", "--config", str(self.config_file)]
@@ -163,7 +166,7 @@ class ExecutorDirectory:
             with (self.path / OUTPUT_FILE).open("ab") as output:
                 child = subprocess.Popen(
                     command,
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.DEVNULL,  # the front outlives us, so no pipe may end with us
                     stdout=output,
                     stderr=output,
                     cwd="/",
@@ -190,6 +193,7 @@ class ExecutorDirectory:
 
     def may_restart(self) -> bool:
         """Returns whether a front that was killed may be restarted."""
+        # Without an endpoint file the front shut down cleanly, or never served.
         return self.served() and int(self._note().get("starts", 0)) <= RESTARTS_MAX
 
     def bound_output(self) -> None:
@@ -232,6 +236,7 @@ class ExecutorDirectory:
             ProviderFailed: something is left, or the attempt was cancelled. The directory stays, so
             the share stays claimed.
         """
+        # Found by command line, because processes may run although the directory is gone.
         processes = processes_of(self.path)
         if not self.exists() and not processes:
             self._remove_hidden()
@@ -240,7 +245,9 @@ class ExecutorDirectory:
         groups = groups_around(processes, self.executor_id)
         how = self._end(timeout_s, cancellation)
         left = self._left(groups)
+        # With the groups from before: once all processes have ended, only their paths are left.
         if left:
+            # The helper may have written its note meanwhile.
             groups += control_groups(self.state_dir)
             end_forcibly(processes_of(self.path), groups, KILL_WAIT_S)
             how = "it was killed"
@@ -253,8 +260,10 @@ class ExecutorDirectory:
             )
         if not self.exists():
             return how
+        # Before the rename: the output is in the directory.
         self._keep_output()
         try:
+            # The rename frees the share. Whether the content can be deleted no longer matters then.
             self.path.rename(self.path.with_name(f"{HIDDEN}{self.path.name}.gone"))
             sync_directory(self.path.parent)
         except OSError as error:
@@ -276,9 +285,12 @@ class ExecutorDirectory:
             front.signal(signal.SIGTERM)
             in_order = front.wait(timeout_s, cancellation)
             if not in_order:
+                # `wait` also returns early if the attempt was cancelled. Then nothing may be killed
+                # yet.
                 _go_on(cancellation)
                 front.signal(signal.SIGKILL)
                 front.wait(KILL_WAIT_S)
+            # The helper ends a moment after its front, so this waits before it looks.
             if in_order and self._leaves():
                 return ""
             if not self._left():
@@ -289,6 +301,7 @@ class ExecutorDirectory:
             return ""
         again = self.start(only_to_end=True)
         deadline = time.monotonic() + SERVE_WAIT_S
+        # A front that does not serve yet could not free the slots that it finds.
         while again.is_running() and not self._serves(again) and time.monotonic() < deadline:
             _go_on(cancellation)
             time.sleep(_PAUSE_S)
@@ -329,6 +342,7 @@ class ExecutorDirectory:
         keep_newest(self._kept_output, OUTPUTS_KEPT_MAX)
 
     def _remove_hidden(self) -> None:
+        # Both names: a crash may have been while it was made or while it was removed.
         for end in ("new", "gone"):
             hidden = self.path.with_name(f"{HIDDEN}{self.path.name}.{end}")
             shutil.rmtree(hidden, ignore_errors=True)
@@ -336,6 +350,7 @@ class ExecutorDirectory:
 
 def _go_on(cancellation: Cancellation | None) -> None:
     """Raises if the attempt was cancelled; the next call of `stop` starts from the beginning."""
+    # After each long wait: between two steps the executor is in a state that `stop` can continue.
     if cancellation is not None and cancellation.is_set:
         raise ProviderFailed("stopping it was postponed")
 

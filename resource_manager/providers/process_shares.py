@@ -42,6 +42,7 @@ class Share:
     def total(self) -> Amounts:
         """The amounts that an executor with this share registers."""
         whole = 1000 * len(self.cpu_set)
+        # Configured cpu time above that of the cpus could not be used.
         cpu_milli = whole if self.cpu_milli is None else min(whole, self.cpu_milli)
         return {
             CPU_MILLI: cpu_milli,
@@ -64,6 +65,7 @@ def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
             each.wrong("cpus", cpus, error.expected)
         if not cpu_set:
             each.wrong("cpus", cpus, "one cpu or more, such as 0-3")
+        # After the cpus, because their number limits the cpu time.
         cpu_milli = each.cpu("cpu") if "cpu" in each else None
         if cpu_milli is not None and not CPU_MILLI_MIN <= cpu_milli <= 1000 * len(cpu_set):
             each.wrong(
@@ -76,6 +78,7 @@ def read_shares(table: ConfigTable, shape: str) -> tuple[Share, ...]:
         shares.append(Share(f"{shape}#{number}", str(cpu_set), cpu_milli, memory_bytes))
     if not shares:
         table.wrong("share", "missing", "one [[shape.process.share]] or more, with cpus and memory")
+    # Executors of a shape are planned by one size, whichever share they get.
     if any(share.total != shares[0].total for share in shares):
         table.wrong(
             "share",
@@ -90,10 +93,12 @@ def overlap(shares: Sequence[Share]) -> str:
 
     Cost: quadratic in the number of shares.
     """
+    # Pairs are few: shares are listed by hand.
     for one, other in combinations(shares, 2):
         common = one.cpu_set & other.cpu_set
         if not common:
             continue
+        # None means all of the cpus, so no other share can be on them.
         if one.cpu_set != other.cpu_set or None in (one.cpu_milli, other.cpu_milli):
             return f"{one.name} ({one.cpus}) and {other.name} ({other.cpus}) share cpus {common}"
     together: dict[str, int] = {}
@@ -108,6 +113,7 @@ def overlap(shares: Sequence[Share]) -> str:
 
 def missing_here(shares: Sequence[Share]) -> str:
     """Returns what this host lacks for these shares, for people; empty if it has everything."""
+    # The affinity of this process, because executors inherit it.
     allowed = CpuSet(os.sched_getaffinity(0))
     for share in shares:
         if absent := share.cpu_set - allowed:

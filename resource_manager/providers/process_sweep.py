@@ -40,6 +40,7 @@ def stop_everything(directory: Path, *, timeout_s: float = STOP_TIMEOUT_MS / 100
             return f"{path}: {error.strerror}"
         return ""
 
+    # At the same time, because each may take its whole timeout.
     with ThreadPoolExecutor(AT_A_TIME_MAX) as threads:
         told = list(threads.map(stop, executor_paths(directory)))
     return [line for line in told if line]

@@ -63,9 +63,10 @@ class Process:
         """
         try:
             descriptor = os.pidfd_open(self.pid)
-        except OSError:
+        except OSError:  # it ended and was reaped
             return not self.is_running()
         try:
+            # Checked after the descriptor is open, so that the pid cannot be reused in between.
             if self.is_running():
                 ended = select.poll()
                 ended.register(descriptor, select.POLLIN)
@@ -83,6 +84,7 @@ class Process:
         """Reaps the process if it is a zombie and a child of this process."""
         found = _stat(self.pid)
         if found is not None and found[1] == self.start_ticks and found[0] in "ZX":
+            # WNOHANG: another thread may have reaped it.
             with suppress(OSError):  # it is not our child
                 os.waitpid(self.pid, os.WNOHANG)
 
@@ -109,6 +111,7 @@ def command_lines() -> Iterator[tuple[Process, list[str]]]:
             words = (entry / "cmdline").read_bytes()
         except OSError:
             continue
+        # Threads of the kernel have no command line.
         if words and (process := this_process(int(entry.name))) is not None:
             yield process, os.fsdecode(words).split("\0")
 
@@ -127,10 +130,12 @@ def executor_processes(directory: Path) -> list[tuple[Process, list[str]]]:
     """
     path = f"{directory.absolute()}/"
     either = "|".join(re.escape(each) for each in (path, json.dumps(path)[1:-1]))
+    # A path in the middle of a longer one belongs to another cluster's directory.
     mark = re.compile(rf"(?:^|[\"'=:, ])(?:{either})")
     return [
         (process, words)
         for process, words in command_lines()
+        # The cheap test first: few processes are of executors.
         if _serves(words) or any("task_executor" in word for word in words)
         if any(mark.search(word) for word in words) and process.is_running()
     ]
@@ -151,6 +156,7 @@ def control_groups(state_dir: Path) -> list[Path]:
         paths = [Path(path) for path in dict.fromkeys(note["base"].values())]
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return []
+    # The note could say anything, and these directories are removed.
     return [path for path in paths if str(path).startswith(_CGROUPS) and path.is_dir()]
 
 
@@ -173,6 +179,7 @@ def groups_around(processes: Iterable[Process], executor_id: str) -> list[Path]:
         with suppress(OSError):
             for line in (_PROC / str(process.pid) / "cgroup").read_text().splitlines():
                 _, controllers, path = line.split(":", 2)
+                # Everything below the executor's own group may go; what is above belongs to others.
                 above, within, _ = f"{path}/".partition(mark)
                 if within:
                     top = Path(_CGROUPS, controllers.removeprefix("name="))
@@ -192,10 +199,12 @@ def end_forcibly(processes: Iterable[Process], groups: Iterable[Path], patience_
     found = list(processes)
     for process in found:
         process.signal(signal.SIGKILL)
+    # All have been signalled before the first wait, so the waits overlap.
     for process in found:
         process.wait(patience_s)
     deadline = time.monotonic() + patience_s
     left = [group for group in groups if not _removed(group)]
+    # The kernel removes a group only a moment after its last process.
     while left and time.monotonic() < deadline:
         time.sleep(_PAUSE_S)
         left = [group for group in left if not _removed(group)]
@@ -205,6 +214,7 @@ def _removed(top: Path) -> bool:
     """Kills what runs in a control group and those below, and removes them; returns whether it is
     gone.
     """
+    # From the leaves up, because a group with groups below it cannot be removed.
     for folder, _, _ in os.walk(top, topdown=False):
         group = Path(folder)
         with suppress(OSError):
@@ -226,7 +236,8 @@ def _stat(pid: int) -> tuple[str, int] | None:
     process.
     """
     try:
+        # The process's name is in parentheses and may have spaces and parentheses itself.
         fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        return fields[0], int(fields[19])
+        return fields[0], int(fields[19])  # fields 3 and 22 of proc(5)
     except (OSError, IndexError, ValueError):
         return None

@@ -34,6 +34,7 @@ class Cancellation:
         with self._lock:
             if self._pipe is None:
                 self._pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+                # It may have been set before the pipe existed.
                 self._tell()
             return self._pipe[0]
 
@@ -45,6 +46,7 @@ class Cancellation:
 
     def close(self) -> None:
         """Closes the descriptors; called when the work has ended."""
+        # Under the lock: `set` must not write to a descriptor that was closed and reused.
         with self._lock:
             for descriptor in self._pipe or ():
                 os.close(descriptor)
@@ -64,9 +66,11 @@ async def in_thread(threads: ThreadPoolExecutor, work: Callable[[Cancellation], 
     """
     cancellation = Cancellation()
     began = threads.submit(work, cancellation)
+    # Wrapped, so that waiting for it does not block the event loop.
     future = asyncio.wrap_future(began)
     cancelled: asyncio.CancelledError | None = None
     try:
+        # A caller that is cancelled goes on waiting; it may be cancelled several times.
         while not future.done():
             try:
                 await asyncio.wait([future])
@@ -77,6 +81,7 @@ async def in_thread(threads: ThreadPoolExecutor, work: Callable[[Cancellation], 
         if cancelled is not None:
             if not future.cancelled():
                 future.exception()  # marks the exception as retrieved, or asyncio logs it
+            # Only now that the work has ended: the next call about this executor may begin.
             raise cancelled
         return future.result()
     finally:

@@ -47,6 +47,7 @@ class Given:
         singles: list[Any] = []
         texts: list[str] = []
         for number, (name, column) in enumerate(zip(names, zip(*rows, strict=True), strict=True)):
+            # One value is shorter than an array, and many columns of a batch have equal values.
             one = number >= arrays and column.count(column[0]) == len(column)
             single.append(one)
             if one:
@@ -78,6 +79,7 @@ def array_text(column: Sequence[Any], column_type: TypeEngine[Any]) -> str:
         StoreError: a text contains a NUL character.
     """
     if isinstance(column_type, Boolean | Integer):  # numbers, true and false, None
+        # PostgreSQL reads Python's spelling of numbers, and of True and False.
         return "{" + str(list(column))[1:-1].replace("None", "NULL") + "}"
     if None in column:
         return "{" + ",".join("NULL" if each is None else _quoted([each]) for each in column) + "}"
@@ -85,6 +87,7 @@ def array_text(column: Sequence[Any], column_type: TypeEngine[Any]) -> str:
 
 
 def _quoted(texts: Sequence[str]) -> str:
+    # Joined first, so that escaping takes three passes in all and not three for each text.
     joined = _NUL.join(texts)
     if joined.count(_NUL) != len(texts) - 1:
         raise StoreError("a text holds a NUL character, which PostgreSQL cannot keep")

@@ -56,6 +56,7 @@ def backup(url: str, path: Path) -> None:
     source = _file(url, "pg_dump --format=custom")
     path = path.absolute()
     with os_errors(path):
+        # A mistyped path must not destroy anything, so only an older backup is replaced.
         if path.exists() and (not path.is_file() or _same(source, path) or not _is_ours(path)):
             raise InvalidArgument("path", str(path), "a new file, or an older backup to replace")
     check_is_ours(source)
@@ -94,8 +95,11 @@ def restore(url: str, path: Path, *, above_epoch: int) -> Restored:
         raise InvalidArgument("above_epoch", above_epoch, "0, or the highest epoch reported")
     with os_errors(target), locked(target, "finegrain db restore"):
         check_not_ahead(check_is_ours(path).schema_version, str(path))
+        # Executors that report nothing now may have seen the epoch of the database that is
+        # replaced.
         above_epoch = max(above_epoch, _epoch_if_readable(target))
         remove_leftovers(target)
+        # Everything is done on a copy, so that a failure before the last two steps changes nothing.
         with temporary_database(target) as fresh:
             copy_sqlite(path, fresh)
             _check_sound(fresh, path)
@@ -143,15 +147,18 @@ def _epoch_if_readable(database: Path) -> int:
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
             return int(connection.execute("SELECT max(rm_epoch) FROM leadership").fetchone()[0])
     except (StoreError, sqlite3.Error, TypeError):
+        # A damaged database is a frequent reason for a restore.
         return 0
 
 
 def _raise_epoch(database: Path, above_epoch: int) -> int:
     with sqlite_errors(database), closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA synchronous = FULL")
+        # In this mode the database is one file, which can be renamed.
         connection.execute("PRAGMA journal_mode = DELETE")
         with connection:
             leave_lost_history(connection.execute)
+            # Without a holder, no process that led before can take the row for its own.
             connection.execute(
                 "UPDATE leadership SET holder = '', rm_epoch = max(rm_epoch, ?) + 1", (above_epoch,)
             )
@@ -169,6 +176,7 @@ def _set_aside(database: Path) -> Path | None:
         shm_of(database).unlink(missing_ok=True)
         return None
     kept = database.with_name(f"{database.name}.replaced-{time.time_ns() // 1_000_000}")
+    # A second name for the file: `target` still leads to the old database until it is replaced.
     os.link(database, kept)
     if wal_of(database).exists():
         wal_of(database).replace(wal_of(kept))

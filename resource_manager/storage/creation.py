@@ -58,14 +58,17 @@ def create_sqlite(path: Path) -> None:
             the database right now.
     """
     with os_errors(path), locked(path, "finegrain creating the database"):
+        # Asked again under the lock: another process may have created it meanwhile.
         if path.exists():
             return
         _refuse_orphaned_wal(path)
         remove_leftovers(path)
         with temporary_database(path) as temporary:
+            # The mode comes first, because the file will have secrets (`cluster_salt`).
             create_private(temporary)
             with sqlite_errors(path), closing(sqlite3.connect(temporary)) as connection:
                 connection.execute(f"PRAGMA application_id = {tables.APPLICATION_ID}")
+                # Stored in the file, so that each later connection uses it.
                 connection.execute("PRAGMA journal_mode = WAL")
             run_migrations(temporary, path, new=True)
             put_in_place(temporary, path)
@@ -82,6 +85,7 @@ def upgrade_sqlite(path: Path) -> int:
     """
     version = check_is_ours(path).schema_version
     check_not_ahead(version, str(path))
+    # Most starts end here, without taking the lock.
     if version == tables.SCHEMA_VERSION:
         return version
     with os_errors(path), locked(path, "finegrain db upgrade"):
@@ -89,6 +93,7 @@ def upgrade_sqlite(path: Path) -> int:
         version = check_is_ours(path).schema_version
         if version < tables.SCHEMA_VERSION:
             name = f"{path.name}.before-{migrate.revision_name(tables.SCHEMA_VERSION)}"
+            # Before the migration: operators go back to the older version with this copy.
             copy_sqlite(path, path.with_name(name))
             run_migrations(path, path)
     return version
@@ -123,6 +128,7 @@ def run_migrations(database: Path, shown: Path, *, new: bool = False) -> None:
     """
     engine = sqlite_engine(database, read_only=False, connections=1)
     try:
+        # One transaction: a failed migration leaves the old version.
         with sqlite_errors(shown), engine.begin() as connection:
             migrate.migrate(connection, tables.SCHEMA_VERSION)
             if new:
@@ -145,7 +151,7 @@ def remove_leftovers(path: Path) -> None:
     """Removes temporary files of `path` that a crash left. The caller holds its lock."""
     for each in path.parent.iterdir():
         if is_temporary(each.name, path):
-            each.unlink()
+            each.unlink()  # also side files of temporary databases
 
 
 def _refuse_orphaned_wal(path: Path) -> None:

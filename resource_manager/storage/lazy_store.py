@@ -41,6 +41,7 @@ class LazyStore(Store):
         """See `Store.lead`. Tries once, whatever `wait_s` says."""
         del wait_s
         try:
+            # Checked before opening: to open the file would already touch the leader's WAL.
             if self._store is None:
                 self._check_free()
                 self._store = self._opener()

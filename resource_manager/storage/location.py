@@ -55,6 +55,7 @@ class DatabaseUrl:
         except (ArgumentError, ValueError):
             raise ConfigurationError(f"the database URL is not readable; {_EXPECTED}") from None
         if url.drivername in _POSTGRESQL:
+            # One driver for all spellings, because operators copy URLs from other programs.
             return cls(url.set(drivername="postgresql+psycopg"))
         shown = url.render_as_string(hide_password=True)
         if url.drivername not in _SQLITE:

@@ -96,6 +96,7 @@ class MemoryStore(Store):
     def commit(self, changes: Changes) -> None:
         """See `Store.commit`."""
         self._must_be_writable()
+        # Encoded before the lock is taken, as for a database.
         prepared = PreparedChanges(changes)
         with self._as_leader() as database, database.tables.transaction():
             prepared.apply(database.tables, STATEMENTS)
@@ -129,6 +130,7 @@ class MemoryStore(Store):
             if each.sequence >= from_sequence
             and subject_id in ("", each.executor_id, each.job_id, each.allocation_id)
         ]
+        # `max`, because a negative start would count from the end.
         return found[:limit] if from_sequence else found[max(0, len(found) - limit) :]
 
     def meta(self, key: str) -> str | None:

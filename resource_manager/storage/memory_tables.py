@@ -63,10 +63,13 @@ class MemoryTables:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Undoes everything that was written inside if the context raises."""
+        # What was there before each write, oldest first.
         self._undo = []
         try:
             yield
         except BaseException:
+            # Also for KeyboardInterrupt: half a batch must never stay. Backwards, so that a row
+            # that was written twice gets its first value back.
             for table, key, before in reversed(self._undo):
                 self._put(table, key, before)
             raise
@@ -102,7 +105,7 @@ class MemoryTables:
 
     def _delete_with_job(self, job_id: str) -> None:
         for table, keys in self._of_job.items():
-            for key in list(keys.get(job_id, ())):
+            for key in list(keys.get(job_id, ())):  # a copy: `_put` removes keys
                 self._put(table, key, None)
 
     def _put(self, table: Table, key: Key, row: Row | None) -> None:
@@ -117,6 +120,7 @@ class MemoryTables:
         if table not in self._of_job:
             return
         owners, place = self._of_job[table], _place(table, "job_id")
+        # The row may belong to another job now, so its old entry goes first.
         if before is not None:
             keys = owners[before[place]]
             keys.pop(key, None)
@@ -209,6 +213,7 @@ def _check(table: Table, row: Row) -> None:
     for name, value in zip(table.columns.keys(), row, strict=True):
         if isinstance(value, int) and not -_INTEGER_MAX - 1 <= value <= _INTEGER_MAX:
             raise StoreError(f"{table.name}.{name}: {value} does not fit 64 bits")
+        # Almost all texts are ASCII, and those can always be encoded.
         if isinstance(value, str) and not value.isascii():
             try:
                 value.encode()

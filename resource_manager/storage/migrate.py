@@ -36,6 +36,7 @@ def _config(connection: Connection | None = None) -> Config:
     from alembic.config import Config
 
     config = Config()
+    # Alembic expands `%` in options.
     config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
     config.attributes["connection"] = connection
     return config
@@ -58,6 +59,7 @@ def migrate(connection: Connection, to_version: int) -> None:
     from alembic import command
 
     command.upgrade(_config(connection), revision_name(to_version))
+    # Also recorded in the header, where it can be read without Alembic.
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql(f"PRAGMA user_version = {int(to_version)}")
 

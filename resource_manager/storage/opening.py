@@ -35,6 +35,7 @@ def open_store(
     """
     location = DatabaseUrl.parse(url)
     if location.is_sqlite:
+        # Imported when needed: each database needs libraries that the other does without.
         from resource_manager.storage.sqlite_store import open_sqlite
 
         return open_sqlite(location, create=create, upgrade=upgrade, read_only=read_only)

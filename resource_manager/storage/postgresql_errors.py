@@ -64,6 +64,8 @@ def translated(
             f"rows for {location} contradict each other ({told}); nothing was written",
             details=details,
         )
+    # A replica or a session that was ended means a failover, which may pass by itself. A statement
+    # that is too large fails again on any server.
     away = state.startswith((*_SESSION_BROKEN_OFF, *_READ_ONLY)) or (
         away and not state.startswith(_TOO_LARGE)
     )
@@ -73,6 +75,7 @@ def translated(
 
 
 def _meaning(state: str, told: str, location: DatabaseUrl, *, away: bool) -> tuple[Reason, str]:
+    # From specific to general: the first match decides.
     if state.startswith(_DISK_FULL):
         return Reason.DISK_FULL, "has no space left; free space on the server's disk"
     if state.startswith(_LOCKED):
@@ -83,6 +86,7 @@ def _meaning(state: str, told: str, location: DatabaseUrl, *, away: bool) -> tup
         return Reason.STORE_CORRUPT, "is damaged; restore it from a backup (pg_restore)"
     if state.startswith(_READ_ONLY):
         return Reason.STORE_UNAVAILABLE, "is read-only, perhaps a replica; name the primary"
+    # Errors while connecting have no SQLSTATE, so the text of the message decides.
     if state.startswith(_TOO_MANY) or "too many clients" in told:
         return Reason.STORE_UNAVAILABLE, (
             "has no connection left; raise max_connections or end other sessions"

@@ -66,6 +66,7 @@ def postgresql_engine(location: DatabaseUrl, *, connections: int = CONNECTIONS) 
         # Prepared statements belong to a session, and a pooler may change it between transactions.
         "prepare_threshold": None,
     }
+    # An operator may set each of these in the URL.
     given = {key: value for key, value in defaults.items() if key not in location.url.query}
     return create_engine(
         location.url,
@@ -176,6 +177,7 @@ def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: boo
         StoreError: STORE_SCHEMA, or STORE_IN_USE if an upgrade is due and another process leads.
     """
     with postgresql_errors(location):
+        # A quick look without locks: nearly every start finds the present version.
         with engine.begin() as connection:
             version = version_of(connection, location)
         check_not_ahead(version, str(location))
@@ -191,9 +193,11 @@ def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: boo
             check_not_behind(version, str(location))
         give_up_at_s: float | None = None
         while True:
+            # Waits for a lease that runs out, because a leader that was killed cannot give it back.
             remaining_ms = _try_upgrade(engine, location, give_up_at_s)
             if remaining_ms <= 0:
                 return version
+            # Set once: a leader that renews its lease must not be waited for indefinitely.
             if give_up_at_s is None:
                 give_up_at_s = (
                     time.monotonic() + min(remaining_ms / 1000, LEASE_WAIT_MAX_S) + POLL_S
@@ -204,13 +208,16 @@ def prepare(engine: Engine, location: DatabaseUrl, *, create: bool, upgrade: boo
 def _try_upgrade(engine: Engine, location: DatabaseUrl, give_up_at_s: float | None) -> int:
     """Upgrades unless a process leads; returns how many ms its lease still runs, else 0."""
     with engine.begin() as connection:
+        # Two processes that start at once must not both create the tables.
         connection.execute(text(f"SELECT pg_advisory_xact_lock({_UPGRADE_LOCK})"))
         connection.execute(text(f"SELECT {DURABLE}"))
+        # Read again under the lock: another process may have upgraded meanwhile.
         version = version_of(connection, location)
         check_not_ahead(version, str(location))
         if version == SCHEMA_VERSION:
             return 0
         if version:
+            # Locked, so that no process becomes leader during the upgrade.
             lease = read_lease(connection, lock=True)
             if lease.remaining_ms > 0:
                 if give_up_at_s is not None and time.monotonic() >= give_up_at_s:

@@ -154,12 +154,13 @@ class PostgresqlStore(SqlStore):
         address: str = "",
     ) -> int:
         """See `Store.lead`."""
-        self._writer_engine()
+        self._writer_engine()  # raises if the store is read-only
         give_up_at_s = None if wait_s is None else time.monotonic() + wait_s
         while True:
             rm_epoch = self._take(holder, address, above_epoch)
             if rm_epoch is not None:
                 return rm_epoch
+            # It led before, so another process has taken over: waiting would not help.
             if self._rm_epoch:
                 raise self._not_leader()
             lease = self._lease()
@@ -181,6 +182,7 @@ class PostgresqlStore(SqlStore):
         }
         with self._lease_lock, self._errors():
             self._must_be_open()
+            # Under the lock, because a renewal or another `_take` may change it.
             values["old_epoch"] = self._rm_epoch
             asked_at_s = self._clock()
             found = self._on_lease_connection(lambda connection: connection.scalar(_TAKE, values))
@@ -208,9 +210,12 @@ class PostgresqlStore(SqlStore):
                 return ask(connection)
             except BaseException as error:
                 self._kept = None
+                # Also if this call was interrupted: half an answer may be left on the connection.
                 connection.invalidate()
                 connection.close()
                 broke = isinstance(error, DBAPIError) and error.connection_invalidated
+                # A kept connection may have broken unnoticed. If a new one breaks as well, the
+                # server is away.
                 if not (broke and used_before):
                     raise
 
@@ -237,6 +242,7 @@ class PostgresqlStore(SqlStore):
             asked_at_s = self._clock()
             values = {"holder": self._holder, "lease_ms": self._lease_ms}
             renewed = self._on_lease_connection(lambda one: one.execute(_RENEW, values).rowcount)
+            # The row has another holder. From here on nothing may leave this process.
             if renewed != 1:
                 self._sure_until_s = float("-inf")
                 raise self._not_leader()
@@ -268,9 +274,11 @@ class PostgresqlStore(SqlStore):
         """See `Store.close`."""
         if self._closed:
             return
+        # Waits for a commit or renewal that is under way.
         with self._write_lock, self._lease_lock:
             self._closed = True
             if self._rm_epoch:
+                # Given back, so that a successor need not wait until the lease runs out.
                 values = {"holder": self._holder}
                 with suppress(SQLAlchemyError):  # on an error the lease runs out by itself
                     self._on_lease_connection(lambda one: one.execute(_GIVE_BACK, values))
@@ -295,7 +303,7 @@ def open_postgresql(
             create=create and not read_only,
             upgrade=upgrade and not read_only,
         )
-    except BaseException:
+    except BaseException:  # connections must not stay open
         engine.dispose()
         raise
     return PostgresqlStore(location, engine, read_only=read_only, lease_ms=lease_ms)

@@ -28,6 +28,7 @@ class PreparedChanges:
             (tables.jobs, _encoded(rows.JOBS, changes.jobs)),
             (
                 tables.requests,
+                # Rows of a deleted job would break the foreign key.
                 _encoded(rows.REQUESTS, [r for r in changes.requests if r.job_id not in gone]),
             ),
             (tables.slots, _encoded(rows.SLOTS, changes.slots)),
@@ -74,6 +75,7 @@ class PreparedChanges:
         changes = self._changes
         jobs = [(job_id,) for job_id in changes.deleted_jobs]
         executors = [(executor_id,) for executor_id in changes.deleted_executors]
+        # Deletions first: an id that was deleted and used again in the same batch is in both lists.
         statements.delete(connection, tables.jobs, ("job_id",), jobs)
         requests = [(allocation_id,) for allocation_id in changes.deleted_requests]
         statements.delete(connection, tables.requests, ("allocation_id",), requests)
@@ -97,10 +99,12 @@ class PreparedChanges:
             statements.upsert(connection, table, encoded)
         for codec, encoded in self._moves:
             found = statements.update(connection, codec.table, codec.key, codec.changed, encoded)
+            # The engine and the database disagree, so nothing of this batch may be stored.
             if found != len(encoded):
                 raise InvariantBroken(
                     f"{len(encoded)} {codec.table.name} have moved, {found} of them are stored"
                 )
+        # Last, because events of this batch may already be trimmed.
         statements.trim(
             connection, tables.job_events, "job_id", "sequence", changes.trimmed_job_events
         )

@@ -74,7 +74,7 @@ def current_version(url: str) -> int:
         StoreError: it is unreachable, damaged, or belongs to another program.
     """
     location = DatabaseUrl.parse(url)
-    if location.is_sqlite:
+    if location.is_sqlite:  # a folder that cannot be read is an error, not "missing"
         with os_errors(location.path):
             exists = location.path.exists()
         return check_is_ours(location.path).schema_version if exists else 0
@@ -131,6 +131,7 @@ def check(url: str) -> list[Finding]:
     """
     location = DatabaseUrl.parse(url)
     try:
+        # Read-only: the check may run while another process leads.
         with open_store(url, create=False, upgrade=False, read_only=True) as store:
             findings = [Finding(Severity.WARNING, each) for each in store.check()]
         changed = differences(location)
@@ -145,7 +146,7 @@ def check(url: str) -> list[Finding]:
 
 
 def _graded(finding: Finding) -> Finding:
-    damaged = " is damaged: " in finding.message
+    damaged = " is damaged: " in finding.message  # `SqliteStore.damage` words it so
     return Finding(Severity.ERROR, finding.message) if damaged else finding
 
 
@@ -154,6 +155,7 @@ def differences(location: DatabaseUrl) -> list[str]:
     if location.is_sqlite:
         engine = sqlite_engine(location.path, read_only=True, connections=1)
     else:
+        # Imported when needed, since the driver is an extra.
         from resource_manager.storage.postgresql_server import postgresql_engine
 
         engine = postgresql_engine(location)

@@ -69,7 +69,7 @@ class SqlStore(Store):
         """Opens a write transaction; the caller must fence it."""
         writer = self._writer_engine()
         with self._write_lock:
-            self._must_be_open()
+            self._must_be_open()  # under the lock, because `close` waits for it
             with self._errors(), writer.begin() as connection:
                 yield connection
 
@@ -94,8 +94,10 @@ class SqlStore(Store):
 
     def commit(self, changes: Changes) -> None:
         """See `Store.commit`."""
+        # Encoded before the transaction begins, so that others wait less for it.
         prepared = PreparedChanges(changes)
         with self._writing() as connection:
+            # In the transaction of the writes, so that no other process can take over in between.
             if not self._rm_epoch or not self._fence(connection):
                 raise self._not_leader()
             prepared.apply(connection, self._statements)
@@ -144,6 +146,7 @@ class SqlStore(Store):
         with self._read_connection() as connection:
             query = _cluster_events(from_sequence, limit, subject_id)
             found = _decoded(connection, query, rows.CLUSTER_EVENTS)
+        # Without a start, the query returns the newest ones first, because it is limited.
         return found if from_sequence else found[::-1]
 
     def meta(self, key: str) -> str | None:

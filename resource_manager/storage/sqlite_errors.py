@@ -66,6 +66,7 @@ def _meaning(primary: int | None, path: Path) -> tuple[Reason, str]:
             )
         case sqlite3.SQLITE_FULL:
             return Reason.DISK_FULL, _disk_full(path)
+        # Some file systems report a full disk as an input/output error.
         case sqlite3.SQLITE_IOERR if _no_space(path):
             return Reason.DISK_FULL, _disk_full(path)
         case sqlite3.SQLITE_IOERR:

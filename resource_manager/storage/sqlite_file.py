@@ -193,6 +193,8 @@ def sync_file(path: Path) -> None:
 
 def put_in_place(finished: Path, path: Path) -> None:
     """Renames a finished, closed database to its final name, durably."""
+    # In this order: after a power cut, the name leads either to the old file or to the complete new
+    # one.
     sync_file(finished)
     finished.replace(path)
     sync_file(path.parent)
@@ -260,6 +262,7 @@ class LockFile:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         while True:
             descriptor = os.open(self.path, flags, 0o600)
+            # Not blocking: the caller must learn who has the lock.
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -54,7 +54,7 @@ class SqliteStore(SqlStore):
         super().__init__(location, writer=writer, reader=reader, statements=SqliteStatements())
         self._path: Path = location.path
         self._lock = LockFile(self._path)
-        self._identity = self._path.stat()
+        self._identity = self._path.stat()  # noted for `renew`: the file may be replaced later
         self._broken: StoreBroken | None = None
         self._commits = 0
         self._rows = 0
@@ -62,6 +62,8 @@ class SqliteStore(SqlStore):
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
+        # A retry could succeed although earlier data is missing; see `_KINDS` in
+        # `sqlite_errors.py`.
         if self._broken is not None:
             raise StoreBroken(
                 f"writing to {self._path} failed earlier; restart this process: {self._broken}",
@@ -86,13 +88,16 @@ class SqliteStore(SqlStore):
         """See `Store.lead`. Never waits for a lease to expire: the lock ends with its process."""
         self._writer_engine()
         self._must_be_open()
+        # The lock first: only its owner may write the epoch.
         self._lock.acquire(holder, address)
+        # Once, at the first leadership: after that, `maintain` does it.
         if not self._rm_epoch:
             self._fold_left_over()
         row = tables.leadership
         with self._writing() as connection:
             if self._rm_epoch and not self._fence(connection):
                 raise self._not_leader()
+            # Newer software may have upgraded the file before this process got the lock.
             version = connection.exec_driver_sql("PRAGMA user_version").scalar()
             check_not_ahead(int(version or 0), str(self._path))
             stored = connection.scalar(select(row.c.rm_epoch)) or 0
@@ -108,6 +113,7 @@ class SqliteStore(SqlStore):
                     f"`finegrain db restore` a backup",
                     reason=Reason.STORE_CORRUPT,
                 )
+        # Only now that it is committed: the fence compares these with the row.
         self._holder, self._rm_epoch = holder, rm_epoch
         return rm_epoch
 
@@ -141,6 +147,7 @@ class SqliteStore(SqlStore):
         self._rows += len(changes.requests) + len(changes.slots) + len(changes.job_events)
         self._rows += len(changes.moved_requests) + len(changes.moved_slots)
         self._last_commit_at_s = time.monotonic()
+        # A safety net, if `maintain` is not called.
         if self._commits >= 10 * CHECKPOINT_COMMITS or self._rows >= 10 * CHECKPOINT_ROWS:
             self._checkpoint("PASSIVE")
 
@@ -202,6 +209,7 @@ class SqliteStore(SqlStore):
             self._reader.dispose()
             if self._writer is not None:
                 self._writer.dispose()
+            # Last: until here, another process must not open the files.
             self._lock.release()
 
 
@@ -232,15 +240,18 @@ def open_sqlite(
                 details={"path": path},
             )
         create_sqlite(path)
+    # Bring the schema to the version of this software, or refuse the file.
     version = check_is_ours(path).schema_version
     check_not_ahead(version, str(path))
     if upgrade and not read_only:
         upgrade_sqlite(path)
     else:
         check_not_behind(version, str(path))
+    # SQLite allows many readers, and one writer at a time.
     reader = sqlite_engine(path, read_only=True, connections=READERS)
     writer = None if read_only else sqlite_engine(path, read_only=False, connections=1)
     store = SqliteStore(location, writer=writer, reader=reader)
+    # Checked at each start, because damage that is found late is in all backups.
     try:
         _check_sound(store)
     except BaseException:

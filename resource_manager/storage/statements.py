@@ -141,6 +141,7 @@ class SqliteStatements(SqlStatements):
 
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> None:
         """See `Statements.upsert`."""
+        # Without rows, the driver would run the statement once without parameters.
         if rows:
             connection.exec_driver_sql(_sqlite_upsert(table), list(rows))
 
@@ -184,6 +185,7 @@ class PostgresqlStatements(SqlStatements):
     def upsert(self, connection: Connection, table: Table, rows: Rows) -> None:
         """See `Statements.upsert`."""
         names = tuple(table.columns.keys())
+        # In chunks also for memory; see `ROWS_PER_STATEMENT`.
         for chunk in _chunks(rows):
             given = Given(table, names, chunk)
             sql = _postgresql_upsert(table, given.single)
@@ -200,6 +202,7 @@ class PostgresqlStatements(SqlStatements):
         """See `Statements.update`."""
         found = 0
         for chunk in _chunks(rows):
+            # Keys are always arrays, so that `given` has at least one column.
             given = Given(table, key + changed, chunk, arrays=len(key))
             sql = _postgresql_update(table, key, changed, given.single)
             found += connection.exec_driver_sql(sql, given.singles + given.arrays).rowcount

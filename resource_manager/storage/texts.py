@@ -123,6 +123,7 @@ def _member(name: str, value: object) -> str:
     elif type(value) is int:
         text = str(value)
     else:
+        # Dicts of slots are shared between events and never changed, so their texts are cached.
         text = _shared_text(value) if isinstance(value, dict) else json_text(value)
     return f"{_quoted(name)}:{text}"
 

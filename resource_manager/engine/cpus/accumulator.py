@@ -68,6 +68,8 @@ class Accumulator:
         self._free = free
         self._core_claimed = core_claimed
         self._node_claimed = node_claimed
+        # Groups are sorted ascending: MostAllocated begins with few free cpus, LeastAllocated with
+        # many.
         self._sign = 1 if strategy is NumaStrategy.MOST_ALLOCATED else -1
         self._exclusive = exclusive
         self._need = 0
@@ -77,10 +79,13 @@ class Accumulator:
         """Takes `need` cpus, and returns them. At least that many must be free."""
         self._need = need
         layout = self._layout
+        # Without SMT, each core is one cpu, so lists A and B are also right for threads.
         if (whole_cores or layout.per_core == 1) and self._take_whole_cores():
             return self._taken
+        # Where whole cores are wanted and not there, list E follows at once.
         if not whole_cores and self._take_from_one_group():
             return self._taken
+        # Each attempt keeps what the stricter ones took, and adds what is still missing.
         for barred in self._barred_anywhere():
             self._take_in_order(self._spread_anywhere(barred))
             if not self._need:
@@ -132,8 +137,10 @@ class Accumulator:
                     self._take(core)
                 if not self._need:
                     return True
+        # The smallest of what is left is broken up, so that larger packages keep their whole cores.
         for group in sorted(left, key=_size):
             for core in group:
+                # A wider core would give more than is needed.
                 if core.bit_count() <= self._need:
                     self._take(core)
             if not self._need:
@@ -160,10 +167,12 @@ class Accumulator:
         free = self._free & ~barred
         groups = []
         for at in layout.cpu_nodes:
+            # Only cores that are entirely free.
             cores = [core for core in layout.cores_of_node[at] if not core & ~free]
             if cores:
                 around = (free & layout.around_node[at]).bit_count()
                 groups.append((sign * _size(cores), sign * around, at, cores))
+        # `at` is unique, so the sort never compares the groups themselves.
         return [group[-1] for group in sorted(groups)]
 
     def _packages_of_whole_cores(self) -> list[list[int]]:
@@ -215,6 +224,7 @@ class Accumulator:
         for at in layout.cpu_nodes:
             node = layout.nodes[at].mask
             around = (free & layout.around_node[at]).bit_count()
+            # Ranked by all free cpus of the node, even if only one thread per core is offered.
             groups.append((sign * (free & node).bit_count(), sign * around, at, offered & node))
         return [group[-1] for group in sorted(groups)]
 
@@ -259,7 +269,7 @@ class Accumulator:
         while cores:
             left = []
             for core in cores:
-                lowest = core & -core
+                lowest = core & -core  # the lowest bit, which is the lowest cpu
                 yield lowest
                 if core != lowest:
                     left.append(core ^ lowest)
@@ -269,6 +279,8 @@ class Accumulator:
         """Returns the free threads per core. Cores of packages that gave most so far come first."""
         layout, sign, taken = self._layout, self._sign, self._taken
         of_package = [
+            # Negative: packages that gave most come first, so that the slot's cpus stay close
+            # together.
             (-(taken & package.mask).bit_count(), sign * (free & package.mask).bit_count())
             for package in layout.packages
         ]

@@ -96,6 +96,7 @@ class Case:
             size = (ledger.shared_cpus & ledger.layout.nodes[at].mask).bit_count() * MILLI
             available = ledger.available(at, CPU_MILLI)
             if size >= limit and available >= booked:
+                # Sorted ascending, so that larger pools stay free for slots with larger limits.
                 found.append((size, available, at))
         return [at for _, _, at in sorted(found)]
 
@@ -110,6 +111,7 @@ class Case:
         found = self._aligned_by(resolved.numa)
         if not isinstance(found, CpuRefusal):
             return found
+        # BestEffort demands nothing, so it may give way even if it is required.
         if resolved.numa_required and resolved.numa is not NumaPolicy.BEST_EFFORT:
             return found
         note = f"NUMA policy {resolved.numa} was preferred: {found.text}"
@@ -117,6 +119,7 @@ class Case:
             instead = self._aligned_by(NumaPolicy.BEST_EFFORT)
             if not isinstance(instead, CpuRefusal):
                 return replace(instead, notes=(*instead.notes, note))
+        # The slot goes without alignment, as it would on a host that does not align.
         if self._candidates is not None:
             return self.pinned((note,))
         if resolved.bind is BindPolicy.CONSTRAINED_BURST:
@@ -132,6 +135,7 @@ class Case:
             self._ledger, self._request, self._burst_limit()
         )
         if suited:
+            # A pool belongs to one node, so the slot can only be on one, whatever the policy says.
             found = self._on_nodes(NumaPolicy.SINGLE_NUMA_NODE, self.needs(suited), ())
         if not isinstance(found, CpuRefusal) or resolved.bind_required:
             return found
@@ -153,6 +157,7 @@ class Case:
         """Tries masks of more and more nodes, as far as the policy admits. It stops at the first
         size of which one works, because narrower masks are always preferred.
         """
+        # No mask can have more than all nodes together, so this saves trying them.
         lacking = needs.lacking(needs.nodes)
         if lacking is not None:
             return not_enough(needs, lacking)
@@ -163,6 +168,8 @@ class Case:
                 found = self._on_one_of(policy, needs, masks, smallest or size, notes)
             if found is not None:
                 break
+        # A mask with a node that has nothing left of a dimension is no hint. All nodes together may
+        # still do, and BestEffort admits them.
         if found is None and policy is NumaPolicy.BEST_EFFORT:
             found = self.assigned_on(needs, needs.nodes, notes)
         if found is None:
@@ -189,6 +196,7 @@ class Case:
     ) -> CpuAssignment | None:
         """Assigns the best mask of one size that works; None: none does."""
         provider = hints(needs, masks, preferred_size)
+        # Masks are ranked by counts. If the cpus cannot be chosen on one, the next best is tried.
         for best in merge_ranked(
             policy, [provider], remoteness=lambda mask: remoteness(needs.layout, mask)
         ):
@@ -237,6 +245,8 @@ class Case:
             if taken is None:
                 return None
         for name, need in needs.need.items():
+            # The choice of cpus decides the split; `split` could give a node other cpus than were
+            # taken.
             if name == CPU_MILLI and taken is not None:
                 its = _cpus_by_node(ledger.layout, taken.cpus)
             else:
@@ -253,6 +263,7 @@ class Case:
         memory = CpuSet(ledger.layout.nodes[at].id for at in needs.places(MEMORY_BYTES, nodes))
         if taken is not None:
             return self._with_cpus(taken, notes, bound, memory)
+        # A slot on several nodes runs in the pools of all of them.
         pools = sorted({pool for at in nodes for pool in ledger.pools(at)})
         return CpuAssignment(
             resolved.qos,
@@ -289,6 +300,7 @@ def _admits(policy: NumaPolicy, size: int, smallest: int | None) -> bool:
         return size == 1
     if policy is NumaPolicy.RESTRICTED:
         return size == smallest
+    # Fewer nodes than on the empty host cannot work, so they are not tried.
     return policy is NumaPolicy.BEST_EFFORT and size >= (smallest or 1)
 
 

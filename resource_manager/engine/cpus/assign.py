@@ -49,8 +49,10 @@ def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | Cpu
             return cpus
         candidates = cpus
     elif refusal := empty_pool(ledger, resolved):
+        # A slot in a pool needs at least one cpu there, however little it books.
         return refusal
     case = Case(ledger, request, resolved, candidates)
+    # First, because alignment also chooses dedicated cpus and pools, on the nodes that it admits.
     if resolved.numa.aligns:
         return case.aligned()
     if candidates is not None:
@@ -73,12 +75,13 @@ def assign_many(
         found.append(assignment)
         if isinstance(assignment, CpuRefusal):
             break
+        # The next slot must find these cpus taken.
         scratch.add(_scratch_key(number), assignment)
     return found
 
 
 def _scratch_key(number: int) -> SlotKey:
-    return "", number
+    return "", number  # no allocation id is empty, so no slot has this key
 
 
 def fits_empty(ledger: CpuLedger | None, request: CpuRequest) -> CpuRefusal | None:
@@ -114,6 +117,7 @@ def score(ledger: CpuLedger | None, request: CpuRequest, assignment: CpuAssignme
         value = needs.score(nodes)
     else:
         cpus = ledger.pinnable.bit_count()
+        # Slots may still have cpus that can no longer be dedicated, such as reserved ones.
         taken = (ledger.pinned & ledger.pinnable).bit_count()
         value = share_score(strategy, cpus * MILLI, taken * MILLI + request.cpu_milli)
     unmet = len(assignment.notes)

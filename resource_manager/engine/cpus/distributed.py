@@ -61,6 +61,7 @@ def take_share(layout: CpuLayout, free: int, share: NodeShare) -> int:
         share: the node, and how many cpus it gives.
     """
     free &= share.node
+    # The caller has checked that the node has enough, so `or 0` is never needed.
     even = take_packed(layout, free, share.even) or 0
     return even | (take_packed(layout, free & ~even, share.more) or 0)
 
@@ -77,6 +78,7 @@ def even_shares(
         need: number of cpus.
         group: cpus that are taken together.
     """
+    # Shares in whole groups cannot add up to a need that is no multiple of the group.
     if need < 1 or need % group or need > free.bit_count():
         return None
     masks = node_order(layout, free)
@@ -84,11 +86,13 @@ def even_shares(
     # The sort is stable: of equally free nodes the first one in the order of packing comes first.
     freest = sorted(range(len(nodes)), key=lambda at: -nodes[at])
     groups = need // group
+    # Rounded up: fewer nodes than this cannot have that many groups, even if all were free.
     fewest = -(-groups // max(layout.per_node // group, 1))
     for size in range(fewest, min(groups, len(nodes)) + 1):
         members = freest[:size]
         even = groups // size * group
         more = (need - even * size) // group
+        # The first `more` nodes, which have most free cpus, each give one group of the remainder.
         if all(nodes[at] >= even + (group if n < more else 0) for n, at in enumerate(members)):
             return tuple(
                 NodeShare(masks[at], even, group if n < more else 0) for n, at in enumerate(members)

@@ -43,6 +43,7 @@ def empty_ledger(kind: HostKind) -> CpuLedger:
     """Returns a ledger without slots. All hosts of a kind share it, so callers must not change
     it.
     """
+    # Offline and taken cpus stay: they are no slots, so an empty host lacks them as well.
     ledger = CpuLedger(kind.layout, kind.policy, best_effort_milli=kind.best_effort_milli)
     offline, kubelet, kubelet_memory = kind.unavailable
     ledger.set_unavailable(
@@ -58,6 +59,7 @@ def fewest_nodes_when_empty(kind: HostKind, request: CpuRequest) -> int | None:
     """Returns how many NUMA nodes a slot would need on the empty host; None: none would do."""
     ledger = empty_ledger(kind)
     resolved = resolve(request.policy, request.cpu_milli, kind.policy, ledger.layout)
+    # No number of nodes helps if the policies contradict each other.
     if isinstance(resolved, CpuRefusal):
         return None
     candidates: int | None = None

@@ -100,11 +100,13 @@ class Quantities:
         total = 0
         for dimension, need in self.need.items():
             capacity, available = self.capacity[dimension], self.available[dimension]
+            # Counted with the slot in place, so that the score compares the hosts as they would be.
             has = free = 0
             for at in self.places(dimension, nodes):
                 has += capacity[at]
                 free += available[at]
             total += share_score(self.strategy, has, has - free + need)
+        # Rounded down, like the shares. `max` is for a slot that needs nothing of nodes.
         value = total // max(len(self.need), 1)
         if self.preferred_cpus is None:
             return value
@@ -157,6 +159,7 @@ def quantities(
         if name == CPU_MILLI and candidate_cpus is not None:
             need[name] = amount
             available[name] = [_milli(node.mask & candidate_cpus) for node in layout.nodes]
+            # Capacity includes taken cpus, because the score is a share of everything.
             capacity[name] = [_milli(node.mask & ledger.pinnable) for node in layout.nodes]
         elif ledger.reports(name):
             need[name] = amount
@@ -191,6 +194,7 @@ def hints(needs: Quantities, masks: Iterable[int], preferred_size: int) -> dict[
     found: dict[str, list[Hint]] = {dimension: [] for dimension in needs.need}
     for mask in masks:
         nodes = positions(mask)
+        # One dimension that is short rules the mask out for all: the slot must lie in one mask.
         if needs.lacking(nodes) is not None:
             continue
         hint = Hint(mask, len(nodes) == preferred_size, needs.score(nodes))
@@ -232,6 +236,7 @@ def masks_by_size(
             (size, tuple(_mask(each) for each in combinations(nodes, size)))
             for size in range(1, len(nodes) + 1)
         )
+    # A dict removes repeated masks and keeps their order.
     found: dict[int, dict[tuple[int, ...], None]] = {}
     for members in sorted(set(_some_masks(layout, nodes))):
         found.setdefault(len(members), {})[members] = None
@@ -259,6 +264,7 @@ def remoteness(layout: CpuLayout, mask: int) -> int:
     return sum(
         layout.nodes[one].distances[other]
         for one in nodes
+        # Distances that do not cover all nodes cannot be compared.
         if len(layout.nodes[one].distances) == len(layout.nodes)
         for other in nodes
     )

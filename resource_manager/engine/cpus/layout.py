@@ -247,6 +247,8 @@ def layout_of(topology: str, host_cpus: str = "{}") -> CpuLayout | None:
         )
         for core in report.get("cores", ())
     ]
+    # In order of their lowest cpus, so that equal hosts have equal layouts in whatever order they
+    # report their cores.
     parts = sorted((part for part in parts if part[0]), key=lambda part: part[0] & -part[0])
     if not parts or not pinnable:
         return None
@@ -298,16 +300,17 @@ def _assembled(
     labels = sorted({part[1] for part in parts})
     package_at = {label: at for at, label in enumerate(labels)}
     kinds: dict[str, int] = {}
+    # Numbered by lowest cpu, because names of kinds have no order.
     for part in sorted(parts, key=lambda part: part[0] & -part[0]):
         kinds.setdefault(part[3], len(kinds))
     cores = tuple(
         Core(
             mask,
             package_at[label],
-            position.get(node, 0),
+            position.get(node, 0),  # a core without a node counts as one of the first
             kinds[kind],
             cache,
-            PoolName(label, max(node, NODE_UNKNOWN)),
+            PoolName(label, max(node, NODE_UNKNOWN)),  # all unknown nodes have one label
         )
         for mask, label, node, kind, cache in parts
     )
@@ -361,12 +364,14 @@ def _memory_node(at: int, nodes: Sequence[Node], with_cpus: set[int]) -> int:
     first.
     """
     home = nodes[at]
+    # Without any memory reported, all nodes are alike, and each keeps its own.
     if home.memory_bytes or not any(node.memory_bytes for node in nodes):
         return at
     distances_known = len(home.distances) == len(nodes)
     return min(
         (
             (
+                # Without distances, neighbours in the numbering are the best guess.
                 home.distances[other] if distances_known else abs(other - at),
                 other not in with_cpus,
                 other,
@@ -403,6 +408,7 @@ def _nodes(reported: Iterable[Mapping[str, Any]], offered: Mapping[str, Any]) ->
 
 
 def _kept_back(offered: Mapping[str, Any]) -> int:
+    # Strictly reserved cpus are in no pool, so nothing of them is kept back for pools.
     policy = {} if offered.get("policy", {}).get("reserved_strict") else offered.get("policy", {})
     return _bits(offered, "reserved_cpus") & _bits(policy, "reserved_cpus")
 

@@ -110,6 +110,8 @@ class CpuLedger:
         self.layout = base.without(self._offline)
         policy = self.policy
         unavailable = self._offline | self._kubelet
+        # Reserved cpus are for no slot alone, but stay in the pools unless they are strictly
+        # reserved.
         self.pinnable = base.pinnable & ~unavailable & ~policy.reserved_cpus.bits
         offered = base.pinnable | base.kept_back
         self.pool_cpus = (
@@ -149,6 +151,7 @@ class CpuLedger:
             kubelet: cpus that a kubelet on the same host gave to its own containers.
             kubelet_memory: bytes that it gave to them, by id of the node.
         """
+        # Most reports change nothing here. A new version would drop all cached answers.
         circumstances = (offline.bits, kubelet.bits, tuple(sorted(kubelet_memory)))
         if circumstances != (self._offline, self._kubelet, self._kubelet_memory):
             self._offline, self._kubelet, self._kubelet_memory = circumstances
@@ -205,11 +208,13 @@ class CpuLedger:
     def available(self, node: int, dimension: str) -> int:
         """Returns what slots in shared pools can still have of a node; at least 0."""
         if dimension == CPU_MILLI:
+            # Pools also run on cpus that are reserved and shared, but promise only the others.
             shared = self.shared_cpus & self.pinnable & self.layout.nodes[node].mask
             return max(shared.bit_count() * MILLI - self.used(node, dimension), 0)
         pool_is_empty = not self.best_effort_cpus & self.layout.nodes[node].mask
         if dimension == BEST_EFFORT_CPU_MILLI and pool_is_empty:
             return 0
+        # At least 0: a host that has become smaller may have given more than it has.
         return max(self.capacity(node, dimension) - self.used(node, dimension), 0)
 
     def pool_spare(self, node: int, qos: QosClass) -> int:
@@ -219,7 +224,9 @@ class CpuLedger:
         mask = self.layout.nodes[node].mask
         used = self._used[node]
         spare = (self.free & self.pool_cpus & mask).bit_count()
+        # Rounded up: a promised part of a cpu keeps a whole cpu in the pool.
         spare -= -(-used.get(CPU_MILLI, 0) // MILLI)
+        # LSE slots take cpus from the best-effort pool as well, and must leave one to its slots.
         if qos is QosClass.LSE and used.get(BEST_EFFORT_CPU_MILLI, 0):
             spare = min(spare, (self.best_effort_cpus & mask).bit_count() - 1)
         return max(spare, 0)
@@ -266,6 +273,7 @@ class CpuLedger:
         else:
             self._uncount(assignment)
         self._changed()
+        # What was tolerated once may not come back: only pairs that are still over capacity stay.
         if self._overdrawn:
             self._overdrawn &= self.overcommitted()
 
@@ -278,6 +286,7 @@ class CpuLedger:
         if self.holdings[key] == assignment:
             self.holdings[key] = assignment  # equal, but notes may differ
             return
+        # Kept aside, because `remove` ends the tolerance for the moment without the slot.
         tolerated = self._overdrawn
         self.remove(key)
         self.holdings[key] = assignment
@@ -290,6 +299,8 @@ class CpuLedger:
         """Returns a copy, for trying things out."""
         copy = CpuLedger.__new__(CpuLedger)
         for name in CpuLedger.__slots__:
+            # Shared, except for the two below: all other values are replaced and never changed in
+            # place.
             setattr(copy, name, getattr(self, name))
         copy.holdings = dict(self.holdings)
         copy._used = [dict(used) for used in self._used]
@@ -322,6 +333,7 @@ class CpuLedger:
             self.shared_count += 1
             return
         cpus = assignment.cpus.bits
+        # Asked before the bits are set: the slot must not overlap with itself.
         self._overlapping |= bool(self.pinned & cpus)
         self.pinned |= cpus
         if assignment.qos is QosClass.LSE:
@@ -340,6 +352,7 @@ class CpuLedger:
             self.shared_count -= 1
             return
         kept = ~assignment.cpus.bits
+        # Right only while no other slot holds these cpus; see `_overlapping`.
         self.pinned &= kept
         self.exclusive &= kept
         self.claimed_cores &= kept
@@ -361,6 +374,7 @@ class CpuLedger:
             if at is None:
                 continue
             for name, amount in share.amounts:
+                # Dedicated cpus are counted by `pinned`.
                 if not (assignment.cpus and name == CPU_MILLI):
                     yield self._used[at], name, amount
 
@@ -378,6 +392,7 @@ class CpuLedger:
             f"cpus {CpuSet.from_bits(twice)} belong to slot {key} and to another one"
             for key, twice in self._assigned_twice()
         ]
+        # Slots of a host that became smaller keep what they have, which is no inconsistency.
         for node, name in sorted(self.overcommitted() - self._overdrawn):
             numa_node = self.layout.nodes[node].id
             used, has = self.used(node, name), self._present(node, name)

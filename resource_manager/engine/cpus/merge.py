@@ -100,6 +100,7 @@ def merge_ranked(
     Returns:
         At least one result. All but the first are admitted.
     """
+    # Nothing is bound to nodes then, so hints do not matter.
     if not policy.aligns:
         return (Merged(admitted=True),)
     given = [
@@ -109,10 +110,12 @@ def merge_ranked(
         for name, hints in provider.items()
         if hints is not None
     ]
+    # A resource that no nodes can serve rules out every mask.
     unserved = tuple(sorted({name for name, hints in given if not hints}))
     if unserved:
         return (Merged(policy is NumaPolicy.BEST_EFFORT, unserved=unserved),)
     if policy is NumaPolicy.SINGLE_NUMA_NODE:
+        # Filtered before the ranking: a wide mask must not win over a single node.
         given = [(name, [hint for hint in hints if _is_single(hint)]) for name, hints in given]
     ranked = _ranked([_resource(hints) for _, hints in given], remoteness)
     if policy is not NumaPolicy.BEST_EFFORT:
@@ -128,10 +131,12 @@ def _ranked(resources: list[_Resource], remoteness: Callable[[int], int]) -> lis
     for mask in _candidates(resources):
         options = [resource.choice_for(mask) for resource in resources]
         choices = [choice for choice in options if choice is not None]
+        # All of the slot must lie in the mask, so each resource must have named it.
         if len(choices) < len(resources):
             continue
         liked = [each.preferred_score for each in choices if each.preferred_score is not None]
         preferred = len(liked) == len(choices) and _is_preferred(resources, mask)
+        # Scores of hints that do not prefer the mask would not compare with those that do.
         score = sum(liked) if preferred else sum(choice.score for choice in choices)
         if mask is None:
             key = (not preferred, _WIDEST, 0, 0, 0)
@@ -157,6 +162,7 @@ def _candidates(resources: list[_Resource]) -> Iterable[int | None]:
     all hints of some resource name masks.
     """
     demanding = [resource.masks for resource in resources if resource.anywhere is None]
+    # A mask that all name is among those of the resource with the fewest.
     if demanding:
         return min(demanding, key=len)
     return [None, *dict.fromkeys(mask for resource in resources for mask in resource.masks)]
@@ -167,10 +173,11 @@ def _resource(hints: Sequence[Hint]) -> _Resource:
     anywhere: _Choice | None = None
     for mask, preferred, score in hints:
         choice = _Choice(score, score if preferred else None)
+        # Hints for any nodes say nothing about a mask, so they have no part in its score.
         if mask is None:
             choice = _Choice(0, 0 if preferred else None)
             anywhere = choice if anywhere is None else _better(anywhere, choice)
-        elif mask:
+        elif mask:  # a mask of no nodes could hold nothing
             known = masks.get(mask)
             masks[mask] = choice if known is None else _better(known, choice)
     return _Resource(masks, anywhere)

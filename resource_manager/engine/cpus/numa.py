@@ -55,6 +55,7 @@ def node_capacities(
     for at, node in enumerate(layout.nodes):
         amounts = {
             CPU_MILLI: (node.mask & cpus).bit_count() * MILLI,
+            # Rounded down per node, so that the nodes together promise no more than the total.
             BEST_EFFORT_CPU_MILLI: best_effort_milli * (node.mask & pool).bit_count() // count,
             MEMORY_BYTES: max(node.memory_bytes - memory_taken.get(at, 0), 0),
         }
@@ -96,8 +97,10 @@ def split(
     """
     left = amount
     parts: dict[int, int] = {}
+    # The scarcest node first: what it cannot give is shared by all that follow.
     order = sorted(available, key=lambda each: (each[1], each[0]))
     for at, (node, has) in enumerate(order):
+        # Rounded down to the unit. The last node gets what is left.
         share = left // unit // (len(order) - at) * unit
         part = min(share, has)
         if part:

@@ -67,11 +67,13 @@ class _Packing:
         self.nodes_are_outer = len(self._packages) >= len(self._nodes)
 
     def pack(self, spread: bool, align_caches: bool) -> int:
+        # From the largest groups to single threads: each stage takes what fits entirely.
         self._take_whole(self.outer())
         if self._need:
             self._take_whole(self.inner())
         if self._need and align_caches:
             self._take_caches()
+        # Spreading wants single threads, so whole cores are skipped.
         if self._need and not spread:
             self._take_whole(self._cores())
         if self._need:
@@ -111,6 +113,7 @@ class _Packing:
         layout = self._layout
         all_inner = (
             zip(self._packages, layout.cores_of_package, strict=True)
+            # On hosts where nodes span packages, the package is the smaller group.
             if self.nodes_are_outer
             else zip((node.mask for node in layout.nodes), layout.cores_of_node, strict=True)
         )
@@ -120,6 +123,7 @@ class _Packing:
     def _take_whole(self, groups: Sequence[int]) -> None:
         """Takes each group that is entirely free and not larger than what is needed."""
         for group in groups:
+            # A group that is larger than the need, or partly taken, is left to smaller units.
             if not group & ~self._free and group.bit_count() <= self._need:
                 self._take(group)
 
@@ -168,6 +172,7 @@ class _Packing:
         free = cache & self._free
         cores = [core & free for core in self._layout.core_masks if core & free]
         part = 0
+        # Rounded up: the last core may be needed in part.
         for core in cores[: -(-self._need // per_core)]:
             part |= core
         # Only the last core can have more threads than are still needed; its highest ones are left.

@@ -49,6 +49,8 @@ def candidate_cpus(ledger: CpuLedger, resolved: Resolved) -> int | CpuRefusal:
     )
     if isinstance(found, Short):
         return shortage(found, resolved)
+    # In this order: what is promised on single nodes must stay, and only then can the last cpus of
+    # the pools be found.
     left = _without_promised_cpus(ledger, resolved, found)
     if left.bit_count() < resolved.count:
         return _promised_to_pools(resolved, left)
@@ -113,9 +115,11 @@ def pick_on(ledger: CpuLedger, resolved: Resolved, cpus: int, nodes: Sequence[in
     for at in nodes:
         here |= layout.nodes[at].mask
     here &= cpus
+    # DistributeEvenly shares cpus out over nodes by itself, in `take`.
     if len(nodes) > 1 and resolved.strategy is not NumaStrategy.DISTRIBUTE_EVENLY:
         split_up = _pick_split(ledger, resolved, here, nodes)
         if split_up is not None:
+            # A split that does not work out is only less even, so all nodes are tried together.
             return split_up
     found = pick(ledger, resolved, here)
     return None if isinstance(found, Short) else found
@@ -133,6 +137,7 @@ def _pick_split(
         if isinstance(found, Short):
             return None
         taken |= found.cpus
+    # Parts of required whole cores may not add up to the need.
     if taken.bit_count() != resolved.count:
         return None
     return Taken(taken, reached(layout, taken, claims, resolved.exclusive))
@@ -146,11 +151,13 @@ def _cpus_per_node(
     """
     masks = [(at, layout.nodes[at].mask & cpus) for at in nodes]
     unit = layout.per_core
+    # Only equal cores make parts that are multiples of one unit.
     if resolved.bind is BindPolicy.FULL_PCPUS and layout.uniform_cores:
         whole = layout.whole(cpus)
         counts = [(at, (mask & whole).bit_count()) for at, mask in masks]
         if resolved.count % unit == 0 and (parts := split(resolved.count, counts, unit)):
             return parts
+    # Not enough whole cores: threads are split instead, where that is allowed.
     return split(resolved.count, [(at, mask.bit_count()) for at, mask in masks])
 
 
@@ -223,6 +230,7 @@ def _without_promised_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> 
     for at in ledger.layout.cpu_nodes:
         spare = ledger.pool_spare(at, resolved.qos)
         here = cpus & ledger.pool_cpus & ledger.layout.nodes[at].mask
+        # The slot may take up to `count` cpus here, and only `spare` may go.
         if spare < min(resolved.count, here.bit_count()):
             cpus &= ~_least_needed(ledger.layout, resolved, here, here.bit_count() - spare)
     return cpus
@@ -236,6 +244,7 @@ def _least_needed(layout: CpuLayout, resolved: Resolved, cpus: int, count: int) 
     back = 0
     while back.bit_count() < count and (left := cpus & ~back):
         highest = 1 << (left & ~whole or left).bit_length() - 1
+        # Where only whole cores are taken, a core with one cpu kept back is of no use.
         back |= layout.cores_touched(highest) & left if resolved.needs_whole_cores else highest
     return back
 
@@ -263,6 +272,8 @@ def _without_last_pool_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) ->
             )
         )
     for slots, pool, blocker, qos in pools:
+        # No slot depends on the pool; or it has cpus that this slot cannot take; or this slot is
+        # too small to take all of it.
         if not slots or pool & ~cpus or resolved.count < pool.bit_count():
             continue
         cpus &= ~_least_needed(ledger.layout, resolved, pool, 1)

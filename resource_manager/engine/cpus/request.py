@@ -31,5 +31,6 @@ class CpuRequest:
     @property
     def cpu_milli(self) -> int:
         """Cpu that it books, best-effort or not."""
+        # Best-effort slots book their cpu in a dimension that guarantees nothing.
         name = BEST_EFFORT_CPU_MILLI if self.policy.best_effort else CPU_MILLI
         return dict(self.amounts).get(name, 0)

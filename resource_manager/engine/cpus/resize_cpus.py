@@ -49,10 +49,12 @@ def grow(
     Raises:
         ValueError: the slot has more than it needs.
     """
+    # Only the difference is chosen, because a slot never loses a cpu that it keeps using.
     more = request.need - current.bit_count()
     if more < 0:
         raise ValueError(f"a slot with {current.bit_count()} cpus cannot grow to {request.need}")
     free = available & layout.pinnable & ~current
+    # Its memory is on these nodes, and stays there.
     if same_nodes:
         free &= layout.nodes_touched(current)
     if more > free.bit_count():
@@ -79,6 +81,7 @@ def grow(
     if isinstance(others, Short):
         return others
     cpus = current | added | others
+    # The slot's present cpus may break the policy, such as after a change of its settings.
     if request.bind_required and not holds(layout, cpus, request.bind):
         return Short(ShortOf.WHOLE_CORES, more, layout.whole(free).bit_count())
     return Taken(cpus, reached(layout, cpus, claims, request.exclusive))
@@ -109,6 +112,7 @@ def shrink(
     if request.bind is BindPolicy.SPREAD_BY_PCPUS:
         kept = _without_second_threads(layout, current, surplus)
     elif request.whole_cores and request.bind_required:
+        # Only cores that are entirely the slot's.
         whole = [core for core in _order_of_return(layout, current, request) if not core & ~current]
         given = whole_cores_of(whole, surplus)
         if given is None:
@@ -130,6 +134,7 @@ def _rest_of_current_cores(layout: CpuLayout, current: int, free: int, more: int
         if core & current and core & ~current and core & free & ~current
     ]
     added = 0
+    # False sorts first: cores that become complete.
     for rest in sorted(rests, key=lambda rest: bool(rest & ~free)):
         for cpu in bits_of(rest & free):
             if added.bit_count() < more:
@@ -151,6 +156,7 @@ def _near(
     for package in layout.packages:
         if package.mask & current:
             around |= package.mask
+    # From near to far. A dict, because scopes may be equal on small hosts.
     scopes = dict.fromkeys((layout.nodes_touched(current), around, layout.cpus))
     for offered in offers(layout, free, claims, request):
         for scope in scopes:
@@ -158,6 +164,7 @@ def _near(
                 taken = take(layout, offered & scope, claims, request)
                 if isinstance(taken, Taken):
                     return taken.cpus
+    # No scope has enough alone. The rest is chosen without regard to nearness.
     taken = take(layout, free, claims, request)
     return taken.cpus if isinstance(taken, Taken) else taken
 
@@ -169,7 +176,7 @@ def _balanced_over_nodes(
     too few.
     """
     group = layout.per_core if request.whole_cores else 1
-    if request.need % group:
+    if request.need % group:  # whole cores cannot give that many
         return None
     nodes = [node.mask for node in layout.nodes if node.mask & current]
     one = replace(request, need=group, strategy=NumaStrategy.LEAST_ALLOCATED)
@@ -183,9 +190,11 @@ def _balanced_over_nodes(
             least = min(open_nodes, key=lambda node: (node & (current | added)).bit_count())
             taken = take(layout, left & least, claims, one)
             if isinstance(taken, Short):
+                # The next, wider offer may work.
                 break
             added |= taken.cpus
         else:
+            # The loop was not left with `break`, so all groups were added.
             return added
     return None
 
@@ -203,6 +212,7 @@ def _order_of_return(layout: CpuLayout, current: int, request: CpuDemand) -> Ite
     evenly = request.strategy is NumaStrategy.DISTRIBUTE_EVENLY
     choose: Callable[..., int] = max if evenly else min
     while cores_of:
+        # `min` and `max` take the first of equals; reversed, that is the last node.
         at = choose(reversed(cores_of), key=left.__getitem__)
         core = cores_of[at].pop()
         left[at] -= (core & current).bit_count()
@@ -217,6 +227,7 @@ def _without_second_threads(layout: CpuLayout, current: int, surplus: int) -> in
     ]
     kept = current
     while surplus and doubled:
+        # One thread of each core per round, so that cores give back evenly.
         for core in doubled[:surplus]:
             kept &= ~_highest(core & kept)
             surplus -= 1
@@ -235,6 +246,7 @@ def _without_whole_cores(layout: CpuLayout, current: int, surplus: int, request:
 def _without_threads(layout: CpuLayout, current: int, surplus: int, request: CpuDemand) -> int:
     """Gives back single threads, first of cores that the slot has only in part."""
     cores = list(_order_of_return(layout, current, request))
+    # False sorts first: cores that the slot has only in part.
     for core in sorted(cores, key=lambda core: not core & ~current):
         while surplus and core & current:
             current &= ~_highest(core & current)

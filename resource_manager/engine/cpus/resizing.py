@@ -54,6 +54,7 @@ def resized(
     case = _Case(ledger, key, current, request)
     if current.cpus:
         return case.pinned()
+    # A slot in the whole shared pool has nothing on particular cpus or nodes.
     return case.pooled() if current.numa else current
 
 
@@ -85,6 +86,7 @@ def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
         here = most.setdefault(node, {})
         for name, amount in amounts:
             here[name] = max(amount, here.get(name, 0))
+    # Either may be in force, so other slots must avoid the cpus of both.
     claims = before if before.exclusive is not ExclusivePolicy.NONE else after
     return replace(
         after,
@@ -119,6 +121,7 @@ class _Case:
         if isinstance(shares, CpuRefusal):
             return shares
         cpus, notes = CpuSet.from_bits(taken.cpus), current.notes
+        # The notes are about the choice of cpus, so they stay if that is the same.
         if cpus != current.cpus:
             notes = (*resolved.notes, *notes_on(self._ledger.layout, resolved, taken))
             if resolved.numa.aligns and not current.numa:
@@ -145,10 +148,12 @@ class _Case:
         ledger, current, request = self._ledger, self._current, self._request
         host, layout = ledger.policy, ledger.layout
         found = resolve(request.policy, request.cpu_milli, host, layout)
+        # A changed default of the host must not change the policy of a slot that runs.
         if isinstance(found, Resolved) and found.bind is current.bind:
             return found
         if isinstance(found, CpuRefusal) and found.blocker not in _ONLY_FOR_NEW_SLOTS:
             return found
+        # Settings that were made after the slot was placed must not keep it from being resized.
         lenient = replace(host, bind=HostBindPolicy.NONE, alignment=NumaPolicy.NONE)
         found = resolve(request.policy, request.cpu_milli, lenient, layout)
         if isinstance(found, CpuRefusal):
@@ -172,7 +177,9 @@ class _Case:
                 ledger.layout, current, free, exclusive_claims(scratch), whole, same_nodes=bound
             )
         else:
+            # Its own claims and cpus are no obstacle to what it keeps.
             scratch.remove(self._key)
+            # Lost cpus are given back first, since the slot cannot use them.
             current = _without_lost(ledger, current, -more)
             found = shrink(
                 ledger.layout, current, exclusive_claims(scratch), demand_of(resolved, count)
@@ -192,6 +199,7 @@ class _Case:
         needs.update((name, need) for name, need in self._request.amounts if self._is_bound(name))
         for name, need in needs.items():
             found: dict[int, int] | CpuRefusal
+            # Cpu follows the cpus that were chosen; the other amounts are free to be spread.
             if cpus and name in _CPU:
                 found = _cpus_by_node(ledger.layout, cpus)
             else:
@@ -200,6 +208,7 @@ class _Case:
                 return found
             for at in parts.keys() | found.keys():
                 here = parts.setdefault(at, {})
+                # Removed first: a node that gives nothing any more has no entry.
                 here.pop(name, None)
                 if found.get(at):
                     here[name] = found[at]
@@ -219,10 +228,12 @@ class _Case:
     ) -> dict[int, int] | CpuRefusal:
         has = {at: amounts.get(name, 0) for at, amounts in parts.items() if amounts.get(name, 0)}
         more = need - sum(has.values())
+        # Nothing is added: it is spread over the nodes that it is on already.
         if more <= 0:
             return split(need, list(has.items())) or {}
         nodes: Iterable[int] = parts
         if name == MEMORY_BYTES:
+            # Memory may come from another node than the cpus, if theirs has none.
             bound = positions(sum(1 << at for at in parts))
             nodes = memory_positions(self._ledger.layout, bound)
         free = [(at, self._ledger.available(at, name)) for at in sorted(nodes)]

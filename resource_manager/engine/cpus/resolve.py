@@ -68,6 +68,7 @@ def resolve(
     Source: nodenumaresource of Koordinator (`plugin.go`, `util.go`), without priority classes and
     without pinning by host policy. That NUMA policies are preferred or required is an addition.
     """
+    # The service accepts pinned slots only with whole cpus, so nothing is cut off here.
     count = cpu_milli // MILLI if policy.qos.is_pinned else 0
     bind = _bind(policy, host, layout) if count else _pool_bind(policy)
     if isinstance(bind, CpuRefusal):
@@ -111,6 +112,7 @@ def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind 
     notes: tuple[str, ...] = ()
     if wanted is BindPolicy.CONSTRAINED_BURST:
         notes = (f"{wanted} was preferred: slots with dedicated cpus run in no shared pool",)
+        # Dedicated cpus are in no pool, so the policy cannot apply.
         wanted, required = BindPolicy.NONE, False
     demanded = _DEMANDED.get(host.bind)
     if demanded is not None and demanded is not wanted:
@@ -119,6 +121,7 @@ def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind 
                 CpuBlocker.BIND_POLICY_CONFLICT,
                 f"the request requires {wanted}, and the host demands {host.bind}",
             )
+        # A default that gives way needs no note, because the request did not ask for it.
         if requested not in (BindPolicy.DEFAULT, BindPolicy.NONE) and not notes:
             notes = (f"{wanted} was preferred: the host demands {host.bind}",)
     # Without SMT a demand for whole or distinct cores is met by any cpus.
@@ -177,6 +180,7 @@ def _numa(policy: CpuPolicy, host: EffectivePolicy) -> _Numa | CpuRefusal:
     BestEffort demands nothing, so it gives way to what a request requires.
     """
     requested, aligned = policy.numa, host.alignment
+    # BestEffort admits everything, so it demands nothing of a request.
     demanded = aligned.aligns and aligned is not NumaPolicy.BEST_EFFORT
     if not aligned.aligns or (policy.numa_required and not demanded):
         wanted = aligned if requested is NumaPolicy.DEFAULT else requested

@@ -101,6 +101,7 @@ def take(
     Returns:
         Exactly `request.need` cpus, or what there is too little of.
     """
+    # A slot that needs no cpu still reaches an exclusive level, on nothing.
     if request.need < 1:
         return Taken(0, reached(layout, 0, claims, request.exclusive))
     free = suitable(layout, available, claims, request)
@@ -131,6 +132,7 @@ def suitable(
     if isinstance(unclaimed, Short):
         return unclaimed
     free = unclaimed
+    # What is only preferred is left to the order in which cpus are taken.
     if request.bind_required:
         short_of = ShortOf.CPUS
         if request.bind is BindPolicy.FULL_PCPUS:
@@ -282,9 +284,11 @@ def _preferred_first(
     required, it takes all at once. None: even that is impossible.
     """
     preferred = request.preferred & free
+    # A part of a core would break what is required.
     if request.bind_required and request.bind is BindPolicy.FULL_PCPUS:
         preferred = layout.whole(preferred)
     count = min(request.need, preferred.bit_count())
+    # The split is tried first. It may fail where whole cores do not add up in both parts.
     if preferred:
         first = _of_one_kind(layout, preferred, claims, replace(request, need=count))
         rest = replace(request, need=request.need - count)
@@ -301,11 +305,13 @@ def _of_one_kind(
     if layout.kinds == 1:
         return _by_strategy(layout, free, claims, request)
     best: tuple[tuple[int, bool], int] | None = None
+    # Kind by kind, then all cores together, which is the mixture.
     for kind in (*layout.cores_of_kind, layout.cpus):
         cpus = _by_strategy(layout, free & kind, claims, request)
         if cpus is not None:
             level = reached(layout, cpus, claims, request.exclusive)
             merit = (_LEVELS.index(level), holds(layout, cpus, request.bind))
+            # Strictly better: among equals, the earlier kind is taken.
             if best is None or merit > best[0]:
                 best = merit, cpus
     return None if best is None else best[1]
@@ -327,8 +333,10 @@ def _by_strategy(
     cpus: int | None = None
     if request.strategy is NumaStrategy.DISTRIBUTE_EVENLY:
         cpus = _evenly(layout, free, claims, request)
+    # Even shares only prefer whole cores, so a required policy is checked afterwards.
     if cpus is None or not _keeps_required(layout, cpus, request):
         cpus = _accumulator(layout, free, claims, request).take(request.need, request.whole_cores)
+    # On hosts with different cores, the accumulator may split one. Then only sums of cores help.
     if not _keeps_required(layout, cpus, request):
         return _accumulator(layout, free, claims, request).take_whole_cores_only(request.need)
     return cpus
@@ -359,6 +367,7 @@ def _evenly(
     """
     group = layout.per_core if request.whole_cores else 1
     offered_sets = list(offers(layout, free, claims, request))
+    # From strict to lenient; the last set has all free cpus.
     for offered in offered_sets:
         even = _widest(layout, offered) if request.whole_cores else offered
         shares = even_shares(layout, even, request.need, group)
@@ -369,6 +378,7 @@ def _evenly(
             return taken
     if request.bind is BindPolicy.SPREAD_BY_PCPUS:
         return None
+    # Always found: the last set has enough, by the caller.
     return next(
         cpus
         for offered in offered_sets
@@ -399,6 +409,7 @@ def offers(
             yield layout.whole(left)
         elif request.bind is BindPolicy.SPREAD_BY_PCPUS:
             yield layout.first_threads(left)
+    # At last without the bind policy, which is only preferred here.
     yield from (free & ~barred for barred in dict.fromkeys(levels))
 
 

@@ -40,6 +40,7 @@ def adopt_cpu_state(context: EventContext, host: Host, seen: CpuState | None) ->
         seen: what it reports; None: nothing unusual.
     """
     seen = seen or NO_CPU_STATE
+    # Even without news, slots that lacked cpus may have ended or got them back.
     if seen == host.executor.cpu_state and not host.lost_cpus:
         return  # this is the case with most reports
     host.executor.cpu_state = seen
@@ -63,7 +64,7 @@ def policy_to_send(
 def _settle(context: EventContext, host: Host) -> None:
     state = context.state
     if not host.settle_cpus():
-        return
+        return  # capacity, queue and refusals need no update
     state.usage.total_changed(host)
     state.rejection_clock.restart(context.now_ms)
     for refusal in host.refusals.values():
@@ -77,6 +78,7 @@ def report_lost_cpus(journal: Journal, host: Host) -> None:
     """Writes events about slots that lack dedicated cpus or have them back, once for each
     change.
     """
+    # Replaced first, so that each change is reported once and not with every report.
     before, host.lost_cpus = host.lost_cpus, lost_cpus(host)
     for key, cpus in host.lost_cpus.items():
         if before.get(key) != cpus:
@@ -84,6 +86,7 @@ def report_lost_cpus(journal: Journal, host: Host) -> None:
             journal.slot_event("cpus_lost", host.slots[key], message=message)
     for key, cpus in before.items():
         slot = host.slots.get(key)
+        # A slot that has ended or is being freed has no use for its cpus any more.
         if slot is not None and key not in host.lost_cpus and slot.state is not SlotState.FREEING:
             journal.slot_event("cpus_returned", slot, message=f"cpus {cpus} are the slot's again")
 
@@ -92,6 +95,7 @@ def lost_cpus(host: Host) -> dict[SlotKey, CpuSet]:
     """Returns the dedicated cpus that slots lack, by slot. Slots that are being freed are left
     out.
     """
+    # Reserved cpus are not lost: a slot that has them keeps them.
     there = announced_by(host.executor.registration).slot_cpus - host.present.unavailable
     found: dict[SlotKey, CpuSet] = {}
     for key, slot in host.slots.items():

@@ -58,6 +58,7 @@ def known_setting(
         NotFound: the executor is unknown and nothing was set for it.
     """
     setting = host_settings.get(executor_id)
+    # Settings outlive their executor, so an unknown one is an error only if nothing was set for it.
     if setting is None and executor_id != CLUSTER:
         known_host(hosts, executor_id)
     return setting
@@ -112,6 +113,7 @@ def policy_of(
     host = hosts.get(executor_id)
     if host is not None:
         return host.present.policy
+    # Set apart, since the cluster's settings would otherwise count as a host's own, and win.
     own = NOTHING_SET if executor_id == CLUSTER else set_for(host_settings, executor_id)
     return unannounced(own, set_for(host_settings, CLUSTER))
 
@@ -129,19 +131,23 @@ def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
     """
     state = context.state
     before = known_setting(state.hosts, state.host_settings, event.executor_id)
+    # All checks come first, because an event that is refused must leave the state untouched.
     wanted = _wanted(before.policy if before is not None else NOTHING_SET, event)
     host = state.hosts.get(event.executor_id)
     if event.executor_id == CLUSTER:
         _refuse_of_one_host(event)
     elif host is not None:
         _check_cpus(host, wanted)
-    if before is not None and before.policy == wanted:
+    if before is not None and before.policy == wanted:  # repeating a call gives out no number
         return before
+    # The change is accepted: store it, then apply it to hosts.
     number = state.numbers.host_setting = state.numbers.host_setting + 1
     setting = HostSetting(event.executor_id, wanted, number, context.at.time_ms)
     state.changes.counter(HOST_SETTING_NUMBER, number)
     # Requests that were infeasible may be feasible with the new settings.
     state.rejection_clock.restart(context.now_ms)
+    # An absent executor without settings needs no row. For a present one the number must stay, so
+    # that the executor gets the cleared settings.
     if host is None and event.executor_id != CLUSTER and wanted == NOTHING_SET:
         del state.host_settings[event.executor_id]
         state.changes.delete_host_setting(event.executor_id)
@@ -151,6 +157,7 @@ def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
     context.journal.cluster_event(
         "host_policy_set", executor_id=event.executor_id, message=_described(event, wanted)
     )
+    # The cluster's settings reach every host. A single host may be absent.
     for each in state.hosts.values() if event.executor_id == CLUSTER else (host,):
         if each is not None:
             adopt_settings(context, each)
@@ -172,6 +179,7 @@ def _wanted(before: HostPolicy, event: HostPolicySet) -> HostPolicy:
             raise InvalidArgument("clear", name, f"one of {', '.join(SETTINGS)}")
         if name in given:
             raise InvalidArgument("clear", name, f"a setting that policy.{name} does not set")
+    # Of a request, DEFAULT means this setting, so the setting itself cannot be DEFAULT.
     refused = (
         ("alignment", NumaPolicy.DEFAULT, _words(NumaPolicy, NumaPolicy.DEFAULT)),
         ("default_bind", BindPolicy.DEFAULT, _DEFAULT_BINDS),
@@ -214,6 +222,7 @@ def _check_cpus(host: Host, wanted: HostPolicy) -> None:
         raise InvalidArgument("policy.reserved_cpus", str(reserved), f"{expected}, not {missing}")
     executor = host.executor
     found = host_cpus(executor.registration, executor.cpu_state, wanted, host.cluster_policy)
+    # Offline cpus and those of a kubelet are missing for slots, too.
     if not announced.slot_cpus - found.taken:
         others = found.taken - reserved
         beside = f"; {others} are taken beside these" if others else ""

@@ -63,8 +63,10 @@ def find_unreachable(
         host.host_id, unreachable=reach.unreachable, what=ReachInput.FAIL
     )
     reach.failures += 1
+    # Without an answer, its outcome is unknown. Kept, it would block all other commands.
     host.in_flight = None
     transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
+    # The host is offline from here on, which changes what the cluster can host.
     usage.total_changed(host)
     address = host.executor.registration.address
     journal.cluster_event(
@@ -88,6 +90,7 @@ def unreachable_registered(
         changed: something has changed that may have been the obstacle; the probe is made at once.
     """
     reach = host.reach
+    # With a new address or a new process, earlier failures say nothing.
     if changed:
         reach.failures = 0
     _plan_probe(
@@ -103,9 +106,11 @@ def probe_timer_fired(context: EventContext, executor_id: str) -> None:
     if host.executor.state is not ExecutorState.ACTIVE:
         return  # the probe is planned when it registers
     reach = host.reach
+    # The timer may be one that was armed for an earlier attempt.
     if context.now_ms < reach.probe_at_ms:
         context.state.timers.arm(Timer.PROBE, executor_id, reach.probe_at_ms)
         return
+    # Counted before the answer: a probe that is never answered must lengthen the pause as well.
     reach.failures += 1
     context.journal.effects.append(ProbeExecutor(executor_id, host.executor.registration.address))
     _plan_probe(
@@ -124,6 +129,7 @@ def executor_probed(context: EventContext, event: ExecutorProbed) -> None:
     ):
         return
     if event.cause:
+        # The next probe is planned already.
         host.reach.cause = event.cause
         return
     host.reach.unreachable = context.state.transitions.move_reach(
@@ -132,6 +138,7 @@ def executor_probed(context: EventContext, event: ExecutorProbed) -> None:
     host.reach.cause = ""
     host.reach.refused = 0
     context.state.usage.total_changed(host)
+    # Slots that had to be taken down meanwhile wait for a command.
     context.state.outbox[host.host_id] = None
     context.journal.cluster_event(
         "executor_reachable",
@@ -144,6 +151,7 @@ def command_arrived(host: Host) -> None:
     """Notes that a command was answered, so the executor can be dialled. Forgets earlier
     failures.
     """
+    # A late answer to an old command does not end unreachability; only a probe does.
     if not host.reach.unreachable:
         host.reach = Reach()
 
@@ -155,6 +163,7 @@ def frees_for_report(host: Host) -> tuple[SlotKey, ...]:
     """
     if not host.reach.unreachable:
         return ()
+    # Slots that the report does not show, or shows as ending, need no order.
     return tuple(key for key in host.to_free if host.reported.get(key) is SlotState.ALLOCATED)
 
 
@@ -164,4 +173,5 @@ def _plan_probe(timers: Timers, host: Host, at_ms: int) -> None:
 
 
 def _pause_ms(settings: EngineSettings, reach: Reach) -> int:
+    # `failures` counts this one already, and the first pause is the shortest.
     return backoff_ms(max(0, reach.failures - 1), settings.probe_min_ms, settings.probe_max_ms)

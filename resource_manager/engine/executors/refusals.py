@@ -31,6 +31,7 @@ def remember_refusal(context: EventContext, host: Host, slot: Slot) -> None:
         return
     settings = context.state.settings
     key = scheduling_key(request.spec)
+    # Ended refusals are kept, so that the next pause is twice as long.
     before = host.refusals.get(key)
     failures = before.failures if before is not None else 0
     delay = backoff_ms(failures, settings.refusal_backoff_min_ms, settings.refusal_backoff_max_ms)
@@ -46,8 +47,10 @@ def refusal_timer_fired(context: EventContext, executor_id: str) -> None:
     host = context.state.hosts.get(executor_id)
     if host is None:
         return
+    # The capacity itself has not grown, so without this nothing would try the host again.
     if host.end_refusals(context.now_ms):
         context.state.hosts.indexes.log_growth(host, context.state.queue)
+    # The others have longer pauses.
     left = [refusal.until_ms for refusal in host.refusals.values() if refusal.active]
     if left:
         context.state.timers.arm(Timer.REFUSAL, executor_id, min(left))

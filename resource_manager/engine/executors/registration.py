@@ -48,6 +48,7 @@ def register_executor(context: EventContext, event: ExecutorRegistered) -> Regis
     """
     state = context.state
     registration = event.registration
+    # Checks come first, because an event that is refused must leave the state untouched.
     refuse_seen_epoch(state, registration.executor_id, event.report.rm_epoch)
     if event.report.unchanged or event.report.report_number < 1:
         raise InvalidArgument(
@@ -60,7 +61,8 @@ def register_executor(context: EventContext, event: ExecutorRegistered) -> Regis
         _refuse_other_instance(host, registration)
         _refuse_overtaken(host, registration, event.report.report_number)
     state.answered_executors.add(registration.executor_id)
-    was_lost = host is not None and host.executor.lost
+    was_lost = host is not None and host.executor.lost  # `_adopt` ends the state LOST
+    # Before the report: it must find the ledger without commands in flight and earlier reports.
     host = _adopt(context, host, registration)
     taken = adopt_report(context, host, event.report, returning=was_lost)
     # the registration may have announced other cpus than before
@@ -73,6 +75,7 @@ def register_executor(context: EventContext, event: ExecutorRegistered) -> Regis
         elif slot.ordered is not None:
             context.state.resizes.resume(slot)
     state.changes.executor(host.executor)
+    # Stored, so that the next leader also recognizes a late copy of this registration.
     state.changes.counter(REGISTERED_WITH + host.host_id, event.report.report_number)
     context.journal.cluster_event(
         "executor_returned" if was_lost else "executor_registered",
@@ -90,6 +93,7 @@ def register_executor(context: EventContext, event: ExecutorRegistered) -> Regis
 
 def _refuse_other_instance(host: Host, registration: Registration) -> None:
     known = host.executor.registration
+    # A lost one may be replaced by another instance, such as on a new machine.
     if known.instance_id != registration.instance_id and not host.executor.lost:
         raise AlreadyExists(
             f"executor {host.host_id} is another instance, at {known.address}, and not lost;"
@@ -103,6 +107,7 @@ def _refuse_other_instance(host: Host, registration: Registration) -> None:
 def _refuse_overtaken(host: Host, registration: Registration, report_number: int) -> None:
     known = host.executor
     if (
+        # Only reports of one instance count on, so numbers of two instances cannot be compared.
         known.registration.instance_id == registration.instance_id
         and report_number <= known.report_number
     ):
@@ -118,6 +123,7 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
     """Creates the host of a new executor, or resets that of a known one for a new session."""
     state, new = context.state, host is None
     if host is None:
+        # Above every number that any deleted executor had, in case this one was among them.
         number = state.numbers.forgotten_registration + 1
         executor = Executor(registration, number, first_seen_time_ms=context.at.time_ms)
         executor_id = registration.executor_id
@@ -146,16 +152,20 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
             executor.report_number = 0
         executor.registration = registration
         executor.registration_number += 1
+    # A new session begins: what belonged to the last one is reset.
     state.transitions.move_executor(executor, RegistrationInput.REGISTER)
+    # Command numbers start again with each registration number.
     executor.command_number = 0
     executor.report_at_ms = context.now_ms
     executor.report_time_ms = context.at.time_ms
+    # Capacity of the last session must not count until the report of this one is adopted.
     executor.reported_available = None
     executor.cpu_state = NO_CPU_STATE
     # `start_conversation` ends all refusals, so the host may be tried again for those requests.
     if any(refusal.active for refusal in host.refusals.values()):
         state.hosts.indexes.log_growth(host, state.queue)
     host.start_conversation()
+    # Noted before: `adopt_registration` computes other bookings if the memory pools have changed.
     booked = [(slot, slot.booked) for slot in host.slots.values()]
     kind = host.cpu_kind
     if not new:  # a new host was derived from this registration already
@@ -163,8 +173,11 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
     if host.cpu_kind is not kind:
         # requests that did not suit the old cpus may suit these
         state.hosts.indexes.log_growth(host, state.queue)
+    # Everything that depends on capacity follows.
     state.usage.total_changed(host)
+    # The clock runs since the last change of what executors could host.
     state.rejection_clock.restart(context.now_ms)
+    # After `total_changed`, because the cost of a slot is its share of the new totals.
     state.usage.rebooked(booked)
     state.timers.arm(Timer.SILENCE, host.host_id, context.now_ms + state.settings.lost_timeout_ms)
     return host
@@ -229,6 +242,7 @@ def request_undrain(context: EventContext, event: UndrainRequested) -> Executor:
     host = known_host(context.state.hosts, event.executor_id)
     executor = host.executor
     provision = context.state.provisions.get(host.host_id)
+    # The provider may remove the machine at any time, so nothing new may be placed there.
     if provision is not None and provision.state is ProvidedExecutorState.STOPPING:
         raise FailedPrecondition(
             f"executor {host.host_id} is being given back ({provision.message}); it is gone when"
@@ -248,9 +262,10 @@ def request_undrain(context: EventContext, event: UndrainRequested) -> Executor:
 def drain_timer_fired(context: EventContext, executor_id: str) -> None:
     """Takes down the slots of an executor whose drain deadline has passed."""
     host = context.state.hosts.get(executor_id)
+    # The drain has ended, or has no deadline.
     if host is None or host.executor.drain_deadline_at_ms is None:
         return
-    if context.now_ms < host.executor.drain_deadline_at_ms:
+    if context.now_ms < host.executor.drain_deadline_at_ms:  # a later drain request moved it
         context.state.timers.arm(Timer.DRAIN, executor_id, host.executor.drain_deadline_at_ms)
         return
     message = (
@@ -268,6 +283,7 @@ def forget_executor(context: EventContext, event: ForgetRequested) -> None:
     """
     state = context.state
     host = known_host(state.hosts, event.executor_id)
+    # The slots of an executor that is not lost may still run, and would belong to no request.
     if host.executor.state is not ExecutorState.LOST:
         raise FailedPrecondition(
             f"executor {host.host_id} is {host.executor.state}; only a lost one can be forgotten:"

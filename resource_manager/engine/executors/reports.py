@@ -82,6 +82,7 @@ def slots_reported(context: EventContext, event: SlotsReported) -> ReportAnswer:
     """
     state = context.state
     refuse_seen_epoch(state, event.executor_id, event.report.rm_epoch)
+    # From now on it may know our epoch from this answer; see `refuse_seen_epoch`.
     state.answered_executors.add(event.executor_id)
     host = state.hosts.get(event.executor_id)
     if (
@@ -96,8 +97,10 @@ def slots_reported(context: EventContext, event: SlotsReported) -> ReportAnswer:
         return ReportAnswer(register_again=True)
     executor = host.executor
     taken = adopt_report(context, host, event.report)
+    # An ignored report is older than the figures that are known.
     if taken.taken:
         executor.used = event.used
+    # After the report was adopted: it shows that the executor itself works.
     if delivery_overdue(context.journal, context.state.settings, host):
         find_unreachable(context.journal, context.state.transitions, context.state.usage, host)
         return ReportAnswer(register_again=True)
@@ -129,10 +132,14 @@ def adopt_report(
         returning: the executor was lost until now.
     """
     executor = host.executor
+    # Reports overtake each other on the wire. An older one must not undo a newer one.
     if report.report_number <= executor.report_number:
         return AdoptedReport(taken=False)
+    # It says only that nothing changed since a report that is not known here. The caller asks for a
+    # full one.
     if report.unchanged and report.base_report_number != executor.report_number:
         return AdoptedReport(taken=False, base_missing=True)
+    # The report is adopted from here on.
     executor.report_number = report.report_number
     executor.report_at_ms = context.now_ms
     executor.report_time_ms = context.at.time_ms
@@ -147,27 +154,34 @@ def adopt_report(
     contained = max(contained, at_least_command)
     news = contained > host.contained_command
     host.contained_command = max(contained, host.contained_command)
+    # Nothing changed on the executor, but a command that it now contains may have settled slots.
     if report.unchanged:
         if news:
             settle(context, host)
         return AdoptedReport(taken=True, unowned=host.unowned)
+    # A full report: each slot is compared, then those that are missing are removed.
     reported = {(slot.allocation_id, slot.generation): slot for slot in report.slots}
     host.reported = {key: slot.state for key, slot in reported.items()}
     executor.reported_available = dict(report.available)
+    # The report contains these slots, so their capacity must not be subtracted a second time.
     host.count_unreported()
     for key, seen in reported.items():
         slot = host.slots.get(key)
         if slot is not None:
             _seen(context, host, slot, seen, returning=returning)
+    # Only after all slots that the report shows: what is not among them may be missing.
     settle(context, host)
     adopt_cpu_state(context, host, report.cpu_state)
+    # Only now do the bookings and the report match, so the index may read the host's free capacity.
     context.state.hosts.touch(host)
     if host.refusals and host.end_refusals(context.now_ms):
         context.state.hosts.indexes.log_growth(host, context.state.queue)
     if host.resize_backoffs:
         context.state.resizes.end_backoffs(host)
+    # Last: the refusal is about the state that this report shows, and would end with it otherwise.
     for slot in broken:
         remember_refusal(context, host, slot)
+    # Slots that are ending by themselves need no order.
     host.unowned = tuple(
         key
         for key, seen in reported.items()
@@ -180,6 +194,8 @@ def settle(context: EventContext, host: Host) -> None:
     """Removes the slots that the last adopted report should show and does not."""
     if host.reported.keys() >= host.slots.keys():
         return
+    # Collected first, because losing one slot may take down others of its gang. `contains` is false
+    # for slots that the report cannot show yet (rule 3).
     missing = [
         slot for key, slot in host.slots.items() if key not in host.reported and host.contains(slot)
     ]
@@ -187,6 +203,7 @@ def settle(context: EventContext, host: Host) -> None:
         if slot.state is not SlotState.FREEING:
             message = f"executor {host.host_id} no longer has the slot"
             context.state.gang_moves.lose(slot, Reason.SLOT_MISSING, message)
+        # Losing an earlier member of a gang only starts to free this one; it is gone all the same.
         context.state.moves.vanish(slot)
 
 
@@ -195,6 +212,7 @@ def _seen(
 ) -> None:
     """Updates one slot from what a report shows of it."""
     ends = seen.state is SlotState.FREEING
+    # Also if the answer to its order is still on the way: the report is proof enough.
     if slot.state is SlotState.PENDING and not ends:
         context.state.gang_moves.confirm(slot, isolation=seen.isolation, cpus=seen.cpus)
     if seen.resize_number:
@@ -202,6 +220,8 @@ def _seen(
     if ends:
         return  # a later report, or its list of ended slots, will say that it has ended
     if slot.state is SlotState.FREEING:
+        # Only an executor that was lost can bring a slot back. Otherwise the slot is no longer
+        # wanted.
         if returning and _is_waited_for(context.journal, context.state.requests, host, slot):
             context.state.moves.reclaim(slot, isolation=seen.isolation, cpus=seen.cpus)
         else:
@@ -219,6 +239,7 @@ def _is_waited_for(journal: Journal, requests: Requests, host: Host, slot: Slot)
         and request.state is RequestState.PENDING
         and request.generation == slot.generation
         and not request.spec.gang_id  # all members of a gang would have to be reclaimed together
+        # The drain has taken the slots down already.
         and not (deadline_ms is not None and deadline_ms <= journal.now_ms)
     )
 
@@ -227,6 +248,7 @@ def _retry_free(outbox: dict[str, None], host: Host, slot: Slot) -> None:
     """Orders a slot to be freed again that its executor is not freeing (any more)."""
     key = key_of(slot)
     command = host.in_flight
+    # That command will free it, or its answer says why not.
     if command is None or key not in command.keys:
         host.to_free[key] = None
         outbox[host.host_id] = None
@@ -238,7 +260,7 @@ def _ended(moves: RequestMoves, gang_moves: GangMoves, host: Host, ended: EndedS
     The executor repeats the entry until its report is acknowledged.
     """
     slot = host.slots.get((ended.allocation_id, ended.generation))
-    if slot is None:
+    if slot is None:  # the entry was handled with an earlier report
         return None
     if ended.reason == Reason.OFFER_NOT_ACCEPTED:
         gang_moves.decline(slot)
@@ -247,6 +269,7 @@ def _ended(moves: RequestMoves, gang_moves: GangMoves, host: Host, ended: EndedS
         message = f"the slot ended on executor {host.host_id}: {ended.reason}"
         gang_moves.lose(slot, ended.reason, message)
     moves.vanish(slot)
+    # Only a slot that broke says something about the host.
     return slot if ended.reason == Reason.SLOT_BROKEN else None
 
 

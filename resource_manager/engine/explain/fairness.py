@@ -107,6 +107,7 @@ def steps(
     job = tree.jobs.get(job_id)
     if job is None:
         return ()
+    # From the root down to the job, so that each pair is one choice.
     path = [job, *job.ancestors()][::-1]
     return tuple(_step(tree, parent, flow, jobs, UNITS[measure]) for parent, flow in pairwise(path))
 
@@ -115,9 +116,11 @@ def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], uni
     """Compares a flow with its siblings that have queued requests."""
     own = tree.sort_key(flow)
     children = parent.children.by_id.values() if parent.children is not None else ()
+    # Flows without queued requests take no part in the choice.
     others = [(tree.sort_key(each), each) for each in children if each.waiting and each is not flow]
     before = [each for each in others if each[0] < own]
     first = heapq.nsmallest(AHEAD_MAX, before, key=lambda each: each[0])
+    # `>=`: a flow that compares as equal comes after this one.
     next_after = min(
         (each for each in others if each[0] >= own), default=None, key=lambda each: each[0]
     )
@@ -142,7 +145,7 @@ def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], uni
 
 def _compared(tree: FlowTree, flow: Flow, jobs: Mapping[str, Job]) -> ComparedFlow:
     parts = tree.usage(flow)
-    is_job = flow.children is None
+    is_job = flow.children is None  # only groups have children
     job = jobs.get(flow.name) if is_job else None
     reached = fulfilment(flow.used, flow.minimum)
     return ComparedFlow(
@@ -156,6 +159,7 @@ def _compared(tree: FlowTree, flow: Flow, jobs: Mapping[str, Job]) -> ComparedFl
         tally=parts.key,
         running=flow.running,
         waiting=flow.waiting,
+        # Rounded down: a minimum that is almost reached must not be shown as reached.
         minimum_reached=int(reached * 1_000_000) if reached < 1 else None,
     )
 
@@ -191,6 +195,7 @@ def _own_text(flow: ComparedFlow, other: ComparedFlow | None, unit: str) -> str:
     """Describes the virtual time of a flow, and the usage and weight that it is made of."""
     if flow.minimum_reached is not None:
         return f"it has {_percent(flow.minimum_reached)} of its guaranteed minimum"
+    # Just enough digits that the two numbers differ.
     digits = _digits(flow.tally, other.tally) if other is not None else 1
     parts = [f"{flow.service:.{digits}f} so far"]
     if flow.raised > _SMALL:
@@ -252,6 +257,7 @@ def advise_threads(
     """
     job = known_job(state.jobs, job_id)
     slots = [state.slots[key] for key in job.slot_keys]
+    # Slots that are being taken down serve no request, so they count as no running thread.
     serving = [slot for slot in slots if state.requests.served_by(slot) is not None]
     waiting = max(0, job.live_requests - len(serving))
     return advise(threads.observed(job, serving, waiting, now_ms), target_ms, quantile)

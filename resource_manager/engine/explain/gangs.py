@@ -60,6 +60,7 @@ def explain_gang(state: State, request: Request) -> GangExplanation | None:
     waiting = state.gangs.waiting.get(request.spec.gang_id)
     if waiting is None:
         return None
+    # What is reserved for the gang itself must not look like an obstacle to it.
     reservation = state.reservations.by_number.get(waiting.gang.arrival_number)
     with _without_own_reservation(state.hosts, reservation):
         return _explained(state, waiting)
@@ -74,7 +75,9 @@ def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) 
     """
     names = reservation.hosts if reservation is not None else ()
     hosts = [all_hosts[name] for name in names if name not in all_hosts.touched]
+    # Noted for all of them first, so that `finally` puts back what was there.
     holds = [host.reserved for host in hosts]
+    # Undone also after an error: the scheduling cycle must not find the hosts changed.
     try:
         for host in hosts:
             host.reserved = None
@@ -93,8 +96,10 @@ def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
     try:
         spots = _spots(state.hosts, search, gang.spec)
     finally:
+        # The search books tentatively in the shared indexes, and this takes it back.
         search.drop()
     deadline_time_ms = None
+    # From wall time, because a reader cannot use the monotonic deadline.
     if gang.spec.timeout_ms is not None:
         deadline_time_ms = gang.waiting_since_time_ms + gang.spec.timeout_ms
     return GangExplanation(
@@ -110,11 +115,13 @@ def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
 
 def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
     """Returns the places where most members fit together, best first; none where no member fits."""
+    # At least two, so that a best place can be chosen, however many kinds of members there are.
     most = max(2, min(SPOTS_SEARCHED_MAX, SEARCHES_MAX // len(search.members)))
     match spec.placement:
         case GangPlacement.ANYWHERE | GangPlacement.SPREAD:
             found = [GangSpot("", search.most_within())]
         case GangPlacement.SAME_EXECUTOR:
+            # The places with most room for the smallest member are searched; each search is costly.
             roomy = heapq.nlargest(most, search.roomy(), key=lambda each: each[1])
             found = [GangSpot(name, search.most_on(name)) for name, _ in roomy]
         case GangPlacement.SAME_LABEL:
@@ -126,12 +133,14 @@ def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
                 GangSpot(value, search.most_within(((spec.label, value),)))
                 for value in heapq.nlargest(most, room, key=room.__getitem__)
             ]
+    # Ties by name, so that the same state has the same answer.
     best = heapq.nsmallest(SPOTS_MAX, found, key=lambda spot: (-spot.placeable, spot.name))
     return [spot for spot in best if spot.placeable]
 
 
 def _status_text(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) -> str:
     """Describes a gang that does not wait for free capacity; empty if it does."""
+    # Checked in the order in which the scheduling cycle would find it out.
     if not waiting.tried:
         return "has just arrived and was not considered yet"
     verdict = state.waiting_reasons.kind_feasibility(waiting.kind)
@@ -140,6 +149,7 @@ def _status_text(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) 
     if verdict is Feasibility.OFFLINE:
         return "only with executors that are lost, draining or unreachable could it be placed"
     members = len(waiting.members)
+    # Quotas matter only if there is room for all.
     if spots and spots[0].placeable == members and state.quotas.gang_block(waiting) is not None:
         where = _where(waiting.kind.where, spots)
         return f"all {members} members fit now{where}; the maximum of a resource group stops them"
@@ -214,6 +224,7 @@ def _remedies(
         case _:
             found.append(f"fits if there is room for {missing} more{_label_text(where, spots)}")
     if where.placement is not GangPlacement.ANYWHERE:
+        # Asked only here: it is one more full search.
         anywhere = Where(GangPlacement.ANYWHERE)
         if seek(hosts, anywhere, member_requests) is not None:
             found.append("fits now if its members may go anywhere")
@@ -227,6 +238,7 @@ def _with_preferred_policies(
     required = [
         required_policies(member.cpus[0]) for member in member_requests if member.cpus is not None
     ]
+    # Policies are tried one at a time, so that the answer is the smallest change.
     for name in dict.fromkeys(name for names in required for name in names):
         if (
             seek(hosts, where, [_with_preferred(member, name) for member in member_requests])
@@ -259,12 +271,14 @@ def _lack(
         booked = host.booking_for(member)
         for name, amount in booked.items():
             needed[name] = needed.get(name, 0) + amount * member.count
+    # Sums suffice: the caller has found that not all members fit.
     missing = shortfall(needed, host.free())
     texts = [f"{amount} more {name}" for name, amount in missing.items()]
     slots = sum(member.count for member in member_requests) - host.slots_left()
     texts += [f"room for {slots} more slots"] if slots > 0 else []
     if texts:
         return [f"fits if {host.host_id} has {' and '.join(texts)}"]
+    # The amounts are there, so the cpus are the reason.
     if any(host.needs_topology(member) for member in member_requests):
         return [f"{host.host_id} has the amounts, but not on cpus and NUMA nodes that suit all"]
     return []

@@ -67,6 +67,7 @@ def group_views(
     ordered = in_order(groups)
     jobs = {group.name: len(_children(tree.groups[group.name])) for group in ordered}
     oldest = dict(waiting_since)
+    # From the lowest groups up, so that each sum is complete before it is added to its parent.
     for group in reversed(ordered):
         if above := group.parent:
             # the group is a child of `above`, but not one of its jobs
@@ -115,9 +116,10 @@ def entitlements(tree: FlowTree) -> dict[str, float]:
         if flow.id not in with_parts:
             continue  # has only jobs as children, and there may be very many
         children = _children(flow).values()
+        # Only children with work share: the others leave their part to them.
         total = sum(child.weight for child in children if _has_work(child))
         for child in children:
-            if child.children is not None and _has_work(child):
+            if child.children is not None and _has_work(child):  # jobs have no entitlement here
                 found[child.id] = found[flow.id] * child.weight / total
                 left.append(child)
     return found

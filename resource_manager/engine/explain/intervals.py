@@ -72,6 +72,7 @@ def members_of(requests: Requests, interval: RequestInterval) -> Iterator[Reques
 def _merged(
     requests: Requests, others: Iterator[Request], parts: Iterable[Part], after: int
 ) -> Iterator[RequestInterval]:
+    # Both inputs are in order of arrival, so this is a merge of two sorted sequences.
     other = next(others, None)
     for part in parts:
         while other is not None and other.arrival_number < part.row.arrival_number:
@@ -89,6 +90,7 @@ def _others(
 ) -> Iterator[Request]:
     """Yields requests that belong to no range."""
     spans = list(_spans_between(ranges, numbers, after))
+    # Numbers of deleted requests are gaps. With many gaps, a scan of all requests is cheaper.
     if sum(map(len, spans)) <= _DENSE * len(requests.by_arrival):
         for span in spans:  # few gaps: looking up each number is cheaper than a scan
             for number in span:

@@ -172,6 +172,7 @@ def list_executors(state: State, *, after: str = "", limit: int) -> Page[Executo
     ids = sorted(state.hosts)
     start = bisect_right(ids, after)
     views = [_view_of(state.hosts[name]) for name in ids[start : start + limit]]
+    # A next key only if something follows.
     return Page(views, ids[start + limit - 1] if len(ids) > start + limit else None)
 
 
@@ -197,6 +198,7 @@ def list_slots(
     """
     if executor_id:
         known_host(state.hosts, executor_id)
+    # One more than wanted shows whether there is a next page.
     found = islice(_slots_after(state, executor_id, job_id, after), limit + 1)
     views = [slot_view(state, slot) for slot in found]
     more = len(views) > limit
@@ -234,8 +236,11 @@ def list_requests(
         NotFound: no such job.
     """
     wanted = frozenset(states) or frozenset(RequestState) - ENDED_REQUEST_STATES
+    # A generator: nothing is looked at until the page is built.
     candidates, prefixes = _requests_after(state, job_id, after), None
     if allocation_ids:
+        # With all ids known, they are looked up. Else they are prefixes, and everything is
+        # searched.
         named = [state.requests.named(each) for each in allocation_ids]
         if all(named):
             candidates = _by_id(state.jobs, job_id, after, filter(None, named))
@@ -245,6 +250,7 @@ def list_requests(
     views: list[RequestView] = []
     last = after
     for scanned, interval in enumerate(candidates):
+        # Also without a match, so that a call takes a limited time. The next key goes on from here.
         if scanned == SCANNED_MAX or len(views) == limit:
             return Page(views, last)
         last = interval.last_arrival
@@ -259,6 +265,7 @@ def _by_id(
 ) -> Iterator[RequestInterval]:
     if job_id:
         known_job(jobs, job_id)
+    # By arrival number, which removes ids that were named twice.
     found = {request.arrival_number: request for request in requests}
     for number in sorted(found):
         if number > after and job_id in ("", found[number].job_id):
@@ -271,6 +278,7 @@ def _cut(
     """Splits an interval into its members where the prefixes may match only some of them."""
     for interval in found:
         name = interval.request.allocation_id
+        # Members differ after the last dot; if no prefix tells them apart, one entry is enough.
         if interval.count > 1 and prefixes.tell_apart(name[: name.rfind(".") + 1]):
             yield from members_of(requests, interval)
         else:
@@ -290,6 +298,7 @@ def list_jobs(
     """
     found = (
         job
+        # Jobs are stored in order of arrival, so no sort is needed.
         for job in state.jobs.values()
         if job.arrival_number > after and (include_ended or job.state is JobState.ACTIVE)
     )
@@ -302,6 +311,7 @@ def list_jobs(
 def job_view(state: State, job: Job) -> JobView:
     """Returns one job with its sums."""
     slots = [state.slots[key] for key in job.slot_keys]
+    # A slot that is being taken down serves no request.
     served = sum(state.requests.served_by(slot) is not None for slot in slots)
     return JobView(
         job=job,
@@ -316,6 +326,7 @@ def slot_view(state: State, slot: Slot) -> SlotView:
     address = state.hosts[slot.executor_id].executor.registration.address
     if slot.wanted is None:
         return SlotView(slot, address)
+    # The last one is the resize that waits.
     return SlotView(slot, address, explain_resizes(state, slot)[-1].summary)
 
 
@@ -334,6 +345,8 @@ def request_view(state: State, request: Request, count: int = 1) -> RequestView:
     return RequestView(
         request=request,
         job_name=state.jobs[request.job_id].name,
+        # The stored reason is that of the last state change; a pending request waits for another
+        # one.
         reason=pending_reason(state, request) or request.reason,
         slot=slot_view(state, slot) if slot is not None else None,
         gang=gang.spec if gang is not None else None,
@@ -357,6 +370,7 @@ def _slots_after(
     state: State, executor_id: str, job_id: str, after: tuple[str, str, int]
 ) -> Iterator[Slot]:
     """Yields slots after a key, ordered by executor, allocation id and generation."""
+    # A job's slots lie on many hosts, so they are sorted here. Those of a host are few enough.
     if job_id:
         slots = [state.slots[key] for key in known_job(state.jobs, job_id).slot_keys]
         slots.sort(key=lambda slot: (slot.executor_id, slot.allocation_id, slot.generation))
@@ -366,7 +380,7 @@ def _slots_after(
                 yield slot
         return
     for host_id in [executor_id] if executor_id else sorted(state.hosts):
-        if host_id < after[0]:
+        if host_id < after[0]:  # on earlier pages
             continue
         keys: list[SlotKey] = sorted(state.hosts[host_id].slots)
         start = bisect_right(keys, after[1:]) if host_id == after[0] else 0
@@ -390,6 +404,7 @@ class IdPrefixes:
                 self._sorted.append(each)
 
     def __call__(self, text: str) -> bool:
+        # The only prefix that can match is the last one that sorts before the text.
         at = bisect_right(self._sorted, text)
         return at > 0 and text.startswith(self._sorted[at - 1])
 

@@ -79,6 +79,7 @@ def providers_view(state: State) -> ProvidersView:
         ],
         minimum=settings.total_min,
         maximum=settings.total_max,
+        # Without providers there is no maximum, so nothing is counted.
         present=state.provision_moves.counted() if settings or state.provisions else {},
         idle_timeout_ms=settings.idle_timeout_ms if settings else 0,
         unplanned=list(_unplanned(state)) if settings else [],
@@ -96,10 +97,12 @@ def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
     for name, content in elastic.plan.on.items():
         found = still[name] = Content()
         for shape, count in content.classes.items():
+            # What an earlier executor of the plan takes is not left for this one.
             waiting = left.get(shape, shape.waiting)
             left[shape] = max(0, waiting - count)
             if waiting:
                 found.classes[shape] = min(count, waiting)
+        # Gangs that were placed since are left out.
         found.members.update(
             (key, count) for key, count in content.members.items() if key[0] in gangs.waiting
         )
@@ -137,6 +140,7 @@ def planned_on(queue: WaitingQueue, elastic: Elastic, request: Request) -> str:
         return ""
     if gang_id := request.spec.gang_id:
         return next(iter(elastic.plan.planned_gang(gang_id)), "")
+    # All members of a class are equal, so the plan only counts; the oldest come first.
     shape = queue.class_of(request.spec)
     return _places(queue, elastic, shape).get(request.arrival_number, "")
 
@@ -184,9 +188,11 @@ def _places(queue: WaitingQueue, elastic: Elastic, shape: SchedulingClass) -> di
     """Returns where the oldest requests of a class are planned, by arrival number."""
     plan, moves = elastic.plan, queue.moves
     known = plan.places.get(shape)
+    # Cached until the queue moves: a list asks for every request of a class.
     if known is None or known[0] != moves:
         planned = plan.planned(shape)
         names = [name for name, count in planned.items() for _ in range(count)]
+        # Not strict: requests that were placed since the plan are no longer in the class.
         places = dict(zip(shape.numbers(), names, strict=False))
         known = plan.places[shape] = (moves, places)
     return known[1]
@@ -216,7 +222,9 @@ def _unplanned(state: State) -> list[str]:
     room = state.provision_moves.room_below_maximum()
     found: list[str] = []
     more = 0
+    # Requests without a plan, with reasons as far as the list is long.
     for shape, count in plan.left.items():
+        # Requests may have been placed or cancelled since the plan was made.
         number = min(count, shape.waiting)
         if number and len(found) < _UNPLANNED_MAX:
             why = _why_not(state.provisions, state.elastic, shape, room)
@@ -225,6 +233,7 @@ def _unplanned(state: State) -> list[str]:
             more += number
     if more:
         found.append(f"{more} {'request' if more == 1 else 'requests'} of other sizes")
+    # What a quota keeps from being planned: requests, then gangs.
     for shape, count in islice(plan.blocked.items(), _UNPLANNED_MAX):
         if number := min(count, shape.waiting):
             found.append(f"{counted({shape: number})[0]}: {_STOPPED}")
@@ -233,6 +242,7 @@ def _unplanned(state: State) -> list[str]:
         for gang_id in plan.gangs_blocked[:_UNPLANNED_MAX]
         if gang_id in state.gangs.waiting
     ]
+    # Gangs that cannot be planned as a whole.
     gangs = [gang_id for gang_id in plan.gangs_left if gang_id in state.gangs.waiting]
     found += [
         f"{gang_text(state.gangs, gang_id)}: it cannot be whole with what may be asked for now"
@@ -252,9 +262,11 @@ def _why_not(
     for name, shape in elastic.shapes.items():
         obstacle = elastic.obstacle(name, fit)
         refusal = obstacle.cpu_refusal if obstacle is not None else None
+        # This shape could not serve it even if it came.
         if obstacle is not None and refusal is None:
             continue
         backoff = elastic.backoffs[name]
+        # The cpus of a shape are known only from an executor that has registered.
         if refusal is not None:
             lack = f"the last one of shape {name} that came had cpus and NUMA nodes that do not"
             reasons[f"{lack} suit it: {refusal.text}"] = None

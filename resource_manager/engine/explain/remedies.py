@@ -40,13 +40,15 @@ def counterfactuals(settings: EngineSettings, survey: Survey) -> list[Counterfac
     """
     found: list[_Found] = []
     for constraint, distances in survey.blocked_only_by.items():
+        # Only hosts where this one constraint is the obstacle: elsewhere its removal would not
+        # help.
         for _, _, host_id in heapq.nsmallest(constraint.remedies_sought_on, distances):
             at = survey.view(host_id)
             for one in constraint.remedies(survey.fit.request, at, settings):
                 text = f"fits now on {host_id} {one.text}"
                 change = Counterfactual(host_id, one.at_most, text, one.relaxed)
                 found.append((one.size, host_id, change))
-    found.sort(key=lambda item: item[:2])
+    found.sort(key=lambda item: item[:2])  # a change has no order of its own
     return [counterfactual for _, _, counterfactual in found[:COUNTERFACTUALS_MAX]]
 
 
@@ -57,13 +59,16 @@ def blocking_slots(survey: Survey) -> list[Slot]:
     if survey.promising is None:
         return []
     verdict = survey.verdict(survey.promising[2])
+    # The request fits there by now, so nothing blocks it.
     if verdict.fits:
         return []
+    # Amounts are compared quickly; a choice of cpus for each try is not.
     tries_left = COSTLY_TRIES_MAX if survey.fit.has_costly_checks(verdict.host) else None
 
     def fits_without(ended: Sequence[Slot]) -> bool:
         nonlocal tries_left
         at = HostView.without(verdict.host, ended, owns_reservation=verdict.at.owns_reservation)
+        # Cheap checks first: most tries fail there.
         if survey.fit.cheap_obstacles(at):
             return False
         if tries_left is None:
@@ -71,6 +76,7 @@ def blocking_slots(survey: Survey) -> list[Slot]:
         tries_left -= 1
         return tries_left >= 0 and not survey.fit.costly_obstacles(at)
 
+    # Bisection finds how many slots must end. Then each that turns out not to be needed is dropped.
     slots = verdict.host.slots.values()
     return slots_in_the_way(slots, verdict.missing(), fits_without)[:BLOCKING_SLOTS_MAX]
 
@@ -86,6 +92,7 @@ def slots_in_the_way(
         fits_without: whether it would be enough if these had ended; False for none of them.
     """
     ordered = sorted(slots, key=lambda slot: _helpfulness(slot, missing))
+    # If even the end of all slots does not help, none of them is in the way.
     if not fits_without(ordered):
         return []
     # The search assumes that ending more slots never makes anything fit less.
@@ -102,6 +109,7 @@ def _helpfulness(slot: Slot, missing: Amounts) -> tuple[bool, int, int, int, str
     """Sort key: slots that are being freed first, then those with most of what is missing, then
     those with most dedicated cpus or NUMA nodes.
     """
+    # In millionths of what is missing, so that cpu and memory can be added up.
     helps = sum(
         min(slot.booked.get(name, 0), lack) * MILLION // lack for name, lack in missing.items()
     )

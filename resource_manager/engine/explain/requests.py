@@ -104,6 +104,7 @@ def explain(
     if executor_id:
         hosts = [known_host(state.hosts, executor_id)]
     view = request_view(state, request)
+    # A request that is not queued needs no comparison with hosts.
     if request.state is not RequestState.PENDING:
         slot = state.slots.of(request)
         resizes = explain_resizes(state, slot) if slot is not None else []
@@ -115,11 +116,13 @@ def explain(
         )
     scheduling_class = state.queue.class_of(request.spec)
     reservation = reservation_of(state, request, None)
+    # Capacity that is reserved for the request itself is free for it.
     reserved_hosts = (
         {one.executor_id for one in reservation.executors}
         if reservation is not None
         else frozenset[str]()
     )
+    # Compare the request with the hosts, and collect what else may explain its wait.
     survey = Survey.of(hosts, scheduling_class, reserved_hosts)
     reason = pending_reason(state, request)
     ahead = _requests_ahead(state.gangs, state.queue, request)
@@ -128,6 +131,7 @@ def explain(
         waiting_block(state.queue, state.gangs, state.quotas, request),
         held_for_others(state, scheduling_class),
     )
+    # Texts for the reasons that name something; the others have a fixed phrase.
     known = {
         Reason.WAITING_EXECUTOR: waits_for(state.provisions, state.started, planned)
         if planned
@@ -184,6 +188,7 @@ def _verdict_message(one: Verdict) -> str:
     """Says, for people, what one executor lacks: first what may become free, then the rest."""
     if one.fits:
         return "fits now"
+    # False sorts first: what may become free by itself.
     obstacles = sorted(one.obstacles, key=lambda obstacle: not obstacle.transient)
     texts = (obstacle.constraint.text(obstacle, one.asked, one.at) for obstacle in obstacles)
     return "; ".join(filter(None, texts))
@@ -191,6 +196,7 @@ def _verdict_message(one: Verdict) -> str:
 
 def _requests_ahead(gangs: GangLedger, queue: WaitingQueue, request: Request) -> int:
     gang = gangs.of(request)
+    # All members of a gang are queued at the place of its first one.
     number = request.arrival_number if gang is None else gang.arrival_number
     ahead = sum(scheduling_class.count_before(number) for scheduling_class in queue.classes())
     return ahead + sum(
@@ -235,6 +241,7 @@ def _topology_text(survey: Survey) -> str:
         return "what is free does not suit on any executor"
     count = len(blocked) + survey.unchecked
     some = "1 executor has the amounts" if count == 1 else f"{count} executors have the amounts"
+    # By id, so that the same state has the same answer.
     one = survey.verdict(min(host_id for _, _, host_id in blocked))
     text = f"{some}, but not on cpus and NUMA nodes that suit"
     return f"{text} ({one.host.host_id}: {one.cpu_refusal.text})" if one.cpu_refusal else text
@@ -254,6 +261,7 @@ def _waiting(reason: str, survey: Survey, ahead: int, known: dict[Reason, str]) 
         Reason.INFEASIBLE_NEVER: "no known executor could host it, even when empty",
         Reason.WAITING_GANG: "it would fit, and its gang as a whole does not",
     }
+    # From the most specific reason to the most general one.
     if reason in texts:
         text = texts[Reason(reason)]
     elif not survey.hosts:

@@ -60,6 +60,7 @@ def reservation_of(state: State, request: Request, slot: Slot | None) -> Reserva
     gang = state.gangs.of(request)
     number = request.arrival_number if gang is None else gang.arrival_number
     if slot is not None:
+        # 0 is no arrival number, so a slot without a waiting resize has no reservation.
         number = slot.wanted.arrival_number if slot.wanted is not None else 0
     each = state.reservations.by_number.get(number)
     return _view(state.jobs, state.hosts, state.started, each) if each is not None else None
@@ -82,6 +83,7 @@ def _view(
             name, kept.amounts, *kept.missing(hosts[name].free(), hosts[name].slots_left())
         )
         for name, kept in each.hosts.items()
+        # The executor may have been deleted since the last cycle, which drops reservations.
         if name in hosts
     )
     passed_ms = started.time_ms + each.starved_since.ms - started.monotonic_ms

@@ -82,6 +82,7 @@ def _waiting(
     """
     if slot.state is not SlotState.ALLOCATED:
         return "the slot is being taken down, or its executor is out of sight"
+    # Nothing else is checked while an order is in flight.
     if slot.ordered is not None:
         return f"waits for change {slot.ordered.number}, which is ordered"
     backoff = host.resize_backoffs.get((slot.allocation_id, slot.generation))
@@ -93,6 +94,7 @@ def _waiting(
         beyond = [name for name in growth_needed if need[name] > total.get(name, 0)]
         lacks = ", ".join(amount_text(name, need[name], total.get(name, 0)) for name in beyond)
         return f"{host.host_id} has become too small for it, even when empty ({lacks})"
+    # Constraints are asked in this order, because a host that may get nothing has no room either.
     if any(each.constraint is AVAILABLE for each in obstacles.values()):
         return f"nothing grows on {host.host_id} now{_absence(host)}"
     if any(each.constraint is AMOUNTS for each in obstacles.values()):
@@ -105,6 +107,7 @@ def _waiting(
     found = resizes.assignment_for(host, slot)
     if isinstance(found, CpuRefusal):
         return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
+    # Last: for a reserved host, all other checks must have passed.
     if Blocker.HELD in obstacles:
         owner = reservations.on_host[host.host_id].owner.title
         return f"there is room on {host.host_id}, which is reserved for {owner}"
@@ -143,6 +146,7 @@ def _lacking(host: Host, slot: Slot, growth_needed: Amounts) -> str:
     def fits_without(ended: Sequence[Slot]) -> bool:
         return fits(growth_needed, add(free, total_of(other.booked for other in ended)))
 
+    # The slot itself must not end to make room for its growth.
     others = (other for other in host.slots.values() if other is not slot)
     blocking = slots_in_the_way(others, missing, fits_without)
     names = [f"{other.allocation_id}/{other.generation}" for other in blocking]

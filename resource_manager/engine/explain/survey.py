@@ -116,6 +116,8 @@ class Survey:
         at, fit = self.view(host_id), self.fit
         obstacles = fit.cheap_obstacles(at)
         is_known = True
+        # Costly checks only where nothing else stands in the way. Labels do not count here: whether
+        # other labels would help is a question of its own.
         if (not obstacles or obstacles[0].constraint is LABELS is obstacles[-1].constraint) and (
             fit.has_costly_checks(at.host)
         ):
@@ -125,6 +127,7 @@ class Survey:
                 obstacles += fit.costly_obstacles(at)
             else:
                 self.unchecked += 1
+        # An unchecked host counts as lacking a little, so it comes after all that fit for sure.
         hard, lack, is_usable = 0, 0 if is_known else 1, True
         for each in obstacles:
             if not each.transient:
@@ -133,15 +136,19 @@ class Survey:
             lack = max(lack, each.lack)
         distance = hard, lack, host_id
         self.distances.append(distance)
+        # A host that was not fully checked proves neither that it fits nor what alone blocks it.
         if is_known:
             if not obstacles:
                 self.fitting += 1
             elif obstacles[0].constraint is obstacles[-1].constraint:
+                # Obstacles come in the order of their constraints, so equal ends mean one
+                # constraint.
                 self.blocked_only_by.setdefault(obstacles[0].constraint, []).append(distance)
         if not is_usable:
             return
         self.usable += 1
         self._add_up(at)
+        # Only the end of slots on a host that is large enough and not reserved for others can help.
         if hard:
             self.refused = self.refused or any(o.blocker == Blocker.REFUSED for o in obstacles)
         elif not self.is_for_others(host_id) and (
@@ -153,6 +160,7 @@ class Survey:
         """Adds what a usable host has. Hosts where a slot books the same share the lists."""
         host, scheduling_class = at.host, self.fit.request
         own = host.default_booking if scheduling_class.profile is None else None
+        # A default slot books what the host says. Hosts with the same dict book the same.
         kind = id(own) if own is not None else int(host.separate_pools)
         sums = self._sums.get(kind)
         if sums is None:

@@ -61,6 +61,7 @@ def topology_view(state: State, executor_id: str) -> TopologyView:
         policy=host.present.policy,
         zones=zones(host.cpus) if host.cpus is not None else [],
         pools=pools(host),
+        # Sorted, so that two answers can be compared.
         slots=[slot_view(state, host.slots[key]) for key in sorted(host.slots)],
         lost_cpus=[(*key, cpus) for key, cpus in sorted(host.lost_cpus.items())],
     )
@@ -95,6 +96,7 @@ def zones(ledger: CpuLedger) -> list[Zone]:
             Zone(
                 node.id,
                 _without_zeros({name: ledger.capacity(at, name) for name in names}),
+                # The ledger counts dedicated cpus apart from what pools have given.
                 _without_zeros(used | {CPU_MILLI: used[CPU_MILLI] + pinned_milli}),
                 _without_zeros({name: ledger.available(at, name) for name in names}),
             )

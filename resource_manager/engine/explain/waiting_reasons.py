@@ -23,6 +23,7 @@ def pending_by_reason(state: State) -> dict[str, int]:
     counts: dict[str, int] = {}
     for scheduling_class in state.queue.classes():
         new = 0
+        # Right after a cycle all requests were considered, which saves counting.
         if state.considered_arrival < state.numbers.arrival:
             new = scheduling_class.waiting - scheduling_class.count_before(
                 state.considered_arrival + 1
@@ -35,6 +36,7 @@ def pending_by_reason(state: State) -> dict[str, int]:
             reason = str(Reason.WAITING_GROUP_LIMIT)
             counts[reason] = counts.get(reason, 0) + blocked
         considered = max(0, scheduling_class.waiting - new - blocked)
+        # Planned requests are the oldest ones of the class.
         if planned := min(considered, planned_count(state.queue, state.elastic, scheduling_class)):
             reason = str(Reason.WAITING_EXECUTOR)
             counts[reason] = counts.get(reason, 0) + planned
@@ -52,6 +54,7 @@ def pending_reason(state: State, request: Request) -> str:
     """Returns why a request waits; empty if it does not."""
     if request.state is not RequestState.PENDING:
         return ""
+    # The order of these checks is that of `pending_by_reason`, so that sums match single answers.
     if request.arrival_number > state.considered_arrival:
         return Reason.NOT_YET_CONSIDERED
     if waiting_block(state.queue, state.gangs, state.quotas, request) is not None:
@@ -94,6 +97,7 @@ def _blocked_by_quota(state: State, scheduling_class: SchedulingClass) -> int:
                 state.quotas.request_block(scheduling_class, job_queue.job_id) is not None
             )
         if blocked[group]:
+            # Newer ones count as not yet considered.
             count += job_queue.numbers.count_within(0, state.considered_arrival + 1)
     return count
 
@@ -119,6 +123,7 @@ def rejection_notice(state: State, request: Request) -> str:
     states = {host.executor.state for host in state.hosts.values()}
     seconds = f"{clock.after_ms / 1_000:g} s"
     unless = "unless an executor that could host it registers first"
+    # The clock does not run yet, or not while no executor is active.
     if clock.due_ms is None or ExecutorState.ACTIVE not in states:
         return f"it is rejected {seconds} after an executor has registered, {unless}"
     if ExecutorState.UNCONFIRMED in states:

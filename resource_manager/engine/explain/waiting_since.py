@@ -24,7 +24,7 @@ def jobs_waiting_since(state: State, job_ids: Collection[str]) -> dict[str, int]
     first: dict[str, int] = {}
     for job_queue in _queues_of(state.queue, wanted):
         number, job_id = job_queue.numbers.first, job_queue.job_id
-        if number < first.get(job_id, number + 1):
+        if number < first.get(job_id, number + 1):  # any number is below the default
             first[job_id] = number
     for waiting in state.gangs.waiting.values():
         number, job_id = waiting.gang.arrival_number, waiting.gang.job_id
@@ -32,6 +32,7 @@ def jobs_waiting_since(state: State, job_ids: Collection[str]) -> dict[str, int]
             first[job_id] = number
     return {
         job_id: _created_ms(state.requests, state.ranges, number)
+        # Only now is a request looked up: one for each job instead of one for each queue.
         for job_id, number in first.items()
     }
 

@@ -43,6 +43,8 @@ class Announced:
         """The cpus that the announced best-effort total is for."""
         if self.policy.reserved_strict:
             return self.slot_cpus
+        # Cpus that are reserved and shared run best-effort slots, too, so the announced total has
+        # them.
         return self.slot_cpus | (self.reserved_cpus & (self.policy.reserved_cpus or EMPTY))
 
 
@@ -77,7 +79,9 @@ def host_cpus(
     announced = announced_by(registration)
     policy = _settled(operator, announced.policy, state.kubelet_policy, cluster)
     unavailable = (state.offline_cpus | state.kubelet_cpus) & announced.slot_cpus
+    # A cpu may be reserved by the operator and unknown to this host.
     taken = unavailable | (policy.reserved_cpus & announced.slot_cpus)
+    # Isolated cpus count for no amounts: only slots with dedicated cpus can have them.
     uncounted = taken | (announced.isolated_cpus & announced.slot_cpus)
     in_no_pool = union(
         (
@@ -87,7 +91,7 @@ def host_cpus(
             state.kubelet_cpus,
         )
     )
-    total = dict(registration.total)
+    total = dict(registration.total)  # a copy: registrations are shared and must not change
     if uncounted:
         total = _total(total, announced.slot_cpus, uncounted)
     return HostCpus(policy, unavailable, taken, _with_best_effort(total, announced, in_no_pool))
@@ -98,6 +102,7 @@ def announced_by(registration: Registration) -> Announced:
     pool.
     """
     announced = _announced(registration.host_cpus)
+    # Executors of older versions announce no cpus. Their shared pool is the best that is known.
     if announced.slot_cpus or not registration.shared_cpus:
         return announced
     return Announced(
@@ -142,9 +147,11 @@ def _total(announced: Amounts, cpus: CpuSet, taken: CpuSet) -> dict[str, int]:
     the difference first. For example, 8 cpus announced as 6,000 with 3 taken leave 5,000.
     """
     total = dict(announced)
+    # What the cpus could give beyond the announced total is lost first, at no cost to slots.
     spare = max(0, MILLI_PER_CPU * len(cpus) - total.get(CPU_MILLI, 0))
     lost = max(0, MILLI_PER_CPU * len(taken) - spare)
     total[CPU_MILLI] = max(0, total.get(CPU_MILLI, 0) - lost)
+    # Zeros are left out, so that equal totals compare as equal.
     return {name: amount for name, amount in total.items() if amount}
 
 
@@ -158,8 +165,10 @@ def _with_best_effort(
     reserved them.
     """
     offered = announced.best_effort_cpus
+    # Only cpus of the offer count: the others gave nothing to the announced total.
     lacks = offered & in_no_pool
     if lacks and BEST_EFFORT_CPU_MILLI in total:
+        # Rounded down: a total that is too large could not be enforced.
         left = total[BEST_EFFORT_CPU_MILLI] * len(offered - lacks) // len(offered)
         total = total | {BEST_EFFORT_CPU_MILLI: left}
     return {name: amount for name, amount in total.items() if amount}

@@ -36,4 +36,5 @@ def decrease(amounts: dict[str, int], less: Amounts) -> None:
         if left:
             amounts[name] = left
         else:
+            # Without zeros, equal sums are equal dicts, which invariants compare.
             del amounts[name]

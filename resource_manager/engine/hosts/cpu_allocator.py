@@ -134,8 +134,10 @@ class CpuAllocator:
         """
         registration = self.executor.registration
         layout = _layout(registration)
+        # The cached answers are of the old ledger, whose version numbers may occur again.
         self.answers = no_answers()
         if layout is None:
+            # Its slots are placed by amounts alone.
             self.cpus, self.cpu_kind, self.aligning = None, None, False
             return
         own = registration.total.get(BEST_EFFORT_CPU_MILLI)
@@ -143,6 +145,7 @@ class CpuAllocator:
         for key, slot in self.slots.items():
             self.cpus.add(key, cpus_booked(slot))
         self.follow_settings()
+        # Slots that the host has become too small for stay, and must not count as a bug.
         self.cpus.tolerate()
 
     def follow_settings(self) -> bool:
@@ -152,15 +155,17 @@ class CpuAllocator:
             True if that changes what slots can get.
         """
         ledger, seen = self.cpus, self.executor.cpu_state
-        if ledger is None:
+        if ledger is None:  # no cores are known, so nothing follows from settings
             return False
         version = ledger.version
         ledger.set_policy(self.present.policy)
+        # The report may name cpus that the layout does not have.
         known = CpuSet.from_bits(ledger.reported_layout.cpus)
         offline, kubelet = seen.offline_cpus & known, seen.kubelet_cpus & known
         ledger.set_unavailable(offline=offline, kubelet=kubelet, kubelet_memory=seen.kubelet_memory)
         self.aligning = ledger.policy.alignment.aligns
         kind = (ledger.layout, ledger.policy, ledger.unavailable, ledger.best_effort_milli)
+        # Kinds are compared often, in caches of what fits; one shared object makes that cheap.
         if kind != self.cpu_kind:
             self.cpu_kind = _shared(kind)
         return ledger.version != version
@@ -189,6 +194,7 @@ class CpuAllocator:
         """
         if self.cpus is None:
             return assign(None, self._cpu_request(request))
+        # The answer for one slot is also the first one of a longer answer.
         answer = self._cached_answer(self.cpus, request, 1)
         if answer.given:
             return answer.given[0]
@@ -200,6 +206,7 @@ class CpuAllocator:
         """
         if self.cpus is None:
             found = assign(None, self._cpu_request(request))
+            # Without known cores nothing is used up, so all slots get the same.
             return [] if isinstance(found, CpuRefusal) else [found] * count
         return self._cached_answer(self.cpus, request, count).given[:count]
 
@@ -220,6 +227,7 @@ class CpuAllocator:
     def score(self, request: ResourceRequest) -> int:
         """Returns how well this host fits the slot, which has room here; higher is better."""
         found = self.assign(request)
+        # A refusal ranks last but is no error: the caller asks about many hosts.
         if self.cpus is None or isinstance(found, CpuRefusal):
             return 0
         return score(self.cpus, self._cpu_request(request), found)
@@ -231,6 +239,7 @@ class CpuAllocator:
             InvariantBroken: there is not enough for them; the caller must check that before.
         """
         if self.needs_topology(request):
+            # The pass has asked before, so this is usually a cached answer.
             found = self.assign_many(request, count)
             if len(found) < count:
                 raise InvariantBroken(
@@ -238,6 +247,7 @@ class CpuAllocator:
                     f" {self.executor.executor_id}, whose cpus suit {len(found)} of them"
                 )
             return list(found)
+        # A request without a policy runs in the whole shared pool and needs no entry.
         if request.cpus is None:
             return [None] * count
         one = self.assign(request)
@@ -250,7 +260,10 @@ class CpuAllocator:
             self.answers = ledger.version, known
         cpu_request = self._cpu_request(request)
         answer = known.get(cpu_request)
+        # A shorter cached answer is enough if it ends in a refusal: no more slots fit then.
         if answer is None or (len(answer.given) < count and answer.refusal is None):
+            # All at once: the cache only serves the few requests that are tried one after the
+            # other.
             if answer is None and len(known) >= ANSWERS_MAX:
                 known.clear()
             answer = known[cpu_request] = _answer(ledger, cpu_request, count)
@@ -272,12 +285,14 @@ def cpus_booked(slot: Slot) -> CpuAssignment | None:
 
 
 def _answer(ledger: CpuLedger, cpu_request: CpuRequest, count: int) -> Answer:
+    # A single slot needs no copy of the ledger.
     found = (
         [assign(ledger, cpu_request)]
         if count == 1
         else assign_many(ledger, repeat(cpu_request, count))
     )
     given = [each for each in found if isinstance(each, CpuAssignment)]
+    # Only the last one can be a refusal.
     last = found[-1] if found else None
     return Answer(given, last if isinstance(last, CpuRefusal) else None)
 

@@ -175,9 +175,11 @@ class Host(CpuAllocator):
         self.separate_pools = has_separate_pools(registration.total)
         self.labels = dict(registration.labels)
         self._adopt_cpus(self._cpus_now())
+        # First the settings in force, because the ledger of cpus reads them.
         self.adopt_topology()
         self.default_booking = self.booking_of(registration.default_profile)
         self.default_need = in_grains(self.default_booking)
+        # Recomputed in full: the memory pools may be others, which changes what each slot books.
         self.booked = {}
         for slot in self.slots.values():
             slot.booked = self._booking_of_slot(slot)
@@ -196,6 +198,7 @@ class Host(CpuAllocator):
             self._adopt_cpus(now)
         if not self.follow_settings() and now == before:
             return False
+        # The index columns depend on policy and kind, also if the total is the same.
         self.described = None
         self.notice_shrinking()
         return True
@@ -212,6 +215,8 @@ class Host(CpuAllocator):
     def notice_shrinking(self) -> None:
         """Updates `shrunk`: whether slots have booked more than the host has."""
         registration = self.executor.registration
+        # Slots keep what they have, so a smaller host may have booked more than its total. The
+        # invariants accept that only while `shrunk` is set.
         self.shrunk = any(
             amount > self.total.get(name, 0) for name, amount in self.booked.items()
         ) or bool(registration.slots_max and len(self.slots) > registration.slots_max)
@@ -230,8 +235,10 @@ class Host(CpuAllocator):
         self.frees_failed = 0
         self.frees_paused_until_ms = 0
         self.refusals.clear()
+        # Command numbers of the old session mean nothing in the new one.
         for slot in self.slots.values():
             slot.placed_with_command = 0
+        # Everything that is booked counts as not reported until the first report is adopted.
         self.count_unreported()
 
     def booking_of(self, profile: ResourceProfile, *, best_effort: bool = False) -> dict[str, int]:
@@ -240,6 +247,7 @@ class Host(CpuAllocator):
 
     def booking_for(self, request: ResourceRequest) -> dict[str, int]:
         """Returns what a slot for this request books here."""
+        # The two common cases do without any lookup of the default profile.
         if request.cpus is None:
             return (
                 self.default_booking
@@ -278,6 +286,7 @@ class Host(CpuAllocator):
             ordered: the resize in flight; None: there is none.
         """
         key = (slot.allocation_id, slot.generation)
+        # Both sums are corrected by what they contain now, then the slot changes.
         decrease(self.booked, slot.booked)
         decrease(self.unreported, self.unreported_of(key, slot))
         slot.profile, slot.ordered = profile, ordered
@@ -301,6 +310,7 @@ class Host(CpuAllocator):
         """Recomputes `unreported` for all slots."""
         self.unreported = {}
         for key, slot in self.slots.items():
+            # A reported slot counts only with what its resize in flight adds.
             if key not in self.reported or slot.ordered is not None:
                 increase(self.unreported, self.unreported_of(key, slot))
 
@@ -317,7 +327,7 @@ class Host(CpuAllocator):
     def contains(self, slot: Slot) -> bool:
         """Returns True if the last report would show the slot if it existed."""
         key = (slot.allocation_id, slot.generation)
-        if key in self.to_allocate:
+        if key in self.to_allocate:  # the order was not sent, so no report can show it
             return False
         command = self.in_flight
         if command is not None and command.number == slot.placed_with_command:
@@ -331,16 +341,20 @@ class Host(CpuAllocator):
             even_without_pool: include best-effort cpu even if no cpu is in the best-effort pool.
         """
         booked, unreported = self.booked, self.unreported
+        # None: nothing was reported since the registration.
         available = self.executor.reported_available
         free = {}
         for name, total in self.total.items():
             left = total - booked.get(name, 0)
             if available is not None:
+                # What the report cannot contain yet is subtracted, so that it is not given away
+                # twice.
                 said = available.get(name, 0) - unreported.get(name, 0)
                 if said < left:  # noqa: PLR1730 -- min() would take as long as all the rest
                     left = said
             if left > 0:
                 free[name] = left
+        # Booked amounts could not run anywhere, even if the total has best-effort cpu left.
         if not even_without_pool and self.lacks_best_effort_pool:
             free.pop(BEST_EFFORT_CPU_MILLI, None)
         return free
@@ -372,6 +386,7 @@ class Host(CpuAllocator):
 
     def default_slots(self, free: Amounts, slots: int) -> int:
         """Returns how many default slots fit into `free` and `slots`."""
+        # An empty need would fit without limit.
         if not self.default_need:
             return 0
         return min(
@@ -396,10 +411,12 @@ class Host(CpuAllocator):
         Returns:
             True if it ended any.
         """
+        # The state is compared once for all refusals, since building it looks at all slots.
         present = self.state_seen() if self.refusals else None
         ended = False
         for refusal in self.refusals.values():
             changed = refusal.state_seen is not None and refusal.state_seen != present
+            # Kept with its failures, so that the next refusal lasts longer.
             if refusal.active and (refusal.until_ms <= now_ms or changed):
                 refusal.active = False
                 ended = True

@@ -123,9 +123,11 @@ class ReservedCapacity:
                     since[name] = since.get(name, 0) + amount - before.get(name, 0)
         spare = {}
         for name, amount in free.items():
+            # What others may still book so that they and the owner together stay within the total.
             beyond = total.get(name, 0) - self.amounts.get(name, 0) - since.get(name, 0)
             if name in self.barred:
                 continue
+            # A dimension that is not reserved is limited only by what is free.
             if name not in self.amounts:
                 beyond = amount
             if min(amount, beyond) > 0:
@@ -144,6 +146,7 @@ class ReservedCapacity:
             most: its maximum number of slots.
             slots: all its slots.
         """
+        # Slots of `before` will end before the owner is placed, so only newer ones count.
         since = sum(key not in self.before for key in slots)
         return max(0, min(left, most - self.slots - since))
 

@@ -35,12 +35,16 @@ def score_columns(
     """
     match strategy:
         case "spread":
+            # The scarcest dimension decides. Integer division keeps the order the same on every
+            # machine.
             shares = [free.get(name, 0) * SHARE_UNIT // amount for name, amount in total.items()]
             if slots_max:
                 shares.append(slots * SHARE_UNIT // slots_max)
             return {SCORE: min(shares, default=0)}
         case "balanced":
+            # `max` avoids a division by zero on hosts without this resource.
             cpu = free.get(CPU_MILLI, 0) * SHARE_UNIT // max(1, total.get(CPU_MILLI, 0))
+            # Memory parts are added up, so that hosts with one pool and with several compare.
             has = sum(total.get(name, 0) for name in MEMORY)
             memory = sum(free.get(name, 0) for name in MEMORY) * SHARE_UNIT // max(1, has)
             surplus = cpu - memory

@@ -51,7 +51,7 @@ def findings(state: State, *, ended: bool = True) -> Iterator[Finding]:
     """
     for check in _checks(state, ended=ended):
         yield from check
-        yield None
+        yield None  # also after checks without a pause of their own
 
 
 def _checks(state: State, *, ended: bool) -> Iterator[Iterator[Finding]]:
@@ -60,6 +60,7 @@ def _checks(state: State, *, ended: bool) -> Iterator[Iterator[Finding]]:
     queue, ranges, gangs, endings = state.queue, state.ranges, state.gangs, state.endings
     flows, groups, items = state.flows, state.groups, state.queue.non_batchables
     provisions, elastic = state.provisions, state.elastic
+    # Not copied: the numbers are fetched one at a time from lists that change at their end only.
     numbers = numbers_of_requests(jobs, requests, ended=ended)
     yield each(numbers, partial(request_problems, state))
     yield each(list(jobs), partial(job_problems, state))
@@ -77,6 +78,7 @@ def _checks(state: State, *, ended: bool) -> Iterator[Iterator[Finding]]:
     yield queue_problems(queue, fair=state.settings.fairness.order == "fair")
     yield each(list(groups), partial(group_problems, flows, groups))
     yield tree_problems(flows, groups)
+    # Keyword arguments: `each` passes the id as the first one.
     gang_check = partial(
         gang_problems, requests=requests, slots=slots, gangs=gangs, items=items, endings=endings
     )
@@ -112,6 +114,7 @@ def check_touched(
         executor_ids: the executors to check; ids that are not known are skipped.
     """
     hosts = [state.hosts[name] for name in executor_ids if name in state.hosts]
+    # Requests that were deleted or replaced since are not compared with the new state.
     known = [each for each in requests if state.requests.get(each.allocation_id) is each]
     return [
         *(

@@ -16,6 +16,7 @@ MILLI_PER_CPU = 1_000
 def cpu_problems(host: Host) -> Iterator[str]:
     """Yields what is wrong with the cpus of a host: ledger, settings, and which slot has what."""
     title, ledger = f"executor {host.host_id}", host.cpus
+    # Without a topology there is nothing more to compare.
     if ledger is None:
         if host.aligning:
             yield f"{title} aligns all slots, and nothing is known of its cpus"
@@ -39,6 +40,7 @@ def _holdings(host: Host, ledger: CpuLedger) -> Iterator[str]:
         if assigned.pop(key) != cpus_booked(slot):
             yield f"slot {key} holds other cpus or NUMA nodes than it was given"
         assignment = slot.assignment
+        # While a resize is in flight, cpus and amounts are those of both sizes.
         if assignment is None or not assignment.cpus or slot.ordered is not None:
             continue
         booked = slot.booked.get(CPU_MILLI, 0)

@@ -23,6 +23,7 @@ def group_problems(flows: FlowTree, groups: dict[str, Group], name: str) -> Iter
         return
     flow = flows.groups.get(name)
     above = flows.groups.get(group.parent) if group.parent else flows.root
+    # The flow may stand anywhere, so its children prove nothing.
     if flow is None or flow.parent is not above:
         yield f"group {name} has the flow {flow} in the wrong place"
         return
@@ -57,9 +58,11 @@ def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:
         waiting += child.waiting
         rate += child.rate
         active += child.active > 0
+        # Compared at once, because the first child is that of this moment.
         problems.extend(_order(flows, flow, child))
 
     children = list(flow.children.by_id.values())
+    # What was found for single children holds even if the sum is not complete.
     complete = yield from add_up(children, add, lambda: flow.moves)
     yield from problems
     if not complete:
@@ -89,8 +92,10 @@ def _order(flows: FlowTree, flow: Flow, child: Flow) -> Iterator[str]:
     below_minimum = not reached
     if below_minimum != child.below_minimum or below_minimum > first.below_minimum:
         yield f"{flow.id} has {first} first, and {child} lacks its minimum: {below_minimum}"
+    # Only flows of the same kind are ordered by virtual time.
     if below_minimum != first.below_minimum:
         return
     least = flows.sort_key(first)[1]
+    # Equal up to rounding: sums of floats depend on the order of adding.
     if least > virtual_time and not isclose(least, virtual_time, rel_tol=CLOSE, abs_tol=CLOSE):
         yield f"{flow.id} has {first} first ({least}), {child} is less ({virtual_time})"

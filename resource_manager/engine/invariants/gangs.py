@@ -33,7 +33,7 @@ def gang_problems(
         endings: jobs that end.
     """
     gang = gangs.by_id.get(gang_id)
-    if gang is None:
+    if gang is None:  # deleted since the sweep began
         return
     for name in gang.members:
         request = requests.get(name)
@@ -68,9 +68,11 @@ def _gang(
         yield f"{title} has members that are not its own"
     states = {each.state for each in members}
     over = gang.job_id in endings  # some of its members may have left the queue already
+    # All members move together until the grant; one that was lost ends or takes all others along.
     if len(states) > 1:
         yield f"{title} has members that are {sorted(states)}; expected all alike"
     waiting = ledger.waiting.get(gang.gang_id)
+    # While its job ends, a gang leaves the queue before its members end.
     if (waiting is not None) != (states == {RequestState.PENDING}) and (
         waiting is not None or not over
     ):

@@ -77,8 +77,10 @@ def index_problems(hosts: Hosts, labels: Labels) -> Iterator[str]:
 def indexed_problems(hosts: Hosts, host_id: str) -> Iterator[str]:
     """Compares the entries of a host in the capacity indexes with it."""
     host = hosts.get(host_id)
+    # A touched host has changed since the index was brought up to date.
     if host is None or host_id in hosts.touched:
         return
+    # The index stores no zeros.
     vector = {k: v for k, v in columns_of(host, hosts.settings.strategy).items() if v}
     for labels, index in hosts.indexes.all().items():
         if index.knows(host_id) != host.carries(labels):
@@ -100,6 +102,7 @@ def _sums(host: Host) -> Iterator[str]:
         yield f"{title} counts {host.unreported} as not reported, it is {unreported}"
     total = host.total
     over = {name for name, amount in host.booked.items() if amount > total.get(name, 0)}
+    # A host that has become smaller may owe more than it has.
     if over and not host.shrunk:
         yield f"{title} has promised more than it has of {sorted(over)}"
     limit = executor.registration.slots_max
@@ -128,6 +131,7 @@ def _order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
     """Checks that an order is queued or in flight for a slot that starts or is being freed."""
     if (slot.allocation_id, slot.generation) != key:
         yield f"slot {slot.allocation_id}/{slot.generation} is filed under {key}"
+    # Orders for an executor that is not there are made again when it registers.
     if host.executor.state is not ExecutorState.ACTIVE:
         return
     command = host.in_flight
@@ -138,6 +142,7 @@ def _order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
         ends = host.reported.get(key) is SlotState.FREEING
         if queued == sent and not (ends and not queued):
             yield f"slot {key} is PENDING; its order queued: {queued}, in flight: {sent}"
+    # One of these brings the end of the slot; without any it would stay forever.
     if slot.state is SlotState.FREEING and not (
         key in host.to_free
         or (command is not None and key in command.keys)

@@ -26,6 +26,7 @@ def job_problems(state: State, job_id: str) -> Iterator[Finding]:
     job = state.jobs.get(job_id)
     if job is None:
         return
+    # Equal is right: all events may be trimmed.
     if not job.trimmed_sequence <= job.last_sequence:
         yield f"job {job_id} forgot events that never were"
     flow = state.flows.jobs.get(job_id)
@@ -85,6 +86,7 @@ def _active(queue: WaitingQueue, job: Job, flow: Flow | None) -> Iterator[str]:
     """Compares counts of active queues with the job's queues."""
     job_queues = queue.by_job.get(job.job_id, {})
     active = sum(each.position != INACTIVE for each in job_queues)
+    # All queues of a job share the counter, so one of them is enough.
     for each in list(job_queues)[:1]:
         if each.active_queues.active_count != active:
             yield f"job {job.job_id} counts {each.active_queues.active_count} active, not {active}"
@@ -102,6 +104,7 @@ def _requests(
     def add_request(number: int) -> None:
         nonlocal living, pending, missing
         request = requests.by_arrival.get(number)
+        # Reported below, because a generator cannot yield from inside this function.
         missing |= request is None
         if request is not None and request.state not in ENDED_REQUEST_STATES:
             living += 1
@@ -120,6 +123,7 @@ def _requests(
         # of a job that ends, requests leave the queue before they end
         return flow and flow.moves, job.live_requests, len(job.arrivals)
 
+    # Sums can pause. They are compared only if `version` shows that nothing moved meanwhile.
     complete = yield from add_up(job.arrivals, add_request, version)
     if missing:
         yield f"job {job.job_id} names a request that does not exist"

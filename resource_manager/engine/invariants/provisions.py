@@ -43,6 +43,7 @@ def _provision(hosts: Hosts, elastic: Elastic, provision: Provision) -> Iterator
         yield f"{title} has number {provision.number}, the last one was {elastic.number}"
     if provision.state in PENDING and host is not None:
         yield f"{title} is {provision.state}, but its executor has registered"
+    # From the order to stop on, the executor may go at any moment.
     if (
         provision.state is ProvidedExecutorState.STOPPING
         and host is not None
@@ -71,6 +72,7 @@ def _needed(capacity: Capacity, content: Content) -> dict[str, int]:
     sums: dict[str, int] = {}
     for scheduling_class, count in content.classes.items():
         need = needs_of(scheduling_class).amounts[capacity.separate]
+        # A default slot books what the shape announces, and counts as one slot.
         if DEFAULT_SLOTS in need:
             need = {**capacity.default, SLOTS: 1}
         for dimension, amount in need.items():

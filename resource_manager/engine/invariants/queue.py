@@ -19,9 +19,10 @@ def class_problems(
     """Checks that a class is in one list of the queue only, and compares its counters with its
     queues.
     """
-    if not queue.is_pending(scheduling_class):
+    if not queue.is_pending(scheduling_class):  # it lost its last request since the sweep began
         return
     title = f"scheduling class {scheduling_class.number}"
+    # Places: the class is in one list of the queue, and knows its own job queues.
     places = [
         scheduling_class in queue.current_pass,
         scheduling_class in queue.fitting,
@@ -36,6 +37,7 @@ def class_problems(
         yield f"{title} has room, and {len(scheduling_class.inactive)} inactive queues"
     if not scheduling_class.inactive.keys() <= set(scheduling_class.job_queues.values()):
         yield f"{title} keeps inactive queues that do not exist"
+    # Sums over the job queues, which may pause.
     waiting, first = 0, None
     problems: list[str] = []
 
@@ -80,8 +82,10 @@ def _job_queue(
     ]
     if places.count(True) != 1:
         yield f"{title} is active, inactive, blocked by a quota: {places}; expected one"
+    # The position may be before the first, never after it.
     if job_queue.position != INACTIVE and job_queue.position > job_queue.numbers.first:
         yield f"{title} is at {job_queue.position}, after its first, {job_queue.numbers.first}"
+    # One request of each run is enough: members of a run are equal.
     for start, _ in job_queue.numbers.runs():
         request = requests.at(start)
         if request.job_id != job_id or queue.class_of(request.spec) is not scheduling_class:
@@ -128,6 +132,7 @@ def queue_problems(queue: WaitingQueue, *, fair: bool) -> Iterator[str]:
     if of_jobs != of_classes:
         yield f"jobs have {of_jobs} queues, classes have {of_classes}"
     yield from queue.non_batchables.problems()
+    # In the order of arrival, the count is one for all jobs instead of one for each.
     if not fair:
         active = sum(each.position != INACTIVE for some in queue.by_job.values() for each in some)
         counted = sum(each.active_count for each in queue.order.active().values())

@@ -61,6 +61,7 @@ def _queued(queue: WaitingQueue, endings: dict[str, Ending], part: Part) -> Iter
     )
     if waiting != len(part.waiting) and part.row.job_id not in endings:
         yield f"has {len(part.waiting)} members that wait, {waiting} are queued"
+    # Members that had a slot before are queued like the others, but counted as materialized.
     placed_before = sum(
         job_queue is not None and part.arrival_of(index) in job_queue.numbers
         for index in part.materialized
@@ -75,6 +76,7 @@ def _members(requests: Requests, ranges: RangeLedger, part: Part) -> Iterator[st
     everywhere = IntervalSet(run for place in places for run in place.runs())
     if everywhere != IntervalSet([(part.first, part.end)]):
         yield "has members who stand nowhere"
+    # The union is as large as the sum only if no member is in two places.
     if len(everywhere) != sum(map(len, places)):
         yield "has members who stand in several places"
     for index in part.materialized:

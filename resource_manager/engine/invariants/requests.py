@@ -44,6 +44,7 @@ def request_problems(state: State, number: int) -> Iterator[str]:
     yield from _job(job, request, title, is_member=is_member, over=request.job_id in state.endings)
     yield from _slot(state.slots, request, title)
     gang_id = request.spec.gang_id
+    # A gang that is not known is reported below.
     if gang_id and (gang := state.gangs.by_id.get(gang_id)) and name not in gang.members:
         yield f"{title} is no member of its gang {gang_id}"
     if gang_id and gang_id not in state.gangs.by_id:
@@ -64,6 +65,7 @@ def _job(
         yield f"{title} is not known to its job {request.job_id}"
     elif job.state is JobState.ENDED and request.state not in ENDED_REQUEST_STATES and not over:
         yield f"{title} is {request.state}, but its job {job.job_id} has ended"
+    # One job asks either with profiles or without; see `_refuse_mix`.
     if job is not None and job.specified is not (request.spec.profile is not None):
         yield f"{title} is of another kind than its job's other requests"
 

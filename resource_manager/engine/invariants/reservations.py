@@ -21,6 +21,7 @@ def reservations(state: State) -> Iterator[str]:
     for number, each in reservations.by_number.items():
         if each.owner.number != number:
             yield f"a reservation for {each.owner.title} is filed under {number}"
+        # A job with two reservations could keep the cluster from all others.
         if each.owner.job_id in jobs:
             yield f"job {each.owner.job_id} has another reservation beside {each.owner.title}"
         jobs.add(each.owner.job_id)
@@ -31,6 +32,7 @@ def reservations(state: State) -> Iterator[str]:
     on_host = {name: each.hosts.get(name) for name, each in reservations.on_host.items()}
     if on_host != reserved:
         yield f"{sorted(reserved)} are reserved, {sorted(on_host)} are listed"
+    # Compared by identity: host and reservation must share the object.
     for name, host in state.hosts.items():
         if host.reserved is not reserved.get(name):
             yield f"executor {name} keeps {host.reserved}, not {reserved.get(name)}"
@@ -50,5 +52,6 @@ def _one(state: State, each: Reservation) -> Iterator[str]:
         if any(amount > host.total.get(dim, 0) for dim, amount in kept.amounts.items()):
             yield f"{title} is on executor {name}, which is too small for it"
         room = room and not any(kept.missing(host.free(), host.slots_left()))
+    # An owner whose capacity is all free should have been placed by the cycle.
     if room and can_be_placed(state, each):
         yield f"{title} is for what is all free, and its owner was not placed"

@@ -48,6 +48,7 @@ def _booking(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
 def _numbers(key: SlotKey, slot: Slot) -> Iterator[str]:
     ordered, wanted = slot.ordered, slot.wanted
     numbers = [each.number for each in (ordered, wanted) if each is not None]
+    # In this order: the ordered resize was asked for before the one that waits.
     if numbers != sorted(set(numbers)) or any(n > slot.resize_number or n < 1 for n in numbers):
         yield f"slot {key} has changes {numbers}, the last number given is {slot.resize_number}"
 
@@ -56,6 +57,7 @@ def _order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
     command = host.in_flight
     queued = key in host.to_resize
     sent = command is not None and command.resizes and key in command.keys
+    # A slot that is being taken down keeps its order, but it is not sent again.
     due = slot.ordered is not None and slot.state is SlotState.ALLOCATED
     if due and not (queued or sent):
         yield f"slot {key} has a new size, and no order for its executor"

@@ -77,10 +77,13 @@ def set_group(context: EventContext, event: GroupSet) -> Group:
     known = state.groups.get(event.name)
     if known is None:
         _check_new(state.groups, event.name)
+    # All checks come first, because an event that is refused must leave the state untouched.
     wanted = _wanted(event, known or Group(event.name, create_time_ms=context.at.time_ms))
     _check_minimum(wanted)
+    # Checked only if it changes: the levels of an existing tree are within the limit.
     if known is None or wanted.parent != known.parent:
         _check_parent(state.groups, wanted)
+        # The usage of a live job counts in all groups above it and would have to move with it.
         if (
             known is not None
             and (job := _live_job_in(state.jobs, state.groups, known.name)) is not None
@@ -90,7 +93,7 @@ def set_group(context: EventContext, event: GroupSet) -> Group:
                 f"parent of group {known.name} cannot change: {_lives(job)} now;"
                 " make another group for later jobs",
             )
-    if wanted != known:
+    if wanted != known:  # repeating a call writes nothing
         state.groups[wanted.name] = wanted
         state.flows.put_group(
             wanted.name,
@@ -124,6 +127,7 @@ def delete_group(context: EventContext, event: GroupDeleted) -> None:
     del state.groups[group.name]
     state.flows.remove_group(group.name)
     state.changes.delete_group(group)
+    # A new group of this name must not inherit the usage of the old one.
     state.changes.delete_usage(GROUP + group.name)
     context.journal.cluster_event("group_deleted", message=group.name)
 
@@ -149,6 +153,7 @@ def _wanted(event: GroupSet, group: Group) -> Group:
         description = check_text(
             "description", event.description, longest=DESCRIPTION_LENGTH_MAX, empty_ok=True
         )
+    # A minimum of 0 guarantees nothing, so it is not stored. A maximum of 0 admits nothing.
     minimum = _changed("minimum", group.minimum, event.minimum)
     return replace(
         group,
@@ -176,6 +181,7 @@ def _changed(field: str, amounts: Amounts, changes: Mapping[str, int | None]) ->
             found[name] = amount
         else:
             raise InvalidArgument(f"{field}.{name}", amount, f"an amount from 0 to {AMOUNT_MAX}")
+    # Sorted, so that equal limits look equal in rows and listings.
     return dict(sorted(found.items()))
 
 
@@ -192,9 +198,11 @@ def _check_parent(groups: dict[str, Group], group: Group) -> None:
         return
     known_group(groups, group.parent)
     levels = [each.name for each in above(groups, group.parent)]
+    # A group below itself would have no root.
     if group.name in levels:
         expected = f"a group that is neither {group.name} nor part of it"
         raise InvalidArgument("parent", group.parent, expected)
+    # A group that moves takes all levels below it along.
     if len(levels) + _height(groups, group.name) > DEPTH_MAX:
         expected = f"a group with which there are at most {DEPTH_MAX} levels"
         raise InvalidArgument("parent", group.parent, expected)
@@ -211,6 +219,7 @@ def _height(groups: dict[str, Group], name: str) -> int:
 def _live_job_in(jobs: dict[str, Job], groups: dict[str, Group], name: str) -> Job | None:
     """Returns a live job in the group or below it; None if there is none."""
     names = below(groups, name)
+    # A scan: groups are changed rarely, and an index would cost every job.
     return next((job for job in jobs.values() if job.group in names and is_live(job)), None)
 
 

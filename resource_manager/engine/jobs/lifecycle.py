@@ -43,11 +43,13 @@ def register_job(context: EventContext, event: JobRegistered) -> Job:
     """
     state = context.state
     known = state.jobs.get(event.job_id)
+    # The caller may not have received the answer to the first call.
     if known is not None:
         if not _same(known, event):
             raise AlreadyExists(f"job {event.job_id} exists with other content or another owner")
         _renew(state.timers, known, context.now_ms)
         return known
+    # Only for new jobs: groups with live jobs cannot be deleted.
     known_group(state.groups, event.group)
     if state.live_jobs >= state.settings.jobs_max:
         raise ResourceExhausted(
@@ -63,6 +65,7 @@ def register_job(context: EventContext, event: JobRegistered) -> Job:
         lease_ms=event.lease_ms,
         secret_sha256=event.secret_sha256,
         request_id_sha256=event.request_id_sha256,
+        # Jobs and requests share the counter, so that all of them have one order.
         arrival_number=state.numbers.next_arrival(),
         create_time_ms=context.at.time_ms,
     )
@@ -109,15 +112,17 @@ def end_job(context: EventContext, job: Job, reason: str, grace_ms: int | None =
         reason: why it ends, for its events and the history.
         grace_ms: how long the slots' tasks have to end; None: the executor's default.
     """
-    if job.state is JobState.ENDED:
+    if job.state is JobState.ENDED:  # its requests end already, or have ended
         return
     state = context.state
     state.transitions.move_job(job, JobInput.END)
     state.live_jobs -= 1
     job.end_reason = reason
     job.end_time_ms = context.at.time_ms
+    # Stored first, as ended: after a restart `endings` is derived from it.
     state.changes.job(job)
     state.endings[job.job_id] = Ending(grace_ms)
+    # Begun at once, so that small jobs end within this step.
     _continue_ending(context, job)
 
 
@@ -133,7 +138,7 @@ def continue_ending(context: EventContext) -> None:
         left -= _dequeue(state, job_id, left)
         if left <= 0:
             break
-    for job_id in list(state.endings):
+    for job_id in list(state.endings):  # a copy: jobs that are finished leave `endings`
         if context.journal.is_full:
             return
         _continue_ending(context, state.jobs[job_id])
@@ -148,6 +153,7 @@ def _continue_ending(context: EventContext, job: Job) -> None:
     state = context.state
     ending = state.endings[job.job_id]
     message = f"its job ended: {job.end_reason}"
+    # Most may have ended already, and looking at those changes no row that would fill the step.
     until = min(ending.given_up + LOOKED_AT_AT_ONCE, len(job.arrivals))
     while job.live_requests and ending.given_up < until and not context.journal.is_full:
         request = state.requests.by_arrival[job.arrivals[ending.given_up]]
@@ -156,14 +162,16 @@ def _continue_ending(context: EventContext, job: Job) -> None:
             reason, grace_ms = Reason.JOB_OVER, ending.grace_ms
             state.gang_moves.give_up(request, reason=reason, message=message, grace_ms=grace_ms)
     why = Why(Reason.JOB_OVER, message, ending.grace_ms)
+    # Ranges only after all single requests, so that `given_up` tells how far the job is.
     parts = state.ranges.by_job.get(job.job_id, ())
     while ending.given_up == len(job.arrivals) and ending.parts_ended < len(parts):
         if not state.range_moves.end_members([parts[ending.parts_ended]], why):
             return
         ending.parts_ended += 1
-    if job.live_requests:
+    if job.live_requests:  # some requests were not looked at yet, or the step is full
         return
     del state.endings[job.job_id]
+    # Stored before `retire` may remove the flow.
     state.usage_checkpoints.keep_ended(job.job_id)
     state.usage.retire(job.job_id)
     state.timers.arm(
@@ -178,6 +186,7 @@ def _dequeue(state: State, job_id: str, most: int) -> int:
     """Takes up to `most` queues and gangs of an ended job out of the queue; returns how many."""
     taken = state.queue.remove_job(job_id, most)
     items = state.queue.non_batchables.of_job(job_id)
+    # Resizes stay: they end with their slots.
     gangs = [state.gangs.by_id[item.name] for item in items if item.kind is Kind.GANG]
     for gang in gangs[: most - taken]:
         state.gangs.stop_waiting(gang, state.queue.non_batchables)
@@ -189,6 +198,7 @@ def lease_timer_fired(context: EventContext, job_id: str) -> None:
     """Ends a job whose lease has expired."""
     timers = context.state.timers
     job = context.state.jobs.get(job_id)
+    # Ended meanwhile, or has no lease.
     if job is None or job.state is JobState.ENDED or job.lease_ms is None:
         return
     # Keep-alives cannot arrive before the service listens, so a full lease is granted from then.
@@ -209,10 +219,12 @@ def retention_timer_fired(context: EventContext, job_id: str) -> None:
     job = state.jobs.get(job_id)
     if job is None or job.state is not JobState.ENDED:
         return
+    # Retried by time, because nothing reports that the last slot has ended.
     if job.slot_keys or job_id in state.endings:
         state.timers.arm(Timer.RETENTION, job_id, context.now_ms + _RETENTION_RETRY_MS)
         return
     # Ranges and requests are deleted from the last one backwards.
+    # Popping the last entry is cheap, and leaves the job consistent if the step is full.
     while (parts := state.ranges.by_job.get(job_id)) and not context.journal.is_full:
         part = parts[-1]
         state.ranges.forget(part)
@@ -224,6 +236,7 @@ def retention_timer_fired(context: EventContext, job_id: str) -> None:
         state.changes.delete_request(request)
         if (gang := state.gangs.forget(request)) is not None:
             state.changes.delete_gang(gang)
+    # Left over: the next decision continues. The job's row goes last, because rows refer to it.
     if job.arrivals or job_id in state.ranges.by_job:
         state.timers.put_off(Timer.RETENTION, job_id)
         return
@@ -234,7 +247,7 @@ def retention_timer_fired(context: EventContext, job_id: str) -> None:
 
 def _renew(timers: Timers, job: Job, now_ms: int) -> None:
     if job.lease_ms is not None and job.state is JobState.ACTIVE:
-        job.lease_until_ms = now_ms + job.lease_ms
+        job.lease_until_ms = now_ms + job.lease_ms  # an earlier timer stays armed, and checks
         timers.arm(Timer.LEASE, job.job_id, job.lease_until_ms)
 
 

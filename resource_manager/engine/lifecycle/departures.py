@@ -51,6 +51,8 @@ class Departures:
         # It starts again once that executor is lost.
         if executor.state is ExecutorState.UNCONFIRMED:
             self.rejection_clock.restart(self.journal.now_ms)
+        # LOST first: if the process stops before all slots are freed, the silence timer continues
+        # after the restart.
         self.transitions.move_executor(executor, RegistrationInput.FALL_SILENT)
         self.journal.cluster_event("executor_lost", executor_id=host.host_id, message=message)
         self.free_lost_slots(host, message)
@@ -60,6 +62,8 @@ class Departures:
     def free_lost_slots(self, host: Host, message: str) -> None:
         """Frees slots of a lost executor until the step is full; its silence timer continues."""
         self.free_slots(host, Reason.EXECUTOR_LOST, message, then=Timer.SILENCE)
+        # An answer that still comes belongs to the old registration and must find no command in
+        # flight.
         host.start_conversation()
 
     def delete_executor(self, host: Host) -> None:
@@ -69,6 +73,8 @@ class Departures:
         """
         message = f"executor {host.host_id} was forgotten"
         self.free_slots(host, Reason.EXECUTOR_LOST, message, then=None)
+        # `free_slots` leaves slots that are being taken down. They vanish while the host is still
+        # known, because `vanish` looks it up.
         for slot in list(host.slots.values()):
             self.moves.vanish(slot)
         # The next registration under this id must get a higher number than any before.
@@ -76,6 +82,7 @@ class Departures:
         self.hosts.forget(host)
         self.outbox.pop(host.host_id, None)
         self.rejection_clock.restart(self.journal.now_ms)
+        # The cost of a slot is its share of all totals, so this total must leave the sum.
         self.costs.count(host.host_id, {})
         self.changes.delete_executor(host.host_id)
         self.journal.cluster_event("executor_forgotten", executor_id=host.host_id)
@@ -90,7 +97,7 @@ class Departures:
             then: the timer that continues with the others once the step is full; None: take down
                 all slots in this step.
         """
-        slots: list[Slot] = [
+        slots: list[Slot] = [  # a copy: the loop removes slots of the host
             slot for slot in host.slots.values() if slot.state is not SlotState.FREEING
         ]
         for slot in slots:
@@ -99,6 +106,7 @@ class Departures:
                 return
             if host.slots.get(key_of(slot)) is not slot or slot.state is SlotState.FREEING:
                 continue  # taken down together with an earlier member of its gang
+            # In this order: `free` marks the slot as superseded only if its request continues.
             self.gang_moves.lose(slot, reason, message)
             self.moves.free(slot)
 

@@ -90,6 +90,7 @@ class GangMoves:
 
         A member avoids a host where its previous slot is still being taken down.
         """
+        # Few gangs have such members. All others use the answer that all gangs of the kind share.
         if any(each.allocation_id in self.slots.superseded for each in waiting.members):
             return tuple(self._by_request(waiting))
         return waiting.kind.member_requests
@@ -104,6 +105,7 @@ class GangMoves:
         """Queues a gang at its place. `tried` says that a search for room was made before."""
         members = list(living(self.requests, gang))
         self.gangs.begin_to_wait(gang, members, self.queue.non_batchables, tried=tried)
+        # A gang that is queued again keeps its deadline, so its timer is armed for what is left.
         if gang.waiting_until_ms is not None:
             self.timers.arm(Timer.GANG, gang.gang_id, gang.waiting_until_ms)
 
@@ -119,6 +121,7 @@ class GangMoves:
         """
         waiting = self.gangs.waiting[item.name]
         waiting.tried, waiting.steps = True, 0
+        # A search costs much more than this check, and would find nothing again.
         if passed_by(self.hosts, waiting.kind):
             return False
         requests = self.current_requests(waiting)
@@ -126,6 +129,7 @@ class GangMoves:
         if found is None:
             return False
         self.place_together(waiting, requests, found)
+        # The pass has its own view of free capacity, and did not book these slots itself.
         placing.follow(
             [self.hosts[name] for name in dict.fromkeys(share.host_id for share in found)]
         )
@@ -145,6 +149,7 @@ class GangMoves:
             found: how many members of each entry of `requests` go to which host; the hosts have
                 room.
         """
+        # Members that ask for the same are interchangeable, so each share takes the next ones.
         groups = self._by_request(waiting)
         members = [iter(groups[request_kind]) for request_kind in requests]
         for share in found:
@@ -173,6 +178,7 @@ class GangMoves:
         del self.gangs.unconfirmed[gang.gang_id]
         self.transitions.move_gang(gang, GangInput.GRANT)
         gang.waiting_until_ms = None
+        # All in one step, so that the job master receives all slot offers of the gang together.
         for request in living(self.requests, gang):
             self.moves.grant(self.slots[request.allocation_id, request.generation])
 
@@ -221,7 +227,7 @@ class GangMoves:
         self.lose(
             slot, Reason.OFFER_NOT_ACCEPTED, "its executor reports that no job master accepted it"
         )
-        self.moves.vanish(slot)
+        self.moves.vanish(slot)  # the executor has taken it down already
 
     def give_up(
         self,
@@ -248,22 +254,26 @@ class GangMoves:
             self.moves.give_up(request, reason=reason, message=message, grace_ms=grace_ms)
             return
         waiting = self.gangs.waiting.get(gang.gang_id)
+        # The others stay queued. With the last member, the gang itself ends below.
         if alone and waiting is not None and len(waiting.members) > 1:
             self.gangs.stop_waiting(gang, self.queue.non_batchables)
             self.moves.give_up(request, reason=reason, message=message, grace_ms=grace_ms)
+            # Queued again, because its kind, and so the search for room, depends on its members.
             self.queue_gang(gang, tried=waiting.tried)
             return
         self._leave(gang, GangInput.END)
         gang.waiting_until_ms = None
-        for member in list(living(self.requests, gang)):
+        for member in list(living(self.requests, gang)):  # a copy: members stop living in the loop
             self.moves.give_up(member, reason=reason, message=message, grace_ms=grace_ms)
 
     def gang_timer_fired(self, gang_id: str) -> None:
         """Ends a gang whose timeout is over."""
         waiting = self.gangs.waiting.get(gang_id)
+        # It was placed or has ended; timers are not disarmed.
         if waiting is None or waiting.gang.waiting_until_ms is None:
             return
         gang = waiting.gang
+        # A gang that was granted and lost since has a later deadline than the timer.
         if self.journal.now_ms < (gang.waiting_until_ms or 0):
             self.timers.arm(Timer.GANG, gang_id, gang.waiting_until_ms or 0)
             return
@@ -319,19 +329,24 @@ class GangMoves:
             reason=reason,
             message=f"gang {gang.gang_id} goes back into line: {message}",
         )
+        # Confirmations of its slots count no more: these slots are freed below.
         self._leave(gang, GangInput.BREAK)
         for member in members:
             slot = self.slots[member.allocation_id, member.generation]
             if member is culprit:
+                # The caller knows what happened to this slot, and decides whether it is freed or
+                # deleted.
                 self.moves.requeue(member, slot, reason, message)
             else:
                 self.moves.requeue(member, slot, Reason.GANG_BROKEN, others)
                 self.moves.free(slot)
         if was_granted:
             gang.waiting_since_time_ms = self.journal.at.time_ms
+            # Stored, because after a restart the starvation clock of the gang starts from it.
             self.changes.gang(gang)
             if gang.spec.timeout_ms is not None:
                 gang.waiting_until_ms = self.journal.now_ms + gang.spec.timeout_ms
+        # The members of an ended job are given up by the next decisions, and must get no slots.
         if gang.job_id not in self.endings:
             self.queue_gang(gang)
             self.rejection_clock.gang_requeued(gang.gang_id, self.journal.now_ms)

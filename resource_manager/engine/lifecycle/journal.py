@@ -114,7 +114,7 @@ class Journal:
             slot=slot_to_dict(slot, address) if slot is not None else None,
             count=count,
         )
-        self._changes.job(job)
+        self._changes.job(job)  # its row has the last sequence number
         self._changes.job_event(event)
         self.effects.append(PublishJobEvent(event))
         # Trims a tenth more than needed, so that the next entries do not trim again.
@@ -124,6 +124,8 @@ class Journal:
 
     def acknowledge(self, job: Job, sequence: int) -> None:
         """Notes that the job master has processed its events up to this sequence number."""
+        # Never beyond what was written: later events would be deleted before the job master sees
+        # them.
         job.acknowledged_sequence = max(job.acknowledged_sequence, min(sequence, job.last_sequence))
         if job.acknowledged_sequence - job.trimmed_sequence >= ACKNOWLEDGED_TRIM_STEP:
             self._trim(job, job.acknowledged_sequence)

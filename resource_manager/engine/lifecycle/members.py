@@ -44,6 +44,7 @@ class MemberRows:
     def materialize(self, request: Request) -> None:
         """Makes a request object of a range member that is placed for the first time."""
         part = self.ranges.at(request.arrival_number)
+        # A member that is placed again after a loss has its object still.
         if part is not None and request.arrival_number not in self.ranges.members:
             self.ranges.materialize(part, request)
             self.requests[request.spec.allocation_id] = request
@@ -70,9 +71,11 @@ class MemberRows:
             self.changes.request_moved(request)
             return
         index = part.index_of(request.arrival_number)
+        # The part's row keeps the end from now on, so the member's own row is deleted.
         if index in part.stored:
             self.changes.delete_request(request)
         part.end_run(index, index + 1, _how(part, request))
+        # An ended member is only an index in the part, so that long jobs do not fill the memory.
         self.ranges.members.pop(request.arrival_number, None)
         self.requests.pop(request.spec.allocation_id, None)
         self.changes.request_range(part.row)
@@ -94,6 +97,7 @@ class MemberRows:
 
 def _how(part: Part, request: Request) -> Ended:
     how = (request.state, str(request.reason), request.message)
+    # A known way costs nothing more: members that end in the same way share one entry.
     if how in part.row.ended or len(part.row.ended) < KINDS_OF_ENDS_MAX:
         return how
     return (request.state, str(request.reason), "")

@@ -101,13 +101,17 @@ class RequestMoves:
         policy = requests[0].spec.cpu_policy
         profile = requests[0].spec.profile or host.executor.registration.default_profile
         booked = host.booking_of(profile, best_effort=policy.best_effort)
+        # Equal slots have equal cost, so amounts and cost are computed once for all of them.
         cost = self.costs.of(booked)
         assignments: Iterable[CpuAssignment | None] = repeat(None)
+        # Cpus and nodes are chosen for all slots together, before the loop changes the ledger of
+        # cpus.
         if host.aligning or policy is not PLAIN:
             scheduling_class = self.queue.class_of(requests[0].spec)
             assignments = host.assignments(scheduling_class, len(requests))
         # The first slot makes an empty host one that is in use.
         self.hosts.in_use += not host.slots
+        # `repeat` has no end, so strict would fail.
         for request, assignment in zip(requests, assignments, strict=False):
             spec = request.spec
             # The floor keeps generations rising across restarts.
@@ -123,8 +127,10 @@ class RequestMoves:
                 booked=booked,
                 cost=cost,
             )
+            # Without ranges, this saves a lookup for each slot.
             if self.ranges:
                 self.members.materialize(request)
+            # All ledgers learn of the slot in this step, so that they agree after it.
             self.transitions.move_request(request, RequestInput.PLACE)
             request.reason = request.message = ""
             key = key_of(slot)
@@ -133,9 +139,11 @@ class RequestMoves:
             host.slots[key] = slot
             if host.cpus is not None:
                 host.cpus.add(key, assignment)
+            # Until the order is sent, the slot can still be deleted without asking the executor.
             host.to_allocate[key] = None
             # The request has no row of its own: a restart derives its state from its slot.
             self.changes.slot(slot)
+        # Counted once for all of them, because they are equal.
         host.book(booked, len(requests))
         self.flows.place(requests[0].job_id, booked, len(requests), cost)
         self.outbox[host.host_id] = None
@@ -177,6 +185,7 @@ class RequestMoves:
         may go there.
         """
         refusal = host.refusals.pop(scheduling_key(request.spec), None) if host.refusals else None
+        # Nothing became free, but blocked requests of the class may go to this host now.
         if refusal is not None and refusal.active:
             self.hosts.indexes.log_growth(host, self.queue)
 
@@ -192,9 +201,11 @@ class RequestMoves:
         self.transitions.move_slot(slot, SlotInput.RECLAIM)
         self.usage.resume_accruing(slot)
         self.transitions.move_request(request, RequestInput.RECLAIM)
+        # A slot that was lost before it was confirmed has no such time yet.
         slot.allocated_time_ms = slot.allocated_time_ms or self.journal.at.time_ms
         slot.grace_ms = None
         _describe(slot, isolation, cpus)
+        # The order to take it down may not have been sent yet.
         self.hosts.of(slot).to_free.pop(key_of(slot), None)
         self.resizes.resume(slot)
         self.changes.slot_moved(slot)
@@ -214,14 +225,17 @@ class RequestMoves:
         """
         host = self.hosts.of(slot)
         key = key_of(slot)
+        # Nothing was sent, so no report or answer needs to be waited for.
         if key in host.to_allocate:
             self.vanish(slot)
             return
+        # A slot may be freed again, such as with a shorter grace period; it stops accruing once.
         if slot.state is not SlotState.FREEING:
             self.usage.stop_accruing(slot)
         self.transitions.move_slot(slot, SlotInput.FREE)
         self.mark_superseded(slot)
         self.resizes.stop(slot)
+        # `give_up` has ended the thread before, if it counts. In all other cases it must not count.
         slot.thread_since_ms = None
         slot.grace_ms = grace_ms
         host.to_free[key] = None
@@ -248,6 +262,7 @@ class RequestMoves:
         self.usage.remove_slot(slot)
         self.changes.delete_slot(slot)
         self.hosts.touch(host)
+        # A slot that was not being freed was lost or declined, which the caller has recorded.
         if was_freeing:
             self.journal.slot_event("slot_freed", slot)
 
@@ -267,6 +282,8 @@ class RequestMoves:
         self.transitions.move_request(request, RequestInput.REQUEUE)
         if request.job_id not in self.endings and not request.spec.gang_id:
             self.queue.add(request)
+            # Only requests that may not wait for a suitable executor are rejected, so only they are
+            # checked.
             if not request.spec.allow_pending:
                 scheduling_class = self.queue.class_of(request.spec)
                 self.rejection_clock.requeued(scheduling_class, self.journal.now_ms)
@@ -286,7 +303,7 @@ class RequestMoves:
             message: for the events, for people.
         """
         request = self.requests.served_by(slot)
-        if request is None:
+        if request is None:  # the slot serves no request, so nothing is lost
             return
         self.journal.slot_event("slot_lost", slot, reason=reason, message=message)
         if request.state is RequestState.ALLOCATING or request.spec.restart_on_loss:
@@ -315,7 +332,7 @@ class RequestMoves:
         self.transitions.move_request(request, how)
         if request.state not in ENDED_REQUEST_STATES:
             raise AssertionError(f"{how} does not end a request")
-        self.queue.remove(request)
+        self.queue.remove(request)  # no effect if it was placed
         request.reason = reason
         request.message = message
         request.end_time_ms = self.journal.at.time_ms
@@ -357,6 +374,7 @@ class RequestMoves:
             message: for the job event, for people.
             grace_ms: how long the slot's tasks have to end; None: the executor's default.
         """
+        # Looked up first: an ended request has no slot.
         slot = self.slots.of(request)
         how = RequestInput.RELEASE if request.state is RequestState.GRANTED else RequestInput.CANCEL
         self.end_request(request, how, reason=reason, message=message, slot=slot)
@@ -395,6 +413,7 @@ class RequestMoves:
         one.
         """
         request = self.requests.get(slot.allocation_id)
+        # An ended request gets no other slot, so nothing needs to avoid this host.
         if request is not None and request.state not in ENDED_REQUEST_STATES:
             self.slots.mark_superseded(slot)
 

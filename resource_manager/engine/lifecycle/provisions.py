@@ -79,6 +79,7 @@ class ProvisionMoves:
         """
         number = self.next_number()
         provision = Provision(
+            # The epoch makes the id unique, also after a restore of a backup with a lower counter.
             executor_id=f"{shape.name}-{self.rm_epoch}-{number}",
             shape=shape.name,
             number=number,
@@ -87,6 +88,8 @@ class ProvisionMoves:
             deadline_at_ms=self.journal.now_ms + shape.start_timeout_ms,
         )
         self.provisions[provision.executor_id] = provision
+        # Stored before the order is sent: effects are carried out only once the changes are
+        # durable.
         self.keep(provision)
         self.journal.effects.append(StartExecutor(provision.executor_id, shape.name))
         self.record("provision_asked", provision, cause)
@@ -113,7 +116,9 @@ class ProvisionMoves:
                 if shape is None:
                     self.stop(provision, f"no shape {provision.shape} is configured any more")
                     continue
+                # The time that the resource manager was away must not make the executor late.
                 provision.deadline_at_ms = self.journal.now_ms + shape.start_timeout_ms
+            # The provider may have received the order or not. `again` lets it find out by the id.
             if provision.state is ProvidedExecutorState.ASKED:
                 again = StartExecutor(provision.executor_id, provision.shape, again=True)
                 self.journal.effects.append(again)
@@ -136,6 +141,8 @@ class ProvisionMoves:
         if backoff is None:
             return
         backoff.last_failure = message
+        # One cause, such as an exhausted quota, fails all orders of a pause; it must not double
+        # each time.
         if self.journal.now_ms < backoff.until_ms:
             return
         settings = self.settings.provisioning
@@ -158,6 +165,7 @@ class ProvisionMoves:
         provision.deadline_at_ms = None
         self.unplan(provision.executor_id)
         host = self.hosts.get(provision.executor_id)
+        # Until the provider has stopped it, the executor can still register and report.
         if host is not None:
             self.drain(host, message)
         self.record("provision_stopping", provision, message)
@@ -214,6 +222,7 @@ class ProvisionMoves:
         effect = StopExecutor(provision.executor_id, provision.shape, provision.handle)
         self.journal.effects.append(effect)
         patience_ms = self.settings.provisioning.backoff_max_ms
+        # Armed with the longest pause: a provider may take minutes to stop a machine.
         self.timers.arm(Timer.PROVISION, provision.executor_id, self.journal.now_ms + patience_ms)
 
     def unplan(self, executor_id: str) -> None:
@@ -236,6 +245,7 @@ class ProvisionMoves:
     ) -> dict[str, int]:
         """Returns the total of all executors that are not lost."""
         elastic = self.elastic
+        # The sum over all hosts is needed in each planning pass, and changes only with `version`.
         if elastic.present is None or elastic.present[0] != self.hosts.version:
             here = total_of(
                 host.executor.registration.total
@@ -265,6 +275,7 @@ class ProvisionMoves:
         """Returns the total of what there is and what was ordered, without what is being given
         back.
         """
+        # Stopping executors that have not registered are left out of `there` already.
         leaving = total_of(
             host.executor.registration.total
             for provision in self.provisions.values()
@@ -296,6 +307,7 @@ class ProvisionMoves:
         return [
             shape
             for name, shape in elastic.shapes.items()
+            # A shape is offered only if one more executor of it stays below all maxima.
             if elastic.backoffs[name].until_ms <= self.journal.now_ms
             and (not shape.count_max or of_shape(self.provisions, name) < shape.count_max)
             and all(shape.total.get(each, 0) <= left for each, left in room.items())
@@ -310,6 +322,7 @@ class ProvisionMoves:
             shapes[provision.shape].total
             for provision in self.provisions.values()
             if provision.state in states
+            # An executor that has registered counts with its own total, not with that of its shape.
             and provision.executor_id not in self.hosts
             and provision.shape in shapes
         )

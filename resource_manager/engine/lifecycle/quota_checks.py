@@ -62,11 +62,14 @@ class QuotaChecks:
             most: the upper bound of the answer.
         """
         groups = self.limited(job_queue.job_id)
+        # Most jobs are in no group with a maximum.
         if not groups:
             return most
         need = self.largest_booking(job_queue.scheduling_class)
         found = room(groups, need, most)
         block = quota_block(groups, need) if not found else None
+        # If nothing of the group can be placed, skipping the group is cheaper than blocking each of
+        # its job queues in turn.
         if block is not None and not (
             self._is_full(groups, block.group_id) and self.queue.order.pause(block.group_id)
         ):
@@ -77,6 +80,7 @@ class QuotaChecks:
         """Returns True if a group admits none of the scheduling classes that fit on some host."""
         group = [each for each in groups if each.id == group_id]
         fitting = self.queue.fitting
+        # Beyond the limit, the check would cost more than blocking job queues one at a time.
         return len(fitting) <= CLASSES_CHECKED_MAX and not any(
             room(group, self.largest_booking(scheduling_class), 1) for scheduling_class in fitting
         )
@@ -114,6 +118,7 @@ class QuotaChecks:
             members = (
                 (self.queue.class_for(each.key), each.count) for each in kind.member_requests
             )
+            # The whole gang must be admitted: part of it is never placed.
             kind.need = version, total_need((self.largest_booking(c), n) for c, n in members)
         return kind.need[1]
 
@@ -134,6 +139,7 @@ class QuotaChecks:
         slot = self.slots.get((item.name, item.generation))
         if slot is None or slot.wanted is None:
             return None
+        # Only the growth counts: the slot's present size is booked already.
         return self.growth_block(slot.job_id, growth(self.hosts[slot.executor_id], slot))
 
     def unblock(self, most: int) -> int:
@@ -159,6 +165,8 @@ class QuotaChecks:
         while freed_groups and left > 0:
             group_id = next(iter(freed_groups))
             left -= queue.unblock_by_quota(group_id, partial(self._admits, group_id), left)
+            # If the budget is used up, the group may block more job queues and stays for the next
+            # call.
             if left:
                 del freed_groups[group_id]
         return most - left
@@ -166,6 +174,7 @@ class QuotaChecks:
     def _admits(self, group_id: str, scheduling_class: SchedulingClass) -> bool:
         """Returns True if the maximum of a group admits one more request of a scheduling class."""
         group = self.flows.groups.get(group_id.removeprefix(GROUP))
+        # A group that was deleted limits nothing.
         return group is None or bool(room([group], self.largest_booking(scheduling_class), 1))
 
     def largest_booking(self, scheduling_class: SchedulingClass) -> Amounts:
@@ -193,6 +202,7 @@ class QuotaChecks:
                     scheduling_class.best_effort,
                 )
             )
+        # Which executor serves a default slot, and so what it books, is not known yet.
         most: dict[str, int] = {}
         for host in self.hosts.values():
             for name, amount in counted(host.booking_for(scheduling_class)).items():

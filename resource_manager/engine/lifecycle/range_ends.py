@@ -61,6 +61,7 @@ class RangeMoves:
             The outcome; None: the step is full and members are left, so the caller asks again.
         """
         range_id, first, count = members
+        # Found before the check: the result is empty if the range is not known.
         parts = self.ranges.overlapping(range_id, first, first + count)
         if range_id not in self.ranges or not self._is_of(range_id, job_id):
             owner = "" if job_id is None else f" in job {job_id}"
@@ -87,12 +88,14 @@ class RangeMoves:
         # placed next to capacity that others just gave back. So those end first.
         for part in parts:
             until = min(end, part.end)
+            # Asked again each time, because ending a run changes the intervals.
             while (run := next(part.waiting.runs_within(first, until), None)) is not None:
                 if self.journal.is_full:
                     return False
                 self._end_waiting(part, *run, why)
         for part in parts:
             until = min(end, part.end)
+            # Ended members leave `materialized`, so the first one that is left is the next one.
             while (index := part.materialized.next_from(first)) is not None and index < until:
                 if self.journal.is_full:
                     return False
@@ -124,6 +127,7 @@ class RangeMoves:
     ) -> None:
         """Ends consecutive members that were never placed, with one entry in each log."""
         count = end - start
+        # The first member stands for all of them: they have the same state and the same end.
         first = part.member(start)
         dequeue_members(self.queue, part, start, end)
         self.transitions.move_request(first, how)

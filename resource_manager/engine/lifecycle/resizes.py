@@ -107,6 +107,7 @@ class ResizeMoves:
             return False
         needed = growth(host, slot)
         self.order(slot, found)
+        # A resize that moves no capacity and no cpus leaves the view of the pass as it is.
         if needed or found is not None:
             placing.follow([host])
         return True
@@ -119,9 +120,11 @@ class ResizeMoves:
             shared pool before and after.
         """
         current, wanted = slot.assignment, slot.wanted
+        # Without an assignment there are no cpus or NUMA nodes to keep or extend.
         if current is None or wanted is None:
             return current
         if host.cpus is None:
+            # Held cpus cannot be extended where the host no longer reports its cores.
             return NO_TOPOLOGY if current.cpus or current.numa else current
         return resized(
             host.cpus,
@@ -143,6 +146,7 @@ class ResizeMoves:
         Returns:
             None if the host could suit it.
         """
+        # By the time this resize is ordered, the slot will have the cpus of the order in flight.
         current = slot.assignment
         if slot.ordered is not None:
             current = slot.ordered.assignment or current
@@ -180,6 +184,7 @@ class ResizeMoves:
             return
         found = self.assignment_for(host, slot)
         if not (growth(host, slot) or isinstance(found, CpuRefusal)):
+            # It may be queued from when it needed growth.
             self.queue.non_batchables.remove(wanted.arrival_number)
             self.order(slot, found)
         elif wanted.arrival_number not in self.queue.non_batchables:
@@ -240,12 +245,17 @@ class ResizeMoves:
             unknown_from = ordered.number
         else:
             unknown_from = wanted.number if wanted is not None else slot.resize_number + 1
+        # Most reports only repeat the known size.
         if number < unknown_from and _size(seen) == _size(slot):
             return
+        # Numbers must keep rising, also above one that a lost state of the resource manager gave
+        # out.
         slot.resize_number = max(slot.resize_number, number)
+        # A waiting resize with this number or a lower one is older than what the executor did.
         if wanted is not None and wanted.number <= number:
             self.withdraw(self.hosts.of(slot), slot)
         self._adopt(slot, seen)
+        # The reported size may be more than the host has left.
         self.hosts.of(slot).notice_shrinking()
 
     def _adopt(self, slot: Slot, seen: ReportedSlot) -> None:
@@ -255,9 +265,11 @@ class ResizeMoves:
         host = self.hosts.of(slot)
         key = (slot.allocation_id, slot.generation)
         ordered, number = slot.ordered, seen.resize_number
+        # A higher ordered number is newer than this report, so its outcome is still open.
         if ordered is not None and ordered.number <= number:
             ordered = None
             host.to_resize.pop(key, None)
+        # The size is another one now, so the earlier refusal may no longer hold.
         host.resize_backoffs.pop(key, None)
         slot.assignment = _assignment_seen(slot, seen)
         confirmed = slot.ordered is not None and ordered is None
@@ -272,6 +284,7 @@ class ResizeMoves:
         if seen.isolation is not None:
             slot.isolation = seen.isolation
         self.changes.slot(slot)
+        # The executor has the requested size already, so no order is needed.
         if slot.wanted is not None and ordered is None and has_size(slot, slot.wanted):
             number = slot.wanted.number
             self.withdraw(host, slot)
@@ -307,14 +320,16 @@ class ResizeMoves:
         ordered = slot.ordered
         with self.transitions.moving_resize(slot, ResizeInput.REFUSE):
             self._set_size(host, slot, profile=slot.profile, ordered=None)
+        # Capacity that was booked for the larger size is free again.
         self.hosts.touch(host)
         self.changes.slot(slot)
         request = self._granted(slot)
-        if request is None:
+        if request is None:  # its request has ended, so no event is due
             return
         message = outcome.message or f"executor {host.host_id} did not do what it said"
         reason = outcome.reason or Reason.RESIZE_REFUSED
         ends = _ends(outcome, ordered)
+        # Without a newer resize, this one waits again. A newer one replaces it, and is tried below.
         if slot.wanted is None and not ends:
             with self.transitions.moving_resize(slot, ResizeInput.RETRY):
                 # the free cpus may be others at the next attempt
@@ -323,6 +338,7 @@ class ResizeMoves:
             return
         text = f"change {number} to {size_text(ordered)}: {message}"
         self.journal.slot_event("slot_resize_refused", slot, reason=reason, message=text)
+        # The pause was for the refused resize; the next one must not wait for it.
         host.resize_backoffs.pop(key, None)
         self.journal.job_event(request, reason=Reason.RESIZE_REFUSED, message=text, slot=slot)
         self.advance(slot)
@@ -343,6 +359,7 @@ class ResizeMoves:
             until_ms=until_ms,
             reason=outcome.reason,
             message=message,
+            # None: only the timer ends the pause.
             state_seen=None if below_use else host.state_seen(),
         )
         self.timers.arm(Timer.RESIZE, slot.allocation_id, until_ms)
@@ -355,7 +372,7 @@ class ResizeMoves:
             return
         backoff = self.hosts.of(slot).resize_backoffs.get((allocation_id, slot.generation))
         if backoff is None or not backoff.active:
-            return
+            return  # it ended early, with a newer report
         if self.journal.now_ms < backoff.until_ms:
             self.timers.arm(Timer.RESIZE, allocation_id, backoff.until_ms)
             return
@@ -389,6 +406,7 @@ class ResizeMoves:
         if slot.wanted is None:
             raise InvariantBroken(f"slot {slot.allocation_id} waits for no other size")
         ordered = replace(slot.wanted, assignment=assignment)
+        # Counted as a placement: starvation clocks of others count what is placed meanwhile.
         self.usage.flows.placements += 1
         with self.transitions.moving_resize(slot, ResizeInput.ORDER):
             slot.wanted = None
@@ -410,6 +428,7 @@ class ResizeMoves:
         profile: ResourceProfile,
         ordered: Resize | None,
     ) -> None:
+        # `set_size` replaces `booked`; the charge is the difference.
         before = slot.booked
         host.set_size(slot, profile, ordered)
         self.usage.rebooked([(slot, before)])
@@ -461,6 +480,7 @@ def growth_obstacles(host: Host, slot: Slot) -> tuple[Obstacle, ...]:
     needed = growth(host, slot)
     if slot.wanted is None or not needed:
         return ()
+    # A slot that lives in the shared pool needs no further cpus, only amounts.
     had = slot.assignment
     own_cpus = had is not None and bool(had.cpus or had.numa)
     request = _Growing(slot.wanted.profile, slot.best_effort, own_cpus)
@@ -479,6 +499,7 @@ def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:
     ordered = slot.ordered
     if ordered is not None and ordered.number == seen.resize_number and ordered.assignment:
         return ordered.assignment
+    # The report says nothing of cpus, and this resize was not the one that is ordered.
     return slot.assignment
 
 

@@ -38,6 +38,7 @@ class UsageAccounting:
         store.
         """
         flows = self.flows
+        # Totals first: the cost of a slot is its share of them.
         for host in self.hosts.values():
             self.count_total(host)
         for group in self.groups.values():  # parents come before their children
@@ -53,6 +54,7 @@ class UsageAccounting:
     ) -> None:
         """Charges all slots after state was loaded from the store."""
         for slot in self.slots.values():
+            # A slot may outlive its job, which then has no flow.
             if slot.job_id in self.flows.jobs:
                 slot.cost = self.costs.of(slot.booked)
                 accrues = slot.state is not SlotState.FREEING
@@ -63,6 +65,7 @@ class UsageAccounting:
         executors.
         """
         executor = host.executor
+        # A lost executor serves nothing, so it must not make the cluster look larger.
         lost = executor.state is ExecutorState.LOST
         self.costs.count(host.host_id, {} if lost else host.total)
 
@@ -70,6 +73,7 @@ class UsageAccounting:
         """Updates everything that depends on what a host could give when empty, or whether it
         may.
         """
+        # Everything that is cached by `version` depends on totals or on which hosts are online.
         self.hosts.version += 1
         self.count_total(host)
         self.hosts.touch(host)
@@ -98,10 +102,13 @@ class UsageAccounting:
             slots: the slots, each with what it had booked before.
         """
         for slot, before in slots:
+            # The same object: its booking did not change.
             if slot.booked is before or slot.job_id not in self.flows.jobs:
                 continue
             self.flows.rebook(slot.job_id, before, slot.booked)
             cost = self.costs.of(slot.booked)
+            # A slot that is being taken down has stopped accruing, but its capacity still counts as
+            # used.
             if slot.state is not SlotState.FREEING:
                 self.flows.recost(slot.job_id, slot.cost, cost)
             slot.cost = cost
@@ -109,5 +116,6 @@ class UsageAccounting:
     def retire(self, job_id: str) -> None:
         """Removes the flow of a job that has ended and has no requests or slots left."""
         job = self.jobs.get(job_id)
+        # `is_live` also looks at the slots and requests that are left.
         if job_id in self.flows.jobs and (job is None or not is_live(job)):
             self.flows.remove_job(job_id)

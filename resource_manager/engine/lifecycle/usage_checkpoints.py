@@ -49,6 +49,8 @@ class UsageCheckpoints:
         self.restarted = restore_usage(
             self.flows, usage_records, _running(self.slots), self.settings.fairness, at.time_ms
         )
+        # What the restore raised or started comes from stored rows; the timer below stores the
+        # rest.
         self.flows.urgent.clear()
         self.flows.accrued_while_down = {
             flow.id: flow for flow in self.flows.changed.values() if flow.rate
@@ -74,11 +76,13 @@ class UsageCheckpoints:
         flows = self.flows
         for flow in flows.urgent.values():
             self._keep_flow(flow)
+        # Stored with this batch: a flow is raised only once, and a crash must not undo that.
         flows.urgent.clear()
 
     def keep_ended(self, job_id: str) -> None:
         """Stores the usage of a job that ends, and of its groups."""
         flow: Flow | None = self.flows.jobs.get(job_id)
+        # Also its groups: their usage includes that of the job, whose flow is removed.
         while flow is not None:
             self._keep_flow(flow)
             flow = flow.parent
@@ -89,6 +93,7 @@ class UsageCheckpoints:
         )
 
     def _keep(self, record: UsageRecord) -> None:
+        # Only flows of jobs have durations.
         job = self.jobs.get(record.flow_id.removeprefix(JOB)) if record.flow_id[:4] == JOB else None
         if job is not None and job.durations is not None:
             record = replace(record, durations=job.durations.to_text())

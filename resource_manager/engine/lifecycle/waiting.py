@@ -75,6 +75,7 @@ class WaitingReasons:
         """
         if not scheduling_class.tried:
             return Reason.NOT_YET_CONSIDERED
+        # Nothing changes within one event, and many requests share the class.
         number = self.journal.snapshot_number
         if scheduling_class.reason is None or scheduling_class.reason[0] != number:
             scheduling_class.reason = (
@@ -102,12 +103,16 @@ class WaitingReasons:
                 return Reason.WAITING_RESERVATION
             case Feasibility.POSSIBLE:
                 pass
+        # The sums are an upper bound of what any host has free, and cheaper than looking at hosts.
         sums = free_sums(self.hosts, scheduling_class)
         amounts = list[Need](needs_of(scheduling_class).amounts)
+        # A class may be served in several ways; one that the sums cover is enough.
         if not any(all(sums.get(name, 0) >= amount for name, amount in n.items()) for n in amounts):
             return Reason.WAITING_CAPACITY
+        # There is room on a host, but others are served first.
         if has_room(self.hosts, scheduling_class):
             return Reason.WAITING_CAPACITY
+        # Amounts suffice on some host, so only its cpus or NUMA nodes can be the reason.
         if is_exact_somewhere(self.hosts, scheduling_class) and some_host_covers(
             self.hosts, scheduling_class.labels, amounts
         ):
@@ -134,6 +139,7 @@ class WaitingReasons:
         spec = request.spec
         waiting = self.gangs.waiting.get(spec.gang_id)
         if waiting is None:  # its job has ended, so the gang is not queued
+            # The member counts as a request of its own.
             return self.waiting_reason(self.queue.class_of(spec))
         return self._member_reason(waiting, scheduling_key(spec))
 
@@ -158,6 +164,8 @@ class WaitingReasons:
             reason = self.waiting_reason(scheduling_class)
             if reason not in _MEMBER_REASONS:
                 whole = self._gang_reason(waiting.kind)
+                # Where even one member finds no room, its own reason says more than "waiting for
+                # the gang".
                 if whole is not Reason.WAITING_GANG or has_room(self.hosts, scheduling_class):
                     reason = whole
             known[key] = reason
@@ -187,6 +195,7 @@ class WaitingReasons:
         """
         scheduling_class = self.queue.class_of(spec)
         verdict = feasibility(self.hosts, self.elastic, scheduling_class)
+        # The reason here is final, so requests that may wait for new executors are never rejected.
         if spec.allow_pending or verdict not in INFEASIBLE:
             return None
         amounts = (
@@ -200,6 +209,7 @@ class WaitingReasons:
             lack = f"no executor that could host {asked} carries the labels {labels}"
         else:
             lack = f"no executor could host {asked}, even when empty"
+        # Without this, the message would contradict what a list of hosts shows.
         if unsuited := large_and_unsuited(self.hosts, scheduling_class):
             host, refusal = unsuited
             lack += f" ({host.host_id} has that much, but {refusal.text})"

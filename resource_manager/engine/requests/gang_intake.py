@@ -46,15 +46,18 @@ def refused_members(
     Raises:
         InvalidArgument: a gang has no members in the call, or is declared twice.
     """
+    # Sort the call's requests by gang, and note ids that cannot be served.
     members: dict[str, dict[str, RequestSpec]] = {}
     belongs: dict[str, set[str]] = {}
     for spec in requests:
         belongs.setdefault(spec.allocation_id, set()).add(spec.gang_id)
         if spec.gang_id:
+            # The first spec of an id counts; a second one in another gang is in `shared` below.
             members.setdefault(spec.gang_id, {}).setdefault(spec.allocation_id, spec)
     # Allocation ids that the call uses in more than one gang, or with and without a gang.
     shared = {name for name, gang_ids in belongs.items() if len(gang_ids) > 1}
     refused: dict[str, ItemOutcome] = {}
+    # Errors of the call as a whole: they refuse everything, not only some members.
     for gang_id, count in Counter(gang.gang_id for gang in gangs).items():
         if count > 1:
             raise InvalidArgument("gangs", gang_id, "every gang once")
@@ -62,11 +65,13 @@ def refused_members(
             raise InvalidArgument(
                 "gangs", gang_id, "gangs that requests of the same call belong to"
             )
+    # Check each declared gang as a whole.
     verdicts: Verdicts = {}
     for gang in gangs:
         some = members.pop(gang.gang_id)
         problems = _refused(state, job, gang, list(some.values()), shared, verdicts=verdicts)
         refused.update({each.id: each for each in problems})
+    # What is left belongs to gangs that the call does not declare.
     for gang_id, some in members.items():
         for name in some:
             message = f"gang_id is {gang_id}; expected a gang that the same call declares"
@@ -91,6 +96,7 @@ def infeasible_members(
     problems = [each for spec in members if (each := waiting_reasons.rejection(spec)) is not None]
     if problems:
         return problems + _others(gang, members, problems)
+    # Only if all members may wait is the gang as a whole allowed to.
     if all(spec.allow_pending for spec in members):
         return []
     return _impossible(waiting_reasons, gang, members, verdicts)
@@ -108,6 +114,7 @@ def join(ledger: GangLedger, request: Request, gangs: Iterable[GangSpec], *, tim
     by_id = ledger.by_id
     gang = by_id.get(request.spec.gang_id)
     if gang is None:
+        # Exists: members of undeclared gangs were refused before.
         spec = next(each for each in gangs if each.gang_id == request.spec.gang_id)
         gang = Gang(spec, request.job_id, request.arrival_number, time_ms)
         by_id[gang.gang_id] = gang
@@ -137,9 +144,11 @@ def _refused(
 ) -> list[ItemOutcome]:
     """Returns what is wrong with the members of one gang; empty if it can be accepted."""
     known = state.gangs.by_id.get(gang.gang_id)
+    # A repetition is checked against what is stored; hosts may have changed since.
     if known is not None:
         return [] if _same(state.requests, job, known, gang, members) else _exists(gang, members)
     most = state.settings.gang_members_max
+    # Each member gets the outcome, since a call is answered member by member.
     if len(members) > most:
         message = f"gang {gang.gang_id} has {len(members)} members; expected at most {most}"
         return [_invalid(m.allocation_id, "gang_id", gang.gang_id, message) for m in members]
@@ -160,6 +169,7 @@ def _refused(
     if problems:
         return problems + _others(gang, members, problems)
     if all(spec.allow_pending for spec in members):
+        # Members that may all wait need no check whether the gang fits.
         return []
     return _impossible(state.waiting_reasons, gang, members, verdicts)
 
@@ -172,6 +182,7 @@ def _same(
         known.job_id == job.job_id
         and known.spec == gang
         and names == set(known.members)
+        # Also with all members known, one of them may have other content in this call.
         and all(requests[spec.allocation_id].spec == spec for spec in members)
     )
 
@@ -201,6 +212,7 @@ def _problem(
     if spec.target_address:
         message = "a member of a gang has no target_address: a gang is offered as a whole"
         return _invalid(name, "target_address", spec.target_address, message)
+    # Members that are lost go back to the queue together, so they need the same rule.
     if spec.restart_on_loss != first.restart_on_loss:
         message = (
             f"restart_on_loss is {spec.restart_on_loss}, and {first.restart_on_loss} for"
@@ -237,6 +249,7 @@ def _impossible(
     key = Where.of(gang), member_requests_for(members)
     if key not in verdicts:
         verdicts[key] = waiting_reasons.gang_feasibility(*key)
+    # OFFLINE may change without a new executor, so such a gang waits.
     if verdicts[key] is not Feasibility.NEVER:
         return []
     where = {

@@ -44,6 +44,7 @@ def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcom
         One outcome for the whole range.
     """
     state = context.state
+    # Known first: a repetition must be accepted even if no executor fits any more.
     known = _known(state.requests, state.ranges, job, spec)
     if known is not None:
         return known
@@ -57,6 +58,7 @@ def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcom
             message=problem.message,
         )
         return problem
+    # Consecutive numbers, so that a member's number follows from its index.
     first_arrival = state.numbers.next_arrival(spec.count)
     for piece in parts_of(spec):
         row = RequestRange(
@@ -69,9 +71,11 @@ def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcom
         state.ranges.add(part)
         state.new_parts.append(part)
         state.changes.request_range(row)
+        # The whole part is one interval of the queue, however many members it has.
         enqueue_members(state.queue, part, part.first, part.end)
     job.live_requests += spec.count
     state.requests.live += spec.count
+    # The first request decides whether the job asks with profiles; see `_refuse_mix`.
     if job.specified is None:
         job.specified = request.profile is not None
         job.witness_allocation_id = f"{spec.range_id}.{spec.first_index}"
@@ -89,8 +93,10 @@ def _known(
             return taken(range_id)
     parts = ranges.overlapping(range_id, first, end)
     if parts:
+        # Parts do not overlap, so the sums are equal only if all members are known.
         has = sum(min(end, part.end) - max(first, part.first) for part in parts)
         return ItemOutcome(range_id) if has == spec.count else _overlaps(spec, parts)
+    # Neither the range nor a member may have the id of another request.
     if requests.named(range_id) is not None or not ranges.is_free(range_id, first, end):
         return taken(range_id)
     return None

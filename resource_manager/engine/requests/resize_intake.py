@@ -43,14 +43,18 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
     request, slot = _slot_to_resize(
         context.state.requests, context.state.slots, context.state.jobs, event
     )
+    # Checks come first, because an event that is refused must leave the state untouched.
     target = _target_of(context.state.settings, event, request.spec.cpu_policy)
+    # Before the number is checked: a repeated call has the number of the last resize.
     if _is_same_call(slot, event.resize_number, target):
         return slot
     _refuse_number(slot, event.resize_number)
     host = context.state.hosts.of(slot)
     _refuse_too_large(host, slot, target)
     _refuse_unsuited(state.resizes, host, slot, target)
+    # The resize is accepted: it replaces one that waits.
     number = slot.resize_number + 1
+    # Kept for the event below: the job master must learn that this resize will not happen.
     replaced = slot.wanted
     state.resizes.withdraw(host, slot)
     slot.resize_number = number
@@ -66,6 +70,7 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
                 state.numbers.next_arrival(),
             )
     instead = f", instead of change {replaced.number} which waited" if replaced is not None else ""
+    # The slot has the size, so the number is used up without a resize.
     nothing = "" if slot.wanted is not None else ": the size that it has"
     who = "an operator" if event.job_id is None else f"job {request.job_id}"
     context.journal.slot_event(
@@ -73,6 +78,7 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
         slot,
         message=f"change {number} by {who}, to {size_text(target)}{nothing}{instead}",
     )
+    # Stored before `advance`, which may only queue the resize and change no row.
     state.changes.slot(slot)
     context.state.resizes.advance(slot)
     # The caller that waits for the replaced resize may be another one than this caller.
@@ -98,7 +104,7 @@ def _slot_to_resize(
     """
     allocation_id = event.allocation_id
     if event.job_id is not None:
-        active_job(jobs, event.job_id)
+        active_job(jobs, event.job_id)  # an operator may resize slots of any job
     request = requests.named(allocation_id)
     if request is None or event.job_id not in (None, request.job_id):
         owner = "" if event.job_id is None else f" in job {event.job_id}"
@@ -107,6 +113,7 @@ def _slot_to_resize(
             reason=Reason.ALLOCATION_UNKNOWN,
             details={"allocation_id": allocation_id},
         )
+    # The slot that the caller knows may have been lost and replaced meanwhile.
     if event.generation not in (0, request.generation):
         raise FailedPrecondition(
             f"generation {event.generation} of {allocation_id} is not the current one, which is"
@@ -114,6 +121,7 @@ def _slot_to_resize(
             reason=Reason.STALE_GENERATION,
             details={"generation": event.generation, "current": request.generation},
         )
+    # A gang member that is carved and not granted yet has a slot, but no size that may change.
     slot = slots.of(request)
     if slot is None or request.state is not RequestState.GRANTED:
         raise FailedPrecondition(
@@ -146,6 +154,7 @@ def _target_of(settings: EngineSettings, event: ResizeRequested, policy: CpuPoli
             f"at least the profile's cpu_milli, {profile.cpu_milli}, or 0 for the same",
         )
     _check_class(profile.cpu_milli, limit, policy.qos)
+    # Stored with the effective limit, so that equal sizes compare as equal.
     return Resize(0, profile, max(limit, profile.cpu_milli), event.wait_for_use)
 
 
@@ -155,6 +164,7 @@ def _check_class(cpu_milli: int, limit: int, qos: QosClass) -> None:
     Raises:
         InvalidArgument: they cannot.
     """
+    # Pinned slots get whole cpus, so a fraction could not be enforced.
     if qos.is_pinned and (cpu_milli % MILLI_PER_CPU or not cpu_milli):
         expected = f"whole cpus, multiples of {MILLI_PER_CPU}, as for all {qos} slots"
         raise InvalidArgument("profile.cpu_milli", cpu_milli, expected)
@@ -171,6 +181,7 @@ def _is_same_call(slot: Slot, number: int, target: Resize) -> bool:
     """
     latest = slot.wanted or slot.ordered
     if latest is None:
+        # Nothing is pending: the call repeats one that is done, if the size is the present one.
         return number in (0, slot.resize_number) and has_size(slot, target)
     return (
         number in (0, latest.number)
@@ -186,6 +197,7 @@ def _refuse_number(slot: Slot, number: int) -> None:
         FailedPrecondition: it is another one.
     """
     if number in (0, slot.resize_number + 1):
+        # The caller gave no number, or knows the slot's last resize.
         return
     last = slot.resize_number
     if number == last:
@@ -227,6 +239,7 @@ def _refuse_too_large(host: Host, slot: Slot, target: Resize) -> None:
     """
     total = host.total
     need = host.booking_of(target.profile, best_effort=slot.best_effort)
+    # Against `booked`: while an order is in flight, its larger size is booked already.
     grows = shortfall(need, slot.booked)
     beyond = {name: need[name] for name in grows if need[name] > total.get(name, 0)}
     if not beyond:

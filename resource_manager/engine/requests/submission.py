@@ -53,6 +53,7 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
             job would have too many scheduling classes.
     """
     state = context.state
+    # Checks of the whole call come first, because a refused event must leave the state untouched.
     job = active_job(state.jobs, event.job_id)
     _refuse_mix(job, chain(event.requests, (each.request for each in event.ranges)))
     # A large call comes in several events. The limits are checked for all of it with the first one;
@@ -68,6 +69,7 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
         )
         specs = event.requests + event.following
         ranges = {each: each.count for each in event.ranges + event.following_ranges}
+        # The cheap check counts every item as new. Only if that fails are repetitions sorted out.
         try:
             refuse(specs, ranges)
         except ResourceExhausted:
@@ -77,6 +79,7 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
                 for spec in specs
                 if state.requests.named(spec.allocation_id) is None
             }
+            # A range that is partly known adds nothing here: it is refused as a whole later.
             ranges = {each: new_members(state.ranges, each) for each in ranges}
             refuse(list(new.values()), ranges)
     # The feasibility checks below read the indexes.
@@ -87,9 +90,10 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
         refused = refused_members(state, job, event.gangs, event.requests)
     # Gangs that are known already were queued by an earlier call.
     gangs = [gang.gang_id for gang in event.gangs if gang.gang_id not in state.gangs.by_id]
+    # Gangs are queued after all items, when all of their members are accepted.
     outcomes = [_submit(context, job, spec, event.gangs, refused) for spec in event.requests]
     for gang_id in gangs:
-        if (gang := state.gangs.by_id.get(gang_id)) is not None:
+        if (gang := state.gangs.by_id.get(gang_id)) is not None:  # None: its members were refused
             accept_gang(context, gang)
     return outcomes + [submit_range(context, job, spec) for spec in event.ranges]
 
@@ -115,6 +119,7 @@ def _refuse_beyond_limits(
         gangs: all gangs.
         queue: the queue.
     """
+    # The cheaper check first.
     _refuse_too_many(requests, settings, job, len(specs) + sum(ranges.values()))
     of_ranges = [each.request for each, members in ranges.items() if members]
     _refuse_too_many_classes(settings, gangs, queue, job, [*specs, *of_ranges])
@@ -156,9 +161,11 @@ def _refuse_too_many_classes(
     """
     waiting = len(queue.by_job.get(job.job_id, ())) + gangs.by_job[job.job_id]
     most = settings.job_scheduling_classes_max
+    # Even if each item were a class of its own, the limit holds, so counting them is not needed.
     if waiting + len(specs) <= most:
         return
     new = queue.new_classes(job.job_id, [spec for spec in specs if not spec.gang_id])
+    # Per gang, because a search treats the members of each gang apart.
     new += len({(s.gang_id, *scheduling_key(s)) for s in specs if s.gang_id})
     if waiting + new > most:
         raise ResourceExhausted(
@@ -185,15 +192,19 @@ def _submit(
     state = context.state
     known = state.requests.named(spec.allocation_id)
     problem = refused.get(spec.allocation_id)
+    # A repetition is accepted even if no executor fits any more.
     if known is not None:
         if problem is None and known.job_id == job.job_id and known.spec == spec:
             return ItemOutcome(spec.allocation_id)
         return problem or taken(spec.allocation_id)
+    # Members of gangs were checked with their gang.
     if not spec.gang_id:
         problem = state.waiting_reasons.refusal(spec)
+    # The id may also be that of a range member, which has no request object.
     if problem is None and spec.allocation_id in state.ranges:
         problem = taken(spec.allocation_id)
     if problem is not None:
+        # Recorded, because a request that is not accepted leaves no other trace.
         context.journal.cluster_event(
             "request_rejected",
             job_id=job.job_id,
@@ -210,6 +221,7 @@ def _submit(
     )
     state.requests[spec.allocation_id] = request
     state.requests.by_arrival[request.arrival_number] = request
+    # A range that is submitted later must not have a member with this id.
     state.ranges.reserve(spec.allocation_id)
     if spec.gang_id:
         join(state.gangs, request, gangs, time_ms=context.at.time_ms)
@@ -219,6 +231,7 @@ def _submit(
     job.arrivals.append(request.arrival_number)
     job.live_requests += 1
     state.requests.live += 1
+    # The first request decides for the job; see `_refuse_mix`. Only this changes the job's row.
     if job.specified is None:
         job.specified = spec.profile is not None
         job.witness_allocation_id = spec.allocation_id
@@ -240,7 +253,7 @@ def cancel_requests(context: EventContext, event: RequestsCancelled) -> list[Ite
     """
     if event.job_id is not None:
         known_job(context.state.jobs, event.job_id)
-    slots = [(allocation_id, 0) for allocation_id in event.allocation_ids]
+    slots = [(allocation_id, 0) for allocation_id in event.allocation_ids]  # 0: any generation
     return _give_up_all(context, _Caller.of(event.job_id), slots, event.ranges, None)
 
 
@@ -256,6 +269,7 @@ def release_slots(context: EventContext, event: SlotsReleased) -> list[ItemOutco
         NotFound: the job is not known.
     """
     if event.job_id is not None:
+        # Also of a job that has ended: releasing again must do no harm.
         known_job(context.state.jobs, event.job_id)
     by = _Caller.of(event.job_id)
     return _give_up_all(context, by, event.slots, event.ranges, event.grace_ms)
@@ -272,6 +286,7 @@ class _Caller:
     @classmethod
     def of(cls, job_id: str | None) -> _Caller:
         if job_id is not None:
+            # Without a reason: an event would only repeat what the job master asked for.
             return cls(job_id, "", "")
         return cls(None, Reason.TERMINATED, "taken back by an operator")
 
@@ -288,6 +303,7 @@ def _give_up_all(
     """
     outcomes: list[ItemOutcome] = []
     for allocation_id, generation in slots:
+        # At least one item per step is handled, so that the caller makes progress.
         if context.journal.is_full:
             return outcomes
         outcomes.append(_give_up(context, by, allocation_id, generation, grace_ms))
@@ -307,6 +323,7 @@ def _give_up(
     is.
     """
     request = context.state.requests.named(allocation_id)
+    # Requests of other jobs look like unknown ones, so that ids tell nothing about them.
     if request is None or by.job_id not in (None, request.job_id):
         owner = "" if by.job_id is None else f" in job {by.job_id}"
         return ItemOutcome(
