@@ -176,6 +176,7 @@ def settle(layers: Iterable[tuple[PolicyOrigin, HostPolicy]]) -> EffectivePolicy
     layers. For the reserved cpus of one layer, `reserved_strict` is that of the layer itself, or
     else of the next layer after it that sets `reserved_strict`.
     """
+    # The built-in layer sets every setting, so each of them has a value below.
     given = [*layers, (PolicyOrigin.BUILT_IN, BUILT_IN)]
     values: dict[str, Any] = {}
     origins: dict[str, PolicyOrigin] = {}
@@ -187,6 +188,7 @@ def settle(layers: Iterable[tuple[PolicyOrigin, HostPolicy]]) -> EffectivePolicy
     for at, (origin, layer) in enumerate(given):
         if not layer.reserved_cpus:
             continue
+        # Layers of higher precedence say nothing about the cpus that this one reserves.
         says = (each.reserved_strict for _, each in given[at:] if each.reserved_strict is not None)
         if next(says, False):
             strict |= layer.reserved_cpus
@@ -195,6 +197,7 @@ def settle(layers: Iterable[tuple[PolicyOrigin, HostPolicy]]) -> EffectivePolicy
         origins.setdefault("reserved_cpus", origin)
     return EffectivePolicy(
         **values,
+        # Where two layers reserve the same cpu, the strict one wins: no pool may have it.
         shared_reserved_cpus=shared - strict,
         strictly_reserved_cpus=strict,
         origins=tuple(sorted(origins.items())),

@@ -124,6 +124,7 @@ class Pools:
         if own := assignment.cpus - self.offline:
             return own
         qos = QosClass.BE if assignment.qos is QosClass.BE else QosClass.LS
+        # A slot must have cpus to run on, so empty pools widen to all pools of its class.
         return self.of_class(qos, assignment.pools) or self.of_class(qos)
 
 
@@ -135,6 +136,7 @@ def pools_of(host: Pooled, assignments: Iterable[tuple[QosClass, CpuSet]]) -> Po
         assignments: class and dedicated cpus of each slot. Slots without dedicated cpus have no
             effect, and cpus that the host does not have are ignored.
     """
+    # Best-effort slots may use the cpus of LSR slots, but not those of LSE slots.
     taken, exclusive = EMPTY, EMPTY
     for qos, cpus in assignments:
         taken |= cpus
@@ -145,6 +147,7 @@ def pools_of(host: Pooled, assignments: Iterable[tuple[QosClass, CpuSet]]) -> Po
     return Pools(
         members=tuple(
             Pool(name, cpus - shared_lacks, cpus - best_effort_lacks)
+            # By name only: `<` between cpu sets means subset, so it cannot order them.
             for name, cpus in sorted(host.places, key=lambda place: place[0])
         ),
         offline=host.offline,
@@ -162,6 +165,8 @@ def places_of(
     """
     found: dict[PoolName, CpuSet] = {}
     for name, cpus in cores:
+        # A place with none of these cpus has no pool; one whose cpus are all taken has an empty
+        # pool.
         if included := cpus & own:
             found[name] = found.get(name, EMPTY) | included
     return tuple(sorted(found.items(), key=lambda place: place[0]))

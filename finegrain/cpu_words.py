@@ -53,6 +53,7 @@ def read_policy(field: str, text: str, kind: type[WordT]) -> tuple[WordT, bool |
     word, colon, strength = text.partition(":")
     policy = read_word(field, word, kind)
     if not colon:
+        # No strength is not the same as preferred: some policies are required by default.
         return policy, None
     said = strength.strip().casefold()
     if said not in (REQUIRED, PREFERRED):
@@ -73,6 +74,7 @@ def policy_text(policy: StrEnum, required: bool | None) -> str:
 
 def _nearest(text: str, known: dict[str, WordT]) -> str:
     said = text.strip().casefold()
+    # Short beginnings of a word are too dissimilar for `get_close_matches`, so they come first.
     begun = [each for each in known if said and each.startswith(said)]
     close = begun or difflib.get_close_matches(said, known, n=1, cutoff=0.5)
     return f"; did you mean {known[close[0]]}?" if close else ""

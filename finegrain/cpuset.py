@@ -40,6 +40,7 @@ class CpuSet:
         bits = 0
         for member in members:
             bits |= 1 << _checked(member)
+        # The class's own `__setattr__` always raises.
         object.__setattr__(self, "_bits", bits)
 
     @classmethod
@@ -56,6 +57,7 @@ class CpuSet:
         """
         if bits < 0 or bits.bit_length() > MAX_ID + 1:
             raise InvalidArgument("cpu mask", hex(bits), f"bits 0 to {MAX_ID}")
+        # `__init__` would add the members one by one; every set operation passes here.
         made = cls.__new__(cls)
         object.__setattr__(made, "_bits", bits)
         return made
@@ -115,6 +117,7 @@ class CpuSet:
     def to_mask(self) -> str:
         """Returns the kernel's hexadecimal notation, in groups of 32 bits."""
         digits = f"{self._bits:x}"
+        # Cut from the right, so that only the first group may be short.
         groups = [digits[max(end - 8, 0) : end] for end in range(len(digits), 0, -8)]
         return ",".join(reversed(groups))
 
@@ -122,6 +125,8 @@ class CpuSet:
         """Returns the ``count`` lowest members, or all if there are fewer."""
         bits, taken = self._bits, 0
         for _ in range(count):
+            # This isolates the lowest one-bit. It is 0 when the set has run out, so the rest does
+            # nothing.
             lowest = bits & -bits
             taken |= lowest
             bits ^= lowest
@@ -198,6 +203,8 @@ class CpuSet:
             skip = (bits & -bits).bit_length() - 1
             bits >>= skip
             start = base + skip
+            # Adding 1 carries through the leading run of ones; the zero that it reaches gives the
+            # length.
             run = (~bits & (bits + 1)).bit_length() - 1
             parts.append(str(start) if run == 1 else f"{start}-{start + run - 1}")
             bits >>= run
@@ -251,6 +258,7 @@ def _item_bits(match: re.Match[str], text: str, field: str) -> int:
     if not 1 <= run <= step:
         raise InvalidArgument(field, text, "a stride of at least 1")
     bits = 0
+    # The end of the range may cut the last group short.
     for first in range(start, end + 1, step):
         bits |= ((1 << (min(first + run - 1, end) - first + 1)) - 1) << first
     return bits

@@ -124,6 +124,7 @@ class FinegrainError(Exception):
         super().__init__(message)
         self.message = message
         self.reason: Reason = reason or self.default_reason
+        # The protocol carries details as a map of texts.
         self.details: dict[str, str] = {key: str(value) for key, value in (details or {}).items()}
 
 
@@ -135,6 +136,7 @@ class InvalidArgument(FinegrainError):
     def __init__(
         self, field: str, value: object, expected: str, *, reason: Reason | None = None
     ) -> None:
+        # Callers choose the value, and it goes into messages and logs.
         shown = _shorten(value)
         super().__init__(
             f"{field} is {shown}; expected {expected}",

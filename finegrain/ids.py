@@ -20,6 +20,7 @@ def new_id() -> str:
     """Returns a new UUIDv7 as text."""
     millis = time.time_ns() // 1_000_000
     random_bits = int.from_bytes(os.urandom(10), "big")
+    # From the top: 48 bits of time, 4 of version, 12 random, 2 of variant, 62 random.
     value = (millis & (2**48 - 1)) << 80
     value |= 0x7 << 76
     value |= (random_bits >> 64 & 0xFFF) << 64

@@ -111,6 +111,7 @@ class IntervalSet:
     def next_from(self, number: int) -> int | None:
         """Returns the smallest number of the set that is at least `number`, or None."""
         at = self._after(number)
+        # An odd number of boundaries at or below `number` means that it is in the set.
         if (at - self._head) & 1:
             return number
         return self._bounds[at] if at < len(self._bounds) else None
@@ -146,6 +147,7 @@ class IntervalSet:
         high = bisect_right(bounds, end, self._head)
         put = []
         if (low - self._head) & 1 == 0:
+            # An even position is outside all intervals, so this boundary is new.
             put.append(start)
         if (high - self._head) & 1 == 0:
             put.append(end)
@@ -169,10 +171,12 @@ class IntervalSet:
         high = bisect_right(bounds, end, self._head)
         put = []
         if (low - self._head) & 1:
+            # An odd position is inside an interval, whose part before `start` stays.
             put.append(start)
         if (high - self._head) & 1:
             put.append(end)
         if low == self._head and not put:
+            # At the front, only the head moves. Queues are consumed there, so this must be cheap.
             return self._skip(high)
         return -self._replace(low, high, put)
 
@@ -226,6 +230,7 @@ class IntervalSet:
     def _replace(self, low: int, high: int, put: list[int]) -> int:
         """Replaces boundaries; returns by how many numbers the set has grown."""
         bounds = self._bounds
+        # Widened to even positions on both sides, so that only whole intervals are measured.
         before = self._length(low - ((low - self._head) & 1), high + ((high - self._head) & 1))
         bounds[low:high] = array("q", put)
         high = low + len(put)
@@ -248,7 +253,10 @@ class IntervalSet:
     def _move_head(self, head: int) -> None:
         self._head = head
         if not self._count:
+            # Else `add_run` would compare with, and extend, boundaries that are only skipped.
             self.clear()
         elif head >= CUT_OFF_FROM and head * 2 > len(self._bounds):
+            # More than half is skipped, so each boundary is moved at most about once per one
+            # removed.
             del self._bounds[:head]
             self._head = 0

@@ -41,21 +41,25 @@ def configure_logging(options: LogOptions) -> None:
         structlog.stdlib.ExtraAdder(),
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
+        # Last, so that it sees every field that the others have added.
         hide_secrets,
     ]
     structlog.configure(
         processors=[
+            # First, so that events below the level cost no formatting.
             structlog.stdlib.filter_by_level,
             *shared,
             structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
         ],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
+        # Modules create their loggers at import, before the configuration is known.
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
+            # Records of libraries get the same fields, and their secrets are hidden, too.
             foreign_pre_chain=shared,
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
@@ -64,8 +68,10 @@ def configure_logging(options: LogOptions) -> None:
         )
     )
     root = logging.getLogger()
+    # Replaced, because a second call must not write each line twice.
     root.handlers[:] = [handler]
     root.setLevel(options.level.upper())
+    # Their routine messages at info level would drown the daemon's own events.
     for noisy in ("alembic", "asyncio", "grpc", "sqlalchemy"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
 
@@ -83,6 +89,7 @@ def hide_secrets(
     for key in event:
         lowered = key.lower()
         if any(word in lowered for word in _SECRET_WORDS) and not lowered.endswith(_HASHED_SUFFIX):
+            # Only a value changes, never the set of keys, so the loop stays valid.
             event[key] = HIDDEN
     return event
 
@@ -99,4 +106,5 @@ def _renderers(form: str) -> list[Any]:
     tracebacks = structlog.processors.ExceptionRenderer(
         structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     )
+    # A value that JSON cannot have must not lose the whole line.
     return [tracebacks, structlog.processors.JSONRenderer(default=str)]

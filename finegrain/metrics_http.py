@@ -84,6 +84,7 @@ class MetricsServer:
         """Stops listening and closes open connections."""
         if self._server is not None:
             self._server.close()
+        # Closing the server only ends listening; open connections have their own tasks.
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -91,11 +92,13 @@ class MetricsServer:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         if task is None or len(self._connections) >= CONNECTIONS_MAX:
+            # Callers need no token here, so the number of connections must have a limit.
             writer.close()
             return
         self._connections.add(task)
         try:
             with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+                # It covers reading and writing, so that a caller that stalls gives its place back.
                 async with asyncio.timeout(REQUEST_TIME_MAX_S):
                     await self._serve(reader, writer)
         finally:
@@ -114,6 +117,7 @@ class MetricsServer:
         accept = next((line[7:].strip() for line in lines if line[:7].lower() == "accept:"), "")
         answer = await self._answer(method, path, accept)
         if method == "HEAD":
+            # The head keeps the length of the body, as HTTP requires for HEAD.
             answer = answer[: answer.index(b"\r\n\r\n") + 4]
         writer.write(answer)
         await writer.drain()

@@ -112,12 +112,14 @@ def booking(
     cpu = BEST_EFFORT_CPU_MILLI if best_effort else CPU_MILLI
     amounts: dict[str, int] = {cpu: profile.cpu_milli}
     if separate_pools:
+        # Each pool is rounded up alone, so the sum may be larger than with one pool.
         for part in MEMORY_PARTS:
             amounts[part] = round_up(getattr(profile, part), MEMORY_GRAIN_BYTES)
     else:
         amounts[MEMORY_BYTES] = profile.booked_memory_bytes
     for name, amount in profile.extended:
         amounts[EXTENDED_PREFIX + name] = amount
+    # An absent dimension is zero, so equal amounts must be equal as dicts.
     return {name: amount for name, amount in amounts.items() if amount}
 
 
@@ -173,6 +175,7 @@ def shortfall(need: Amounts, free: Amounts) -> dict[str, int]:
 
 def round_up(amount: int, grain: int) -> int:
     """Returns the smallest multiple of `grain` that is not below `amount`."""
+    # Integer division rounds down; negated before and after it, it rounds up.
     return -(-amount // grain) * grain
 
 

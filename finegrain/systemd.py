@@ -19,6 +19,7 @@ def notify(*lines: str) -> bool:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
             sender.sendto("\n".join(lines).encode(), target)
     except OSError:
+        # A lost notification must not stop the daemon.
         return False
     return True
 
@@ -27,5 +28,7 @@ def watchdog_interval_s() -> float | None:
     """Returns how often to send "WATCHDOG=1": half of what systemd allows; None: never."""
     usec = os.environ.get("WATCHDOG_USEC", "")
     if not usec.isdigit() or os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        # Child processes inherit the variables, but systemd expects messages of one process only.
         return None
+    # Microseconds to seconds, and half of it, as sd_watchdog_enabled(3) recommends.
     return int(usec) / 2_000_000

@@ -130,6 +130,7 @@ class NumaNode:
         """Memory without huge pages."""
         if self.memory_bytes is None:
             return None
+        # The two figures come from different files of the kernel, and may not match.
         return max(self.memory_bytes - self.hugepages_bytes, 0)
 
 

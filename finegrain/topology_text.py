@@ -29,11 +29,13 @@ def render_topology(topology: HostTopology, capacity: Capacity | None = None) ->
         lines.append(f"package {index}" + (f" (id {label})" if label not in {None, index} else ""))
         for node in _nodes_of(topology, package.cpus):
             lines += [f"  {line}" for line in _node(topology, node, capacity, package.cpus)]
+        # Cores whose node is unknown would otherwise be missing from the drawing.
         homeless = [
             core for core in topology.cores if core.package == index and core.numa_node is None
         ]
         lines += [f"  {line}" for line in _caches(topology, homeless, capacity)]
     for node in topology.numa_nodes:
+        # Nodes with memory only belong to no package, so they come after all packages.
         if not node.cpus:
             lines += _node(topology, node, capacity, EMPTY)
     lines += _kinds(topology)
@@ -132,6 +134,7 @@ def _cores(topology: HostTopology, cores: list[Core], capacity: Capacity | None)
             f"core {core.cpus}" + _bracket(_core_marks(topology, core, capacity)) for core in cores
         ]
         return _wrapped(words)
+    # Hosts may have hundreds of cores; one line per mark keeps the drawing short.
     by_mark: dict[str, list[CpuSet]] = {}
     for core in cores:
         mark = _bracket(_core_marks(topology, core, capacity))
@@ -193,6 +196,7 @@ def device_lines(topology: HostTopology) -> list[str]:
                 f"GPU {ends.get(link.first_uuid)} - GPU {ends.get(link.second_uuid)}: "
                 f"{_count(link.nvlink_count, 'NVLink')}{through}"
             )
+    # GPUs that the driver reports are drawn already, with more detail.
     known = {gpu.pci_bus_id for gpu in topology.gpus}
     lines += [
         _pci(device)

@@ -76,6 +76,7 @@ def format_bytes(amount: int) -> str:
         if amount >= factor:
             return (
                 f"{amount / factor:.3g}{unit}"
+                # From 1000 on, `.3g` would write an exponent.
                 if amount < 1000 * factor
                 else f"{amount // factor}{unit}"
             )
@@ -93,6 +94,7 @@ def format_bytes_exactly(amount: int) -> str:
 def format_cpu(cpu_milli: int) -> str:
     """Returns cores for people: "0.5", "12"."""
     whole, rest = divmod(cpu_milli, 1000)
+    # Zeros first: the dot keeps those of the whole number, as in "10.".
     return f"{whole}.{rest:03d}".rstrip("0").rstrip(".")
 
 
@@ -100,6 +102,7 @@ def format_duration(seconds: float) -> str:
     """Returns a duration for people: "4.2s", "3m07s", "2h05m", "3d04h"."""
     if seconds < 60:
         return f"{seconds:.1f}s"
+    # Rounded down, so that a duration is never shown as longer than it was.
     minutes, rest = divmod(int(seconds), 60)
     if minutes < 60:
         return f"{minutes}m{rest:02d}s"

@@ -57,6 +57,7 @@ def full_job_id(cluster: Cluster, text: str) -> str:
 
 def _described(jobs: list[JobStatus]) -> str:
     """Returns up to five of these jobs as text, the newest first."""
+    # Jobs come in order of arrival, so the last five are the newest.
     some = [f"{each.job_id} ({'ended' if each.ended else 'active'})" for each in jobs[:-6:-1]]
     return ", ".join(some) + (", ..." if len(jobs) > len(some) else "")
 

@@ -308,6 +308,7 @@ class Cluster(Operations):
                 from_sequence=wanted,
                 subject_id=subject_id,
                 page_size=page_size,
+                # The deadline of the call below must be longer than this wait.
                 wait=duration(EVENTS_WAIT_S) if follow and wanted else None,
             )
             answer = await self._connection.call_cluster(
@@ -317,8 +318,11 @@ class Cluster(Operations):
             )
             for each in answer.events:
                 yield read(types.ClusterEvent, each)
+            # The newest events fit into one page; from a position on, pages follow until one is
+            # empty.
             if not follow and (not wanted or not answer.events):
                 return
+            # At least 1, because 0 would mean the newest events again.
             wanted, page_size = max(answer.next_sequence, 1), EVENTS_PAGE_SIZE
 
     async def explain(

@@ -152,6 +152,7 @@ class Connection:
 
         async def once(timeout_s: float) -> T:
             nonlocal used
+            # Each try may go to another resource manager, so it is read again.
             used = self.manager_address
             answer = await attempt(timeout_s)
             self.manager_answered(used)
@@ -179,6 +180,7 @@ class Connection:
             link = _ExecutorLink(channel, cast("TaskExecutorServiceAsyncStub", stub))
             self._links[address] = link
         link.users += 1
+        # This keeps the links in order of use, so that `release_executor` closes the oldest.
         self._links.move_to_end(address)
         return link.stub
 
@@ -192,6 +194,7 @@ class Connection:
         idle = [each for each, link in self._links.items() if link.users <= 0]
         for each in idle[: max(0, len(idle) - EXECUTOR_CHANNELS_IDLE_MAX)]:
             closing = asyncio.get_running_loop().create_task(self._links.pop(each).channel.close())
+            # The event loop keeps only weak references to tasks.
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
@@ -201,6 +204,7 @@ class Connection:
             *self._manager_channels.values(),
             *(each.channel for each in self._links.values()),
         ]
+        # Cleared before the wait, so that no other call uses a channel that is being closed.
         self._manager_channels.clear()
         self._links.clear()
         await asyncio.gather(*self._closing, *(each.close() for each in channels))
@@ -208,6 +212,7 @@ class Connection:
     def _manager_channel(self) -> grpc.aio.Channel:
         address = self.manager_address
         if address not in self._manager_channels:
+            # A single resource manager is waited for instead: there is no other to switch to.
             self._manager_channels[address] = self._open(
                 address, LEAVE_FROZEN_AFTER_S if self._leaders.several else None
             )

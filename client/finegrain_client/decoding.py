@@ -94,6 +94,7 @@ def _plain(message: resources_pb2.HostTopology) -> dict[str, Any]:
 
 
 def _cpus(message: cluster_pb2.GetTopologyResponse) -> tuple[topology.Cpu, ...]:
+    # Sorted by cpus: the number of a core here is its position in this order.
     cores = sorted(
         ((tuple(CpuSet.parse(core.cpus)), core) for core in message.topology.cores),
         key=lambda core: core[0],

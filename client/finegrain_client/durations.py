@@ -20,5 +20,6 @@ def duration(value_s: float | None) -> Duration | None:
     if value_s is None:
         return None
     message = Duration()
+    # The product may lie slightly below the whole number that is meant.
     message.FromMicroseconds(round(value_s * 1e6))
     return message

@@ -88,6 +88,7 @@ def delay_before_retry(error: grpc.RpcError, backoff: Backoff) -> float | None:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         meaning = error_from_rpc(error)
         named = meaning.retry_after_s if isinstance(meaning, ResourceExhausted) else None
+        # Without a time from the server, a limit is final: waiting would not help.
         return None if named is None else named * random.uniform(1.0, 1.1)  # noqa: S311
     return None
 
@@ -130,6 +131,7 @@ async def call_with_retries(
     while True:
         remaining_s = end - time.monotonic()
         try:
+            # The deadline must be positive, even if the budget has just run out.
             return await attempt(max(remaining_s, 0.001))
         except grpc.RpcError as error:
             delay_s = delay_before_retry(error, backoff)
@@ -188,6 +190,7 @@ async def resumed(
         call = open_stream()
         try:
             async for message in call:
+                # The server works, so the next break starts with the shortest delay again.
                 backoff.reset()
                 yield message
         except grpc.RpcError as failure:

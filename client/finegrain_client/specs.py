@@ -97,6 +97,7 @@ class SlotSpec:
             _check_amount(name, getattr(self, name))
         for name, amount in self.extended.items():
             _check_amount(f"extended[{name!r}]", amount)
+        # The dataclass is frozen. Stored in the normal form, so that equal specs compare equal.
         object.__setattr__(self, "qos", read_word("qos", _text("qos", self.qos), QosClass))
         for name, kind in _POLICIES.items():
             object.__setattr__(self, name, _policy(name, getattr(self, name), kind))
@@ -153,6 +154,7 @@ class SlotSpec:
             numa=NUMA.number(numa),
             numa_strength=_STRENGTHS[numa_required],
         )
+        # An absent message and an empty one mean the same; absent is smaller.
         return message if message.ByteSize() else None
 
     def _fill(self, message: slots_pb2.SlotRequest) -> None:
@@ -166,6 +168,7 @@ class SlotSpec:
         )
         heap = self.memory_bytes
         if heap is None:
+            # A caller that gives another part of memory has said how much it needs.
             heap = 0 if other_than_heap else MEMORY_BYTES_DEFAULT
         profile.task_heap_memory_bytes = heap
         profile.extended.update({name: amount for name, amount in self.extended.items() if amount})

@@ -30,6 +30,7 @@ def copier(target: type[T], source: type, given: str = "") -> Callable[..., T]:
     passed, known, has = given.split(), attributes_of(target), attributes_of(source)
     if unknown := sorted(set(passed) - known.keys()):
         raise MappingError(f"{target.__name__} has no fields {', '.join(unknown)}")
+    # Checked once here, so that a forgotten field is not a TypeError in a rare path.
     missing = [
         name
         for name, each in known.items()

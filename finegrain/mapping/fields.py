@@ -73,6 +73,7 @@ def _resolved(kind: type) -> Mapping[str, Attribute]:
             each.default_factory,
             each.kw_only is True,
         )
+        # Constructors take keyword-only fields last, wherever the class declares them.
         for each in sorted(fields(kind), key=lambda each: each.kw_only is True)
         if each.init
     }
@@ -85,8 +86,10 @@ def _hints_of(kind: type) -> Mapping[str, Any]:
     mapper reads.
     """
     known: dict[str, Any] = {}
+    # Base classes first, so that the annotation of a subclass wins.
     for base in reversed(kind.__mro__):
         for name, annotation in vars(base).get("__annotations__", {}).items():
+            # One annotation at a time, so that one that fails does not lose the others.
             alone = SimpleNamespace(__annotations__={name: annotation})
             try:
                 known |= get_type_hints(alone, vars(sys.modules[base.__module__]))
@@ -125,6 +128,7 @@ def split_optional(hint: Any) -> tuple[Any, bool]:
         return hint, False
     others = [each for each in get_args(hint) if each is not NoneType]
     if len(others) > 1:
+        # Several types have no common rule; `Any` is converted by the type of each value.
         return Any, NoneType in get_args(hint)
     return others[0], True
 
@@ -135,6 +139,7 @@ def item_of(hint: Any) -> Any:
     Sequence types are `tuple[X, ...]`, `list[X]` and `Sequence[X]`.
     """
     origin, arguments = get_origin(hint), get_args(hint)
+    # Without the ellipsis it is a tuple of fixed length, whose items differ in type.
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         return arguments[0]
     if isinstance(origin, type) and origin is not tuple and issubclass(origin, Sequence):
@@ -153,5 +158,6 @@ def pair_of(hint: Any) -> tuple[Any, Any] | None:
     item = item_of(hint)
     if origin is tuple and get_origin(item) is tuple and len(get_args(item)) == 2:
         key, value = get_args(item)
+        # `tuple[tuple[X, ...], ...]` is a list of lists, not a mapping.
         return None if value is Ellipsis else (key, value)
     return None

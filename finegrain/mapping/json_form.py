@@ -127,6 +127,7 @@ class JsonCodec:
             return form.write
         if is_mapped(hint):
             return self._compiled_writer(hint, form or JsonForm())
+        # Before lists: frozen pairs are a tuple of items, too.
         if (pair := pair_of(hint)) is not None:
             return self._pairs_writer(*pair)
         if (item := item_of(hint)) is not None:
@@ -163,6 +164,7 @@ class JsonCodec:
         if form.as_list:
             items = ", ".join(self._written(source, each) for each in shown)
             return source.compile("write(value)", [f"return [{items}]"])
+        # Nothing is left out: one dict display is faster than one statement per field.
         if form.omit == "nothing":
             entries = (
                 ("**" if each.name in form.inline.split() else f"{keys[each.name]!r}: ")
@@ -175,8 +177,10 @@ class JsonCodec:
             if each.name in form.inline.split():
                 body.append(f"data.update({self._written(source, each)})")
                 continue
+            # What a reader could not supply by itself is always written.
             may_lack = each.optional if form.omit == "none" else not each.required
             if may_lack and each.name not in form.always.split():
+                # The test binds `item`, so that the next line need not read the attribute again.
                 item = f"item := value.{each.name}"
                 test = f"({item}) is not None"
                 test = test if form.omit == "none" else _differs(source, each, item)
@@ -216,6 +220,7 @@ class JsonCodec:
             return form.read
         if is_mapped(hint):
             return self._compiled_reader(hint, form or JsonForm())
+        # Before lists: frozen pairs are a tuple of items, too.
         if (pair := pair_of(hint)) is not None:
             key, value = pair
             frozen = item_of(hint) is not None
@@ -238,12 +243,15 @@ class JsonCodec:
         mapped = attributes_of(kind)
         if form.inline and self._refuse_unknown:
             raise MappingError(f"{kind.__name__} has inline members: all keys must be allowed")
+        # A hidden field without a default is read all the same: an instance cannot be made without
+        # it.
         read = {
             name: form.names.get(name, name)
             for name in mapped
             if name not in form.hidden.split() or mapped[name].required
         }
         body = self._object_checks(source, kind, form, list(read.values()))
+        # Null is a value, so an absent key needs a mark that no data can contain.
         missing = source.bind(MISSING, "missing")
         for at, each in enumerate(mapped.values()):
             item = f"f{at}"
@@ -260,6 +268,8 @@ class JsonCodec:
                 position = list(read).index(each.name)
                 found = f"data[{position}] if len(data) > {position} else {missing}"
             if not form.as_list and each.hint in PLAIN and each.default is not MISSING:
+                # The default passes the same type check as data, so no separate test for absence is
+                # needed.
                 default = source.bind(each.default, "default")
                 body.append(f"{item} = data.get({key!r}, {default})")
                 body += self._checked(source, each, item, key, first=True)
@@ -328,6 +338,7 @@ def _same(value: Any) -> Any:
 def _differs(source: Source, each: Attribute, item: str) -> str:
     """Returns the expression that is true if an item is not the default of its field."""
     default = each.default if each.default is not MISSING else each.default_factory()
+    # Identity is enough for these, and is faster than a comparison.
     if default is None or isinstance(default, Enum):
         return f"({item}) is not {source.bind(default, 'default')}"
     if not default and not each.optional:  # no comparison: it is slow for some types

@@ -102,6 +102,7 @@ def _compile_decode(codec: RowCodec[Any]) -> Callable[..., Any]:
             if inner in parts:
                 arguments.append(each.argument(made(each.hint, inner), named=has_gap))
             elif access in stored:
+                # After an argument that is left out, the next ones cannot be passed by position.
                 arguments.append(each.argument(stored[access], named=has_gap))
             elif inner in unstored and not each.required:
                 unstored.remove(inner)
@@ -114,6 +115,7 @@ def _compile_decode(codec: RowCodec[Any]) -> Callable[..., Any]:
     if unstored:
         names = ", ".join(sorted(unstored))
         raise MappingError(f"{codec.kind.__name__} stores {names}, or has no such attribute")
+    # Unpacking also rejects a row with another number of columns.
     columns = ", ".join(f"c{at}" for at in range(len(codec.columns)))
     return source.compile("decode(row)", [f"{columns}, = row", f"return {value}"])
 
@@ -128,6 +130,7 @@ def _located(codec: RowCodec[Any]) -> dict[str, tuple[Attribute, str]]:
     for column in codec.columns:
         exception = codec.exceptions.get(column, column)
         path = exception if isinstance(exception, str) else exception[0]
+        # A column of a part has the plain name of the part's field.
         if path == column and path not in attributes_of(codec.kind):
             holders = [part for part in parts if path in attributes_of(owners[part])]
             if not holders:
@@ -172,6 +175,7 @@ def _loaded(
     if text is not None:
         value = f"{source.bind(text.read, 'read')}({access})"
     elif hint is bool:
+        # Some databases return 0 and 1.
         value = f"{source.bind(bool, 'bool')}({access})"
     elif isinstance(hint, type) and issubclass(hint, Enum):
         # A dict is faster: calling the enum would cost as much as the rest of the row.

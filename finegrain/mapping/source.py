@@ -23,6 +23,7 @@ class Source:
     def bind(self, value: object, hint: str = "bound") -> str:
         """Returns the name by which the generated function refers to a value."""
         for name, known in self._names.items():
+            # By identity: 1, 1.0 and True are equal, but generated code must not mix them up.
             if known is value:
                 return name
         name = f"_{hint}_{len(self._names)}"
@@ -37,6 +38,7 @@ class Source:
         text = "\n    ".join([f"def {signature}:", *body]) + "\n"
         name = signature.partition("(")[0]
         file = f"<mapping {next(_numbers)}: {name}>"
+        # Without a modification time, `linecache` never looks for the file on disk.
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         namespace = dict(self._names)
         # Safe: the text has only names of classes and fields, never data.

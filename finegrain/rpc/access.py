@@ -113,6 +113,7 @@ def request_bytes_max(method: str) -> int:
     name = method.rpartition("/")[2]
     if name in _LARGE:
         return LARGE_BYTES
+    # A method that is in no list gets the smallest limit.
     return TASK_BYTES if name in _TASK else SMALL_BYTES
 
 
@@ -188,8 +189,10 @@ def identify(
             "the call carries no token; name the token file with --token-file or "
             "FINEGRAIN_TOKEN_FILE (the resource manager keeps it in its state directory)"
         )
+    # Servers keep hashes only, so a dump of their memory or state reveals no token.
     shown = sha256_hex(token)
     if same_secret(shown, hashes.cluster_sha256):
+        # The cluster token is also good for every call that needs only the user token.
         return Caller(token_kind="cluster", job_secret=secret, peer=peer)
     if hashes.user_sha256 is None and need is Access.USER:
         # UNAUTHENTICATED is final: a client would give up a task that still runs.

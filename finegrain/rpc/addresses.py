@@ -17,11 +17,13 @@ def parse_address(text: str, field: str = "address") -> tuple[str, int]:
     Raises:
         InvalidArgument: it does not have the form "host:port".
     """
+    # From the right, because IPv6 addresses contain colons.
     host, colon, port_text = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     bare = host[1:-1] if bracketed else host
     if not colon or not _is_host(bare, bracketed=bracketed):
         raise InvalidArgument(field, text, _EXPECTED)
+    # `isdigit` alone accepts digits of other scripts, and `int` would read them.
     if not (port_text.isascii() and port_text.isdigit() and len(port_text) <= 5):
         raise InvalidArgument(field, text, _EXPECTED)
     if int(port_text) > 65_535:
@@ -52,6 +54,7 @@ def is_loopback(address: str) -> bool:
     if host == "localhost":
         return True
     try:
+        # A name may resolve to any host, so it counts as remote.
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

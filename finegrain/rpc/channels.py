@@ -191,6 +191,7 @@ def check_token_is_safe(
         ConfigurationError: there is a token and no TLS, and the address is not loopback; `insecure`
             allows this.
     """
+    # A malformed address is reported as such, even if there is no token to protect.
     parse_address(address)
     if token is not None and tls is None and not insecure and not is_loopback(address):
         raise ConfigurationError(
@@ -256,6 +257,7 @@ def _options(
             "grpc.keepalive_timeout_ms",
             "grpc.http2.ping_timeout_ms",
         )
+        # The channel must not repeat calls by itself: its caller tries another address instead.
         changed = {**dict.fromkeys(sooner, half_ms), "grpc.enable_retries": 0}
         options = list((dict(options) | changed).items())
     if tls is not None and tls.server_name:
@@ -289,6 +291,7 @@ class _Call:
 
     def _filled(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         if kwargs.get("timeout") is None:
+            # For streams this is None: they last as long as their caller reads.
             kwargs["timeout"] = self._deadline_s
         if self._extra:
             kwargs["metadata"] = (*self._extra, *(kwargs.get("metadata") or ()))

@@ -113,11 +113,13 @@ class GuardedMethod:
     async def unary_unary(self, request: Any, context: Any) -> Any:
         started = time.perf_counter()
         try:
+            # Access comes first: a caller without it learns nothing about the request's form.
             self._admit(context)
             self._check(request)
             async with asyncio.timeout(UNARY_TIME_MAX_S):
                 answer = await self._handler.unary_unary(request, context)
         except BaseException as error:
+            # This aborts the call by raising, so the `raise` below is for what has no status.
             await self._fail(error, context, started)
             raise
         self._done("OK", started)
@@ -165,6 +167,8 @@ class GuardedMethod:
                     async for message in messages:
                         stream.sending = True
                         yield message
+                        # `end` leaves a stream alone while gRPC sends for it, so it has to end
+                        # here.
                         stream.sending = False
                         self._refuse_when_stopping()
             except GeneratorExit:
@@ -174,6 +178,7 @@ class GuardedMethod:
                 await self._fail(error, context, started)
                 raise
             finally:
+                # Else the handler's cleanup would wait for the garbage collector.
                 if hasattr(messages, "aclose"):
                     await messages.aclose()
         self._done("OK", started)
@@ -216,6 +221,8 @@ class GuardedMethod:
             self._done("ABORTED", started)
             return
         if isinstance(error, asyncio.CancelledError):
+            # The caller has cancelled, so no status would be read. Otherwise `end_streams` has
+            # cancelled the handler, and the caller should try again.
             if not self._lifecycle.stopping or context.cancelled():
                 self._done("CANCELLED", started)
                 return
@@ -225,6 +232,7 @@ class GuardedMethod:
         elif isinstance(error, NotImplementedError):
             error = FinegrainError(f"{self._method} is not served here")
         elif not isinstance(error, FinegrainError):
+            # The process is being interrupted or is exiting; this is no failure of the call.
             if not isinstance(error, Exception):
                 return
             _log.error("call_failed", exc_info=error, extra={"method": self._method})
@@ -242,6 +250,7 @@ class GuardedMethod:
                     "peer": context.peer(),
                 },
             )
+        # Recorded before the abort, which raises.
         self._done(status_code_of(error).name, started)
         code, message, trailing = status_of(error)
         await _abort(context, code, message, trailing)

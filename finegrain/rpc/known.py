@@ -21,6 +21,7 @@ class Known(Generic[T]):
     def __init__(self, most: int) -> None:
         self._most = most
         self._values: dict[bytes, T] = {}
+        # Bound once for speed, so the dict may be cleared but never replaced.
         self.get = self._values.get
 
     def keep(self, data: bytes, value: T) -> None:
@@ -28,5 +29,6 @@ class Known(Generic[T]):
         if len(data) > DATA_BYTES_MAX:
             return
         if len(self._values) >= self._most:
+            # Callers choose the bytes: a limit keeps them from filling the memory.
             self._values.clear()
         self._values[data] = value

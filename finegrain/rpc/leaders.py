@@ -62,17 +62,20 @@ class Leaders:
                 answered another call.
         """
         if address != self._current:
+            # Another call has failed here before and has already switched.
             return self._current_confirmed
         hint = self._hint(error)
         if hint == address:  # it is just becoming the leader
             self._current_confirmed = False
             return False
         if hint and hint not in self._followed:
+            # Once only, because two standbys may name each other until one of them leads.
             self._followed.add(hint)
             self._switch_to(hint)
             self._current_confirmed = True
             return True
         self._current_confirmed = False
+        # A hint may have led to an address outside the list, so go on from the last listed one.
         place = self._addresses.index(self._last_listed)
         self._switch_to(self._addresses[(place + 1) % len(self._addresses)])
         return False
@@ -95,4 +98,5 @@ class Leaders:
             return False
         if self._tls is not None:
             return True
+        # Without TLS, a false hint could have the token sent to another host.
         return is_loopback(hint) and is_loopback(self._current)

@@ -136,6 +136,7 @@ class GuardedServer:
                 )
         except RuntimeError:
             bound = 0
+        # Another process may have taken the port between the first bind and this one.
         if bound == 0:
             raise bind_error(self._listen.address, errno.EADDRINUSE)
         await self.set_serving(serving)
@@ -156,6 +157,7 @@ class GuardedServer:
         A stream whose client does not read the message that is being sent also ends after
         `grace_s`.
         """
+        # Set first: a handler that is cancelled below is then answered with UNAVAILABLE.
         self._lifecycle.stopping = True
         await self.set_serving(False)
         self._lifecycle.end_streams()
@@ -191,6 +193,7 @@ class GuardedServer:
         need = self._access.get(method)
         if need is None:
             raise ConfigurationError(f"method {method} has no entry in the access table")
+        # Health checks are answered even while the gate refuses calls, as a standby does.
         gated = method not in _OPEN_METHODS
         call = GuardedMethod(self._lifecycle, method, need, handler, gated=gated)
         decode = tolerant(handler.request_deserializer)
@@ -242,6 +245,8 @@ def _why_not_bound(host: str, port: int) -> int | None:
         return errno.EADDRNOTAVAIL
     for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as probe:
+            # As for the real socket: else the closed connections of an earlier server would block
+            # the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(address)

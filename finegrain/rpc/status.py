@@ -62,7 +62,9 @@ _CLASS_BY_STATUS: dict[grpc.StatusCode, type[FinegrainError]] = {
     grpc.StatusCode.UNIMPLEMENTED: errors.FailedPrecondition,
 }
 for _class, _status in STATUS_BY_CLASS.items():
+    # The first class of a status wins, so UNAVAILABLE without a reason is no StoreError.
     _CLASS_BY_STATUS.setdefault(_status, _class)
+# The general class: the table has more special ones before it.
 _CLASS_BY_STATUS[grpc.StatusCode.INTERNAL] = errors.FinegrainError
 
 _CLASS_BY_REASON: dict[Reason, type[FinegrainError]] = {
@@ -140,6 +142,7 @@ def error_from_rpc(error: grpc.RpcError, address: str = "") -> FinegrainError:
     text = (call.details() if hasattr(error, "details") else str(error)) or ""
     status = _details_of(call.trailing_metadata() if hasattr(error, "trailing_metadata") else ())
     info = _unpack(status, error_details_pb2.ErrorInfo)
+    # gRPC itself, a proxy or another service has answered.
     if info is None or info.domain != DOMAIN:
         return _bare(code, text, address)
     retry = _unpack(status, error_details_pb2.RetryInfo)
@@ -176,6 +179,7 @@ def _build(
         kept.setdefault("reason", reason_text)  # from a newer version
     error: FinegrainError
     if issubclass(cls, InvalidArgument):
+        # Its constructor composes a message, but the server's message is kept word for word.
         error = InvalidArgument(kept.get("field", ""), "", kept.get("expected", ""))
         error.message, error.args = message, (message,)
         error.reason = reason or error.reason

@@ -59,7 +59,9 @@ def read_token(path: Path) -> str:
     details = {"path": path}
     try:
         with open(path, encoding="ascii") as file:
+            # Of the open file, so that it cannot be replaced between the check and the reading.
             mode = os.fstat(file.fileno()).st_mode
+            # The path may name any file, so the amount is limited.
             text = file.read(4096).strip()
     except FileNotFoundError:
         raise ConfigurationError(
@@ -99,23 +101,30 @@ def same_secret(left: str, right: str) -> bool:
 def _ensure(path: Path, *, mode: int, gid: int) -> str:
     if not path.exists():
         _create(path, mode=mode, gid=gid)
+    # Read even after creating it: the file of another process may have been first.
     return read_token(path)
 
 
 def _create(path: Path, *, mode: int, gid: int) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
+        # No other user can read the file before its group and mode are set.
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(secrets.token_urlsafe(32) + "\n")
             if gid >= 0:
+                # Group before mode: otherwise the process's own group could read the file for a
+                # moment.
                 os.fchown(file.fileno(), -1, gid)
             os.fchmod(file.fileno(), mode)
             file.flush()
+            # The content must be durable before the name is: an empty token file would be
+            # permanent.
             os.fsync(file.fileno())
         # `link` fails if the file exists, while `rename` would replace another process's token.
         with suppress(FileExistsError):  # another process was first, and its token counts
             os.link(temporary, path)
+        # This makes the name durable.
         _sync_directory(path.parent)
     except OSError as error:
         raise ConfigurationError(

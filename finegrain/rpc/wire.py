@@ -97,10 +97,13 @@ def profile_from_proto(message: resources_pb2.ResourceProfile, field: str) -> Re
     Raises:
         InvalidArgument: an amount is negative or too large, or a name is malformed.
     """
+    # Equal profiles may differ in the order of map entries; that only costs a second entry.
     data = message.SerializeToString()
     profile = _profiles.get(data)
     if profile is None:
         profile = _checked_profile(message, field)
+        # Only valid ones are kept, so the field's path, which only errors show, is not part of the
+        # key.
         _profiles.keep(data, profile)
     return profile
 
@@ -111,6 +114,7 @@ def _checked_profile(message: resources_pb2.ResourceProfile, field: str) -> Reso
     }
     extended = _extended_from_proto(message.extended, f"{field}.extended")
     profile = ResourceProfile(**parts, extended=extended_items(extended))
+    # Each part may be within the limit while their sum is not.
     if profile.memory_bytes > AMOUNT_MAX:
         raise InvalidArgument(
             f"{field}.*_memory_bytes", profile.memory_bytes, f"a sum of at most {AMOUNT_MAX}"

@@ -204,6 +204,7 @@ def effective_policy_to_proto(policy: EffectivePolicy) -> pb.EffectiveHostPolicy
                 numa_strategy=policy.numa_strategy,
                 alignment=policy.alignment,
                 reserved_cpus=reserved,
+                # One flag cannot say that only some are strict; `strictly_reserved_cpus` has these.
                 reserved_strict=bool(reserved) and strict == reserved,
                 default_bind=policy.default_bind,
                 default_exclusive=policy.default_exclusive,
@@ -324,6 +325,7 @@ def _check_once(field: str, items: Any) -> None:
 
 def _required(strength: int, unspecified: bool, field: str) -> bool:
     if strength == pb.STRENGTH_UNSPECIFIED:
+        # The default strength depends on the policy, see `STRICT_BY_DEFAULT`.
         return unspecified
     if strength not in _STRENGTHS:
         raise InvalidArgument(field, strength, "a known Strength")

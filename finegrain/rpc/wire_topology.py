@@ -61,6 +61,7 @@ def topology_to_proto(topology: HostTopology) -> resources_pb2.HostTopology:
         ],
         devices=[_gpu_to_proto(gpu) for gpu in topology.gpus],
         memory_bytes=topology.memory_total_bytes or 0,
+        # The resource manager rejects longer lists, and with them the registration.
         warnings=topology.warnings[:_NOTES_MAX],
     )
 
@@ -88,6 +89,7 @@ def topology_from_proto(message: resources_pb2.HostTopology, field: str) -> dict
         _check_not_negative(device.memory_bytes, f"{where}.memory_bytes")
     _check_not_negative(message.memory_bytes, f"{field}.memory_bytes")
     _check_lines(message.warnings, f"{field}.warnings")
+    # Field names, so that `topology_dict_to_proto` and readers of JSON see those of the protocol.
     return MessageToDict(message, preserving_proto_field_name=True)
 
 

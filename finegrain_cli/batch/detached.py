@@ -66,6 +66,7 @@ def start_detached(state_file: Path) -> BatchStatus:
     from finegrain_client.batch.status import read_status
 
     log = log_file_of(state_file)
+    # The log is appended to, and an error of an earlier runner must not be reported again.
     log_offset = log.stat().st_size if log.exists() else 0
     start_time, deadline = datetime.now(UTC), time.monotonic() + START_TIMEOUT_S
     process = _start(state_file, log)
@@ -75,6 +76,7 @@ def start_detached(state_file: Path) -> BatchStatus:
         if exit_code not in (None, ExitCode.OK, ExitCode.THREADS_FAILED):
             raise NotStartedError(exit_code or 0, log, _last_output(log, log_offset))
         update_time = batch.progress.update_time
+        # Progress of an earlier runner does not count as a start of this one.
         is_working = batch.runner_pid == process.pid and bool(batch.job_id)
         has_started = is_working and update_time is not None and update_time > start_time
         if has_started or exit_code is not None or time.monotonic() > deadline:

@@ -86,6 +86,7 @@ def _write_csv(file: TextIO, results: Iterable[dict[str, Any]]) -> None:
     writer: Any = None
     for result in results:
         row = {name: value for name, value in result.items() if name not in TAILS}
+        # The columns are those of the first result; without results the file stays empty.
         if writer is None:
             writer = csv.DictWriter(file, list(row))
             writer.writeheader()
@@ -97,6 +98,7 @@ def _whole(path: Path, write: Callable[[TextIO], None]) -> None:
     try:
         with fresh.open("w", encoding="utf-8", newline="") as file:
             write(file)
+        # A reader sees the old file or the new one, never a part of it.
         fresh.replace(path)
     finally:
         with suppress(FileNotFoundError):

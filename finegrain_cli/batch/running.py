@@ -63,6 +63,7 @@ def start(spec: BatchSpec, state: str, results: str, options: BatchOptions) -> i
     asyncio.run(_check_connection())
     path = Path(state).absolute() if state else default_state_file(spec.name)
     results_dir = Path(results).absolute() if results else None
+    # Closed at once: the runner opens it again, perhaps in another process.
     StateFile.create(path, spec, results_dir).close()
     try:
         return _detached(path, options, is_new=True) if options.detach else work_on(path, options)
@@ -80,6 +81,7 @@ def attach(name: str, options: BatchOptions) -> int:
     path = state_file_of(name)
     if options.detach and (batch := read_status(path)).is_worked_on:
         return _print_detached(batch, options, f"pid {batch.runner_pid} runs it already")
+    # Between two looks, another process may resume the batch, which is then followed again.
     while True:
         try:
             batch = attached.follow(path, quiet=options.quiet)
@@ -158,6 +160,7 @@ class _Signals:
         self._cancelling: asyncio.Future[None] | None = None
         loop = asyncio.get_running_loop()
         for number in ENDING_SIGNALS:
+            # asyncio would replace the ignored signal's handler, and undo nohup.
             hardened = number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
             if not hardened:  # under nohup, SIGHUP stays ignored
                 loop.add_signal_handler(number, self._take, number)

@@ -238,6 +238,7 @@ def _serve_command(name: str, sections: tuple[str, ...], serve: Any) -> Any:
         "config", inspect.Parameter.KEYWORD_ONLY, default="", annotation=ConfigOption
     )
     signature = inspect.Signature([config, *parameters(*sections)])
+    # typer reads the parameters from the signature; `serve` itself takes them as keywords.
     command.__signature__ = signature  # type: ignore[attr-defined] # read by typer
     app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, add_completion=False)
     app.command(name)(command)

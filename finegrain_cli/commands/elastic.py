@@ -125,6 +125,7 @@ def _explaining_wait(cluster: Cluster, allocation_id: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+        # The explanation must not be printed after the result.
         timer.join()
 
 

@@ -222,6 +222,7 @@ def _chosen(rows: Rows, what: str, key: str, wanted: str, reason: Reason) -> Row
     """
     if not wanted:
         return rows
+    # A full id may itself be the beginning of other ids, so it counts first.
     exact = [row for row in rows if row[key] == wanted]
     found = exact or [row for row in rows if str(row[key]).startswith(wanted)]
     if not found:

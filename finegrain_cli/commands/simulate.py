@@ -153,6 +153,7 @@ def trace(
         reserved_part_max=reserved_part_max,
     )
     orders = _policies(policy)
+    # All options are checked before the replay, which may take minutes.
     _check_plots(plot)
     _check_output_files([*plot, *filter(None, [json_file])])
     if not 0 < speedup < float("inf"):

@@ -166,6 +166,7 @@ def _executor_tls(rm: RmSection) -> TlsOptions | None:
 
     Certificate and key are only replaced together, since a key fits only its own certificate.
     """
+    # Either of the two counts, so that one that is missing is reported and not silently replaced.
     own = rm.executor_tls_certificate or rm.executor_tls_key
     certificate, key = (
         (rm.executor_tls_certificate, rm.executor_tls_key)

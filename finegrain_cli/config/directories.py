@@ -67,6 +67,7 @@ def is_private(path: Path) -> bool:
     symlink.
     """
     try:
+        # Not `stat`: a symlink of another user could lead to a directory of this user.
         found = path.lstat()
     except OSError:
         return False

@@ -36,6 +36,7 @@ def flags_given(sections: tuple[str, ...], given: Mapping[str, Any]) -> list[Fla
     """Returns the flags that were given, from the values of the `parameters`."""
     found: list[Flag] = []
     for key in (key for section in sections for key in keys_of(section)):
+        # The current name comes last, because a later flag of the same key wins.
         for name in (*old_names(key.section, key.name), key.name):
             value = given.get(f"{key.section}_{name}")
             if value in (None, []):

@@ -148,6 +148,7 @@ def _from_file(path: Path) -> list[Value]:
                 values.append(Value(section, key, value))
                 continue
             old, new = f"{section}.{name}", f"{section}.{key}"
+            # Neither value can be preferred without surprising the user.
             if key in table:
                 raise ConfigurationError(
                     f"{path}: {old} is the old name of {new}, and both are set; keep {new}"

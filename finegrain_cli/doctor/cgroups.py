@@ -70,6 +70,8 @@ def read_groups(root: Path = ROOT) -> Groups:
         kind, _source, options = right.split(" ", 2)
 
         def place(name: str, top: str = mount_root, point: str = mount_point) -> Path:
+            # In a container, the mount shows only a part of the hierarchy, whose path is cut off
+            # here.
             inside = own.get(name, "/").removeprefix(top.rstrip("/"))
             return root / f"{point}/{inside}".lstrip("/")
 
@@ -117,6 +119,7 @@ def _v2(own: Path) -> Iterator[Finding]:
             "delegate them: Delegate=cpu cpuset memory pids in the unit of the user manager "
             "(systemctl edit user@.service) or of the executor",
         )
+    # Creating a group is not enough: processes must be moved, and controllers switched on.
     closed = [each for each in V2_CONTROL_FILES if not os.access(own / each, os.W_OK)]
     why = f"{closed[0]} is not writable" if closed else _cannot_make(own)
     if why:

@@ -104,6 +104,7 @@ def _owner(port: int) -> tuple[int, list[str]] | None:
     visible.
     """
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
+    # The kernel's tables name sockets by inode, and /proc/PID/fd links to the same numbers.
     marks = {f"socket:[{inode}]" for inode in inodes}
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and _has_open(process, marks):

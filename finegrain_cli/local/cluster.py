@@ -168,6 +168,7 @@ class LocalCluster:
             self._start_manager()
             self._start_executors()
         except BaseException:
+            # Also after Ctrl-C: whatever has started by now must not be left behind.
             self.stop()
             raise
 
@@ -209,12 +210,14 @@ class LocalCluster:
             if self._manager is not None:
                 self._manager.terminate()
                 self._end(self._manager)
+            # After the resource manager has ended, so that it starts no further executor.
             left = self.scaled.sweep() if self.scaled else []
             folders = [self.state_dir / "executors" / each.executor_id for each in self.shares]
             left += find_leftovers(self._base, self.state_dir, folders)
             shutil.rmtree(self._base, ignore_errors=True)
             if self._base.exists():
                 left.append(f"directory {self._base}")
+            # The lock is released last: until then, another cluster must not use the directory.
             if self._lock is not None:
                 os.close(self._lock)
         self._lock = None
@@ -264,6 +267,7 @@ class LocalCluster:
         )
         if self.scaled is not None:
             assert self._lock is not None  # noqa: S101 - _prepare has run
+            # Before the resource manager, which may start executors from its first moment on.
             self.scaled.start_sweeper(self._lock)
         self._manager = manager = self._daemon("resource manager", "rm", options)
         manager.start()

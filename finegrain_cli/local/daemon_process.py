@@ -135,6 +135,7 @@ def main() -> int:
 
 
 def _stop_with_parent() -> None:
+    # The end of the input means that the parent has ended, even if it was killed.
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

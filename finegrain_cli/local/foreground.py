@@ -51,6 +51,7 @@ def run_in_foreground(cluster: LocalCluster, output: OutputFormat) -> None:
         except FinegrainError as error:
             failure = error
         finally:
+            # In any case, even if a signal arrives while the cluster starts.
             left = cluster.stop()
     for each in left:
         _say(f"left behind: {each}")

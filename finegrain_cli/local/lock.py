@@ -58,6 +58,7 @@ def _lock(descriptor: int, state_dir: Path, deadline: float) -> None:
             return
         except OSError:
             owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+        # A running `finegrain up` will not give the lock up, but a sweeper will.
         if _is_running(owner) or time.monotonic() > deadline:
             _refuse(state_dir, owner)
         time.sleep(POLL_INTERVAL_S)

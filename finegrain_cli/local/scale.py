@@ -165,6 +165,7 @@ class ScaledExecutors:
         Returns:
             One line for each thing that could not be ended.
         """
+        # Read before the sweep, which may remove the notes that name them.
         groups = [
             group for path in executor_paths(self.directory) for group in groups_of(path / "state")
         ]

@@ -70,6 +70,7 @@ def equal_parts(
     """
     topology, capacity = _host(cpus, memory_bytes)
     shares = divide(names, topology, capacity)
+    # They become executors of one shape, which has one size.
     if len({cpu_milli_of(share) for share in shares}) == 1:
         return shares
     usable = str(capacity.cpus - capacity.isolated_cpus)
@@ -104,6 +105,7 @@ def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> 
     count = len(names)
     usable = capacity.cpus - capacity.isolated_cpus
     cpu_milli = capacity.cpu_milli_total // count
+    # Rounded down, so that all shares together never exceed the host.
     memory_bytes = round_down(capacity.memory_bytes_total // count, MEMORY_GRAIN_BYTES)
     if cpu_milli < CPU_MILLI_MIN or memory_bytes < 64 * MEMORY_GRAIN_BYTES:
         raise InvalidArgument(
@@ -134,6 +136,7 @@ def _parts(topology: HostTopology, usable: CpuSet, count: int) -> list[CpuSet]:
     Empty: there are fewer cpus than `count`. Sizes differ by at most one core.
     """
     cores = [core.cpus & usable for core in topology.cores if not core.cpus.isdisjoint(usable)]
+    # Cores are only split between executors if there are too few of them.
     if len(cores) < count:
         cores = [CpuSet([cpu]) for cpu in usable]
     if len(cores) < count:

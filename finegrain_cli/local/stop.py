@@ -49,6 +49,7 @@ def describe_exit(daemon: DaemonProcess) -> str:
 @contextmanager
 def signals_deferred() -> Iterator[None]:
     """Ignores SIGINT, SIGTERM and SIGHUP, with a message, so that a stop is not left half done."""
+    # Python sets signal handlers only in the main thread.
     if threading.current_thread() is not threading.main_thread():
         yield
         return

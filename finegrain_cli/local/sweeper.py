@@ -30,12 +30,14 @@ POLL_INTERVAL_S = 0.1
 
 def main() -> int:
     """Runs the sweeper; returns 1 if something is left."""
+    # A signal to the whole group or session must not end the one process that cleans up.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     line = sys.stdin.readline()
     if not line:
         return 0
     note = json.loads(line)
+    # This blocks until `finegrain up` has ended, however it ends.
     sys.stdin.read()
     with _after_manager(Path(note["rm_state_dir"])):
         return 1 if stop_everything(Path(note["directory"])) else 0

@@ -117,6 +117,7 @@ class _Members:
         else:
             if code:
                 self._fail(code, f"member {index} failed; the other members are stopped")
+        # Counted after the report: while the last member ends, no other is left to stop.
         self._left -= 1
 
     async def _code_of(self, index: int) -> int:

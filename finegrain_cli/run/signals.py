@@ -67,8 +67,10 @@ class Signals:
         """Forwards signals to this task, too, including an earlier termination signal."""
         if not self._tasks:
             for number in OTHER_SIGNALS:
+                # Not before there is a task: until then, these signals have their usual effect.
                 self._loop.add_signal_handler(number, self._take, number)
         self._tasks.append(task)
+        # The signal came while the task was being started.
         if self._ending.done():
             self._forward(task, self._ending.result())
 
@@ -89,4 +91,5 @@ class Signals:
     async def _end(self, task: fg.Task, number: int) -> None:
         await task.signal(number)
         await asyncio.sleep(self._grace_s)
+        # The grace period has just passed, so SIGKILL follows at once.
         await task.cancel(grace_s=0.0)

@@ -54,6 +54,7 @@ class LabelledLines:
     def __call__(self, chunk: fg.OutputChunk) -> None:
         """Takes a chunk of output and writes all lines that are complete."""
         *lines, rest = (self._begun[chunk.stream] + chunk.data).split(b"\n")
+        # Output without newlines must not fill the memory.
         while len(rest) >= LINE_BYTES_MAX:
             lines.append(rest[:LINE_BYTES_MAX])
             rest = rest[LINE_BYTES_MAX:]

@@ -87,6 +87,7 @@ class Marks:
         """
         offline = self.others[0][1]
         found: dict[int, str] = {}
+        # Lowest priority first, so that each later mark overwrites the earlier ones.
         for mark, cpus in reversed(self.others):
             found |= dict.fromkeys(cpus, mark)
         for mark, slot in self.slots:
@@ -237,6 +238,7 @@ def _rows(cores: Sequence[_Core], by_cpu: Mapping[int, str]) -> list[str]:
     for core in cores:
         first[core.kind] = min(core.cpus[0], first.get(core.kind, core.cpus[0]))
     cores = sorted(cores, key=lambda core: (first[core.kind], core.cpus))
+    # Cores with fewer threads are padded, so that columns stay aligned.
     width = max(len(core.cpus) for core in cores)
     lines: list[str] = []
     before: _Core | None = None

@@ -50,6 +50,7 @@ def executor_text(executor: Data, report: TopologyReport) -> str:
 
 def _pools(report: TopologyReport) -> list[str]:
     """Lists slots without dedicated cpus, by the pools that they run in."""
+    # Both pools of the whole host are listed, even if no slot runs in them.
     members: dict[_PoolKey, list[SlotStatus]] = {("LS", ()): [], ("BE", ()): []}
     jobs = ShortIds(each.job_id for each in report.slots)
     for slot in report.slots:

@@ -184,6 +184,7 @@ class Cluster:
             max(durations_ms),
         )
         self._jobs[job_id] = Submitted(record, durations_ms, labels)
+        # The number keeps the order of submission among arrivals at the same moment.
         heapq.heappush(self._future, (at_ms, self._next_number(), job_id))
         return record
 
@@ -232,6 +233,7 @@ class Cluster:
             self.now_ms = moment
             self._live_through()
         if until_ms is not None:
+            # Nothing more happens until then, but later submissions must not lie before it.
             self.now_ms = max(self.now_ms, until_ms)
 
     # One moment.
@@ -244,7 +246,10 @@ class Cluster:
         moment = min(known)
         timer = self.state.timers.next_due_ms()
         if timer is not None:
+            # Timers that change nothing may come every second, so they are delayed after a quiet
+            # moment.
             moment = min(moment, max(timer, self._quiet_until_ms))
+        # A timer may be overdue, but time never goes back.
         return max(self.now_ms, moment)
 
     def _live_through(self) -> None:
@@ -259,8 +264,10 @@ class Cluster:
             self._batch(first)
         arrivals = self._arrivals()
         self._batch([*self._carry_out(), *self._ticks(), *arrivals])
+        # Only a moment of timers alone, without any effect, counts as quiet.
         quiet = not first and not arrivals and self._effects == before
         self._quiet_until_ms = self.now_ms + QUIET_MS if quiet else 0
+        # Executors answer at once, and an answer may lead to further placements at the same moment.
         while self._wire or self.state.unfinished:
             self._batch(self._carry_out())
         for observer in self.on_settled:
@@ -304,6 +311,7 @@ class Cluster:
 
     def _arrival(self, job: Submitted) -> Iterable[Event]:
         record, at = job.record, self.at
+        # Groups without settings are created by their first job.
         if record.group not in self.state.groups:
             yield GroupSet(at, record.group)
         yield JobRegistered(at, record.job_id, record.job_id, record.group, None, "", "")
@@ -312,6 +320,7 @@ class Cluster:
             names = [f"{record.job_id}.{thread}" for thread in range(record.threads)]
             members = tuple(job.request(name, gang_id) for name in names)
             gangs = (GangSpec(gang_id),) if gang_id else ()
+            # Members of a gang have their own ids; ranges cannot be gangs.
             yield RequestsSubmitted(at, record.job_id, members, gangs=gangs)
             return
         request = job.request(record.job_id)
@@ -322,6 +331,7 @@ class Cluster:
             )
 
     def _carry_out(self) -> list[Event]:
+        # Swapped first: answers put further commands on the wire.
         commands, self._wire = self._wire, []
         self.changed_nodes.update(command.executor_id for command in commands)
         return [
@@ -374,6 +384,7 @@ class Cluster:
         job, slot = self._jobs[event.job_id], event.slot or {}
         executor = self.executors[str(slot["executor_id"])]
         name = event.allocation_id
+        # Both forms of ids, of members and of range members, end with the thread's index.
         thread = int(name[name.rindex(".") + 1 :])
         lane = executor.lanes[name, int(str(slot["generation"]))]
         # A gang counts as one waiting item, which is granted with its first thread.
@@ -406,6 +417,7 @@ class Cluster:
             return
         for number in job.running.values():  # only after `end_job`: the threads are cut off
             self.log.ended(number, self.now_ms)
+        # Read before `end_ms` is set: an ended job has no waiting threads.
         if lots := job.record.waiting:
             self._wait_with(job.kind, -(1 if job.record.gang else lots))
         job.record.end_ms = self.now_ms

@@ -87,6 +87,7 @@ def timeline_text(timeline: Timeline, end_s: float = 0.0, width: int = WIDTH) ->
         bars = [each for each in timeline.bars if each.lane == lane]
         row = list(IDLE * over + " " * (width - over))
         for bar in sorted(bars, key=lambda each: each.start_s):
+            # A thread is at least one column wide, and never outside the row.
             first = min(round(bar.start_s / end_s * width), width - 1)
             after = min(max(first + 1, round(bar.end_s / end_s * width)), width)
             mark = bar.mark or timeline.marks[bar.job]
@@ -112,10 +113,13 @@ def area_text(area: Area, width: int = WIDTH, height: int = HEIGHT) -> str:
     end_ms = round(area.end_s * 1_000) or 1
     columns = []
     for column in range(width):
+        # Integer arithmetic: neighbouring slices share their edge, and the last one ends at the
+        # end.
         begin, end = end_ms * column // width, max(1, end_ms * (column + 1) // width)
         filled, level = "", 0.0
         for flow, steps in area.flows.items():
             level += steps.mean(begin, end)
+            # The sum is rounded, and never each share: else the column could exceed the capacity.
             filled += area.marks[flow] * (round(level / area.capacity * height) - len(filled))
         columns.append(filled.ljust(height, IDLE))
     numbers = [f"{area.capacity * (line + 1) / height:g}" for line in range(height)]

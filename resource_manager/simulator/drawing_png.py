@@ -66,6 +66,7 @@ def _figure(height_inches: float) -> Figure:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    # Without pyplot, which would look for a display and keep every figure in memory.
     figure = Figure(figsize=(WIDTH_INCHES, height_inches), dpi=DOTS_PER_INCH, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -99,6 +100,7 @@ def _draw_timeline(ax: Axes, timeline: Timeline, colours: Mapping[str, str]) -> 
             color=colours[name],
             edgecolor="white",
             linewidth=0.7,
+            # A label per bar would repeat the name in the legend.
             label=name if name not in named else None,
         )
         named.add(name)
@@ -111,6 +113,7 @@ def _draw_timeline(ax: Axes, timeline: Timeline, colours: Mapping[str, str]) -> 
 
 def _draw_area(ax: Axes, area: Area, colours: Mapping[str, str]) -> None:
     moments = sorted({ms / 1_000 for each in area.flows.values() for ms in each.times_ms} | {0.0})
+    # Every flow needs a value at each moment at which any of them changes, and at the end.
     times_s = [each for each in moments if each <= area.end_s] + [area.end_s]
     stacked = [[steps.at(round(at_s * 1_000)) for at_s in times_s] for steps in area.flows.values()]
     ax.stackplot(

@@ -149,10 +149,12 @@ def choice_at(log: RunLog, moment_ms: int) -> Choice:
     Raises:
         StopIteration: nothing was served at that moment.
     """
+    # The log is in the order of starts, so this is the first one served at that moment.
     served = next(run for run in log if run.start_ms == moment_ms)
     jobs = {job.job_id: 0.0 for job in log.jobs.values()}
     groups = {job.group: 0.0 for job in log.jobs.values()}
     for run in log:
+        # Only what had run by the moment counts, as in the choice itself.
         end_ms = moment_ms if run.end_ms is None else min(run.end_ms, moment_ms)
         ran_s = max(0, end_ms - run.start_ms) / 1_000
         jobs[run.job_id] += ran_s
@@ -170,6 +172,8 @@ def phases(set_up: SetUp, log: RunLog, window_s: float = WINDOW_S) -> list[Phase
         converged_s = comparison.converged_after_s(start_s, until_s, window_s=window_s)
         fair_s = start_s + (converged_s or 0.0)
         waiting = [name for name, over_s in dry_s.items() if over_s >= until_s]
+        # Jobs without waiting work still have threads that run; these would distort the others'
+        # shares.
         gone_s = [(log.jobs[name].end_ms or 0) / 1_000 for name in dry_s if name not in waiting]
         alone_s = max([fair_s, *gone_s])
         lasts_s = until_s - alone_s
@@ -196,8 +200,10 @@ def compared(set_up: SetUp, log: RunLog) -> Comparison:
         ]
     )
     running, waiting = log.running(by_job), log.waiting(by_job)
+    # Demand changes with arrivals, even if nothing starts then.
     come_ms = {job.submit_ms for job in log.jobs.values()}
     moments = sorted(come_ms | {at for run in log for at in (run.start_ms, run.end_ms or 0)})
+    # The last moment only ends the series; nothing is in use after it.
     end_ms = moments.pop()
     usages = []
     for at_ms in moments:

@@ -69,12 +69,14 @@ class IdealTree:
         path: list[str] = []
         while flow_id not in self._depth:
             flow = self._flows.get(flow_id)
+            # A parent that occurs again on its own path is a cycle.
             if flow is None or flow_id in path:
                 expected = "a flow of the tree that does not stand below itself"
                 raise InvalidArgument(f"parent of {path[-1]}", flow_id, expected)
             path.append(flow_id)
             flow_id = flow.parent
         depth = self._depth[flow_id]
+        # From the flow that was known down to the one that was asked for.
         for each in reversed(path):
             depth += 1
             self._depth[each] = depth
@@ -96,11 +98,13 @@ class IdealTree:
         """
         below, upper = self._wanted(demands)
         found = {ROOT: min(capacity, upper.get(ROOT, 0.0))}
+        # Parents before children: a child's share is a part of its parent's.
         for flow_id in sorted(below, key=self._depth.__getitem__):
             basins = [
                 Basin(
                     child,
                     self._flows[child].weight,
+                    # A minimum without demand would take capacity that nothing uses.
                     min(self._flows[child].minimum, upper[child]),
                     upper[child],
                 )
@@ -119,10 +123,12 @@ class IdealTree:
         layers: dict[int, list[str]] = {}
         for each in leaves:
             layers.setdefault(self._depth[each], []).append(each)
+        # From the deepest layer up, so that a flow's children are complete before it is.
         for depth in range(max(layers, default=0), 0, -1):
             for each in layers.get(depth, ()):
                 flow = self._flows[each]
                 upper[each] = min(flow.maximum, upper.get(each, 0.0) + leaves.get(each, 0.0))
+                # The first child with demand brings its parent into the layer above.
                 if flow.parent not in below:
                     below[flow.parent] = []
                     layers.setdefault(depth - 1, []).append(flow.parent)
@@ -141,6 +147,7 @@ def divide(capacity: float, basins: Sequence[Basin]) -> dict[str, float]:
     Example: A (weight 1, upper 2), B (weight 1) and C (weight 2) share 10. The level is 2.67: A has
     2, B 2.67 and C 5.33.
     """
+    # Sums of many floats must not depend on their order, so `fsum` rounds only once.
     lowest = math.fsum(each.lower for each in basins)
     if lowest > capacity:
         return {each.id: each.lower * capacity / lowest for each in basins}
@@ -168,6 +175,7 @@ def _level(spare: float, basins: Sequence[Basin]) -> float:
     )
     level = slope = 0.0
     for at, change in turns:
+        # The level lies before this change of slope.
         if slope > 0 and spare <= slope * (at - level):
             return level + spare / slope
         spare -= max(0.0, slope) * (at - level)
@@ -244,8 +252,10 @@ def fluid_schedule(tree: IdealTree, jobs: Iterable[FluidJob], capacity: float) -
         lasts = min(dry)[0] if dry else math.inf
         until_next = coming[-1].arrives_s - now if coming else math.inf
         lasts = min(lasts, until_next)
+        # Work without any share would never end.
         if math.isinf(lasts):
             raise InvalidArgument("maximum", 0, "more than 0 for whatever has work")
+        # The exact moment of the arrival: `now + lasts` could miss it by a rounding error.
         end = coming[-1].arrives_s if lasts == until_next else now + lasts
         if left:
             segments.append(FluidSegment(now, end, shares))

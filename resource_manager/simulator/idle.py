@@ -29,6 +29,7 @@ class _Room:
 
     def update(self, node: str, free: Amounts) -> None:
         """Recomputes one node."""
+        # Rounded down: part of a slot is no slot.
         fit = min(free.get(each, 0) // amount for each, amount in self.need.items())
         self.total += fit - self.by_node.get(node, 0)
         self.by_node[node] = fit
@@ -68,6 +69,7 @@ class IdleCheck:
 
     def _holds(self, cluster: Cluster) -> set[str]:
         """Returns the nodes whose reserved capacity has changed since the last check."""
+        # Most runs never reserve anything, and then need no pass over the hosts.
         if not cluster.events["reservation_made"]:
             return set()
         hosts = cluster.state.hosts.items()
@@ -75,6 +77,7 @@ class IdleCheck:
         changed = {
             name
             for name in held.keys() | self._held.keys()
+            # By identity: the engine replaces a reservation when it changes.
             if held.get(name) is not self._held.get(name)
         }
         self._held = held
@@ -84,6 +87,7 @@ class IdleCheck:
         """Yields waiting kinds of requests that fit by capacity alone."""
         needed = {(kind.profile, kind.labels) for kind in cluster.waiting_kinds}
         self._rooms = {key: room for key, room in self._rooms.items() if key in needed}
+        # Known kinds follow the changed nodes; new kinds are measured on all nodes below.
         for name in changed:
             free = self._free(cluster, name)
             for room in self._rooms.values():
@@ -100,6 +104,7 @@ class IdleCheck:
         free = cluster.executors[name].free
         if name not in self._held:
             return free
+        # Reserved capacity is idle on purpose.
         spare = cluster.state.hosts[name].spare()
         return {each: min(amount, spare.get(each, 0)) for each, amount in free.items()}
 
@@ -119,6 +124,7 @@ def _allowed(cluster: Cluster, kind: Kind) -> bool:
     limited = [each for each in above(cluster.state.groups, kind.group) if each.maximum]
     if not limited:
         return True
+    # Slots of all groups below count against the maximum of a group above.
     need = booking(kind.profile, separate_pools=False)
     below: dict[str, list[Amounts]] = {each.name: [] for each in limited}
     for slot in cluster.state.slots.values():

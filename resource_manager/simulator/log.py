@@ -65,6 +65,7 @@ class RunLog:
         self._numbers: dict[str, int] = {}
         self._nodes: list[str] = []
         self._node_numbers: dict[str, int] = {}
+        # Numbers in flat arrays take a small part of the memory of objects.
         self._job = array("l")
         self._thread = array("l")
         self._node = array("l")
@@ -159,6 +160,7 @@ class RunLog:
         """
         changes: dict[K, list[tuple[int, float]]] = {}
         for run in self:
+            # Without a wait, both changes would be at the same moment and cancel out.
             if run.start_ms > run.submit_ms:
                 some = changes.setdefault(key(run), [])
                 some += [(run.submit_ms, 1), (run.start_ms, -1)]

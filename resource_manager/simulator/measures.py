@@ -54,6 +54,7 @@ class Spread:
 
 def nearest_rank(ordered: Sequence[float], quantile: float) -> float:
     """Returns the smallest value such that at least this fraction of the values is not above it."""
+    # Rounded up, so that at least this fraction of the values is not above the result.
     return ordered[max(0, math.ceil(quantile * len(ordered)) - 1)]
 
 
@@ -95,6 +96,7 @@ def mean_while(value: Steps, condition: Steps, begin_ms: int, end_ms: int) -> tu
     that time.
     """
     whole, lasted = 0.0, 0
+    # Both are constant between changes, so the mean is exact.
     for since, until, holds in condition.pieces(begin_ms, end_ms):
         if holds:
             whole += value.integral(since, until)
@@ -122,9 +124,11 @@ def moments(log: RunLog, cost: Cost) -> Iterator[Moment]:
         sums[1] += demand
 
     for run in log:
+        # Logs have few different profiles, and a cost takes long to compute.
         each = known.get(run.profile)
         if each is None:
             each = known[run.profile] = cost(run.profile)
+        # Demand begins with the arrival, and includes what runs.
         change(run.submit_ms, run.group, 0, each)
         change(run.start_ms, run.group, each, 0)
         if run.end_ms is not None:
@@ -143,6 +147,7 @@ _NOTHING = 1e-9
 
 def _add(sums: dict[str, float], name: str, more: float) -> None:
     value = sums.get(name, 0.0) + more
+    # Rounding errors of floats must not look like a remaining demand.
     if value > _NOTHING:
         sums[name] = value
     else:
@@ -211,6 +216,7 @@ def _enter(
     in_use = math.fsum(moment.running.values())
     due = tree.shares(moment.demand, in_use)
     due.pop(ROOT, None)
+    # Without waiting requests every group has what it wants, and no share can be unfair.
     contended = math.fsum(moment.demand.values()) > in_use + _NOTHING
     seconds = (until_ms - moment.at_ms) / 1_000
     for group in moment.demand:
@@ -239,6 +245,7 @@ class _Ledger:
             if number != self._number:
                 self.close()
                 self._number = number
+            # An interval may span several windows, and is divided among them.
             end_ms = min(until_ms, (number + 1) * self.window_ms)
             for group in moment.demand:
                 sums = self._open.setdefault(group, [0.0, 0.0])
@@ -249,6 +256,8 @@ class _Ledger:
     def close(self) -> None:
         received = math.fsum(sums[0] for sums in self._open.values())
         if received:
+            # Halved, because what one group lacks another one has too much: each error occurs
+            # twice.
             apart = math.fsum(abs(sums[0] - sums[1]) for sums in self._open.values()) / 2
             self.windows += 1
             self.apart += apart

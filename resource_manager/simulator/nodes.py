@@ -49,6 +49,7 @@ def equal_nodes(count: int, cpus: int = 1, memory_bytes: int = 0) -> list[Node]:
     total = {CPU_MILLI: cpus * 1_000}
     if memory_bytes:
         total[MEMORY_BYTES] = memory_bytes
+    # Leading zeros, because hosts with equal capacity are tried in the order of their names.
     digits = max(3, len(str(count - 1)))
     return [Node(f"node-{number:0{digits}}", total) for number in range(count)]
 
@@ -104,6 +105,7 @@ class SimulatedExecutor:
             self.command_number + 1,
         ):
             raise InvariantBroken(f"{self.node.name}: command {command.command_number} is no next")
+        # Counted before the work, because the report in the answer includes the command.
         self.command_number = command.command_number
         if isinstance(command, SendResize):
             raise InvariantBroken(f"{self.node.name}: no resize was requested")
@@ -133,6 +135,7 @@ class SimulatedExecutor:
             self.free[dimension] = left
         self.slots[key] = ReportedSlot(*key, job_id, profile, SlotState.ALLOCATED)
         lanes = self._free_lanes
+        # Without a free lane below, all lanes up to the number in use are taken.
         self.lanes[key] = heapq.heappop(lanes) if lanes else len(self.lanes)
 
     def _free(self, key: SlotKey) -> None:

@@ -111,12 +111,15 @@ def replay(
         InvalidArgument: the log does not record `group_by`, or a weight is for a group without
             jobs.
     """
+    # Requests and nodes are adapted together: labels of choices must be on both sides.
     fitted, labelled = workload.fitted(nodes)
     key = plan.group_by or (workload.owner_keys[0] if workload.owner_keys else "none")
     groups = {job.name: fitted.group_of(job, key) for job in fitted.jobs}
     weights = _weights(plan, set(groups.values()))
     cluster = Cluster(labelled, plan.settings)
+    # Before anything is submitted, so that it sees every moment.
     check = IdleCheck(cluster)
+    # Groups precede jobs, since usage is divided by the weight from the first thread on.
     for name, weight in weights.items():
         cluster.set_group(name, weight=weight)
     for job in fitted.jobs:
@@ -159,6 +162,7 @@ def _outcome(
     cluster: Cluster, check: IdleCheck, settings: EngineSettings, weights: Mapping[str, float]
 ) -> Outcome:
     log = cluster.log
+    # Rejected and unserved jobs have no wait or slowdown; the outcome counts them apart.
     over = [job for job in log.jobs.values() if job.end_ms is not None and job.started]
     rejected: dict[str, int] = {}
     for job in log.jobs.values():
@@ -202,6 +206,7 @@ def _shares(
 ) -> tuple[dict[str, Account], list[ShareGap]]:
     costs = Costs(settings.fairness.usage_measure)
     for name, executor in cluster.executors.items():
+        # Dominant shares depend on the totals of the cluster, so all nodes are counted first.
         costs.count(name, dict(executor.node.total))
 
     def cost(profile: ResourceProfile) -> float:

@@ -60,6 +60,7 @@ class Comparison:
             received = self._with_those_above(step.running)
             for flow in due.keys() | received.keys():
                 if flow not in self._due:
+                    # A flow that appears later has received nothing so far.
                     self._due[flow] = [0.0] * (index + 1)
                     self._received[flow] = [0.0] * (index + 1)
             for flow, sums in self._due.items():
@@ -142,6 +143,7 @@ class Comparison:
         if last < change_s:
             return None
         inside = self._inside(change_s, until_s)
+        # The error of a window changes its slope only where an edge of it meets a change.
         begins = {change_s, last, *inside, *(each - window_s for each in inside)}
         converged = None
         # Backwards from the end: the first window beyond the tolerance ends the search.
@@ -162,7 +164,9 @@ class Comparison:
         index = bisect_right(self._times, at_s) - 1
         if index < 0:
             return 0.0
+        # At or after the end, the sums are complete.
         if index + 1 == len(self._times):
             return sums[-1]
+        # Rates are constant between two moments, so sums grow linearly.
         part = (at_s - self._times[index]) / (self._times[index + 1] - self._times[index])
         return sums[index] + part * (sums[index + 1] - sums[index])

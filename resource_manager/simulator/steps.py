@@ -55,6 +55,7 @@ def steps_of(changes: Iterable[tuple[int, float]]) -> Steps:
         summed[time_ms] = summed.get(time_ms, 0) + change
     times, values, value = [], [], 0.0
     for time_ms in sorted(summed):
+        # Changes that cancel out at one moment are no step.
         if summed[time_ms]:
             value += summed[time_ms]
             times.append(time_ms)

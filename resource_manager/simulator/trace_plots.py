@@ -47,6 +47,7 @@ def slices(steps: Steps, begin_ms: int, end_ms: int, count: int) -> list[float]:
     means, pieces, number = [0.0] * count, steps.pieces(begin_ms, begin_ms + length), 0
     for since, until, value in pieces:
         at = since
+        # A piece may span several slices, and is divided among them.
         while at < until:
             stop = min(until, edges[number + 1])
             means[number] += value * (stop - at)
@@ -68,6 +69,7 @@ def trace_plot_text(outcomes: Sequence[Outcome], total_cores: float, width: int 
         width: columns of the time axis.
     """
     end_ms = max(outcome.begin_ms + outcome.makespan_ms for outcome in outcomes)
+    # All policies share one time axis, so that their pictures can be compared.
     begin_ms = min(outcome.begin_ms for outcome in outcomes)
     names = max(len(outcome.policy) for outcome in outcomes)
     most = max(
@@ -158,6 +160,7 @@ def _draw_waits(ax: Axes, outcomes: Sequence[Outcome]) -> None:
         waits_s = [wait / 1_000 for wait in sorted(outcome.waits_ms)]
         parts = [(at + 1) / len(waits_s) for at in range(len(waits_s))]
         ax.plot(waits_s, parts, label=outcome.policy, color=COLOURS[number], drawstyle="steps-post")
+    # Waits of 0 have no place on a purely logarithmic scale.
     ax.set_xscale("symlog", linthresh=1)
     ax.set_xlim(left=0)
     ax.set_ylim(0, 1)

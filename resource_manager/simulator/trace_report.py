@@ -193,6 +193,7 @@ def _column(policy: Data) -> dict[str, str]:
     idle = policy["idle"]
     column["idle beside fitting work"] = f"{idle['beside_fitting_work']} of {idle['looks']} looks"
     column["reservations"] = str(policy["reservations"])
+    # Microseconds per placed slot.
     per = decisions["cpu_s"] / decisions["placed"] * 1e6 if decisions["placed"] else 0.0
     column["decisions, slots placed"] = f"{decisions['count']}, {decisions['placed']}"
     column["cpu in decisions"] = f"{decisions['cpu_s']:.1f}s, {per:.0f} us per slot"
@@ -204,6 +205,7 @@ _SPREAD = ("mean", "median", "p95", "p99", "most")
 
 
 def _groups(policy: Data) -> str:
+    # Names break ties, so that the same run gives the same report.
     groups = sorted(policy["groups"], key=lambda group: (-group["service"], group["name"]))
     whole = sum(group["service"] for group in groups)
     rows = [

@@ -306,6 +306,8 @@ class Operations:
             try:
                 return await self._resize(status, change.target(status), wait_for_use=wait_for_use)
             except FailedPrecondition as error:
+                # Another change came in between: read the slot again, and number the change after
+                # that one.
                 if error.reason is not Reason.STALE_RESIZE or not tries_left:
                     raise
         raise AssertionError("the last try returns or raises")
@@ -350,6 +352,7 @@ class Operations:
                     requested.allocation_id, requested.generation, requested.executor_id, "", why
                 )
             status = request.slot
+            # The resource manager was restored from older state, and no longer knows the change.
             if status.resize_number < number:
                 raise ResizeRefused(status, number, FORGOTTEN)
 
@@ -372,9 +375,11 @@ class Operations:
         message = pb.ListEventsRequest(
             from_sequence=from_sequence,
             subject_id=subject_id,
+            # The first call only needs the position, not the events.
             page_size=1 if not from_sequence else 0,
             wait=duration(wait_s) if wait_s else None,
         )
+        # The server waits for `wait_s` before it answers.
         answer: pb.ListEventsResponse = await self._connection.call_cluster(
             lambda cluster, timeout_s: cluster.ListEvents(
                 message, timeout=max(timeout_s, wait_s + 10)

@@ -143,6 +143,7 @@ class BatchJob:
         work = self._work(on_progress, retry_failed=retry_failed)
         self._running = asyncio.create_task(work, name=f"batch {self.state_file}")
         try:
+            # Shielded, so that a cancellation first releases slots in an orderly way.
             return await asyncio.shield(self._running)
         except asyncio.CancelledError:
             self._wake("cancel")
@@ -187,14 +188,17 @@ class BatchJob:
         state = await asyncio.to_thread(self._open)
         self._spec = state.spec
         try:
+            # Before the runner reads the state: it must count these threads as not run.
             if retry_failed:
                 await asyncio.to_thread(state.forget_failures)
             self._runner = Runner(
                 self._cluster, state, lease_s=self._lease_s, on_progress=on_progress
             )
+            # `cancel` or `leave` may have been called before there was a runner.
             self._wake(self._stop_mode)
             return await self._runner.run()
         except OSError as error:
+            # TimeoutError is an OSError, so errors of this package get here, too.
             if isinstance(error, FinegrainError):
                 raise
             raise _not_kept(state, error) from error
@@ -209,6 +213,7 @@ class BatchJob:
     async def _end(self, stop_mode: str) -> None:
         if self._running is not None and not self._running.done():
             self._wake(stop_mode)
+            # It waits but does not raise: the error belongs to the caller of `run`.
             await asyncio.wait([self._running])
             return
         state = await asyncio.to_thread(StateFile.open, self.state_file)
@@ -221,6 +226,7 @@ class BatchJob:
     def _open(self) -> StateFile:
         if self._spec is None or self.state_file.exists():
             state = StateFile.open(self.state_file)
+            # Results of different commands must not be mixed in one batch.
             if self._spec is not None and state.spec.to_json() != self._spec.to_json():
                 state.close()
                 raise InvalidArgument(

@@ -32,6 +32,7 @@ def runner_of(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, PermissionError):
         return None  # then the state file is not readable either, and its reader reports that
     try:
+        # A shared lock, so that several readers never take each other for a runner.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
     except BlockingIOError:
@@ -64,6 +65,7 @@ def take_lock(path: Path) -> int:
             details={"path": path, "pid": owner.get("pid"), "host": owner.get("host")},
         )
     owner = {"pid": os.getpid(), "host": socket.gethostname(), "began": _start_ticks(os.getpid())}
+    # The file stays when the lock is released. Removing it could let two processes lock two files.
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps(owner).encode(), 0)
     return descriptor
@@ -90,4 +92,5 @@ def _start_ticks(pid: int) -> str:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
         return ""
+    # The name in parentheses may itself contain blanks and parentheses.
     return fields.rpartition(")")[2].split()[19]

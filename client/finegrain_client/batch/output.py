@@ -44,6 +44,8 @@ class Output:
             return
         first = chunk.stream not in self._begun
         self._begun.add(chunk.stream)
+        # The first chunk truncates: a runner that takes the attempt over reads its output from the
+        # start.
         with self._part(self._folder, chunk.stream).open("wb" if first else "ab") as file:
             file.write(chunk.data)
 
@@ -66,6 +68,7 @@ class Output:
                 continue
             part = self._part(self._folder, stream)
             with part.open("rb") as file:
+                # Content before name: a file under its final name is always complete.
                 os.fdatasync(file.fileno())
             part.rename(final)
 
@@ -88,6 +91,7 @@ def publish_all(folder: Path | None, outputs: Sequence[Output]) -> None:
     if folder is None or not outputs:
         return
     with ThreadPoolExecutor(min(len(outputs), SYNCS_AT_ONCE)) as pool:
+        # All are submitted before the first wait, else they would run one by one.
         for done in [pool.submit(each.publish) for each in outputs]:
             done.result()
     # The renames are durable only after a sync of the folder.

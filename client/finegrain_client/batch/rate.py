@@ -76,8 +76,10 @@ class Rate:
         if not self._sorted or not at_once:
             return None
         mean_s = self.mean_s
+        # A thread that is already late gives no information about when it ends.
         left_of = [max(mean_s - each, mean_s * 0.1) for each in running_s]
         work_s = to_run * mean_s + sum(left_of)
+        # However many slots there are, the longest running thread must still end.
         remaining_s = max(work_s / at_once, max(left_of, default=0.0))
         basis = (
             f"the {len(self._sorted)} done so far took {mean_s:.3g} s on average (95 % of them at "

@@ -154,5 +154,6 @@ def share_of(slots: BatchSlots, total: Mapping[str, int]) -> float | None:
         for name, amount in slot.profile.extended:
             dimension = f"{EXTENDED_PREFIX}{name}"
             held[dimension] = held.get(dimension, 0) + amount
+    # A dimension that the cluster does not have, or that is still unknown, has no share.
     parts = [amount / total[name] for name, amount in held.items() if total.get(name)]
     return min(1.0, max(parts)) if parts else None

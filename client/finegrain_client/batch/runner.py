@@ -67,6 +67,7 @@ class Runner:
         self._cluster = cluster
         self._state = state
         self._lease_s = lease_s
+        # One thread: writes keep their order, and the connection has one user at a time.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="finegrain-batch")
         self._session: Session | None = None
         self._stop_mode = ""
@@ -104,6 +105,7 @@ class Runner:
 
     def wake(self, stop_mode: str) -> None:
         """Ends `run` soon: "cancel" releases everything, "leave" leaves everything as it is."""
+        # The first request to stop counts.
         self._stop_mode = self._stop_mode or stop_mode
         self._stop_requested.set()
         if self._session is not None:
@@ -129,6 +131,7 @@ class Runner:
                 self._state, scheduler, slots, row, disk=self._disk, notify=self.report.before_write
             )
             self._session = session
+            # The request to stop may have come while the job was being registered.
             if self._stop_mode:
                 session.wake(self._stop_mode)
             try:
@@ -137,6 +140,7 @@ class Runner:
                 return await self._why_job_ended(ended.error, row)
             finally:
                 self._session = None
+            # An error of the session does not get here: then the next runner takes the job over.
             if session.stop_mode != "leave":
                 await self._end_job(job, row)
             return scheduler.stopping
@@ -163,6 +167,7 @@ class Runner:
 
     async def _why_job_ended(self, error: FinegrainError, row: JobRow) -> str | None:
         if not isinstance(error, JobEnded):
+            # `run` then attaches to the same job again.
             return None  # its watch stream failed; the job may still exist
         await self._on_disk(partial(self._state.end_job, row.number))
         reason = error.details.get("end_reason", "")
@@ -203,6 +208,7 @@ class Runner:
         await self._on_disk(partial(self._state.end_job, row.number))
 
     async def _conclude(self, stop_reason: str) -> BatchOutcome:
+        # Attempts that were cut off have left their partial files.
         await self._on_disk(partial(sweep, self._state.results_dir))
         known = await self._on_disk(self._state.known)
         done = sum(each is ThreadState.DONE for each in known.final.values())
@@ -213,6 +219,7 @@ class Runner:
             state = {"cancel": BatchState.CANCELLED, "leave": BatchState.OPEN}.get(
                 self._stop_mode, BatchState.STOPPED
             )
+        # The counts come from the file, since only what is on disk survives this runner.
         changes = self.report.conclude(state, done, failed, stop_reason)
         await self._on_disk(partial(self._state.write, 0, changes))
         failures = await self._on_disk(

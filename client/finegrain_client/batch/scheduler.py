@@ -130,17 +130,22 @@ class BatchScheduler:
         allocation_id, generation = key
         self._not_waiting(member)
         if (known := self.held_slots.get(allocation_id)) is not None:
+            # The event was repeated, or is older than what is known.
             if known.generation >= generation:
                 return
             self._drop(allocation_id)
         held = HeldSlot(allocation_id, generation, member, executor_id)
         self.held_slots[allocation_id] = self._by_phase[held.phase][allocation_id] = held
+        # The slot may still run an attempt: of an earlier runner, or from before its executor was
+        # lost.
         lost_attempt, start_time = self._lost_attempts.pop(key, (None, 0.0))
+        # The cancellation and the grant have crossed.
         if member in self._given_up:
             self._set_phase(held, Phase.RELEASING)  # it is being cancelled
         elif lost_attempt is None:
             self._set_phase(held, Phase.USED if key in self._used else Phase.FREE)
         elif self.threads[lost_attempt[0]] == TODO and not self.stopping:
+            # The attempt was recorded as ended when its slot was lost, but its task has gone on.
             self._actions.changes.reopened.append(lost_attempt)
             self._start_attempt(held, lost_attempt, start_time, again=True)
         else:
@@ -184,10 +189,12 @@ class BatchScheduler:
             member: index of the waiting request that the slot would replace.
             agreed: whether the slot may be reused.
         """
+        # The member may have ended while the answer was on its way.
         has_ended = self._reuse_members.pop(member, True)
         if not agreed and not has_ended:
             self.waiting.add(member)  # it stays queued
         held = self.held_slots.get(key[0])
+        # The slot may have been lost, and even replaced, while the answer was on its way.
         if held is not None and held.key == key and held.phase is Phase.AWAITING_REUSE:
             self._set_phase(held, Phase.FREE if agreed else Phase.RELEASING)
 
@@ -206,10 +213,12 @@ class BatchScheduler:
             now: the current time, in seconds since 1970.
         """
         run = self.running.pop(key, None)
+        # The slot was lost before, or the message came twice.
         if run is None:
             return
         self._running_of[key[0]].discard(key)
         self._leave_slot(run, key, outcome)
+        # A second run of the thread was faster; exactly one result counts.
         if self.threads[key[0]] in ENDED:
             self._close(key, "cancelled", "another attempt of its thread finished first")
             self._actions.discard.append(key)
@@ -258,6 +267,8 @@ class BatchScheduler:
         waiting request. That leaves 4 waiting requests and 2 possible reuses, so 1 more request is
         submitted.
         """
+        # The order matters: delayed threads count as work before slots, reuse and requests are
+        # decided.
         self.threads.wake(now)
         stragglers = [] if self.stopping else self._stragglers(now)
         self._start_attempts(stragglers, now)
@@ -272,6 +283,7 @@ class BatchScheduler:
             thread = self._thread_for(held, stragglers)
             if thread is None:
                 return
+            # Each start has a new number, so its task id cannot meet the task of an earlier start.
             attempt = self._attempt_counts.get(thread, 0) + 1
             self._attempt_counts[thread] = attempt
             self._actions.changes.begun.append(
@@ -298,10 +310,13 @@ class BatchScheduler:
     def _reuse(self, need: int) -> None:
         awaiting = self._by_phase[Phase.AWAITING_REUSE]
         for held in list(self._by_phase[Phase.USED].values()):
+            # Each agreed reuse serves one thread, so there is no point in more of them than
+            # threads.
             wanted = need > len(awaiting) and len(awaiting) < REUSES_AT_ONCE_MAX
             if not (wanted and self.waiting):
                 self._set_phase(held, Phase.SPENT)
                 continue
+            # Indexes ascend over time, so this is usually the oldest request.
             member = self.waiting.first
             self.waiting.remove(member)
             self._reuse_members[member] = False
@@ -314,10 +329,12 @@ class BatchScheduler:
         """Makes queued requests plus free slots equal to the number of threads that need a slot."""
         free, awaiting = self._by_phase[Phase.FREE], self._by_phase[Phase.AWAITING_REUSE]
         have = len(self.waiting) + len(free) + len(awaiting)
+        # Slots are given back before requests: an idle slot keeps capacity from others.
         for held in list(free.values())[: max(0, have - need)]:
             self._release(held)
             have -= 1
         if have > need:
+            # Usually the youngest requests, which have waited least.
             for first, end in take_last(self.waiting, have - need):
                 self._given_up.add_run(first, end)
                 self._actions.give_up.append((first, end - first))
@@ -326,8 +343,10 @@ class BatchScheduler:
             missing = min(missing, self.spec.slots_max - len(self.waiting) - len(self.held_slots))
         if missing > 0:
             self._actions.ask = self._next_member, missing
+            # On disk before the call, so that no later runner uses these members again.
             self._actions.changes.submitted.append(SubmittedRow(self._next_member, missing))
             self.waiting.add_run(self._next_member, self._next_member + missing)
+            # Members are never used twice, not even after a refusal.
             self._next_member += missing
 
     def _stragglers(self, now: float) -> list[int]:
@@ -371,6 +390,7 @@ class BatchScheduler:
         self, key: AttemptKey, outcome: AttemptOutcome, result: ThreadResult, now: float
     ) -> None:
         thread = key[0]
+        # A command that no host can execute would fail once per thread; a few tries are enough.
         if outcome.ending is Ending.REFUSED and not self._anything_started:
             self._refusals += 1
             if self._refusals >= min(REFUSALS_MAX, self.spec.threads):
@@ -380,6 +400,7 @@ class BatchScheduler:
             self._delay(thread, 1, now)
             return
         failures = self._failures[thread] = self._failures.get(thread, 0) + 1
+        # While another attempt at the thread runs, this failure decides nothing.
         if self._running_of[thread] or failures <= self.spec.retries:
             self.retried += 1
             self._actions.discard.append(key)
@@ -389,6 +410,7 @@ class BatchScheduler:
         self._finish(key, result, ThreadState.FAILED)
 
     def _delay(self, thread: int, failures: int, now: float) -> None:
+        # A second run of the thread is still in progress and may succeed.
         if not self._running_of[thread]:
             self.threads.delay(thread, now + self.spec.retry_after_s(failures))
 
@@ -398,6 +420,7 @@ class BatchScheduler:
         losses = self._lost[thread] = self._lost.get(thread, 0) + 1
         if self.threads[thread] in ENDED or self._running_of.get(thread):
             return
+        # Without delay: usually the loss of a slot is no fault of the command.
         if losses < LOSSES_MAX:
             self.threads.to_do(thread)
             return
@@ -412,6 +435,7 @@ class BatchScheduler:
         self._close(key, "ok" if result.ok else "failed", "" if result.ok else result.message)
         self._actions.publish.append(key)
         self.threads.set(thread, DONE if result.ok else FAILED)
+        # At most one, the second run that was slower.
         for other in self._running_of.get(thread, ()):
             self._actions.cancel.append(other)
         most = 0 if self.spec.on_failure == "stop" else self.spec.failures_max
@@ -421,6 +445,7 @@ class BatchScheduler:
             self.stop(f"{some}thread {thread} {result.message}")
 
     def _close(self, key: AttemptKey, outcome: str, message: str) -> None:
+        # The message may contain output of the task; the state file must stay small.
         self._actions.changes.ended.append((*key, outcome, message[:1000]))
 
     def _set_phase(self, held: HeldSlot, phase: Phase) -> None:

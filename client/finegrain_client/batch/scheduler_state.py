@@ -105,6 +105,7 @@ class Actions:
 def take_last(numbers: IntervalSet, count: int) -> list[intervals.Run]:
     """Removes the largest `count` numbers, or all if there are fewer. Returns them as intervals."""
     taken: list[intervals.Run] = []
+    # A copy, because the set changes in the loop.
     for start, end in reversed(list(numbers.runs())):
         if count <= 0:
             break

@@ -103,10 +103,15 @@ class Session:
             FinegrainError, OSError: the state file or the output cannot be written.
         """
         try:
+            # Before listening: events since then wait in the stream, and repeats change nothing.
             self._restore()
             self._run_in_background(self.slots.listen(self._inbox.put_nowait))
             while True:
+                # Also before the end, so that the last decisions are written and slots are
+                # released.
                 actions = self.scheduler.decide(self.now())
+                # On disk first: a runner that is killed in between leaves a record of all that it
+                # may have done.
                 await self._write(actions)
                 self._carry_out(actions)
                 if self.stop_mode:
@@ -162,6 +167,7 @@ class Session:
                 self._handle(await self._inbox.get())
         except TimeoutError:
             return
+        # All that waits is handled before one decision and one write to disk.
         while not self._inbox.empty():
             self._handle(self._inbox.get_nowait())
 
@@ -171,6 +177,7 @@ class Session:
             case Granted() | Requeued() | RequestFinished():
                 self._handle_request(message)
             case AttemptEnded(key, outcome):
+                # The handle is only needed to cancel the attempt.
                 self._attempts.pop(key, None)
                 scheduler.attempt_ended(key, outcome, self.now())
             case CommandStarted():
@@ -216,6 +223,7 @@ class Session:
                 output.discard()
 
     def _write_now(self, changes: Changes, outputs: list[Output]) -> None:
+        # Files first: a recorded result must never refer to missing output.
         publish_all(self._state.results_dir, outputs)
         if changes:
             self._state.write(self.row.number, changes)
@@ -248,6 +256,8 @@ class Session:
             lost = AttemptOutcome(
                 Ending.LOST, message="its slot was gone before its task was started"
             )
+            # Through the inbox, because the scheduler must not be called while its actions are
+            # carried out.
             self._inbox.put_nowait(AttemptEnded(key, lost))
             return
         attempt = Attempt(self._state.spec, self._state.batch_id, *key, slot, output)

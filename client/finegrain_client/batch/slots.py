@@ -96,6 +96,7 @@ class BatchSlots:
     def __init__(self, job: Job, row: JobRow, slot: SlotSpec) -> None:
         self._job = job
         self._range_id = row.range_id
+        # The resource manager then queues the request of a lost slot again by itself.
         self._spec = replace(slot, restart_on_loss=True)
         self._slots: dict[str, Slot] = {}
         self._events: JobEvents = job.events()
@@ -177,6 +178,7 @@ class BatchSlots:
 
     async def reuse(self, pairs: Sequence[tuple[SlotKey, int]]) -> list[bool]:
         """Returns whether each slot may be reused for its member; the others are released."""
+        # A slot that is lost by now counts as not agreed; the call must not name it.
         there = {key: slot for key, _ in pairs if (slot := self.slot(key)) is not None}
         reuses = [(there[key], self._id(member)) for key, member in pairs if key in there]
         if not reuses:
@@ -244,4 +246,5 @@ class BatchSlots:
 
     def _member(self, allocation_id: str) -> int | None:
         range_id, _, member = allocation_id.rpartition(".")
+        # Requests of other ranges of the job are not part of the batch.
         return int(member) if range_id == self._range_id and member.isdecimal() else None

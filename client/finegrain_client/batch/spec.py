@@ -80,6 +80,7 @@ class BatchSpec:
     output_limit_bytes: int = OUTPUT_LIMIT_DEFAULT_BYTES
 
     def __post_init__(self) -> None:
+        # The dataclass is frozen; the tuple keeps the caller from changing the command later.
         object.__setattr__(self, "command", tuple(os.fspath(each) for each in self.command))
         _check_whole("threads", self.threads, 1, RANGE_MAX)
         if not self.command or not self.command[0]:
@@ -126,6 +127,8 @@ class BatchSpec:
 
     def retry_after_s(self, failures: int) -> float:
         """Returns the delay before the next try of a thread that has failed this many times."""
+        # The exponent is capped because a float overflows; the delay never falls below the given
+        # one.
         return min(self.retry_delay_s * 2.0 ** min(failures - 1, 30), max(60.0, self.retry_delay_s))
 
     def to_json(self) -> str:
@@ -144,6 +147,7 @@ class BatchSpec:
 
         def fill(found: re.Match[str]) -> str:
             literal, name = found.groups()
+            # One pass over the text: what was filled in is not read as a place again.
             return f"{{{literal}}}" if literal else str(values[name])
 
         return _PLACE.sub(fill, text)

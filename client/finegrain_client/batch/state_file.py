@@ -60,8 +60,11 @@ class StateFile:
         """
         with _named(path):
             path.parent.mkdir(parents=True, exist_ok=True)
+            # The lock comes first: no other process may use the file before it is complete.
             lock = take_lock(path)
             try:
+                # Created before SQLite opens it, so that no other user can ever read the job's
+                # secret.
                 os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             except FileExistsError:
                 os.close(lock)
@@ -199,6 +202,7 @@ class StateFile:
         """
         with _named(self.path), self._connection as connection:
             connection.execute(
+                # Attempts keep their rows, because a new attempt must get a new number.
                 "update attempts set outcome = case outcome when 'failed' then 'forgiven' else "
                 "'written off' end where outcome in ('failed', 'lost') and thread in "
                 "(select thread from results where state = 'FAILED')"
@@ -227,6 +231,7 @@ class StateFile:
             last = self._connection.execute("select max(number) from jobs").fetchone()[0]
             if last is not None:
                 known.job = self._job(last)
+                # The slots of an ended job are gone, and with them its attempts.
                 if not known.job.ended:
                     self._read_job(known, last)
             return known
@@ -251,6 +256,8 @@ class StateFile:
         )
         for *row, outcome in rows:
             attempt = AttemptRow(*row)
+            # A slot that has run anything needs the resource manager's consent to run another
+            # thread.
             known.used.add((attempt.allocation_id, attempt.generation))
             if outcome in ("", "lost", "written off"):
                 (known.lost if outcome else known.open).append(attempt)

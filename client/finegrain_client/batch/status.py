@@ -96,6 +96,7 @@ def read_status(state_file: str | os.PathLike[str]) -> BatchStatus:
         ConfigurationError: it is not the state file of a batch, or has another version.
     """
     path = Path(state_file)
+    # Before the file is read: a runner that ends in between has then written its last progress.
     runner = runner_of(path)
     with reading(path) as connection:
         meta = dict(connection.execute("select key, value from meta").fetchall())
@@ -139,6 +140,7 @@ def _progress(
     if is_worked_on and "progress" in meta:
         return SHOWN.from_json(Progress, json.loads(meta["progress"]))
     done, failed = counts.get("DONE", 0), counts.get("FAILED", 0)
+    # Counts come from the results, because a killed runner saved its progress up to a second ago.
     last = json.loads(meta.get("progress", "{}"))
     return Progress(
         state=BatchState(meta["state"]),

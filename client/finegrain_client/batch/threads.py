@@ -26,6 +26,7 @@ class Threads:
         self._state = bytearray(threads)
         for thread, state in final.items():
             self._state[thread] = DONE if state is ThreadState.DONE else FAILED
+        # Ascending, so it is a valid heap without sorting.
         self._todo = [thread for thread in range(threads) if self._state[thread] == TODO]
         self._due: list[tuple[float, int]] = []
         self.counts = Counter(self._state)
@@ -66,6 +67,7 @@ class Threads:
         """Queues the delayed threads whose time has come."""
         while self._due and self._due[0][0] <= now:
             thread = heapq.heappop(self._due)[1]
+            # The thread may have got its result from another attempt meanwhile.
             if self._state[thread] == DELAYED:
                 self.to_do(thread)
 

@@ -99,6 +99,8 @@ class Attempt:
                 cancel_on_interrupt=False,  # a later runner takes the task over
             )
             on_start()
+            # `cancel` was called while the task was being submitted, when there was nothing to
+            # cancel.
             if self.cancelled:
                 await self.task.cancel()
             return self._ended(self.task, await self.task.wait(), began)
@@ -120,6 +122,7 @@ class Attempt:
                 return  # the task or its slot has ended
 
     def _ended(self, task: Task, result: TaskResult, began: float) -> AttemptOutcome:
+        # Its slot was released or its job ended; the exit code says nothing about the command.
         if result.cancelled:
             return AttemptOutcome(
                 Ending.CANCELLED, message="its task was ended together with its slot"
@@ -142,6 +145,7 @@ class Attempt:
                 executor_id=self.slot.executor_id,
                 start_time=start,
                 end_time=end,
+                # Both times may come from clocks that differ or were set.
                 duration_s=max(0.0, (end - start).total_seconds()),
                 cpu_time_s=result.cpu_time_s,
                 peak_memory_bytes=result.peak_memory_bytes,

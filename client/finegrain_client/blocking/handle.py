@@ -36,6 +36,7 @@ class ContextHandle(Handle[ContextT]):
         entered = False
 
         async def enter() -> None:
+            # An interruption may hit the caller's thread after the loop has entered the context.
             nonlocal entered
             await self.inner.__aenter__()
             entered = True

@@ -44,12 +44,14 @@ class PrivateLoop:
             ConfigurationError: the loop is closed, or the caller is on the loop's own thread.
         """
         if self._loop.is_closed() or threading.get_ident() == self._thread.ident:
+            # Else Python warns that the coroutine was never awaited.
             work.close()
             raise ConfigurationError(
                 "the blocking client is closed"
                 if self._loop.is_closed()
                 else "the blocking client cannot be called from its own thread (an output function)"
             )
+        # `run_coroutine_threadsafe` would return before a cancelled call has cleaned up.
         outcome: Future[T] = Future()
         started: list[asyncio.Task[T]] = []
 
@@ -81,6 +83,7 @@ class PrivateLoop:
     def iterate(self, items: AsyncIterator[T]) -> Generator[T, None, None]:
         """Yields the items of an async iterator, and closes the iterator at the end."""
 
+        # A tuple marks an item, because None may be an item, too.
         async def step() -> tuple[T] | None:
             try:
                 return (await anext(items),)
@@ -98,6 +101,7 @@ class PrivateLoop:
         """Ends the thread; does nothing if it has ended."""
         if self._loop.is_closed():
             return
+        # Generators first: their cleanup may still use the executor.
         self.run(self._loop.shutdown_asyncgens())
         self.run(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -36,6 +36,7 @@ class Background:
     def start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Starts `work` as a task that runs until it ends or `stop` is called."""
         task = asyncio.get_running_loop().create_task(work, name=name)
+        # The event loop keeps only weak references to tasks.
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -87,7 +88,10 @@ class Changes:
         """Wakes all waiters and calls all listeners."""
         for waiter in self._waiters:
             if not waiter.done():
+                # It stays in the set until its coroutine runs, so a second change may meet it
+                # again.
                 waiter.set_result(None)
+        # A copy, because listeners may remove themselves.
         for listener in list(self.listeners):
             listener()
 
@@ -114,6 +118,7 @@ async def unless(event: asyncio.Event, work: Awaitable[T], error: Callable[[], E
     alarm = asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait({working, alarm}, return_when=asyncio.FIRST_COMPLETED)
+        # Checked first: a result that is there counts, even if the event came at the same time.
         if working.done():
             return working.result()
         raise error()

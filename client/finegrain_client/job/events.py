@@ -38,6 +38,7 @@ class JobEvents:
         while not self._waiting:
             if self._end is not None:
                 raise self._end
+            # No change can get lost here: nothing else runs between the check and the wait.
             self._changed.clear()
             await self._changed.wait()
         return self._waiting.popleft()
@@ -66,5 +67,6 @@ class JobEvents:
         """Ends the stream. Events that are already queued can still be read."""
         if self._end is None:
             self._end = error or StopAsyncIteration()
+            # Else the job would keep filling a stream that has no reader.
             self._forget(self)
             self._changed.set()

@@ -114,6 +114,7 @@ class Job:
         background = self._context.background
         background.start(self._watch.run(), f"watching job {self.job_id}")
         background.start(
+            # Three tries fit into one lease, so one or two lost calls do not end the job.
             self._watch.keep_alive(min(KEEP_ALIVE_LONGEST_S, self.lease_s / 3)),
             f"keeping job {self.job_id} alive",
         )
@@ -121,6 +122,7 @@ class Job:
             try:
                 await self._watch.first_snapshot()
             except BaseException:
+                # `__aexit__` is not called if entering fails.
                 await background.stop()
                 raise
         return self
@@ -131,6 +133,7 @@ class Job:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # A task of its own and a shield: a cancelled caller must still end the job.
         leaving = asyncio.ensure_future(self._leave())
         try:
             await asyncio.shield(leaving)
@@ -196,6 +199,7 @@ class Job:
         try:
             return await all_granted(requests)
         except BaseException:
+            # The caller has no handle of these requests, so they would wait without an owner.
             self._submission.give_up(requests)
             raise
 
@@ -347,6 +351,7 @@ class Job:
             return  # it has ended already
 
     async def _leave(self) -> None:
+        # Read before `close`, which sets an error itself.
         ended = self._watch.error is not None
         if self.detached:
             # A detached job keeps its slots. So tasks whose start is being undone must be undone
@@ -373,6 +378,7 @@ class Job:
     async def _register(self) -> None:
         message = rm.RegisterJobRequest(
             job_id=self.job_id,
+            # A repeat with the same value is idempotent, and returns the same secret.
             request_id=secrets.token_hex(16),
             name=self.name,
             group=self.group,
@@ -382,6 +388,7 @@ class Job:
         try:
             await self._register_once(message, None)
         except asyncio.CancelledError:
+            # The task goes on after the wait, and logs what it could not undo.
             abandoning = asyncio.ensure_future(self._abandon(message))
             await asyncio.wait({abandoning}, timeout=2 * ABANDONING_BUDGET_S)
             raise
@@ -409,6 +416,7 @@ class Job:
 
     def _may_accept(self, allocation_id: str, generation: int) -> bool:
         request = self._watch.requests.get(allocation_id)
+        # A higher generation is possible: the offer may be faster than the watch stream.
         return request is not None and generation >= request.generation
 
     def _check_alive(self) -> None:

@@ -85,6 +85,7 @@ class WatchedRanges:
         owner = self.by_id.get(range_id)
         if owner is None or owner.index_of(status.allocation_id) is None:
             return None
+        # Ranges that are not acknowledged yet are not expected in the snapshot.
         if range_id in self._unseen:
             self._unseen[range_id].remove_run(int(digits), int(digits) + status.count)
         return owner
@@ -134,6 +135,7 @@ class WatchedRanges:
         if owner is None:
             template = slots_pb2.SlotRequest()
             template.CopyFrom(message.request)
+            # A range's template has the id of the range in this field.
             template.allocation_id = message.range_id
             owner = self.by_id[message.range_id] = RequestRange(self._context, template)
             owner.acknowledged = True

@@ -100,6 +100,7 @@ class RequestRange:
     def slots(self) -> GrantedSlots:
         """Iterates over the current slots, then over each new one; see `GrantedSlots`."""
         slots = GrantedSlots(self, self._listeners.discard)
+        # Registered before the current slots are queued, so that none is missed in between.
         if not self.has_ended:
             self._listeners.add(slots)
         for request in self.requests.values():
@@ -245,6 +246,7 @@ class RequestRange:
         """Ends the range with `error`, because the job or its watch stream has ended."""
         if not self.has_ended:
             self._error = error
+        # A copy, because `end` removes the listener.
         for listener in list(self._listeners):
             listener.end(error)
 
@@ -290,6 +292,7 @@ class GrantedSlots:
 
     def put(self, slot: Slot) -> None:
         """Queues a granted slot. A slot that was queued before and was only resized is ignored."""
+        # A resize reports the slot again, with the same generation.
         if self._yielded.get(slot.allocation_id, 0) < slot.generation:
             self._yielded[slot.allocation_id] = slot.generation
             self._waiting.append(slot)

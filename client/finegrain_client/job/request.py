@@ -254,6 +254,7 @@ class Request:
             return self.slot
         if self._rejection is not None:
             raise rejected([self._rejection])
+        # The slot's own error says more than the state of the request.
         if self.state is RequestState.LOST and self.slot is not None and self.slot.error:
             raise self.slot.error
         if self.state.has_ended:
@@ -285,6 +286,7 @@ class AsGranted:
         self._ready: deque[Request] = deque()
         self._waiting: dict[Request, Callable[[], None]] = {}
         self._changed = asyncio.Event()
+        # A request that is named twice yields its slot once.
         for request in dict.fromkeys(requests):
             self._await(request)
 

@@ -107,16 +107,19 @@ class Submission:
         tried: list[Batch] = []
         try:
             for batch in batches(many):
+                # Before the call: if it fails, the batch may have been accepted all the same.
                 tried.append(batch)
                 await self._send(batch)
         except BaseException as error:
             if isinstance(error, REFUSALS):
                 del tried[-1]  # rejected as a whole: none of it was stored
+            # Handles first, so that no event about these requests reaches them any more.
             self._forget([each.allocation_id for each in requests])
             self._withdraw([each.allocation_id for one in tried for each in one.requests])
             raise
         rejections = [each.rejection for each in requests if each.rejection is not None]
         if rejections and raise_on_reject:
+            # All or nothing: the caller gets no handle, so the accepted ones must not wait.
             self.give_up([each for each in requests if each.rejection is None])
             raise rejected(rejections)
         return requests
@@ -127,6 +130,7 @@ class Submission:
         A rejection is in `RequestRange.rejection`.
         """
         (template,) = replace(spec, count=1, allocation_id=range_id).messages()
+        # Before the call: the watch stream may report members before the call returns.
         known = self._watch.ranges.by_id.setdefault(range_id, RequestRange(self._context, template))
         known.rejection = None
         members = first, first + spec.count

@@ -88,11 +88,13 @@ class JobWatch:
             return
         self.error = error
         for request in list(self.requests.values()):
+            # Requests first, so that a listener that ends finds their final state.
             request.fail(error)
         self.requests.clear()
         self.ranges.close(error)
         for listener in list(self._listeners):
             listener.end(None if expected else error)
+        # Waiters then find the error.
         self._first_snapshot.set()
 
     async def first_snapshot(self) -> None:
@@ -177,6 +179,7 @@ class JobWatch:
         if response.HasField("snapshot"):
             await self._handle_snapshot(response.snapshot)
         for message in response.events:
+            # A resumed stream may repeat events.
             if message.sequence <= self.sequence:
                 continue
             if message.sequence > self.sequence + 1:
@@ -193,6 +196,7 @@ class JobWatch:
         shown = {each.allocation_id for each in statuses}
         for status in statuses:
             self.ranges.mark_shown(status)
+        # Another process submitted them. Else each request has its handle since its submission.
         if self._attached:
             for message in snapshot.requests:
                 known = message.allocation_id in self.requests
@@ -212,6 +216,7 @@ class JobWatch:
             self._dispatch_difference(snapshot.sequence, status)
         if not snapshot.more:
             await self._end_unseen(snapshot.sequence)
+        # Set last: `keep_alive` must not acknowledge what is not applied yet.
         self.sequence = snapshot.sequence
         self._parts_received += 1
         if not snapshot.more:
@@ -286,6 +291,7 @@ class JobWatch:
             if request.has_ended:
                 del self.requests[event.allocation_id]
         if owner is not None:
+            # After the request has applied the event, since the range looks at the request's state.
             self.ranges.member_changed(owner, event)
         for listener in list(self._listeners):
             listener.put(event)

@@ -124,6 +124,7 @@ class SlotAtExecutor:
                 self._hang_up()
 
     def _hang_up(self) -> None:
+        # Tasks of a released slot may still be read to their end.
         if self._stub is not None and self._readers == 0:
             self._stub = None
             self._context.connection.release_executor(self._address)
@@ -138,6 +139,7 @@ class SlotAtExecutor:
         try:
             return await unless(self.lost, work, self._why)
         except NotFound as error:
+            # The executor may forget a slot before the watch stream reports its end.
             if self.error is not None:
                 raise self.error from error
             if error.reason is Reason.ALLOCATION_UNKNOWN:
@@ -191,6 +193,7 @@ class SlotAtExecutor:
             answer: Any = await connection.cluster.GetExecutor(message, timeout=2.0)
         except grpc.RpcError:
             return  # not essential: a later try asks again
+        # An executor that was restarted may listen on another port.
         address = answer.executor.address
         if address and address != self._address and not self.is_lost:
             if self._stub is not None:

@@ -84,8 +84,10 @@ class SizeChange:
         whole = replace(profile, **named, extended=extended_items(extended))
         limit = self.cpu_limit_milli
         if limit is None:
+            # A limit that equals the guarantee was not set, so it follows the guarantee.
             had_one = cpu_limit_milli > profile.cpu_milli
             limit = cpu_limit_milli if had_one else 0
+            # A limit below the new guarantee would be rejected.
             limit = max(limit, whole.cpu_milli)
         return whole, limit or whole.cpu_milli
 
@@ -97,6 +99,7 @@ class SizeChange:
     def target(self, status: SlotStatus) -> tuple[ResourceProfile, int]:
         """Returns the whole size to request, based on the newest pending or the current size."""
         if status.resizes:
+            # Changes add up: a new one replaces the pending one, so it must contain it.
             newest = status.resizes[-1]
             return self.applied_to(newest.profile, newest.cpu_limit_milli)
         return self.applied_to(status.profile, status.cpu_limit_milli)
@@ -138,6 +141,7 @@ def outcome(
     Returns:
         The slot's status if the change is done, an error if it was refused, None if it is pending.
     """
+    # The status is older than the change, or the change is still pending.
     if status.resize_number < resize_number or under_way(status, resize_number):
         return None
     if change.is_met_by(status):

@@ -46,6 +46,7 @@ class _Waiter:
             self._news.set()
 
     def settle(self, found: SlotStatus | FinegrainError) -> None:
+        # The first outcome counts; the end of the slot must not hide a change that was made.
         self._outcome = self._outcome or found
         self._news.set()
 
@@ -117,6 +118,7 @@ class SlotSize:
                 else:
                     self._apply_answer(status)
                     return await self._done(waiter)
+            # Another change came in between. Continue from what the resource manager has.
             self.reset(await self._fetch_status())
         raise AssertionError("the last try returns or raises")
 

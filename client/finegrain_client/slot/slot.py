@@ -141,6 +141,7 @@ class Slot(SlotAtExecutor):
                 message, timeout=timeout_s, metadata=self._context.metadata
             )
         )
+        # Not before the call has succeeded: until then the slot still exists.
         self.mark_released()
 
     async def reuse_for(self, request: Reusable | str, grace_s: float | None = None) -> bool:

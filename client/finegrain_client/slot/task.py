@@ -129,6 +129,7 @@ class Task:
             feeder = context.background.start(
                 self._input.feed(options.stdin), f"standard input of task {self.task_id}"
             )
+            # Input for a task that has ended would be rejected.
             self._watcher.add_done_callback(lambda _: feeder.cancel())
 
     def __repr__(self) -> str:
@@ -156,6 +157,8 @@ class Task:
             JobEnded: the job has ended.
         """
         async with asyncio.timeout(timeout_s):
+            # Shielded, because several callers may wait, and one that is cancelled must not end the
+            # others.
             return await asyncio.shield(self._done)
 
     async def output(
@@ -171,6 +174,7 @@ class Task:
             FinegrainError: the executor refused.
         """
         reader = _Reader(Offsets(stdout_offset, stderr_offset))
+        # The output can be read to its end even if the slot is released meanwhile.
         with self._slot.in_use():
             async with aclosing(self._messages(reader)) as messages:
                 while (message := await self._slot.guard(anext(messages, None))) is not None:
@@ -323,6 +327,7 @@ async def start_task(
             )
         )
     except (asyncio.CancelledError, FinegrainError) as error:
+        # A batch leaves its task to a later runner, which submits the same id again.
         wanted = isinstance(error, asyncio.CancelledError) and not cancel_on_interrupt
         if not wanted and not isinstance(error, REFUSALS) and not slot.has_ended:
             context.background.start(

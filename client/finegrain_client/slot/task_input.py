@@ -67,6 +67,7 @@ class TaskInput:
             FailedPrecondition: the task has ended, or its input was closed before.
             SlotLost: the slot has ended.
         """
+        # Offsets count what was accepted, so two writes at once would overlap.
         async with self._one_at_a_time:
             if self._closed:
                 if eof and not data:
@@ -90,6 +91,8 @@ class TaskInput:
         end = start + len(piece)
         backoff = Backoff(self._context.connection.policy)
         while True:
+            # After a break, sends from the last known offset; the executor ignores what it has
+            # already.
             messages = self._messages(piece[self._offset - start :], eof=eof)
             call = self._slot.stub.WriteTaskInput(messages, metadata=self._context.metadata)
             try:
@@ -102,6 +105,8 @@ class TaskInput:
             else:
                 if accepted > self._offset:
                     backoff.reset()
+                    # Input may be accepted although the call failed, so only the executor's count
+                    # is used.
                     self._offset = min(accepted, end)
                 if accepted >= end:
                     return
@@ -111,6 +116,7 @@ class TaskInput:
             await asyncio.sleep(delay_s)
 
     def _messages(self, data: bytes, *, eof: bool) -> Iterator[te.WriteTaskInputRequest]:
+        # Without data, one empty message carries the end of the input.
         starts = range(0, len(data), MESSAGE_BYTES_MAX) or (0,)
         for start in starts:
             part = data[start : start + MESSAGE_BYTES_MAX]

@@ -26,6 +26,7 @@ class Offsets:
 
     def reach_the_end(self, result: TaskResult) -> bool:
         """True if all output is read that the executor kept of a task with this result."""
+        # Dropped bytes are not known per stream, so the sums are compared.
         kept = result.stdout_bytes + result.stderr_bytes - result.dropped_bytes
         return self.stdout + self.stderr >= kept
 
@@ -39,6 +40,7 @@ class Offsets:
         data = output.data[max(0, wanted - output.offset) :]
         if not data:
             return None
+        # The executor may have dropped what lies between: the position then jumps ahead.
         start = max(wanted, output.offset)
         setattr(self, name, start + len(data))
         return OutputChunk(name, start, data)

@@ -163,12 +163,15 @@ class Reader:
                 described, access = field_at(message, path), _access(path, parents)
                 value = self._value(source, each, described, access, convert)
             values.append(value)
+        # All fields of the message must be accounted for by now.
         self._check(reading, used)
+        # Each parent message is read once, into a local variable.
         body = [f"{name} = _message.{path}" for path, name in parents.items()]
         body.append(f"return {source.bind(kind, 'kind')}({', '.join(values)})")
         return source.compile(f"read({', '.join(['_message', *parameters])})", body)
 
     def _check(self, reading: Reading, used: set[str]) -> None:
+        # A field that is forgotten fails here, not as data that silently gets lost.
         if missed := sorted(fields_of(reading.message).keys() - used):
             kind, message = reading.kind.__name__, reading.message.__name__
             raise MappingError(f"{kind} has no attribute for {', '.join(missed)} of {message}")
@@ -192,6 +195,7 @@ class Reader:
         if each.optional and described.has_presence:
             return f"{value} if {parent}.HasField({described.name!r}) else None"
         if each.optional and described.enum_type is not None:
+            # Enum fields without presence use number 0, unspecified, for absence.
             return f"{value} if {read} else None"
         if each.optional and convert is None:
             raise MappingError(f"{described.full_name} cannot be absent, as {each.name} may be")

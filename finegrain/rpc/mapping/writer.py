@@ -160,7 +160,9 @@ class Writer:
             access = _access(writing, path)
             argument = self._value(source, attribute, described, access, convert)
             arguments.append(f"{name}={argument}")
+        # All attributes of the value must be accounted for by now.
         _check(writing, used)
+        # Each part is read once, into a local variable.
         body = [f"{_local(part)} = _value.{part}" for part in writing.parts.split()]
         body.append(f"return {source.bind(message, 'message')}({', '.join(arguments)})")
         return source.compile(f"write({', '.join(['_value', *parameters])})", body)
@@ -174,6 +176,8 @@ class Writer:
         convert: Callable[[Any], Any] | None,
     ) -> str:
         """Returns the expression of a field; an expression that yields None leaves it unset."""
+        # A local variable can be tested and converted by name; an attribute is read once into
+        # `item`.
         item = "item" if attribute.optional and not access.isidentifier() else access
         if convert is not None:
             value = f"{source.bind(convert, 'convert')}({item})"

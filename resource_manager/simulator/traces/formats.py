@@ -46,6 +46,7 @@ def _detected(path: Path) -> str:
     for name, columns in _COLUMNS.items():
         if header.issuperset(columns):
             return name
+    # A frequent mistake, so it gets its own error.
     if header.issuperset(("cpu_milli", "memory_mib", "gpu")):
         expected = "a log of requests; this is a list of nodes, to be named with --nodes"
         raise InvalidArgument("FILE", str(path), expected)

@@ -60,6 +60,7 @@ def _job(row: Row, left_out: Counter[str]) -> TraceJob | None:
     created = row.amount("creation_time", factor=1_000)
     began = row.amount("scheduled_time", factor=1_000, missing=created)
     ended = row.amount("deletion_time", factor=1_000)
+    # A negative run time would end a thread before its start.
     if ended < began:
         raise row.wrong("deletion_time", "a moment that is not before the request began")
     models = tuple(sorted(model for model in row.text("gpu_spec").split("|") if model))

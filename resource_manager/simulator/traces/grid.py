@@ -70,6 +70,7 @@ def _job(row: Row, left_out: Counter[str]) -> TraceJob | None:
         submit_ms=row.amount("submit", factor=1_000),
         run_ms=row.amount("run", factor=1_000),
         count=nodes,
+        # Cpus are rounded up: each node must have enough for its part.
         profile=ResourceProfile(
             -(-processors // nodes) * 1_000, task_heap_memory_bytes=row.amount("req_mem_bytes")
         ),

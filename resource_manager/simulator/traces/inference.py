@@ -40,6 +40,8 @@ def read_inference(path: Path) -> Workload:
     Raises:
         InvalidArgument: the log cannot be read, or a record is invalid.
     """
+    # All rows are read first, because instances without an end run until the last moment of the
+    # log.
     rows = list(csv_rows(path, COLUMNS))
     moments = ("creation_time", "scheduled_time", "deletion_time")
     end_ms = max(

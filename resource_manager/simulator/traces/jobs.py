@@ -86,6 +86,7 @@ class Workload:
             InvalidArgument: no job is left, one has too many parts, or the last arrives too late.
         """
         first = min((job.submit_ms for job in self.jobs), default=0)
+        # Logs need not be in order; equal moments keep the order of the log.
         chosen = sorted(
             (
                 job
@@ -119,6 +120,7 @@ class Workload:
         requests, with a note. A choice of label values, which requests cannot express, becomes a
         label on each node with one of these values.
         """
+        # A request for a resource that no node has would be rejected.
         known = {name for node in nodes for name in node.total}
         notes = list(self.notes)
         dropped: Counter[str] = Counter()
@@ -159,6 +161,7 @@ def _fitted(
 ) -> TraceJob:
     profile, labels = job.profile, dict(job.labels)
     if job.one_of[1]:
+        # Requests can only require one value of a label, so the choice becomes a label itself.
         labels[_choice(job.one_of)] = "yes"
     if profile.memory_bytes and MEMORY_BYTES not in known:
         dropped["memory"] += 1
@@ -183,6 +186,7 @@ def _whole(job: TraceJob, nodes: Sequence[Node]) -> int:
         for node in nodes
         if set(job.labels) <= set(node.labels) and (cpus := node.total.get(CPU_MILLI, 0)) >= asked
     ]
+    # The smallest kind, so that the job still fits every suitable node.
     return min(enough, default=asked)
 
 

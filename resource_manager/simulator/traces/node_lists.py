@@ -48,6 +48,7 @@ def _in_words(text: str, field: str) -> list[Node]:
         if not match:
             raise InvalidArgument(field, words, _EXPECTED)
         count = int(match[1] or 1)
+        # Before they are created: a mistyped count must not fill the memory.
         if len(nodes) + count > NODES_MAX:
             raise InvalidArgument(field, words, f"at most {NODES_MAX} nodes")
         total = {CPU_MILLI: parse_cpu_milli(field, match[2])}
@@ -112,6 +113,7 @@ def _node(row: Row) -> Node:
             raise row.wrong("speed", "a number above 0")
     plain = {name, CPU_MILLI, "memory_mib", "gpu", "speed"}
     labels = [(key, value) for key, value in row.texts.items() if key not in plain and value]
+    # An absent dimension is zero, as in all amounts.
     total = {dimension: amount for dimension, amount in total.items() if amount}
     return Node(row.text(name), total, tuple(sorted(labels)), speed)
 

@@ -23,6 +23,7 @@ def lines_of(path: Path) -> Iterator[str]:
     Raises:
         InvalidArgument: the file cannot be read, is not a regular file, or is damaged.
     """
+    # The format is detected from the first line, and then the file is read again.
     if path.is_fifo() or path.is_char_device():
         expected = "a file, which can be read more than once; write what the pipe says to one"
         raise InvalidArgument("FILE", str(path), expected)
@@ -74,6 +75,8 @@ class Row:
         if not text or text == "-1":
             return missing
         try:
+            # Decimal, because factors such as GiB would carry the rounding errors of floats into
+            # bytes.
             number = Decimal(text) * factor
             if least * factor <= number <= AMOUNT_MAX:
                 return int(number)

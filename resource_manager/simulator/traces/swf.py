@@ -75,6 +75,7 @@ def read_swf(path: Path) -> Workload:
 
 
 def _job(row: Row, left_out: Counter[str]) -> TraceJob | None:
+    # What was allocated comes first, since this is what ran for the recorded time.
     processors = row.amount("processors") or row.amount("requested processors")
     if row.text("status") in _PARTS_OF_A_JOB:
         left_out["part of a job that has a line of its own"] += 1
