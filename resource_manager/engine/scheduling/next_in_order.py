@@ -205,6 +205,7 @@ class _Without:
         reached = fulfilment(subtract(flow.used, self._booked), flow.minimum)
         if reached < 1:
             return False, reached, flow.tie
+        # Past usage stays; only the lookahead of the slot ends with it.
         less = tree.lookahead_s * self._slot.cost * tree.clock.scale / flow.weight
         return True, tree.key(flow) - less, flow.tie
 
