@@ -111,6 +111,7 @@ def _fit_together(
         need = in_grains(host.booking_for(kinds[kind]))
         room = min((left.get(name, 0) // each for name, each in need.items()), default=count)
         fit = trials.fit(kinds[kind], host, min(count, room, _TRIED_MAX))
+        # The next kind gets only what this one leaves.
         trials.take(kinds[kind], host, fit)
         for name, each in need.items():
             left[name] = left.get(name, 0) - each * fit
