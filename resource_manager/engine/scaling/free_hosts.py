@@ -51,6 +51,7 @@ def free_hosts(
             demand, before = demands[kind], len(found)
             with_room = (
                 index.ids[at]
+                # The index has no columns for counted kinds, so cpus are compared by `suits`.
                 for at in index.covering([amounts_of(demand.pooled), amounts_of(demand.separate)])
                 if hosts[index.ids[at]].carries(demand.labels)
                 and (kind not in constrained or hosts[index.ids[at]].suits(constrained[kind]))
@@ -61,6 +62,7 @@ def free_hosts(
     free: dict[str, Capacity] = {}
     for host_id in sorted(found):
         host = hosts.get(host_id)
+        # The computation was paused in between, so the host may have left or changed.
         if host is not None and host.eligible and (slots := host.spare_slots()):
             free[host_id] = with_counts(_free_of(host, slots), host, constrained, counted_together)
             yield _WORK_PER_HOST
