@@ -105,6 +105,7 @@ def restore_usage(
         How many rows were in another measure. They are dropped.
     """
     flows = {flow.id: flow for flow in (*tree.groups.values(), *tree.jobs.values(), tree.root)}
+    # Sort out the stored rows, and since when slots must be charged.
     known, begins_ms = {}, {}
     others = 0
     for record in usage_records:
@@ -117,6 +118,7 @@ def restore_usage(
             # In another measure the stored usage means nothing, so slots count from now.
             others += 1
             begins_ms[record.flow_id] = time_ms
+    # Decay what is stored, and add what was used since.
     since = _since_rows(tree, begins_ms, running, fairness, time_ms)
     for flow_id, flow in flows.items():
         row = known.get(flow_id)

@@ -34,6 +34,7 @@ def end(job: Job, slot: Slot, now_ms: int) -> None:
         slot: the slot.
         now_ms: now, monotonic.
     """
+    # Its begin is unknown, so its duration is, too.
     if slot.thread_since_ms is None:
         return
     if job.durations is None:

@@ -159,6 +159,7 @@ class EnoughFree(Constraint):
         # No smaller amount helps against the limit of slots.
         if at.spare_slots() < 1:
             return
+        # Lower everything to what is free, then try cpu amounts that also suit the cpus.
         asked = host.booking_for(request)
         left = dict(asked)
         for name in shortfall(asked, spare):

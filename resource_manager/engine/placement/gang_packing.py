@@ -171,6 +171,7 @@ class Packing:
             if host_id is None:
                 choices.pop()
                 continue
+            # Books before the next member is tried, so that each choice depends on those before.
             marks.append(placer.mark())
             placer.take(members[len(chosen)], host_id, 1)
             chosen.append(host_id)
@@ -184,6 +185,7 @@ class Packing:
         """Yields the hosts to try for a member, given that of the one before it."""
         members = self._members[at]
         hosts = self._able[members]
+        # Only this host and later ones: the same members in another order are the same choice.
         if at and self._members[at - 1] is members:
             hosts = hosts[hosts.index(before) :]
         tried = set[object]()

@@ -100,6 +100,7 @@ class Indexes:
         now.
         """
         grew = False
+        # Update the numbers of each host, and find out what has grown.
         for host in dirty:
             vector = columns_of(host, self._settings.strategy)
             relabelled = self._label(host)
@@ -118,6 +119,7 @@ class Indexes:
                         queue.unblock(labels)
                 elif index.knows(host.host_id):
                     index.remove(host.host_id)
+        # Rebuild once for all hosts, before classes search.
         self.main.freshen()
         for index in self.selected.values():
             index.freshen()

@@ -150,6 +150,7 @@ class Draft:
 
     def undo(self, mark: Mark) -> None:
         """Takes back what was requested since a mark, and what was added with it."""
+        # Earlier bins get back what was added; later ones go with their content.
         for into, kind, count in mark.added:
             into.add(kind, -count)
         mark.added.clear()

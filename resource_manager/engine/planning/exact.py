@@ -62,6 +62,7 @@ def least_cost(
     kinds = list(counts)
     usable = [at for at, offer in enumerate(offers) if allowance.copies(at, offer)]
     bound = _Bound(kinds, [offers[at] for at in usable])
+    # All requests are left at first; the state without any is the end.
     best = {tuple(counts.values()): _Node(0, 0, allowance.limits)}
     end: _Node | None = None
     visits = 0

@@ -92,6 +92,7 @@ def _could_be_provided(
         name: with_counts(capacity, elastic.seen.get(name), constrained, together([gang]))
         for name, capacity in elastic.capacities.items()
     }
+    # Nothing else is queued: whether the gang could ever be served depends only on sizes.
     backlog = Backlog(
         demands=[
             counted(each, kind) if kind in constrained else each

@@ -79,6 +79,7 @@ class GangPlanner:
                 # Its executor has no room for the others, or all of it would have been kept there.
                 return False
             case GangPlacement.SPREAD:
+                # Each executor of a spread gang has one member, so those in use are left out.
                 others = [each for each in self._draft.bins() if each not in used]
                 found = yield from self._attempt(gang, left, bins=others)
             case GangPlacement.SAME_LABEL:

@@ -116,6 +116,7 @@ class Space:
             for labels in self._selectors
             if any(carried.get(name) != value for name, value in labels)
         }
+        # What a default slot takes is defined by each executor.
         default = None
         if capacity.default and self._defaults:
             default = self._need({**capacity.default, SLOTS: 1})
@@ -126,6 +127,7 @@ class Space:
                 many = self._demands[kind].pooled[DEFAULT_SLOTS]
                 # Without a default profile, such requests can be nowhere here.
                 needs[kind] = default and tuple((at, amount * many) for at, amount in default)
+            # Executors without the labels can never have requests of these kinds.
             if foreign:
                 for kind, demand in enumerate(self._demands):
                     if demand.labels in foreign:

@@ -117,6 +117,7 @@ class ServiceOrder:
         """
         # `most` may be infinite, which `int` does not take.
         count = TOGETHER_MAX if most > TOGETHER_MAX else int(most)
+        # Another queue of the job, a gang or a resize may have an older item.
         until = self._until(job_queue)
         found: list[int] = []
         for start, end in job_queue.numbers.peek(count):

@@ -170,6 +170,7 @@ def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
         obstacle = Fit(scheduling_class).size_obstacle(empty)
         if obstacle is not None:
             yield f"{_LACKS[obstacle.constraint]} {class_text(scheduling_class)}"
+    # Members of a gang need room together, so their amounts are added up.
     together: dict[str, dict[str, int]] = {}
     trials = TentativeCpus(as_if_empty)
     for (gang_id, number), count in content.members.items():
@@ -214,6 +215,7 @@ def _place_gangs(context: EventContext, content: Content) -> None:
 def _place(context: EventContext, host: Host, content: Content) -> None:
     """Places as many of the planned requests as fit, in order of arrival."""
     state = context.state
+    # Collect the planned requests that quotas admit.
     candidates: list[tuple[int, SchedulingClass, Request]] = []
     left = {
         scheduling_class: count
@@ -233,6 +235,7 @@ def _place(context: EventContext, host: Host, content: Content) -> None:
             for _, _, request in run
             if not _still_holds_older_slot(state.slots, request, host)
         ]
+        # What was placed before in this loop has taken room and quota, so both are read again.
         most = min(len(requests), left[scheduling_class], _room_for(host, scheduling_class))
         if fitting := requests[: state.quotas.admitted_of(scheduling_class, job_id, most)]:
             context.state.moves.place(fitting, host)

@@ -152,10 +152,12 @@ class _BacklogBuilder:
     def build(self) -> Steps[Backlog]:
         """Returns everything that a plan is made of."""
         state = self._state
+        # What is queued, as kinds and counts; this gives the kinds their numbers.
         queued = yield from self._queued_requests()
         gangs = yield from self._first_gangs()
         queue, before = _entries(queued, [each.gang.arrival_number for each in gangs])
         self._gangs = [self._gang(each, at) for each, at in zip(gangs, before, strict=True)]
+        # What is free or can be had, in the same kinds.
         hosts = yield from free_hosts(
             state.hosts, self._demands, self._gangs, self._topology_constrained
         )
@@ -231,6 +233,7 @@ class _BacklogBuilder:
                 if content and allowed and more.get(shape.name):
                     provision = moves.request_executor(shape, cause_of(state.gangs, content))
                     elastic.plan.on[provision.executor_id] = content
+                    # Limits count what was ordered in this step.
                     more[shape.name] -= 1
                     room = {name: left - shape.total.get(name, 0) for name, left in room.items()}
                     ordered[shape.name] = shape

@@ -44,6 +44,7 @@ def free_hosts(
     """
     index = hosts.indexes.main
     members = sum(sum(gang.members.values()) for gang in gangs)
+    # Hosts that have room for a member, by the index.
     found: set[str] = set()
     for gang in gangs:
         most = None if gang.placement is GangPlacement.SAME_LABEL else members
@@ -58,6 +59,7 @@ def free_hosts(
             )
             found.update(islice(with_room, most))
             yield _WORK_PER_HOST + len(found) - before
+    # What these hosts have free, for the planner.
     counted_together = [gang.members for gang in gangs]
     free: dict[str, Capacity] = {}
     for host_id in sorted(found):

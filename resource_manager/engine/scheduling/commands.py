@@ -146,6 +146,7 @@ def command_answered(context: EventContext, event: CommandAnswered) -> None:
         return
     command = host.in_flight
     command_arrived(host)
+    # Sort out the items that failed.
     refused: list[tuple[Slot, ItemOutcome]] = []
     for key, outcome in zip(command.keys, event.outcomes, strict=False):
         slot = host.slots.get(key)

@@ -228,15 +228,18 @@ class _Placement:
             more = placer.has_room_for_more(scheduling_class)
             cost = state.quotas.cost_of(scheduling_class)
             length = queue.order.run_length(job_queue, cost) if more else 1
+        # Quota: how many of the next requests the group may have now.
         numbers = queue.order.next_of(job_queue, min(length, self._budget.placements))
         # `admitted` has blocked the queue or paused its group.
         if not (most := state.quotas.admitted(job_queue, len(numbers))):
             self._budget.moves -= 1
             return
         count, elsewhere = self._placed_together(numbers[:most])
+        # The first request of a class in a cycle costs a search, further ones a subtraction.
         if scheduling_class not in self._served:
             self._served.add(scheduling_class)
             self._budget.placements -= FIRST_COST
+        # Fit, rank and assign: the placer chooses hosts and counts, then slots are booked there.
         placed = 0
         for host_id, share in placer.place(scheduling_class, count, elsewhere):
             run = [state.requests.at(number) for number in islice(numbers, placed, placed + share)]
@@ -246,6 +249,7 @@ class _Placement:
             if host.needs_topology(scheduling_class):
                 # Its cpus are chosen now, and the pass must see which are left.
                 placer.follow([host])
+        # Update the queue, and find out whether the class still has room.
         if placed:
             queue.taken(job_queue, placed)
             self._budget.placements -= placed

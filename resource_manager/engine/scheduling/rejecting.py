@@ -58,6 +58,7 @@ def infeasible_timer_fired(context: EventContext) -> None:
         return
     # Feasibility is read from the indexes.
     state.hosts.refresh(state.queue)
+    # Classes first, then gangs, within one budget of steps.
     left = STEPS_MAX
     while clock.scheduling_classes and left > 0 and not context.journal.is_full:
         left -= _look_at_class(context, next(iter(clock.scheduling_classes)), left)
@@ -112,6 +113,7 @@ def _look_at_class(context: EventContext, scheduling_class: SchedulingClass, mos
         runs.append(run)
         steps += 1
         if steps >= most:
+            # The next event goes on behind the last request of this one.
             clock.scheduling_classes[scheduling_class] = following
             break
     else:

@@ -241,6 +241,7 @@ def _reserve(context: EventContext, owner: ReservationOwner, since: Mark) -> boo
     hosts are free of reservations; those that would do are kept from others.
     """
     state, reservations = context.state, context.state.reservations
+    # Choose hosts; if none are left, remember which ones would do.
     taken = reservations.claimed.union(reservations.on_host)
     choice = choose_hosts(state, owner, taken)
     if choice is None:
@@ -282,6 +283,7 @@ def _reservation(
     barred = frozenset({BEST_EFFORT_CPU_MILLI} if exclusive else ())
     hosts = {}
     for name, booked in choice.booked.items():
+        # The owner waits for these slots alone; what is booked later must leave room for it.
         before = {key: slot.booked for key, slot in state.hosts[name].slots.items()}
         amounts = {dimension: n for dimension, n in booked.items() if dimension != SLOTS}
         hosts[name] = ReservedCapacity(amounts, booked.get(SLOTS, 0), before, barred)
@@ -348,7 +350,7 @@ def _expired(context: EventContext, each: Reservation) -> str:
         for key, slot in state.hosts[name].slots.items()
         if key in kept.before and slot.state is not SlotState.FREEING and key != each.owner.slot
     ]
-    # Nothing that was there still runs: something else takes the room, and may end soon.
+    # All slots that were there end or have ended: what is lacking may be free soon.
     if not lasting:
         each.until_ms = context.now_ms + state.settings.fairness.starvation_timeout_ms
         return ""

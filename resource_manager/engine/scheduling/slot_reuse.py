@@ -64,6 +64,7 @@ def _ask(
     state, job_id = context.state, event.job_id
     allocation_id, generation, for_id = asked
     request, waiting = state.requests.named(allocation_id), state.requests.named(for_id)
+    # Answer what needs no comparison: unknown, answered before, ended or outdated.
     if request is None or request.job_id != job_id:
         return ItemOutcome(
             allocation_id,
@@ -85,6 +86,7 @@ def _ask(
             f" {request.generation}",
             (("generation", str(generation)), ("current", str(request.generation))),
         )
+    # Compare with other jobs; hand the slot on, or give it back.
     reason, message = _obstacle(
         context.state.hosts, context.state.slots, request, waiting, following
     )
@@ -97,6 +99,7 @@ def _ask(
     context.state.gang_moves.give_up(
         request, alone=True, reason=reason, message=message, grace_ms=event.grace_ms
     )
+    # Its job has one slot less now, which may change the answer for the next slot.
     following.gave_back(job_id)
     return ItemOutcome(allocation_id, reason, message)
 
