@@ -138,8 +138,10 @@ class _Work:
     def of(cls, observed: Observed, target_ms: int) -> _Work:
         found = observed.finished
         long, long_ms = found.beyond(max(target_ms, LONG_FACTOR * found.quantile_ms(0.5)))
+        # A few long threads may be single units; of many, it is the normal length.
         if long > max(1, LONG_SHARE_MAX * found.count) or long == found.count:
             long, long_ms = 0, 0.0  # too many to be exceptions
+        # The sum of the long ones has the precision of buckets, so it may exceed the total.
         mean_ms = max(0.0, found.total_ms - long_ms) / (found.count - long)
         return cls(found, observed.threads, long, found.longest_ms, mean_ms)
 
@@ -152,7 +154,9 @@ class _Work:
         """
         ordinary = self.finished.count - self.long
         scaled_ms = target_ms * threads / self.threads
+        # A scaled target may include long threads, which are not ordinary ones.
         within = min(self.finished.count_within(scaled_ms), ordinary) / ordinary
+        # Of threads that have not finished, the same part is assumed to be long.
         long = self.long * self.threads / self.finished.count
         return max(0.0, 1 - long / threads) * within
 
@@ -166,6 +170,7 @@ def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[
     remark = f"{_percent(share)} of those that finished kept to {_text(target_ms)}"
     if share >= quantile:
         return _enough_or_fewer(work, target_ms, quantile, remark)
+    # Beyond this number threads would mostly consist of overhead.
     most = min(THREADS_MAX, work.threads_lasting(OVERHEAD_MS))
     if most <= now:
         return now, [f"{remark}, but most are so short already that {OUTWEIGHED}"]
@@ -173,6 +178,7 @@ def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[
     if wanted is None:
         reached = _percent(work.share_within(most, target_ms))
         return most, [f"{remark}; with {most} threads {reached} would; with more, {OUTWEIGHED}"]
+    # Rounded for reading, but not beyond what is useful.
     wanted = min(most, _rounded_up(wanted))
     reached = _percent(work.share_within(wanted, target_ms))
     times = f"{wanted / now:.3g} times as many threads"

@@ -48,16 +48,19 @@ class Checkpoints:
             now_ms: monotonic; the tree's clock must have been advanced to it.
             time_ms: now, by the wall clock.
         """
+        # The next pass begins only when the last one is written, however long that takes.
         if not self._next_flows and now_ms >= self._next_pass_ms:
             self._next_pass_ms = now_ms + self._interval_ms
             self._next_flows.extend(self._tree.changed.values())
         found: list[UsageRecord] = []
         while self._next_flows and len(found) < STORED_AT_ONCE:
             flow = self._next_flows.popleft()
+            # It may have been written or removed since the pass began.
             if flow.changed and self._tree.changed.get(flow.id) is flow:
                 found.append(self.written(flow, time_ms))
         if self._next_flows:
             return found, now_ms + PAUSE_MS
+        # A pass that took longer than the interval is followed by the next one at once.
         return found, max(now_ms + 1, self._next_pass_ms)
 
     def written(self, flow: Flow, time_ms: int) -> UsageRecord:
@@ -102,6 +105,7 @@ def restore_usage(
         How many rows were in another measure. They are dropped.
     """
     flows = {flow.id: flow for flow in (*tree.groups.values(), *tree.jobs.values(), tree.root)}
+    # Sort out the stored rows, and since when slots must be charged.
     known, begins_ms = {}, {}
     others = 0
     for record in usage_records:
@@ -111,8 +115,10 @@ def restore_usage(
             known[record.flow_id] = record
             begins_ms[record.flow_id] = record.time_ms
         else:
+            # In another measure the stored usage means nothing, so slots count from now.
             others += 1
             begins_ms[record.flow_id] = time_ms
+    # Decay what is stored, and add what was used since.
     since = _since_rows(tree, begins_ms, running, fairness, time_ms)
     for flow_id, flow in flows.items():
         row = known.get(flow_id)
@@ -121,10 +127,12 @@ def restore_usage(
             left = _left_of(time_ms - row.time_ms, fairness)
             service, raised = service + row.service * left, row.raised * left
         tree.set_usage(flow, service, raised)
+        # A row from the future is written again: the clock was set back.
         # nothing was added: the row is still right
         if row is not None and not flow.rate and row.time_ms <= time_ms:
             flow.changed = False
             tree.changed.pop(flow_id, None)
+    # After all usages are set, because children are compared.
     for flow in (tree.root, *tree.groups.values()):
         _remember_last_served(flow)
     return others

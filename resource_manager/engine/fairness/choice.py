@@ -50,6 +50,7 @@ def run_length(tree: FlowTree, job: Flow, cost: float) -> float:
     """
     length = inf
     flow = job
+    # On the way up the run can only get shorter, so one slot ends the search.
     while flow.parent is not None and length > 1:
         second = tree.second_child(flow.parent)
         if second is not None:
@@ -74,6 +75,8 @@ def _lead(tree: FlowTree, flow: Flow, second: Flow, cost: float) -> float:
     if not step:
         return inf  # only past usage counts then, and placing slots does not change it now
     tau = tree.clock.tau
+    # With the last of these slots the flow is behind the second one, so this is rounded up. The
+    # tolerance keeps a rounding error from adding one more.
     return ceil((second.at(tau) - flow.at(tau)) / step - _ROUNDED)
 
 
@@ -99,7 +102,10 @@ class SharesSince:
         flow = tree.jobs[job_id]
         while flow.parent is not None:
             times, sums = self._served_below(flow.parent)
+            # Times are negative and ascending, so this counts the flows served at `since_ms` or
+            # later.
             used, weight = sums[bisect_right(times, -since_ms)]
+            # Multiplied crosswise: without such flows both sums are 0 and the check passes.
             if tree.key(flow) * weight > used * (1 + _ROUNDED):
                 return False
             flow = flow.parent

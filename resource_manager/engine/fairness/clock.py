@@ -77,6 +77,7 @@ class Clock:
         moved = None
         halvings = (now_ms - self._landmark_ms) // half_life_ms
         if halvings >= HALF_LIVES_MAX:
+            # By whole half-lives, so that the factor is a power of two and rounds nothing.
             self._landmark_ms += halvings * half_life_ms
             moved = Rescaling(2.0**-halvings, 1 / self.bend)
         self.scale = 2.0 ** ((now_ms - self._landmark_ms) / half_life_ms)

@@ -51,6 +51,7 @@ class Costs:
         before = self._counted.get(executor_id, {})
         if before == total:
             return
+        # Only the difference, so that a registration does not add up all executors.
         for name, amount in before.items():
             self.total[name] -= amount
         for name, amount in total.items():
@@ -64,6 +65,7 @@ class Costs:
         self.separate_pools = any(self.total.get(name) for name in MEMORY_PARTS)
         self._memory_is_one = bool(self.total.get(MEMORY_BYTES)) or not self.separate_pools
         self._compared = counted(self.total) if self._memory_is_one else self.total
+        # Shares are parts of the total, so all cached ones are outdated.
         self._known.clear()
 
     def of(self, booked: Amounts) -> float:
@@ -84,6 +86,7 @@ class Costs:
         total = self._compared
         if self._memory_is_one:
             booked = counted(booked)
+        # A dimension is missing from the total if all executors that have it are lost.
         shares = [amount / total[name] for name, amount in booked.items() if total.get(name)]
         # At least one step: a slot of nothing that counts must not be free.
         return max(1.0, round(min(1.0, max(shares, default=0.0)) * _SHARE_STEPS)) / _SHARE_STEPS

@@ -122,6 +122,7 @@ class FlowTree:
         elif flow.parent is not below:
             self._leave(flow)
             self._join(flow, below)
+        # What accrued until now must be in `service` before it is scaled for the new weight.
         flow.settle(self.clock.tau)
         if weight != flow.weight:
             # Scales service + raised by the ratio of the weights, so that usage / weight does not
@@ -130,6 +131,7 @@ class FlowTree:
             flow.weight = weight
             self.urgent[flow.id] = flow
         flow.maximum, flow.minimum = limits
+        # Its maximum may be higher now, so what it blocked is checked again.
         self.freed_groups[flow.id] = None
         self._mark(flow)
         return flow
@@ -171,10 +173,12 @@ class FlowTree:
             # The same as Flow.settle.
             if flow.rate:
                 flow.service += flow.rate * (tau - flow.since)
+            # A restart could not derive when the flow began to accrue, so that is stored at once.
             if not flow.rate or (self.accrued_while_down and flow.id in self.accrued_while_down):
                 self.urgent[flow.id] = flow
             flow.since = tau
             if parent is not None and parent.children is not None:
+                # If no sibling waits, the next newcomer is raised to this level.
                 parent.children.last_served = (flow.service + flow.raised) / flow.weight
             flow.rate += cost * count
             flow.running += count
@@ -214,6 +218,7 @@ class FlowTree:
         """
         for flow in self._path(job_id):
             flow.settle(self.clock.tau)
+            # Without a rate, the flow begins to accrue here again (`resume_accruing`).
             if not flow.rate or flow.id in self.accrued_while_down:
                 self.urgent[flow.id] = flow
             flow.rate -= cost
@@ -233,8 +238,10 @@ class FlowTree:
             flow.running -= 1
             flow.moves += 1
             _subtract(flow.used, amounts)
+            # Only a group with a maximum blocks anything.
             if flow.maximum:
                 self.freed_groups[flow.id] = None
+            # The share of the minimum orders it among its siblings, and has changed.
             if flow.minimum:
                 self._mark(flow)
 
@@ -251,6 +258,7 @@ class FlowTree:
             _subtract(flow.used, less)
             flow.moves += 1
             _add(flow.used, more)
+            # Only a group with a maximum blocks anything.
             if flow.maximum:
                 self.freed_groups[flow.id] = None
             if flow.minimum:
@@ -280,6 +288,8 @@ class FlowTree:
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             if not flow.waiting:
+                # The tie breaker tells since when the flow waits, so it changes only if nothing
+                # waited.
                 flow.tie = (number, flow.id)
                 self._raise(flow)
                 self._mark(flow)
@@ -305,6 +315,7 @@ class FlowTree:
         while flow is not None:
             flow.active += 1
             flow.moves += 1
+            # Its parent counts it already, or does not count it while it is paused.
             if flow.active > 1 or flow.paused:
                 return
             self._mark(flow)
@@ -316,6 +327,7 @@ class FlowTree:
         while flow is not None:
             flow.active -= 1
             flow.moves += 1
+            # Its parent still counts it, or did not count it because it is paused.
             if flow.active or flow.paused:
                 return
             self._mark(flow)
@@ -466,10 +478,12 @@ class FlowTree:
             flow.parent.children.changed(flow)
 
     def _rescale(self, rescaling: Rescaling) -> None:
+        # All flows are changed, but only once in 256 half-lives.
         for flow in (self.root, *self.groups.values(), *self.jobs.values()):
             flow.service *= rescaling.factor
             flow.raised *= rescaling.factor
             flow.since = rescaling.tau(flow.since)
+        # After all flows, because the tournaments draw their lines from them.
         for flow in (self.root, *self.groups.values()):
             if flow.children is not None:
                 flow.children.rescale(rescaling)
@@ -484,6 +498,7 @@ def _subtract(amounts: dict[str, int], less: Amounts) -> None:
     for name, amount in less.items():
         left = amounts[name] - amount
         if left:
+            # No zeros are kept, so that `used` equals a sum that is computed afresh.
             amounts[name] = left
         else:
             del amounts[name]

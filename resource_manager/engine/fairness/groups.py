@@ -53,6 +53,7 @@ def adopt_groups(
             changes.group(group)
 
     delivered = bool(counters.get(DELIVERED_COUNTER))
+    # Operators may have deleted delivered groups since. Only the default one must always exist.
     for name, weight, description in DELIVERED[:1] if delivered else DELIVERED:
         make(name, weight, description)
     if not delivered:
@@ -75,6 +76,7 @@ def is_live(job: Job) -> bool:
 def in_order(groups: Mapping[str, Group]) -> list[Group]:
     """Returns all groups, each before its children, and siblings by name."""
     parts: dict[str, list[Group]] = {}
+    # Reversed, because `pop` takes the last one first.
     for group in sorted(groups.values(), key=lambda group: group.name, reverse=True):
         parts.setdefault(group.parent, []).append(group)
     found: list[Group] = []

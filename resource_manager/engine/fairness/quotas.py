@@ -70,6 +70,7 @@ def counted(amounts: Amounts) -> dict[str, int]:
     """Returns amounts as limits count them: all memory parts together as "memory_bytes", and no
     zeros.
     """
+    # Most executors have one memory pool; then nothing has to be added up.
     if _PARTS.isdisjoint(amounts):
         return {name: amount for name, amount in amounts.items() if amount}
     found: dict[str, int] = {}
@@ -95,6 +96,7 @@ def room(groups: Iterable[Bounded], need: Amounts, most: int) -> int:
             amount = need.get(name, 0)
             if amount:
                 most = min(most, (limit - group.used.get(name, 0)) // amount)
+                # Negative if the group is above a maximum that was lowered.
                 if most <= 0:
                     return 0
     return most

@@ -161,6 +161,7 @@ class Siblings:
         tau = self._clock.tau
         if not self.below_minimum.count:
             return self.fair.runner_up(tau)
+        # If only the first is below its minimum, the next one is the best of all others.
         return self.below_minimum.runner_up(tau) or self.fair.least(tau)
 
     def least(self) -> Flow | None:
@@ -169,10 +170,12 @@ class Siblings:
         """
         if self._stale:
             self.freshen()
+        # Children below their minimum are ordered by shares, which are no level of usage.
         return self.fair.least(self._clock.tau) if self.fair.count else None
 
     def changed(self, flow: Flow) -> None:
         """Marks a flow as stale, if it is in a tournament or belongs into one."""
+        # An inactive flow without a seat is in no tournament, before and after.
         if not flow.stale and (flow.active or flow.seat >= 0):
             flow.stale = True
             self._stale.append(flow)
@@ -186,6 +189,7 @@ class Siblings:
             reached = fulfilment(flow.used, flow.minimum) if flow.minimum else inf
             below_minimum = reached < 1
             active = flow.active and not flow.paused
+            # Leaves its tournament if it is inactive now or has to be in the other one.
             if seated and (not active or below_minimum != flow.below_minimum):
                 (self.below_minimum if flow.below_minimum else self.fair).unseat(flow, tau)
                 seated = False
@@ -207,9 +211,11 @@ class Siblings:
     def rescale(self, rescaling: Rescaling) -> None:
         """Applies a move of the clock's landmark; the flows themselves are rescaled before."""
         for flow in self.by_id.values():
+            # Below the minimum, lines are shares of amounts, which time does not scale.
             if flow.seat >= 0 and not flow.below_minimum:
                 self._draw(flow)
         self.last_served *= rescaling.factor
+        # Both are judged again, since their times are those of the old landmark.
         self.fair.rebuild(self._clock.tau)
         self.below_minimum.rebuild(self._clock.tau)
 

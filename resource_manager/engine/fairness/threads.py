@@ -34,6 +34,7 @@ def end(job: Job, slot: Slot, now_ms: int) -> None:
         slot: the slot.
         now_ms: now, monotonic.
     """
+    # Its begin is unknown, so its duration is, too.
     if slot.thread_since_ms is None:
         return
     if job.durations is None:
@@ -80,6 +81,7 @@ def restore(
         job = jobs.get(slot.job_id)
         if slot.state is not SlotState.ALLOCATED or slot.allocated_time_ms is None or job is None:
             continue
+        # If slots were reused, it is unknown when the thread that runs now began.
         if job.durations is None or not job.durations.handed_on:
             ran_ms = max(0, at.time_ms - slot.allocated_time_ms)
             slot.thread_since_ms = at.monotonic_ms - ran_ms

@@ -76,6 +76,7 @@ class Tournament(Generic[EntryT]):
     def unseat(self, entry: EntryT, tau: float) -> None:
         """Removes an entry."""
         self.count -= 1
+        # The last entry leaves nothing to judge.
         if self.count:
             self._winner[self._leaves + entry.seat] = None
             self._climb(entry, tau)
@@ -110,6 +111,7 @@ class Tournament(Generic[EntryT]):
         least = inf
         winner, at = self._winner, self._leaves + first.seat
         while at > 1:
+            # The other child has the entry that lost to the winner here.
             other = winner[at ^ 1]
             at >>= 1
             if other is None:
@@ -130,6 +132,7 @@ class Tournament(Generic[EntryT]):
 
     def _grow(self, tau: float) -> None:
         entries = self._winner[self._leaves :]
+        # Entries keep their seats; only the leaves begin at a higher node.
         before, self._leaves = self._leaves, max(_LEAVES_MIN, 2 * self._leaves)
         self._empty.extend(range(self._leaves - 1, before - 1, -1))
         self._winner = [None] * self._leaves + entries + [None] * (self._leaves - before)
@@ -146,6 +149,7 @@ class Tournament(Generic[EntryT]):
             before, until_before = winner[node], until[node]
             self._judge(node, tau)
             after = winner[node]
+            # If only the time has changed, the nodes above still have to take it over.
             if after is before and after is not entry and until[node] == until_before:
                 return
             node >>= 1
@@ -170,10 +174,12 @@ class Tournament(Generic[EntryT]):
         until, other = untils[left], untils[left + 1]
         if other < until:  # noqa: PLR1730 -- min() would cost more than all the rest
             until = other
+        # Without an opponent there is no crossing: only changes below end the validity.
         if one is None or two is None:
             winner[node] = one or two
             untils[node] = until
             return
+        # The first is less while closing * tau < apart; the lines cross at apart / closing.
         apart, closing = two.level - one.level, one.slope - two.slope
         ahead = apart - closing * tau  # by how much the first one is less
         if ahead > 0 or (ahead == 0 and one.tie < two.tie):

@@ -30,9 +30,12 @@ _COUNTED = tuple(each for each in CONSTRAINTS if each.has_columns and each.is_co
 
 def columns_of(host: Host, strategy: Strategy) -> dict[str, int]:
     """Returns all columns of a host."""
+    # A registration is replaced as a whole, so its identity tells whether the columns are current.
     if host.described is not host.executor.registration:
         _describe(host)
+    # Copied, because the cached columns must not get those that depend on bookings.
     columns = dict(host.columns_online if host.online else host.columns_known)
+    # Without columns of what is free the host covers no need, but it stays known as a size.
     if not host.eligible:
         return columns
     at = HostView.now(host)

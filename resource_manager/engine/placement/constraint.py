@@ -133,7 +133,9 @@ class HostView:
     @classmethod
     def growing(cls, host: Host, slot: Slot) -> HostView:
         """Returns the host as it is, for what a slot there needs beyond what it has booked."""
+        # A slot that grows needs no second slot, so their number does not limit it.
         at = cls(host, host.free(), UNLIMITED)
+        # The slot stays, so at most the rest of the host is left for its growth.
         at.total = subtract(host.total, slot.booked)
         return at
 

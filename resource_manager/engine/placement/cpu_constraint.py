@@ -88,6 +88,8 @@ class CpusSuit(Constraint):
         if ledger is None:
             return {}
         room, demanded = ledger.pin_room(), ledger.policy.bind
+        # A host that demands one way of binding has 0 for the other, so it is never searched for
+        # it.
         whole = demanded is not HostBindPolicy.SPREAD_BY_PCPUS
         apart = demanded is not HostBindPolicy.FULL_PCPUS_ONLY and ledger.layout.smt
         # Without SMT any cpus are on different cores, but only a host that demands this says so.
@@ -108,9 +110,11 @@ class CpusSuit(Constraint):
         policy = request.cpus[0]
         stricter = _one_required(policy)
         if request.profile is None:
+            # The cpu of a default slot is up to the host, so no column tells.
             return [{} for _ in stricter]
         known = _cpu_need(request.profile, policy)
         needs = (_cpu_need(request.profile, each) for each in stricter)
+        # Only what the preference adds: each tier includes the needs of the class in any case.
         return [{name: n for name, n in need.items() if name not in known} for need in needs]
 
     def never_met(self, request: ResourceRequest) -> int:
@@ -139,6 +143,8 @@ class CpusSuit(Constraint):
         if not self.matters_on(host, request):
             return NO_OBSTACLE
         given: CpuAssignment | CpuRefusal | None
+        # The caches below hold for the request as it is. Equal bookings share one object, so
+        # identity tells amounts that a remedy tries from those.
         as_asked = asked is host.booking_for(request)
         if as_asked and at.is_now:  # cached: the host is asked again when the slot is placed
             given = host.assign(request)
@@ -174,6 +180,7 @@ class CpusSuit(Constraint):
         found = [*_preferred(ledger, wanted), *_lower_amounts(host, ledger, wanted)]
         yield from found
         shared = replace(wanted, policy=_shared(wanted.policy))
+        # Giving up dedicated cpus is the largest change, so it is tried only if no other helps.
         if not found and wanted.policy.qos.is_pinned and not _refused(ledger, shared):
             text = f"if it ran in the shared pool (qos {QosClass.LS})"
             yield Remedy(MILLION, text, relaxed=("qos",))
@@ -216,9 +223,10 @@ def _cpu_need(profile: ResourceProfile, policy: CpuPolicy) -> dict[str, int]:
     """Returns what a host must have at least because of the CPU policy."""
     one_node = policy.numa is NumaPolicy.SINGLE_NUMA_NODE and policy.numa_required
     if not policy.qos.is_pinned:
+        # The column counts normal cpu; best-effort cpu is another dimension.
         lies_on_one = one_node and not policy.best_effort and profile.cpu_milli
         return {NODE_CPU_MILLI: profile.cpu_milli} if lies_on_one else {}
-    cpus = -(-profile.cpu_milli // MILLI_PER_CPU)
+    cpus = -(-profile.cpu_milli // MILLI_PER_CPU)  # rounded up, as only whole cpus are dedicated
     need = {PIN_CPUS: cpus}
     if policy.bind is BindPolicy.FULL_PCPUS and policy.bind_required:
         need[PIN_CORE_CPUS] = cpus
@@ -262,7 +270,7 @@ def _preferred(ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
         if not _refused(ledger, replace(wanted, policy=with_preferred(wanted.policy, [name]))):
             helped = True
             yield Remedy(1, f"if {name} were preferred instead of required", relaxed=(name,))
-    if helped or len(required) < 2:
+    if helped or len(required) < 2:  # a single policy was tried above
         return
     if not _refused(ledger, replace(wanted, policy=with_preferred(wanted.policy, required))):
         names = f"{', '.join(required[:-1])} and {required[-1]}"
@@ -310,6 +318,7 @@ def _fewer_cpus(ledger: CpuLedger, asked: int) -> list[int]:
     """Returns smaller amounts of dedicated cpu to try, largest first, in thousandths of a cpu."""
     cpus = asked // MILLI_PER_CPU
     room = ledger.pin_room()
+    # What the host has in whole is likeliest to fit; other tries go to the next smaller numbers.
     tried = {room.cpus, room.whole_core_cpus, room.whole_cores, room.most_on_a_node}
     tried |= {cpus - less for less in range(1, FEWER_TRIED_MAX - len(tried) + 1)}
     return [count * MILLI_PER_CPU for count in sorted(tried, reverse=True) if 0 < count < cpus]

@@ -126,6 +126,7 @@ class LastPlan:
 
     def drop(self, executor_id: str) -> Content | None:
         """Removes what is planned on an executor, and returns it; None: nothing was."""
+        # Both are derived from `on`.
         self.places.clear()
         self._by_owner = None
         return self.on.pop(executor_id, None)
@@ -230,6 +231,7 @@ class Elastic:
         """
         besides = (CPUS,) if labels else (CPUS, LABELS)
         found = fit.size_obstacle(self._promised[name], besides=besides)
+        # The configured shape tells nothing about cpus; an executor that has registered does.
         if found is None and name in self.seen:
             return CPUS.obstacle(fit.request, HostView.empty(self.seen[name]))
         return found

@@ -121,6 +121,7 @@ def some_host_covers(hosts: Hosts, labels: Labels, needs: list[Need]) -> bool:
         needs: alternatives, in columns of the index.
     """
     index = hosts.indexes.of(labels)
+    # No label needs a check: none is required, or the index has only hosts that carry them.
     if not labels or index is not hosts.indexes.main:
         return next(index.covering_by_block(needs), None) is not None
 
@@ -153,6 +154,7 @@ def _some_host(
     if labels and index is hosts.indexes.main:
         likely = hosts.indexes.carriers(labels)
     for at, name in zip(index.covering(needs), likely, strict=False):
+        # Both are checked in each step, since it is unknown which list ends first.
         for host in (hosts[index.ids[at]], hosts[name]):
             if host.carries(labels) and serves(host):
                 return True
@@ -169,6 +171,7 @@ def free_sums(hosts: Hosts, scheduling_class: SchedulingClass) -> Amounts:
     asked = pooled.keys() | separate.keys()
     return {
         name: sum(index.columns[name][0][at] for at in carriers)
+        # Columns that no host has are left out; they count as 0.
         for name in asked & index.columns.keys()
     }
 
@@ -240,5 +243,6 @@ def blocking_reservations(
     fit = Fit(scheduling_class)
     for each in reservations.all():
         reserved = (hosts[name] for name in each.hosts if name in hosts)
+        # With any further blocker the request would not fit without the reservation either.
         if any(fit.verdict(HostView.now(host)).blockers == (Blocker.HELD,) for host in reserved):
             yield each

@@ -134,6 +134,7 @@ class EnoughFree(Constraint):
                 lack = (amount - there) * MILLION // amount
                 found += (Obstacle(self, _insufficient(name), True, lack, name),)
                 too_small = too_small or total.get(name, 0) < amount
+        # Not transient: this obstacle stays even if all slots end.
         if too_small:
             return (Obstacle(self, Blocker.TOTAL_TOO_SMALL), *found)
         return found
@@ -155,12 +156,15 @@ class EnoughFree(Constraint):
         if request.profile is None:
             return
         spare = at.spare()
+        # No smaller amount helps against the limit of slots.
         if at.spare_slots() < 1:
             return
+        # Lower everything to what is free, then try cpu amounts that also suit the cpus.
         asked = host.booking_for(request)
         left = dict(asked)
         for name in shortfall(asked, spare):
             free = spare.get(name, 0)
+            # Bookings are multiples of the grain, so what is free is rounded down to one.
             left[name] = (
                 round_down(free, MEMORY_GRAIN_BYTES) if name.endswith(MEMORY_BYTES) else free
             )
@@ -168,6 +172,7 @@ class EnoughFree(Constraint):
         memory = sum(left.get(name, 0) for name in (MEMORY_BYTES, *MEMORY_PARTS))
         cpu = BEST_EFFORT_CPU_MILLI if request.best_effort else CPU_MILLI
         for cpu_milli in cpu_amounts_to_try(request, left.get(cpu, 0)):
+            # Later amounts are smaller still, so the search ends.
             if cpu_milli < settings.cpu_milli_min or memory < settings.memory_bytes_min:
                 return
             smaller = left | {cpu: cpu_milli}
@@ -182,6 +187,7 @@ class EnoughFree(Constraint):
                 size = max((each.asked - each.free) * MILLION // each.asked for each in lower)
                 amounts = " and ".join(f"{each.dimension} <= {each.free}" for each in lower)
                 yield Remedy(size, f"if {amounts}", lower)
+            # Amounts come largest first, so the first one that suits is the smallest change.
             return
 
 
@@ -312,6 +318,7 @@ class Fit:
     def __init__(self, request: ResourceRequest) -> None:
         self.request = request
         applying = [each for each in CONSTRAINTS if each.applies(request)]
+        # Bound once, because a survey calls them for every host.
         self._cheap = [each.obstacles for each in applying if not each.costly]
         self._costly = [each for each in applying if each.costly]
         self._of_size = [each for each in applying if each.of_size]
@@ -324,7 +331,7 @@ class Fit:
 
     def asked(self, host: Host) -> Amounts:
         """Returns the amounts that the request would book on a host."""
-        if self._booked is None:
+        if self._booked is None:  # it differs between hosts
             return host.booking_for(self.request)
         return self._booked[host.separate_pools]
 

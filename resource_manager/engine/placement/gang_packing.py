@@ -50,11 +50,13 @@ class Matching:
 
     def run(self, *, partly: bool) -> list[Share]:
         """Returns hosts for as many members as possible; if not `partly`, for none or all."""
+        # Ends at the first member without a place, unless a part of them is wanted.
         found = all(
             self._place(at) or self._place_instead(at) or partly
             for at, members in enumerate(self._members)
             for _ in range(members.count)
         )
+        # The caller gets only shares; what was closed for this search is given back.
         self._placer.reopen()
         return [
             Share(self._members[at].number, host_id, count)
@@ -71,6 +73,7 @@ class Matching:
         self._on[host_id][at] += 1
         self._left[host_id] -= 1
         if not self._left[host_id]:
+            # Without room, it is found by no search for other members.
             del self._left[host_id]
             self._placer.close(host_id)
         return True
@@ -80,9 +83,11 @@ class Matching:
         self._placer.roll_back(self._start)  # `room` must tell what hosts had at first
         came: dict[int, tuple[int, str]] = {}  # which member takes the place of another, and where
         to_try, seen, unseen = [start], {start}, dict.fromkeys(self._on)
+        # Breadth first: the list grows while it is iterated.
         for at in to_try:
             if self._place(at):
                 moved = at
+                # Backwards along the chain, each member takes the place of the one that moved on.
                 while moved != start:
                     before, host_id = came[moved]
                     self._on[host_id][moved] -= 1
@@ -90,6 +95,7 @@ class Matching:
                     moved = before
                 return True
             for host_id in [each for each in unseen if self._could_have(each, at)]:
+                # Once a host was reached, all its members are listed, so a second visit adds none.
                 del unseen[host_id]
                 for other, count in self._on[host_id].items():
                     if count and other not in seen:
@@ -165,6 +171,7 @@ class Packing:
             if host_id is None:
                 choices.pop()
                 continue
+            # Books before the next member is tried, so that each choice depends on those before.
             marks.append(placer.mark())
             placer.take(members[len(chosen)], host_id, 1)
             chosen.append(host_id)
@@ -178,12 +185,14 @@ class Packing:
         """Yields the hosts to try for a member, given that of the one before it."""
         members = self._members[at]
         hosts = self._able[members]
+        # Only this host and later ones: the same members in another order are the same choice.
         if at and self._members[at - 1] is members:
             hosts = hosts[hosts.index(before) :]
         tried = set[object]()
         for host_id in hosts:
             if not self._step():
                 return
+            # Hosts are alike if the same members could go there and the same is left.
             state = self._served_by[host_id], self._placer.state(host_id)
             if state not in tried and self._placer.room(members, host_id, 1):
                 tried.add(state)
@@ -199,6 +208,7 @@ class Packing:
         or if all together need more than is free, or if that takes too many steps.
         """
         placer = self._placer
+        # The sums come first: they are cheap, and often show that there is no way.
         if not self._is_enough():
             return False
         for members in dict.fromkeys(self._members):
@@ -208,6 +218,7 @@ class Packing:
                     return False
                 able.append(host_id)
                 self._served_by[host_id] = (*self._served_by.get(host_id, ()), members.number)
+                # The list of hosts must be complete, but room is counted only until it is enough.
                 if room < members.count:
                     room += placer.room(members, host_id, members.count)
             if room < members.count:
@@ -225,6 +236,8 @@ class Packing:
         needed = Counter[str]()
         for each in self._members if hosts else ():
             needs = [needs_of(each.wanted).amounts[separate] for separate in kinds]
+            # Where both kinds of memory pools occur, the lesser need counts: a sum over different
+            # hosts must never rule out what fits.
             for name in set(needs[0]).intersection(*needs[1:]):
                 needed[name] += min(need[name] for need in needs)
         return bool(hosts) and all(

@@ -115,6 +115,7 @@ class GangSearch:
                     found = self._together(partly=False)
             return found if count_of(found) == self.wanted else None
         finally:
+            # The indexes may be those of a pass, so nothing may stay taken, whatever happens.
             self._placer.drop()
 
     def most_on(self, host_id: str) -> int:
@@ -146,6 +147,7 @@ class GangSearch:
 
     def _on_one_host(self) -> list[Share]:
         whole = self._whole()
+        # The sum of all needs selects hosts. Whether cpus suit shows when members are placed there.
         for host_id in self._placer.hosts(whole) if whole is not None else ():
             for order in self._orders():
                 found = self._fill_host(host_id, order)
@@ -163,15 +165,20 @@ class GangSearch:
 
     def _together(self, *, partly: bool) -> list[Share]:
         members = self.members
+        # Equal members with different labels compete for hosts. Taking the first host may then fail
+        # where a matching does not.
         alike = len({(each.wanted.profile, each.wanted.cpus) for each in members}) == 1
         if alike and len(members) > 1:
             order = self._least_choice_first()
             return Matching(self._placer, order, one_each=False).run(partly=partly)
+        # Largest first is cheap and mostly enough.
         found = self._fill(self._largest_first(), partly=partly)
+        # Equal members that differ in nothing are placed exactly by this, so no search finds more.
         if len(members) == 1 or count_of(found) == self.wanted:
             return found
         self._placer.roll_back()
         for order in self._orders():
+            # All searches share one budget of steps, as the whole decision must be short.
             packing = Packing(self._placer, order, self.steps_left)
             exact = packing.run()
             self.steps_left, self.cut_off = packing.steps_left, self.cut_off or packing.cut_off
@@ -180,6 +187,7 @@ class GangSearch:
             self._placer.roll_back()
         if not partly:
             return []
+        # No way has room for all; of two partial ones, the one with more members is reported.
         other = self._fill(self._largest_first()[::-1], partly=True)
         return max(found, other, key=count_of)
 
@@ -190,6 +198,7 @@ class GangSearch:
         shares: list[Share] = []
         for members in order:
             left = members.count
+            # One call may place fewer than fit, such as one slot per host, so it is repeated.
             while left and (runs := self._placer.place(members.wanted, left)):
                 shares += [Share(members.number, host_id, count) for host_id, count in runs]
                 left -= sum(count for _, count in runs)
@@ -217,6 +226,7 @@ class GangSearch:
         """Yields the values of a label that have room for as many of the smallest member, a few at
         a time, and of those the best first.
         """
+        # As if empty, the first value that fits will do, so none are compared.
         further = HOSTS_LOOKED_FURTHER if self._compares else 1
         sign = -1 if self._hosts.settings.strategy != "pack" and self._compares else 1
         most = self._hosts.settings.pack_candidates if self._compares else 1
@@ -231,6 +241,7 @@ class GangSearch:
             room[value] += fitting
             if room[value] >= self.wanted:
                 promising[value] = None
+            # Only hosts after the first promising value count against the limit.
             looked += bool(promising)
             if len(promising) > most or looked == further:
                 yield from sorted(promising, key=lambda each: (sign * room[each], each))
@@ -249,6 +260,7 @@ class GangSearch:
         barred = frozenset[str]().union(*(each.barred for each in self.members))
         whole = make_scheduling_class(0, key)
         pooled, separate = whole_needs(self.members)
+        # Policies are those of the largest member; the amounts are replaced by the sum.
         whole.needs = needs_of(largest)._replace(pooled=pooled, separate=separate)
         return Members(-1, whole, 1, barred)
 
@@ -294,6 +306,7 @@ def passed_by(hosts: Hosts, kind: GangKind) -> bool:
     grown = _grown_since(hosts, kind.failed_search)
     if grown is None or _helps(hosts, kind, grown):
         return False
+    # These hosts did not help, so the next check leaves them out.
     kind.failed_search = _now(hosts)
     return True
 
@@ -310,6 +323,7 @@ def find_together(
         requests: those of its kind, or the same with the hosts that hold older slots of members.
     """
     kind, grown = waiting.kind, None
+    # With hosts excluded because of older slots, a failure says nothing of equal gangs.
     if requests == kind.member_requests:
         grown = _grown_since(hosts, kind.failed_search)
     elif waiting.failed_search is not None and waiting.failed_search[0] == requests:
@@ -317,6 +331,7 @@ def find_together(
         if since is not None and not _helps(hosts, kind, since):
             return None
     search = GangSearch(hosts, kind.where, requests, may_build=True)
+    # After a failed search, any way must include a host that has grown since.
     found = search.find(grown)
     waiting.steps = STEPS_MAX - search.steps_left
     failed = _now(hosts) if found is None else None

@@ -51,6 +51,7 @@ class Hosts(dict[str, Host]):
         """Updates the indexes from the hosts that were touched, and unblocks requests that may fit
         now.
         """
+        # A removed host was touched, too: it has no columns left, but the trees must be rebuilt.
         touched = [self[name] for name in sorted(self.touched) if name in self]
         self.touched.clear()
         self.indexes.refresh(touched, queue)
@@ -60,6 +61,7 @@ class Hosts(dict[str, Host]):
         del self[host.host_id]
         self.indexes.remove(host)
         self.touch(host)  # `refresh` has to rebuild the indexes
+        # Verdicts about empty hosts are cached with this version, and may have counted on the host.
         self.version += 1
 
     def heard(self) -> Heard:
@@ -79,5 +81,6 @@ class Hosts(dict[str, Host]):
         """
         for name, (instance_id, report_number) in heard.items():
             host = self.get(name)
+            # Another instance of the executor numbers its reports from 1 again.
             if host is not None and host.executor.registration.instance_id == instance_id:
                 host.executor.report_number = report_number

@@ -95,10 +95,12 @@ class CapacityIndex:
         Returns:
             True if a free amount rose, or if the tree has to be rebuilt.
         """
+        # Positions change at the next `freshen`, so the numbers are kept by id until then.
         if self._stale or host_id not in self.position:
             self._vectors[host_id] = dict(vector)
             self._stale = True
             return True
+        # All other hosts have 0 in a column that is new.
         if not vector.keys() <= self.columns.keys():
             for name in vector:
                 if name not in self.columns:
@@ -106,12 +108,14 @@ class CapacityIndex:
                     self.sums[name] = 0
         position = self.position[host_id]
         rose = False
+        # All columns, because one that the vector lacks must become 0.
         for name, column in self.columns.items():
             value = vector.get(name, 0)
             before = column[0][position]
             if value != before:
                 self.sums[name] += value - before
                 _write(column, position, value)
+                # A column with a slash tells what the host is; its rise is no free capacity.
                 rose = rose or (value > before and "/" not in name)
         if rose:
             self.log_growth(host_id)
@@ -121,6 +125,7 @@ class CapacityIndex:
         """Logs a host, so that all classes that wait check it again."""
         if self._stale or host_id not in self.position:
             return  # the tree will be rebuilt, so they search all hosts
+        # The positions in a cleared log mean nothing any more, which the new version shows.
         if len(self.grown) >= GROWTH_LOG_MAX:
             self.grown.clear()
             self.version += 1
@@ -149,6 +154,8 @@ class CapacityIndex:
             name: the column.
             before: the number to restore.
         """
+        # Only `open` records this column. Entries are undone last first, so this host was opened
+        # last.
         if name == EMPTY:
             self.opened.pop()
         column = self.columns[name]
@@ -159,6 +166,7 @@ class CapacityIndex:
         """Records that an empty host gets slots in the current pass, and adds it to `opened`."""
         if self.journal is not None:
             self.journal.append((self, position, EMPTY, 1))
+        # Lowered in place, like free amounts: `settle` repairs the nodes above.
         self.columns[EMPTY][0][position] = 0
         self.sums[EMPTY] -= 1
         self.opened.append(position)
@@ -183,6 +191,8 @@ class CapacityIndex:
                 _mend(columns, level, node)
         self.taken = set()
         self._loose.clear()
+        # Only now: within the pass, searches find these hosts in `opened`, and must not find them
+        # twice.
         for position in self.opened:
             self.write(position, IN_USE, 1)
             self.log_growth(self.ids[position])  # it is now one of the hosts in use
@@ -196,6 +206,8 @@ class CapacityIndex:
         seen.ids, seen.position = self.ids, self.position
         for name, column in self.columns.items():
             if name.startswith(prefix):
+                # Shared, because a copy would cost as much as the cluster is large. Ledgers roll
+                # changes back.
                 seen.columns[name[len(prefix) :]] = column
                 seen.sums[name[len(prefix) :]] = self.sums[name]
         return seen
@@ -211,6 +223,7 @@ class CapacityIndex:
     def remove(self, host_id: str) -> None:
         """Removes a host."""
         self._vectors.pop(host_id, None)
+        # The leaf stays until `freshen`, which reads the other hosts at their old positions.
         if host_id in self.position:
             self._gone.add(host_id)
         self._stale = True
@@ -228,6 +241,7 @@ class CapacityIndex:
         for name in sorted(self.columns.keys() | names):
             old = self.columns[name][0] if name in self.columns else none
             leaves = list(map([*old, 0].__getitem__, origins))
+            # Applied last, so that a host which was removed and came back has its new numbers.
             for host_id, vector in self._vectors.items():
                 leaves[self.position[host_id]] = vector.get(name, 0)
             self.columns[name] = _build_column(leaves)
@@ -235,6 +249,7 @@ class CapacityIndex:
         self._vectors = {}
         self._gone = set()
         self._stale = False
+        # Cursors and logs refer to the old positions; the new version makes them void.
         self.grown.clear()
         self.version += 1
 
@@ -278,6 +293,7 @@ class CapacityIndex:
         ]
         if len(searches) == 1:
             return searches[0]
+        # Two searches are merged by position, so their blocks cannot be kept.
         positions = _merged([chain.from_iterable(blocks) for blocks in searches])
         return ([position] for position in positions)
 
@@ -311,17 +327,20 @@ class CapacityIndex:
         for name, amount in need.items():
             column = self.columns.get(name)
             if column is None:
-                return None
+                return None  # it is 0 everywhere
             columns.append((column, amount))
+        # An empty tree has no root where a search could begin.
         return columns if self.ids else None
 
     def _search(self, columns: list[tuple[Column, int]], start: int) -> Iterator[list[int]]:
         height = len(columns[0][0]) - 1
+        # The highest level has up to 32 nodes. Those entirely before `start` are left out.
         top = _survivors(columns, height, start >> (_BITS * height), len(columns[0][0][height]))
         if height == 0:
             if top:
                 yield top
             return
+        # Depth first, with one iterator per level, so that positions come in order.
         stack = [iter(top)]
         while stack:
             node = next(stack[-1], None)
@@ -329,6 +348,7 @@ class CapacityIndex:
                 stack.pop()
                 continue
             level = height - len(stack)
+            # Only nodes on the path to `start` are cut; all later ones begin at their first child.
             low = max(node << _BITS, start >> (_BITS * level))
             high = min((node + 1) << _BITS, len(columns[0][0][level]))
             found = _survivors(columns, level, low, high)
@@ -337,6 +357,7 @@ class CapacityIndex:
             elif found:
                 yield found
             elif level == 0 and node in self._loose:
+                # A maximum that was too high led here. Repaired, it leads no other search here.
                 self._loose.remove(node)
                 _mend(self._free_columns(), 1, node)
 
@@ -344,6 +365,8 @@ class CapacityIndex:
         self, columns: list[tuple[Column, int]], score: Column
     ) -> Iterator[tuple[int, int]]:
         height = len(score) - 1
+        # Best first: a node's score is at least that of every host below it. So the first leaf that
+        # comes off the heap is the best one. `first` orders equal scores by position.
         heap = [
             (-score[height][node], node << (_BITS * height), height)
             for node in _survivors(columns, height, 0, len(score[height]))
@@ -398,7 +421,7 @@ def _write(column: Column, position: int, value: int) -> None:
     if value > before:
         for level in column[1:]:
             position >>= _BITS
-            if level[position] >= value:
+            if level[position] >= value:  # all nodes above it are as large, too
                 return
             level[position] = value
         return
@@ -410,7 +433,7 @@ def _write(column: Column, position: int, value: int) -> None:
         first = position << _BITS
         largest = max(below[first : first + _FAN_OUT])
         if largest == before:
-            return
+            return  # another child has the same number
         level[position] = largest
         below = level
 
@@ -419,6 +442,7 @@ def _survivors(columns: list[tuple[Column, int]], level: int, low: int, high: in
     first_column, first_amount = columns[0]
     values = first_column[level]
     found = [node for node in range(low, high) if values[node] >= first_amount]
+    # Later columns are read only at the nodes that the earlier ones left.
     for column, amount in columns[1:]:
         if not found:
             break
@@ -433,6 +457,7 @@ _Found = TypeVar("_Found", int, tuple[int, int])
 def _merged(searches: list[Iterator[_Found]]) -> Iterator[_Found]:
     last: _Found | None = None
     for item in heapq.merge(*searches):
+        # A host that covers both needs is found by both searches.
         if item != last:
             last = item
             yield item

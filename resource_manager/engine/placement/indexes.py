@@ -100,27 +100,32 @@ class Indexes:
         now.
         """
         grew = False
+        # Update the numbers of each host, and find out what has grown.
         for host in dirty:
             vector = columns_of(host, self._settings.strategy)
             relabelled = self._label(host)
             self._sort_by_cpus(host)
             rose = self.main.put(host.host_id, vector)
+            # Labels are no column, yet classes that searched before must check this host again.
             if relabelled and not rose:
                 self.main.log_growth(host.host_id)
             if relabelled or rose:
                 grew = True
                 queue.non_batchables.grew(host.host_id, host.labels)
+            # Classes with a dedicated index see only these hosts, so others do not unblock them.
             for labels, index in self.selected.items():
                 if host.carries(labels):
                     if index.put(host.host_id, vector):
                         queue.unblock(labels)
                 elif index.knows(host.host_id):
                     index.remove(host.host_id)
+        # Rebuild once for all hosts, before classes search.
         self.main.freshen()
         for index in self.selected.values():
             index.freshen()
         if grew:
             self._wake_in_main(queue)
+        # Below the limit unused indexes are kept, because building one reads every host.
         if len(self.selected) >= self._settings.label_indexes_max:
             for labels in [labels for labels in self.selected if not queue.is_required(labels)]:
                 del self.selected[labels]
@@ -151,6 +156,8 @@ class Indexes:
         for index in (self.main, *self.selected.values()):
             if index.knows(host.host_id):
                 at = index.position[host.host_id]
+                # A host that is in use, or was opened before in this pass, must not be listed
+                # twice.
                 if index.value(host.host_id, EMPTY):
                     index.open(at)
 
@@ -163,11 +170,14 @@ class Indexes:
             if index.knows(host.host_id):
                 at = index.position[host.host_id]
                 for name, column in index.columns.items():
+                    # `IN_USE` is set when the pass ends; until then searches find the host in
+                    # `opened`.
                     if name != IN_USE and column[0][at] != (amount := vector.get(name, 0)):
                         index.write(at, name, amount)
 
     def settle(self, hosts: Mapping[str, Host]) -> None:
         """Updates derived columns where something was taken, and repairs the trees."""
+        # Derived columns come first, so that the repair of the trees includes them.
         for index in (self.main, *self.selected.values()):
             for at in index.taken:
                 self._derive(index, hosts[index.ids[at]], at)
@@ -181,6 +191,7 @@ class Indexes:
     def _derive(self, index: CapacityIndex, host: Host, at: int) -> None:
         columns = index.columns
         slots = columns[SLOTS][0][at]
+        # If any host has a limit, a pass counts down the column on all. Here that is undone.
         if slots != UNLIMITED and not host.executor.registration.slots_max:
             slots = UNLIMITED
             index.write(at, SLOTS, slots)
@@ -219,6 +230,7 @@ class Indexes:
     def _wake_in_main(self, queue: WaitingQueue) -> None:
         """Unblocks the classes for which the index of all hosts is searched."""
         for labels in list(queue.blocked):
+            # Labels with a dedicated index are unblocked where that index grows.
             if labels not in self.selected:
                 queue.unblock(labels)
 

@@ -80,8 +80,10 @@ class Ledger:
         index, journal = bookings.index, self._journal
         if journal is None:
             index.took([position for position, _ in taken])
+            # Without indexes of selectors, no other index shows these hosts.
             if not self.indexes.selected:
                 return
+        # A host may have got several runs; other indexes are lowered once for all of them.
         counts = Counter[int]()
         for position, count in taken:
             counts[position] += count
@@ -89,12 +91,14 @@ class Ledger:
             booking = bookings.at(position)
             if journal is not None:
                 for name, (leaves, amount, _) in zip(booking.names, booking.columns, strict=True):
+                    # The leaves are lowered already, so their old numbers are computed.
                     journal.append((index, position, name, leaves[position] + amount * count))
             host = self._hosts[index.ids[position]]
             if self._topology:
                 self.cpus.take(bookings.scheduling_class, host, count)
             if self.indexes.selected:
                 self.indexes.lower(host, booking.amounts, count, besides=index)
+                # What other indexes have cached of the host is too high now.
                 self._forget_free(host, besides=index)
 
     def open(self, index: CapacityIndex, position: int) -> None:
@@ -113,6 +117,7 @@ class Ledger:
     def close(self, host: Host) -> None:
         """Takes all slots that a host has left, in all indexes. Only for a tentative ledger."""
         for index in self.indexes.all().values():
+            # Without a slot left no class fits, whatever amounts are free.
             if index.knows(host.host_id):
                 for name in (SLOTS, DEFAULT_SLOTS):
                     if name in index.columns:
@@ -136,6 +141,7 @@ class Ledger:
         """Returns a mark to roll back to. The ledger is tentative from the first mark on."""
         if self._journal is None:
             self._journal = []
+            # One journal for all indexes, so that everything is undone in reverse order.
             for index in self.indexes.all().values():
                 index.journal = self._journal
         return len(self._journal), self.cpus.mark()
@@ -148,12 +154,15 @@ class Ledger:
             index, position, name, before = journal.pop()
             index.undo(position, name, before)
             if index in self._proportions:
+                # It is computed again from the leaves on the next access.
                 self._proportions[index].free.pop(position, None)
         self.cpus.roll_back(cpus)
 
     def drop(self) -> None:
         """Gives back everything and ends the ledger, which must be tentative."""
         self.roll_back((0, 0))
+        # The roll-back adds to the sums what was lowered in place, which was never subtracted from
+        # them. This evens that out.
         for proportions in self._proportions.values():
             proportions.settle()
         for index in self.indexes.all().values():
@@ -204,6 +213,8 @@ class Bookings:
         wanted, columns = self.scheduling_class, self.index.columns
         pooled, separate, *_ = needs_of(wanted)
         needs = {False: pooled, True: separate}
+        # One booking serves all hosts if only one kind of memory pools has the columns that the
+        # class needs, or if both kinds book the same.
         kinds = [separate for separate, need in needs.items() if need.keys() <= columns.keys()]
         alike = len(kinds) == 1 or pooled == separate
         if wanted.profile is None or not kinds or not alike:

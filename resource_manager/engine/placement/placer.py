@@ -49,12 +49,14 @@ class Placer:
         self._closed: set[str] = set()  # hosts that get no more slots
         most = hosts.settings.hosts_asked_max
         self._asks = Asks(most, most // 2)
+        # Entries outlive their refusals; dropping them here keeps the checks of each class short.
         for name in list(hosts.refusing):
             if name not in hosts or not hosts[name].refusals:
                 del hosts.refusing[name]
 
     def has_room(self, scheduling_class: SchedulingClass) -> bool:
         """Returns True if at least one slot of a class can be placed."""
+        # Most classes that were unblocked still have no room. This is cheaper than a search.
         if scheduling_class not in self._found and self._is_still_full(scheduling_class):
             return False
         return self._candidates(scheduling_class).first() is not None
@@ -65,6 +67,7 @@ class Placer:
         first = found.first()
         if first is None:
             return False
+        # Either two fit on one host, or one each on two hosts.
         return found.scope.room(first, 2) > 1 or found.first(besides=(first,)) is not None
 
     def place(
@@ -91,6 +94,7 @@ class Placer:
             for position, share in self._place_on(found, level, count, besides):
                 runs.append((index.ids[position], share))
                 count -= share
+            # A later level is less suited, so it gets only what the earlier ones could not take.
             if not count:
                 break
         return runs
@@ -105,6 +109,7 @@ class Placer:
         there are more: whether there is room is unknown.
         """
         found = self._found.get(scheduling_class)
+        # A level that demands preferences may be cut off: the last level accepts any host.
         return found is not None and any(
             search.cut_off and search.tier.unmet_max is None for search in found.begun()
         )
@@ -134,6 +139,7 @@ class Placer:
 
     def _candidates(self, scheduling_class: SchedulingClass) -> Candidates:
         found = self._found.get(scheduling_class)
+        # An index for the labels may have been built since; then the search begins again there.
         if found is None or found.scope.index is not self._indexes.of(scheduling_class.labels):
             found = self._found[scheduling_class] = self._begin(scheduling_class)
         return found
@@ -141,6 +147,7 @@ class Placer:
     def _begin(self, scheduling_class: SchedulingClass) -> Candidates:
         """Begins the searches of a class."""
         index, labels = self._index_of(scheduling_class), scheduling_class.labels
+        # The index of a selector implies its labels, so hosts need no check.
         labels = labels if index is self._indexes.main else ()
         refusing = self._refusing(scheduling_class)
         scope = self._scope_in(index, scheduling_class, labels, refusing)
@@ -167,6 +174,7 @@ class Placer:
             barred: hosts that must not be chosen.
         """
         listed = None
+        # Few carriers are compared directly. A search of the index visits every host with room.
         if labels and self._indexes.carrier_count(labels) <= LISTED_MAX:
             position, carriers = index.position, self._indexes.carriers(labels)
             listed = sorted([position[name] for name in carriers if name in position])
@@ -195,6 +203,7 @@ class Placer:
         added to `besides`: they get no more slots until these are booked.
         """
         wanted = found.scope.scheduling_class
+        # Whether amounts decide is the same in all tiers of a level.
         topology = found.searches(level)[0].topology
         if self._policy.column is None:
             return (self._pack_each if topology else self._pack)(found, level, count, besides)
@@ -203,6 +212,8 @@ class Placer:
             best = (at for search in found.searches(level) for at in search.best_first(column))
             taken: list[Taken] = []
             for position in best:
+                # One slot per host: which cpus are left is known only once the caller has booked
+                # it.
                 if len(taken) == count:
                     break
                 if position not in besides:
@@ -217,14 +228,19 @@ class Placer:
         place or nothing fits.
         """
         taken: list[Taken] = []
+        # Locals and inlined arithmetic: this is the innermost loop of placement.
         bookings = found.scope.bookings
         empty_at, free_of = bookings.empty, bookings.free
         searches = found.searches(level)
         while count and (ranked := self._by_affinity(searches, bookings, besides)):
+            # The ranking holds until its last host got a part; then hosts are ranked again.
             for _, position in ranked:
                 booking = bookings.everywhere or bookings.at(position)
                 columns = booking.columns
+                # The only host left takes all. Otherwise it gets a part, so that slots of other
+                # proportions can be placed beside them.
                 share = count if len(ranked) == 1 else min(count, booking.at_once)
+                # One slot fits: the ranking has just checked that.
                 if share > 1:
                     for leaves, amount, _ in columns:
                         fit = leaves[position] // amount
@@ -233,6 +249,7 @@ class Placer:
                 for leaves, amount, _ in columns:
                     leaves[position] -= amount * share
                 free_of[position] -= booking.weight * share
+                # The sums of the index are corrected once, when the pass ends.
                 booking.owed += share
                 if empty_at[position]:
                     self._ledger.open(bookings.index, position)
@@ -240,6 +257,7 @@ class Placer:
                 count -= share
                 if not count:
                     break
+        # Once for all hosts: this lowers the other indexes and marks nodes for repair.
         self._ledger.took(bookings, taken)
         return taken
 
@@ -252,6 +270,7 @@ class Placer:
         most = self._hosts.settings.pack_candidates
         used, *others = searches
         ranked = _affinities(used, most, bookings, besides)
+        # Empty hosts are compared only if few in use have room, so that they stay empty for longer.
         for empty in others if len(ranked) < most else ():
             compared = empty_compared(most, self._ledger.hosts_in_use)
             if len(ranked) < compared:
@@ -265,6 +284,7 @@ class Placer:
         """Takes as much as fits of one host after the other, each the best of those compared."""
         taken: list[Taken] = []
         while count and (best := self._best_fit(found, level, besides)) is not None:
+            # Its cpus are known again only when the caller has booked these slots.
             besides.add(best)
             share = found.scope.room(best, count)
             self._ledger.take(found.scope.bookings, best, share)
@@ -285,6 +305,8 @@ class Placer:
         """Takes one slot at a time, on the host with the highest score."""
         bookings = found.scope.bookings
         index = bookings.index
+        # Two sources, each in order of score: hosts not used here yet, and those whose score has
+        # changed because they were.
         best = (at for search in found.searches(level) for at in search.best_first(column))
         ahead = (at for at in best if at not in besides)
         taken: list[Taken] = []
@@ -292,6 +314,7 @@ class Placer:
         position = next(ahead, None)
         while len(taken) < count and (again or position is not None):
             score = index.columns[column][0]
+            # On equal scores the lower position goes first, as in the index.
             if position is not None and (not again or (-score[position], position) < again[0]):
                 chosen, position = position, next(ahead, None)
             else:
@@ -350,13 +373,16 @@ class Candidates:
         wanted, host = scope.scheduling_class, scope.host(position)
         cpu = BEST_EFFORT_CPU_MILLI if wanted.best_effort else CPU_MILLI
         free = scope.index.value(host.host_id, cpu)
+        # A preference counts most, then little free cpu. The position makes the result unique.
         return scope.cpus.unmet(wanted, host), free, -host.score(wanted), position
 
     def finish(self) -> None:
         """Stores with the class how far the searches came."""
+        # Only if every level was searched to its end is it certain that no host has room.
         index, full = self.scope.index, len(self._searches) == len(self.levels)
         for search in self.begun():
             ended = search.finish()
+            # Hosts that such a level leaves out are searched by the last one, which accepts any.
             full = full and (ended or search.tier.unmet_max is not None)
         self.scope.scheduling_class.searched = (
             (index.version, len(index.grown)) if full else (-1, 0)
@@ -371,9 +397,12 @@ def _affinities(
     """
     ranked: list[tuple[int, int]] = []
     search.drop_opened()
+    # Hosts in `besides` may be among the first, so that many more are ranked.
     candidates, free_of, wanted = search.candidates, bookings.free, most + len(besides)
     everywhere = bookings.everywhere.columns if bookings.everywhere is not None else None
+    # Full hosts are dropped, so the first `len(ranked)` candidates are those already ranked.
     while len(ranked) < wanted and (len(ranked) < len(candidates) or search.further()):
+        # Iterates over a slice, because the loop removes candidates.
         for position in candidates[len(ranked) : wanted]:
             affinity = 0
             for leaves, amount, affinity_of_one in everywhere or bookings.at(position).columns:
@@ -383,6 +412,8 @@ def _affinities(
                     break
                 affinity += free * affinity_of_one
             else:
+                # Negative, so that sorting puts the best first. A host may have nothing left that
+                # is weighed.
                 ranked.append((-affinity // (free_of[position] or 1), position))
     if besides:
         return [each for each in ranked if each[1] not in besides][:most]

@@ -84,6 +84,7 @@ def _larger_surplus(need: Need, cluster: Amounts) -> str:
     """
     cpu, memory = need.get(CPU_MILLI, 0), sum(need.get(name, 0) for name in MEMORY)
     has_memory = sum(cluster.get(KNOWN + name, 0) for name in MEMORY)
+    # Compares shares of the totals, multiplied crosswise so that nothing is rounded.
     more_cpu = cpu * has_memory >= memory * cluster.get(KNOWN + CPU_MILLI, 0)
     return CPU_SURPLUS if more_cpu else MEMORY_SURPLUS
 
@@ -168,6 +169,7 @@ class Proportions:
             for name, weight in self.weights.items()
             if name in index.columns
         )
+        # If no host has a limit of slots, passes need not read or lower that column.
         self._unlimited = index.sums.get(KNOWN + SLOTS) == UNLIMITED * len(index)
         self._bookings: dict[int, Booking] = {}  # by identity of the amounts
         self._keys: list[Amounts] = []  # kept, so that no identity is reused
@@ -190,9 +192,12 @@ class Proportions:
             )
             weight += weighed
             largest = max(largest, weighed)
+        # A slot that books nothing needs this column, or a host would take any number.
         if not self._unlimited or not taken:
             taken.append((columns[SLOTS][0], 1, 0))
             names.append(SLOTS)
+        # Slots that an average host takes, by the slot's largest dimension; a part of them, rounded
+        # up.
         at_once = -(-(_AVERAGE_HOST // largest) // PART_AT_ONCE)
         return Booking(amounts, taken, names, weight >> _FREE_SCALE, max(1, at_once))
 

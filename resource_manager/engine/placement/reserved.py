@@ -143,6 +143,8 @@ class Reservations:
         del self.by_number[ended.owner.number]
         for name in ended.hosts:
             del self.on_host[name]
+        # A waiter that no host would suit gains nothing. The others may find free hosts now.
         self.searched = {each: found for each, found in self.searched.items() if not found}
+        # The next check begins again with the longest starved, and is due at once.
         self.unexamined.clear()
         self.due_ms = 0

@@ -96,6 +96,7 @@ class Scope:
         if wanted.profile is not None:
             needs = needs_of(wanted)
             return needs.separate if host.separate_pools else needs.pooled
+        # What a default slot books is up to the host. Where that is nothing, it has none.
         booked = host.booking_for(wanted)
         return {**in_grains(booked), SLOTS: 1} if booked else {}
 
@@ -121,8 +122,10 @@ class Search:
         self.cut_off = False
         self._scope = scope
         self._needs: list[Need] = []
+        # Columns leave out reserved amounts, but do not tell which cpus the owner needs.
         self._barred = scope.barred | scope.reserved if self.topology else scope.barred
         columns = scope.index.columns
+        # Aligning hosts have a level for themselves, which asks about cpus.
         plain_only = not self.topology and bool(scope.hosts.indexes.aligning)
         self._aligning = columns[ALIGNING][0] if plain_only and ALIGNING in columns else None
         self._checked = bool(self._barred or scope.labels or self._aligning is not None)
@@ -154,12 +157,14 @@ class Search:
         """Adds the next hosts to the candidates. Returns False if there are none, or if too many
         checks have failed.
         """
+        # Only hosts that the pass opened could follow, and all of them were read.
         if self._ended and self._read == len(self._scope.index.opened):
             return False
         while not self.cut_off and (block := self._next_block()) is not None:
             if closed := self._scope.closed:
                 ids = self._scope.index.ids
                 block = [at for at in block if ids[at] not in closed]
+            # The cheap checks come first: `_agrees` computes cpus and uses up the limit of checks.
             if self._checked:
                 block = [at for at in block if self._admits(at)]
             if self.topology:
@@ -214,6 +219,7 @@ class Search:
             able = scope.index.covering_among(scope.listed, self._needs)
             best = iter(sorted(able, key=lambda at: (-value(ids[at], column), at)))
         for at in best:
+            # It failed a check before this position was passed, and has not grown since.
             if self.topology and at < self._frontier and at not in unknown:
                 continue
             if self._admits(at) and (not self.topology or self._agrees(at)):
@@ -221,6 +227,7 @@ class Search:
                 yield at
             if self.cut_off:
                 break
+        # The checks are used up. Candidates from before need no search, so they still count.
         if self.cut_off:
             yield from (at for at in self.candidates if at in unknown and self.has_room(at))
 
@@ -229,6 +236,7 @@ class Search:
         if self._found is None:
             return False
         index = self._scope.index
+        # Opened hosts that were not read belong to this tier when the next pass begins.
         unread = index.opened[self._read :] if self.tier.in_use else ()
         left = frozenset((*self._again, *self._skipped, *self.candidates, *unread))
         ended = self._frontier >= len(index) and not left
@@ -251,14 +259,19 @@ class Search:
         version, log_length = wanted.searched
         cursor = wanted.cursors.get(self.tier)
         grown: list[int] = []
+        # No host fitted at the last search, so only those that have grown since are checked.
         if version == index.version:
             self._frontier, grown = len(index), index.grown[log_length:]
         elif cursor is not None and cursor.version == index.version:
+            # Otherwise the search goes on where it stopped in this tier.
             self._frontier = cursor.frontier
             grown = [*cursor.again, *index.grown[cursor.log_length :]]
+        # For many grown hosts, searching the tree from the first one on is cheaper than single
+        # checks. Not if each check computes cpus: then no host may be asked without need.
         if len(grown) > GROWN_CHECKED_ONE_BY_ONE and not self.topology:
             self._frontier = min(self._frontier, *grown)
         else:
+            # Descending, because `pop` takes from the end.
             self._again = sorted({at for at in grown if at < self._frontier}, reverse=True)
         listed = self._scope.listed
         if listed is not None:
@@ -282,6 +295,7 @@ class Search:
             if self._covers(at):
                 return [at]
         for block in self._found or ():
+            # The index yields positions in order, so all hosts before this one are done.
             self._frontier = block[-1] + 1
             return block
         self._frontier, self._ended = len(self._scope.index), True
@@ -299,6 +313,7 @@ class Search:
         self._read += len(opened)
         booking = self._scope.bookings.everywhere
         if booking is None or self.topology:
+            # Without the columns of the tier, since `IN_USE` is set only when the pass ends.
             needs = needs_of(self._scope.scheduling_class).kinds
             return [at for at in opened if any(index.covers(at, need) for need in needs)]
         if len(opened) > OPENED_UNCHECKED:
@@ -314,6 +329,7 @@ class Search:
         if self._aligning is not None and self._aligning[position]:
             return False
         if position in self._barred:
+            # It has room, so the next pass must look at it again.
             self._skipped.add(position)
             return False
         scope = self._scope
@@ -326,6 +342,8 @@ class Search:
             return True
         asks = self._scope.asks
         asks.left -= 1
+        # Tiers that demand preferences leave a part of the checks to the tier that accepts any
+        # host.
         self.cut_off = asks.left <= (0 if self.tier.unmet_max is None else asks.kept)
         return False
 
@@ -348,18 +366,21 @@ class Growth:
         """
         index = self._index
         version, log_length = scheduling_class.searched
+        # Positions have changed their meaning, or the last search did not see all hosts.
         if version != index.version:
             return False
         positions, most = self._since.get(log_length) or self._look(log_length)
         if len(positions) > GROWN_CHECKED_ONE_BY_ONE:
             return False
         for need in needs_of(scheduling_class).kinds:
+            # If even the maxima over all these hosts are too small, no single host needs a look.
             for name, amount in need.items():
                 if most[name] < amount:
                     break
             else:
                 if any(index.covers(position, need) for position in positions):
                     return False
+        # So that the next check leaves these hosts out.
         scheduling_class.searched = version, len(index.grown)
         return True
 

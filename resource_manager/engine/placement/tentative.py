@@ -98,6 +98,7 @@ class TentativePlacer(Placer):
             prefix: as for `Ledger`.
             may_build: hosts with labels that members require may get an index of their own.
         """
+        # Before the ledger is made: its journal is set only in indexes that exist by then.
         for each in members if may_build else ():
             hosts.indexes.made_for(each.wanted.labels, hosts.values())
         constrained = any(each.wanted.topology_constrained for each in members)
@@ -105,26 +106,32 @@ class TentativePlacer(Placer):
         ledger = Ledger(hosts, prefix, topology=self.topology)
         super().__init__(hosts, _NONE_RESERVED, ledger)
         self._within: Labels = ()
+        # From the first mark on, all changes are recorded and can be rolled back.
         self._start = self._ledger.mark()
         self._columns = {
             name for each in members for need in needs_of(each.wanted).kinds for name in need
         }
         self._barred = {each.wanted: each.barred for each in members}
         self._scopes: dict[SchedulingClass, Scope] = {}
+        # Failed checks have no limit here: a gang must not seem impossible because they ran out.
         self._asks = Asks(_UNLIMITED, 0)
         self._as_if_empty = bool(prefix)
         if self._as_if_empty:
+            # As if empty, no host is in use, and any host with room will do.
             self._policy = POLICIES["pack"]._replace(use_first=False)
 
     def hosts(self, members: Members) -> Iterator[str]:
         """Yields the hosts that have room for one of the members, the best of those compared first.
         Leaves out those that are closed meanwhile.
         """
+        # Members that stand for a whole gang are not known from the start.
         self._barred[members.wanted] = members.barred
+        # A search for this call alone, because `_ranked` drops candidates as it yields them.
         found = self._begin(members.wanted)
         index, passed = found.scope.index, set[int]()
         for level in range(len(found.levels)):
             for at in self._ranked(found, level):
+                # A host may be in several tiers.
                 if at not in passed and index.ids[at] not in self._closed:
                     passed.add(at)
                     yield index.ids[at]
@@ -206,6 +213,7 @@ class TentativePlacer(Placer):
     def restrict(self, within: Labels) -> None:
         """Lets only hosts be chosen that carry these labels, too."""
         self._within = within
+        # Both caches depend on the labels that hosts must carry.
         self._scopes.clear()
         self._found.clear()
 
@@ -240,6 +248,7 @@ class TentativePlacer(Placer):
                 best = [at for _, at in self._by_affinity(searches, scope.bookings, ())]
             if not best:
                 return
+            # So that the next ranking has only hosts that were not yielded.
             for search in searches:
                 search.drop(best)
             yield from best
@@ -258,11 +267,13 @@ class TentativePlacer(Placer):
         if scope is None:
             own, index = scheduling_class.labels, self._indexes.main
             labels = own if not self._within else tuple(sorted({*own, *self._within}))
+            # The narrowest index is best. One for a part of the labels leaves all of them to check.
             for implied in (labels, self._within, own) if labels else ():
                 if (selected := self._indexes.of(implied)) is not self._indexes.main:
                     index, labels = selected, () if implied == labels else labels
                     break
             barred = list(self._barred.get(scheduling_class, ()))
+            # A refusal is about the present, and says nothing of an empty host.
             if not self._as_if_empty:
                 barred += self._refusing(scheduling_class)
             scope = self._scope_in(index, scheduling_class, labels, barred)

@@ -60,14 +60,17 @@ class TentativeCpus:
         if not most or not host.needs_topology(request):
             return most
         changed = self._changed.get(host.host_id)
+        # Where nothing was taken, the host itself caches the answer for its present state.
         if host.cpus is None or (changed is None and self._start_of is as_they_are):
             return len(host.assign_many(request, most))
         asked = _cpu_request(request, host)
         if changed is not None:
             return _count(changed, asked, most)
+        # Hosts of a kind are equal when empty, so one computation serves all of them.
         alike = self._start_of is as_if_empty
         key = host.cpu_kind if alike else host.host_id, asked
         known, fitting = self._known.get(key, (0, 0))
+        # If fewer fit than were asked for, asking for more finds no more.
         if known < most and known == fitting:
             start = self._start_of(host)
             fitting = _count(start, asked, most) if start is not None else 0
@@ -85,7 +88,7 @@ class TentativeCpus:
             for at, (request, count) in enumerate(members, 1):
                 if self.fit(request, host, count) < count:
                     return False
-                if at < len(members):
+                if at < len(members):  # after the last one, nothing is asked
                     self.take(request, host, count)
             return True
         finally:
@@ -109,6 +112,7 @@ class TentativeCpus:
         start = before if before is not None else self._start_of(host)
         if start is None:
             return
+        # Changes a copy, so that `before` is intact for a roll-back.
         ledger, asked = start.scratch(), _cpu_request(request, host)
         given = CpuAssignment(request.cpus[0].qos) if request.cpus is not None else None
         for _ in range(count):
@@ -119,6 +123,7 @@ class TentativeCpus:
                         f"{host.host_id} was given {request.key}, which does not fit: {found.text}"
                     )
                 given = found
+            # Slots are only added to the copy, so their number is a unique key.
             ledger.add((_KEY, len(ledger.holdings)), given)
         self._journal.append((host.host_id, before))
         self._changed[host.host_id] = ledger

@@ -62,7 +62,7 @@ def levels(
     if scheduling_class.topology_constrained:
         needs = needs_of(scheduling_class)
         return _by_preferences(needs.preferred, needs.never_met, use_first)
-    return _BY_COUNT[use_first][: 1 + aligning]
+    return _BY_COUNT[use_first][: 1 + aligning]  # the second one only if hosts align
 
 
 @lru_cache(KNOWN_MAX)
@@ -72,9 +72,12 @@ def _by_preferences(
     told = [need for need in needs if need]  # the index has columns for these
     found: list[Level] = []
     for missed in range(len(needs)):
+        # The index can demand only preferences that have columns. Each choice of those that are met
+        # is one tier; other preferences are compared when hosts are asked.
         some = combinations(told, max(0, len(told) - missed))
         most = missed + never_met
         found.append(tuple(Tier(tuple(chain(*each)), unmet_max=most) for each in some))
+    # The last level takes any host with room.
     found.append((Tier(),))
     return tuple(map(_use_first, found)) if use_first else tuple(found)
 

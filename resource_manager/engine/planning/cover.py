@@ -64,6 +64,7 @@ def cover(counts: Mapping[int, int], offers: Sequence[Offer], allowance: Allowan
     usable = [at for at, offer in enumerate(offers) if allowance.copies(at, offer)]
     worth = yield from _worth(counts, [offers[at] for at in usable])
     yield 2 * len(worth)
+    # If all of them can be served exactly below, trying every offer first gains nothing.
     few = sum(counts.values()) <= _FEW and prod(n + 1 for n in counts.values()) > STATES_MAX
     made: list[Cover] = []
     for preferred in [None, *usable] if few else [None]:
@@ -91,6 +92,7 @@ def _worth(counts: Mapping[int, int], offers: Sequence[Offer]) -> Steps[Counts]:
     lowest = prices(offers)
     worth: Counts = {}
     for number, (kind, count) in enumerate(counts.items(), 1):
+        # Any offer that fits will do: amounts differ only by memory pools and for default slots.
         if count and (offer := next((each for each in offers if each.fits(kind)), None)):
             worth[kind] = sum([lowest[at] * amount for at, amount in offer.needs[kind] or ()])
         if number % _KINDS_PER_STEP == 0:
@@ -127,6 +129,8 @@ class _Greedy:
         renew_at = self._left
         while self._left:
             if self._left <= renew_at:
+                # Contents are computed again only after 1 in `_PARTS` was served, since each costs
+                # a pass.
                 renew_at = self._left - 1 - self._left // _PARTS
                 self._entries = [entry for entry in self._entries if entry[1]]
                 self._fills.clear()
@@ -135,10 +139,12 @@ class _Greedy:
             if not self._fills:
                 break
             _, at, content = heapq.heappop(self._fills)
+            # Requests of this content may have been served since by other offers.
             fills = min(self._entries[each][1] // count for each, count in content)
             copies = min(fills, self.allowance.copies(at, self._offers[at]))
             if copies:
                 self._request(at, content, copies)
+            # An offer that limits exclude is not computed again, so that the loop ends.
             if copies or not fills:
                 yield self._fill(at)
         self.made.left = {kind: count for kind, count in self._entries if count}
@@ -192,6 +198,7 @@ def _last_at_least_cost(made: Cover, offers: Sequence[Offer], allowance: Allowan
         if not last.copies:
             kept.pop()
     if number:
+        # If requests are left, any cost is accepted, as long as all of them are served.
         price = (UNBOUNDED * PRICE_UNIT, 0) if made.left else (cost, number)
         better = yield from least_cost(counts, offers, allowance, price)
         if better is not None:

@@ -66,6 +66,7 @@ class Draft:
             Offer(
                 space.vector(each.capacity.amounts),
                 space.needs(each.capacity),
+                # At least 1, because values are divided by costs.
                 max(1, round(each.cost * COST_UNIT)),
                 tuple(each.total.get(name, 0) for name in limits),
             )
@@ -137,6 +138,7 @@ class Draft:
                 empty += left == count
                 if mark is not None:
                     mark.added.append((each, kind, count))
+            # Served entries are dropped only when they are many, as each time copies the list.
             if empty * 8 > len(entries):
                 entries, empty = [entry for entry in entries if entry[1]], 0
             yield tried
@@ -148,6 +150,7 @@ class Draft:
 
     def undo(self, mark: Mark) -> None:
         """Takes back what was requested since a mark, and what was added with it."""
+        # Earlier bins get back what was added; later ones go with their content.
         for into, kind, count in mark.added:
             into.add(kind, -count)
         mark.added.clear()

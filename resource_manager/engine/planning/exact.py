@@ -62,6 +62,7 @@ def least_cost(
     kinds = list(counts)
     usable = [at for at, offer in enumerate(offers) if allowance.copies(at, offer)]
     bound = _Bound(kinds, [offers[at] for at in usable])
+    # All requests are left at first; the state without any is the end.
     best = {tuple(counts.values()): _Node(0, 0, allowance.limits)}
     end: _Node | None = None
     visits = 0
@@ -69,20 +70,25 @@ def least_cost(
         offer, visits_before = offers[at], visits
         needs = [offer.needs[kind] for kind in kinds]
         contents: dict[_Content, list[_Content]] = {}
+        # One executor after another of this offer, as long as that reaches a cheaper state.
         reached = best
         for _ in range(allowance.most[at]):
+            # Only states of the last step go on; others were tried with this offer before.
             before, reached = list(reached.items()), {}
             for left, node in before:
                 limits = [a - b for a, b in zip(node.limits, offer.counted, strict=True)]
                 if min(limits, default=0) < 0:
                     continue
                 cost, number = node.cost + offer.cost, node.number + 1
+                # What fits depends on what is left, and not on the way there.
                 if left not in contents:
                     contents[left] = list(_contents(needs, left, list(offer.total), 0))
                 for content in contents[left]:
                     visits += 1
                     state = tuple([a - b for a, b in zip(left, content, strict=True)])
                     known = best.get(state)
+                    # Dropped if the state is known for no more, or if even fractions of executors
+                    # cost too much.
                     if (known is not None and known[:2] <= (cost, number)) or (
                         cost + bound.of(state),
                         number,
@@ -90,6 +96,7 @@ def least_cost(
                         continue
                     best[state] = reached[state] = _Node(cost, number, limits, node, at, content)
                     if not any(state):
+                        # From here on only what is cheaper than this is followed.
                         end, price = best[state], (cost, number)
             if visits > _VISITS_MAX:
                 return None
@@ -121,6 +128,7 @@ class _Bound:
                 sum([count * value for count, value in zip(state, column, strict=True)])
                 for column in zip(*self._values, strict=True)
             ]
+            # Rounded down, because a bound above the true cost would drop the best way.
             self._known[state] = max(sums, default=0) // PRICE_UNIT
         return self._known[state]
 
@@ -134,6 +142,7 @@ def _contents(
     for dimension, amount in need:
         most = min(most, room[dimension] // amount)
     last = kind == len(left) - 1
+    # Nothing comes after the last kind, so only the most of it is useful.
     for count in range(most, most - 1 if last else -1, -1):
         for dimension, amount in need:
             room[dimension] -= amount * count

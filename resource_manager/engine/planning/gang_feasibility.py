@@ -48,6 +48,7 @@ def gang_feasibility(
     if not hosts and not provided:
         return Feasibility.POSSIBLE
     online = GangSearch(hosts, where, members, prefix=ONLINE)
+    # If the search was given up, the gang waits: rejecting it might be wrong.
     if online.find() is not None or online.cut_off:
         return Feasibility.POSSIBLE
     if provided and _could_be_provided(hosts, elastic, provisions, where, members):
@@ -83,6 +84,7 @@ def _could_be_provided(
     constrained: dict[int, ResourceRequest] = {
         kind: each
         for kind, each in enumerate(members)
+        # If known executors align every slot, new ones may, too.
         if each.topology_constrained or hosts.indexes.aligning
     }
     demands = [demand_of(each) for each in members]
@@ -90,6 +92,7 @@ def _could_be_provided(
         name: with_counts(capacity, elastic.seen.get(name), constrained, together([gang]))
         for name, capacity in elastic.capacities.items()
     }
+    # Nothing else is queued: whether the gang could ever be served depends only on sizes.
     backlog = Backlog(
         demands=[
             counted(each, kind) if kind in constrained else each
@@ -119,6 +122,7 @@ def _room_below_maximum(
         for name, host in (hosts.items() if limits else ())
         if host.online and name not in provisions
     )
+    # Executors that come by themselves know no maximum, so it may be exceeded already.
     return {name: max(0, most - there.get(name, 0)) for name, most in limits.items()}
 
 

@@ -57,6 +57,7 @@ class GangPlanner:
         if (kept := self._kept.pop(id(gang), None)) is not None:
             if (yield from self._complete(gang, kept)):
                 return True
+            # The places are given up, and the gang is planned as if it were new.
             for into, kind, count in kept.added:
                 into.add(kind, -count)
         if gang.placement is not GangPlacement.SAME_LABEL:
@@ -75,11 +76,14 @@ class GangPlanner:
             return True
         match gang.placement:
             case GangPlacement.SAME_EXECUTOR:
+                # Its executor has no room for the others, or all of it would have been kept there.
                 return False
             case GangPlacement.SPREAD:
+                # Each executor of a spread gang has one member, so those in use are left out.
                 others = [each for each in self._draft.bins() if each not in used]
                 found = yield from self._attempt(gang, left, bins=others)
             case GangPlacement.SAME_LABEL:
+                # All kept members carry the same value, so any of their executors tells it.
                 value = next(iter(used)).capacity.labels[gang.label]
                 found = yield from self._attempt(gang, left, value=value)
             case GangPlacement.ANYWHERE:
@@ -92,6 +96,7 @@ class GangPlanner:
         """
         draft = self._draft
         pending = set(draft.pending.values())
+        # Each value is tried and undone, then the best one is planned again.
         best: tuple[int, int, str] | None = None
         for value in draft.values_of(gang.label):
             mark = yield from self._attempt(gang, gang.members, value=value)
@@ -132,6 +137,7 @@ class GangPlanner:
             bins = [each for each in bins if each.capacity.labels.get(gang.label) == value]
             supplies = draft.supplies_with((gang.label, value))
         mark = draft.mark()
+        # Largest first: room for small members is easier to find in what is left.
         left = dict(sorted(members.items(), key=lambda each: (-self._size(each[0]), each[0])))
         match gang.placement:
             case GangPlacement.SAME_EXECUTOR:
@@ -142,6 +148,7 @@ class GangPlanner:
                 rest = yield from draft.fill(bins, left.items(), mark)
                 allowed = draft.allowance.only(supplies)
                 found = yield from cover(dict(rest), draft.offers, allowed)
+                # Requested even if incomplete; `undo` below takes it back.
                 yield from draft.request(found)
                 done = not (found.left or found.never)
         yield len(bins)
@@ -156,6 +163,7 @@ class GangPlanner:
             return True
         draft = self._draft
         for at in self._cheapest_first(supplies):
+            # Tried on a bin first, so that nothing is requested for members that do not fit.
             if draft.allowance.copies(at, draft.offers[at]) and _add_all(
                 draft.new_bin(at), members
             ):
@@ -187,6 +195,7 @@ class GangPlanner:
         return sorted(supplies, key=lambda at: self._draft.offers[at].cost)
 
     def _size(self, kind: int) -> int:
+        # Only a rough order: numbers of different dimensions are compared as they are.
         return max(self._demands[kind].pooled.values(), default=0)
 
 

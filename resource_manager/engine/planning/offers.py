@@ -41,6 +41,7 @@ class Offer:
 def prices(offers: Sequence[Offer]) -> list[int]:
     """Returns the lowest price of any offer for one unit of each dimension."""
     return [
+        # Rounded down, so that what is computed from prices is never above the true cost.
         min(
             [each.cost * PRICE_UNIT // total for each in offers if (total := each.total[at])],
             default=0,

@@ -95,7 +95,9 @@ class Space:
         names = dict.fromkeys(
             name for each in capacities for name in (*each.amounts, *each.default)
         )
+        # Default slots are no dimension: each executor converts them into what one takes there.
         names.pop(DEFAULT_SLOTS, None)
+        # `SLOTS` is dimension 0, of which `_NOWHERE` needs more than anything has.
         self._dimensions = {name: at for at, name in enumerate({SLOTS: None, **names})}
         separate = any(each.separate for each in capacities)
         self._pooled = [self._need(demand.pooled) for demand in demands]
@@ -123,6 +125,7 @@ class Space:
             for labels in self._selectors
             if any(carried.get(name) != value for name, value in labels)
         }
+        # What a default slot takes is defined by each executor.
         default = None
         if capacity.default and self._defaults:
             default = self._need({**capacity.default, SLOTS: 1})
@@ -131,7 +134,9 @@ class Space:
             needs = (self._separate if capacity.separate else self._pooled)[:]
             for kind in self._defaults:
                 many = self._demands[kind].pooled[DEFAULT_SLOTS]
+                # Without a default profile, such requests can be nowhere here.
                 needs[kind] = default and tuple((at, amount * many) for at, amount in default)
+            # Executors without the labels can never have requests of these kinds.
             if foreign:
                 for kind, demand in enumerate(self._demands):
                     if demand.labels in foreign:
@@ -182,6 +187,7 @@ def fill(
             continue
         tried += 1
         need = needs[kind] or _NOWHERE
+        # Lowers the count to what fits in every dimension; `else` runs if that is at least one.
         for dimension, amount in need:
             if left[dimension] < amount * count:
                 count = left[dimension] // amount
@@ -191,6 +197,7 @@ def fill(
             for dimension, amount in need:
                 left[dimension] -= amount * count
             taken.append((here, count))
+            # Neighbours of what fits are likely to fit, so all are tried again.
             misses, step = 0, 1
             continue
         misses += 1

@@ -90,10 +90,12 @@ def plan_in_steps(backlog: Backlog) -> Steps[Plan]:
     """Does the same in slices; see `steps.py`."""
     planning = _Planning(backlog)
     yield 2 * len(backlog.demands)
+    # Without these, keeping would only repeat what planning from scratch does.
     if backlog.pending or backlog.gangs:
         plan = yield from planning.keeping()
         if plan is not None:
             return plan
+        # The attempt has changed its draft.
         planning = _Planning(backlog)
         yield 2 * len(backlog.demands)
     return (yield from planning.from_scratch())
@@ -125,6 +127,7 @@ class _Planning:
         rest = yield from self._keep()
         rest = yield from self._draft.fill(self._open_bins(), rest)
         found = yield from cover(_counts(rest), self._draft.offers, self._draft.allowance)
+        # `never` counts only offers that are still allowed. Without limits, others might do.
         if found.left or self._could_be_served(found.never):
             return None
         yield from self._draft.request(found)
@@ -135,10 +138,12 @@ class _Planning:
         """Plans everything in order of arrival."""
         draft, queue, rest, at = self._draft, self._backlog.queue, list[Entry](), 0
         for number, gang in enumerate(self._backlog.gangs):
+            # Each gang is planned at its place in the queue, so that earlier requests come first.
             rest += yield from draft.fill(self._open_bins(), queue[at : gang.before])
             at = max(at, gang.before)
             yield from self._plan_gang(number)
         rest += yield from draft.fill(self._open_bins(), queue[at:])
+        # Executors requested for later gangs may have room for earlier requests.
         if draft.opened:
             rest = yield from draft.fill(self._open_bins(), rest)
         yield from self._request_for(rest)
@@ -156,6 +161,7 @@ class _Planning:
                         wanted[kind] -= self._draft.add(into, kind, most)
                 yield len(content)
         rest = []
+        # From the end, because of equal requests the latest are those without a place.
         for kind, count in reversed(self._backlog.queue):
             here = min(count, wanted[kind])
             wanted[kind] -= here
@@ -183,6 +189,7 @@ class _Planning:
             yield from draft.request(found)
             queue = _without(queue, found)
             yield len(queue)
+            # What these executors have left may do for later requests.
             queue = yield from draft.fill([each for _, each in draft.opened], queue)
 
     def _could_be_served(self, counts: Counts) -> bool:
@@ -222,6 +229,7 @@ def _first(queue: Sequence[Entry], cover: Cover) -> list[Entry]:
         if kind in worth:
             fit = min(count, value // worth[kind]) if worth[kind] else count
             value -= worth[kind] * fit
+            # At least one, or the next attempt would be made for nothing.
             first.append((kind, fit if first else max(1, fit)))
             if fit < count:
                 break

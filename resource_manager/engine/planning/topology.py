@@ -96,8 +96,10 @@ def together(gangs: Iterable[GangDemand]) -> list[Mapping[int, int]]:
 
 def _fit(host: Host | None, request: ResourceRequest) -> int:
     if host is None or not host.needs_topology(request):
+        # Nothing is known of the cpus, or they do not matter: amounts decide.
         return UNBOUNDED
     found = len(host.assign_many(request, _TRIED_MAX))
+    # Counting further costs more than it tells: amounts are likely to be the limit then.
     return found if found < _TRIED_MAX else UNBOUNDED
 
 
@@ -111,6 +113,7 @@ def _fit_together(
         need = in_grains(host.booking_for(kinds[kind]))
         room = min((left.get(name, 0) // each for name, each in need.items()), default=count)
         fit = trials.fit(kinds[kind], host, min(count, room, _TRIED_MAX))
+        # The next kind gets only what this one leaves.
         trials.take(kinds[kind], host, fit)
         for name, each in need.items():
             left[name] = left.get(name, 0) - each * fit

@@ -184,6 +184,8 @@ class GangLedger:
         may_reject = not all(each.spec.allow_pending for each in members)
         self.waiting[gang.gang_id] = WaitingGang(gang, kind, members, tried, may_reject)
         self.by_job[gang.job_id] += len(kind.member_requests)
+        # A host without the labels that all members share can serve none of them, so its growth
+        # does not unblock the gang.
         labels = set(members[0].spec.required_labels)
         labels.intersection_update(*(each.spec.required_labels for each in members))
         non_batchables.add(
@@ -210,6 +212,7 @@ class GangLedger:
         if not self.by_job[gang.job_id]:
             del self.by_job[gang.job_id]
         kind.users -= 1
+        # What was learnt about a kind is kept only while a gang of it waits.
         if not kind.users:
             del self._kinds[kind.where, kind.member_requests]
 
@@ -222,6 +225,7 @@ class GangLedger:
         gang = self.of(request)
         if gang is None:
             return None
+        # A job's latest requests are deleted first, so this member is the last one.
         gang.members.pop()
         return None if gang.members else self.by_id.pop(gang.gang_id)
 
@@ -276,6 +280,8 @@ class GangLedger:
                 waiting.append(gang)
             timeout_ms = gang.spec.timeout_ms
             if timeout_ms is not None:
+                # Wall time is what both processes share. If the clock was set back, the gang waits
+                # no longer than its timeout again.
                 left = gang.waiting_since_time_ms + timeout_ms - now.time_ms
                 gang.waiting_until_ms = now.monotonic_ms + min(timeout_ms, max(0, left))
         return waiting
@@ -316,6 +322,7 @@ def member_requests_of(members: Iterable[Request]) -> tuple[MemberRequest, ...]:
     return tuple(
         sorted(
             member_requests_for(each.spec for each in members),
+            # Profiles and policies have no order, but their texts have.
             key=lambda member: (repr(member.profile), member.labels, repr(member.cpus)),
         )
     )

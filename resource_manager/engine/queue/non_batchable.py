@@ -174,6 +174,7 @@ class NonBatchables:
         """Notes that the quota of a group blocks an item."""
         number = item.arrival_number
         if number in self._all:
+            # Another group may have blocked it before.
             self._end_quota_block(number)
             self._quota_blocked.setdefault(group_id, {})[number] = None
             self._blocked_by[number] = group_id
@@ -200,6 +201,8 @@ class NonBatchables:
             self._for_next_pass.update(woken)
         if not self._anywhere:
             return
+        # Sets are found by their first label, so only those that begin with one of this host's
+        # labels are compared.
         for first in ((), *((label,) for label in labels.items())):
             groups = self._anywhere.get(first, {})
             for wanted in list(groups):

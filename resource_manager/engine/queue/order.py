@@ -74,6 +74,7 @@ class ServiceOrder:
             job_queues = self._by_job.get(_ALL_JOBS)
         else:
             job = first_job(self._tree)
+            # The tree has a job active only while it has an active queue here.
             job_queues = self._by_job[job.name] if job is not None else None
         return job_queues.first() if job_queues is not None else None
 
@@ -95,6 +96,7 @@ class ServiceOrder:
         if self._tree is None:
             return True
         job = self._tree.jobs[job_queue.job_id]
+        # One active child in each group above: the path to this job.
         return not self.non_batchables.in_pass and all(flow.active == 1 for flow in job.ancestors())
 
     def run_length(self, job_queue: JobQueue, cost: float) -> float:
@@ -113,11 +115,14 @@ class ServiceOrder:
         """Returns up to `most` arrival numbers from the head of a job queue that precede every
         other pending item of the job.
         """
+        # `most` may be infinite, which `int` does not take.
         count = TOGETHER_MAX if most > TOGETHER_MAX else int(most)
+        # Another queue of the job, a gang or a resize may have an older item.
         until = self._until(job_queue)
         found: list[int] = []
         for start, end in job_queue.numbers.peek(count):
             if until is not None and end > until:
+                # Later requests of this queue come after another item of the job.
                 found.extend(range(start, until))
                 break
             found.extend(range(start, end))

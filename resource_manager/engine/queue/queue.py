@@ -213,11 +213,13 @@ class WaitingQueue:
         for request in requests:
             job_queue = scheduling_class.job_queues.get(request.job_id)
             if job_queue is not None:
+                # Before the requests leave: if none is left, the clock stops.
                 self.starvation.served((scheduling_class, request.job_id))
                 self._leave(job_queue, request.arrival_number, request.arrival_number + 1)
 
     def taken(self, job_queue: JobQueue, count: int) -> None:
         """Removes the first `count` requests of a job queue, which were placed."""
+        # Before the requests leave: if none is left, the clock stops.
         self.starvation.served((job_queue.scheduling_class, job_queue.job_id))
         job_queue.numbers.take(count)
         self._left(job_queue, count)
@@ -338,6 +340,7 @@ class WaitingQueue:
 
     def continue_with(self, scheduling_class: SchedulingClass) -> None:
         """Puts a class back into the current pass, because the search for room was not finished."""
+        # It was unblocked during the search, so the next pass looks at it anyway.
         if scheduling_class not in self.for_next_pass:
             self._put_into_pass(scheduling_class)
 
@@ -360,6 +363,7 @@ class WaitingQueue:
         """
         self._add(request.spec, request.job_id, request.arrival_number, 1, counted=False)
         scheduling_class = self._known.waited_with[scheduling_key(request.spec)]
+        # If it was the last request, its class has begun again, and must not count as new.
         scheduling_class.tried = True
         if (
             scheduling_class not in self.current_pass
@@ -384,6 +388,7 @@ class WaitingQueue:
             scheduling_class, job_id
         )
         job_queue.may_reject |= not spec.allow_pending
+        # Those that are pending already are not counted twice.
         added = job_queue.numbers.add_run(number, number + count)
         scheduling_class.waiting += added
         self._waiting += added
@@ -394,13 +399,17 @@ class WaitingQueue:
         if job_queue.numbers.first != number:
             return
         scheduling_class.activate(job_queue, number)
+        # The next pass sorts its classes when it begins; here only the current one is kept in
+        # order.
         if scheduling_class not in self.for_next_pass:
             self.current_pass.advance(scheduling_class, number)
         if job_queue.position != INACTIVE:
             job_queue.active_queues.advance(job_queue, number)
         elif job_queue not in scheduling_class.inactive and not job_queue.blocked_by:
+            # It had room, and only lacked a queue that may be served.
             if scheduling_class in self._fitting_blocked:
                 self._reconsider(scheduling_class)
+            # Active even if no host has room: the cycle deactivates it when it comes first.
             self.order.activate(job_queue)
 
     def _begin(self, key: SchedulingKey) -> SchedulingClass:
@@ -444,6 +453,7 @@ class WaitingQueue:
         """Drops a job queue that is empty."""
         scheduling_class, job_id = job_queue.scheduling_class, job_queue.job_id
         del scheduling_class.job_queues[job_id]
+        # A queue is active, or blocked by a quota, or waits for room.
         if job_queue.position != INACTIVE:
             self.order.deactivate(job_queue)
         elif job_queue.blocked_by:

@@ -133,6 +133,7 @@ class Part:
             arrival_number=self.arrival_of(index),
             create_time_ms=self.row.create_time_ms,
         )
+        # A waiting member has not ended, so the sets need not be searched.
         if index not in self.waiting and (ended := self.how_ended(index)) is not None:
             request.state, request.reason, request.message = ended[0]
         return request
@@ -148,6 +149,7 @@ class Part:
         if how not in self.row.ended:
             self.row.ended[how] = IntervalSet()
         self.row.ended[how].add_run(start, end)
+        # The members may come from any of these places.
         for indexes in (self.waiting, self.materialized, self.stored):
             indexes.remove_run(start, end)
 
@@ -162,6 +164,7 @@ class Part:
         index = max(self.first, self.index_of(after_arrival + 1))
         while index < self.end:
             if index in self.materialized:
+                # Materialized members have states of their requests, so each is a run by itself.
                 state, until = None, index + 1
             elif index in self.waiting:
                 state, until = (
@@ -202,6 +205,7 @@ class RangeLedger:
 
     def parts(self, after_arrival: int = 0) -> Iterator[Part]:
         """Yields parts with members after an arrival number, in order of arrival."""
+        # The part that begins before this number may still have members after it.
         at = max(0, bisect_right(self._starts, after_arrival) - 1)
         for part in self._parts[at:]:
             if part.last_arrival > after_arrival:
@@ -222,7 +226,9 @@ class RangeLedger:
         range_id = part.spec.range_id
         if range_id not in self._by_range:
             self._by_range[range_id] = []
+            # The id may look like a member of another range, such as "X.3".
             self.reserve(range_id)
+        # Parts come in order of arrival, but their indexes may come in any order.
         insort(self._by_range[range_id], part, key=_first_index)
         if self._starts and part.row.arrival_number < self._starts[-1]:
             raise InvariantBroken(f"part {part.id_of(part.first)} came out of order")
@@ -372,8 +378,10 @@ def split(allocation_id: str) -> tuple[str, int] | None:
     None.
     """
     range_id, dot, digits = allocation_id.rpartition(".")
+    # Digits of other scripts are decimal, too, but are not allowed in an index.
     if not dot or not range_id or not digits.isdecimal() or not digits.isascii():
         return None
+    # Each index has one spelling, without leading zeros. Very long digits are not even converted.
     if len(digits) > _INDEX_DIGITS_MAX or (digits[0] == "0" and digits != "0"):
         return None
     index = int(digits)

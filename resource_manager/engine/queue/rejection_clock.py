@@ -46,6 +46,7 @@ class RejectionClock:
         """Restarts the clock, because executors have changed."""
         self.since_ms = now_ms
         self.everything = True
+        # `everything` includes these.
         self.scheduling_classes.clear()
         self.gangs.clear()
         self._arm(now_ms)
@@ -53,6 +54,7 @@ class RejectionClock:
     def requeued(self, scheduling_class: SchedulingClass, now_ms: int) -> None:
         """Notes that a request of this class is pending again after it had a slot."""
         if not self.everything:
+            # From the first number on, because the request is back at its old place.
             self.scheduling_classes[scheduling_class] = 0
             self._arm(now_ms)
 

@@ -110,6 +110,7 @@ class SchedulingClass:
     def head(self) -> int | None:
         """Returns the arrival number of the oldest request; None: there is none."""
         heads = self.heads
+        # Requests leave in any order; entries that this makes outdated are repaired only here.
         while heads:
             number, job_queue = heads[0]
             if not job_queue.numbers:
@@ -128,6 +129,7 @@ class SchedulingClass:
         while len(found) < most and self.head() is not None:
             # the heap may have several entries of one queue
             found[heapq.heappop(self.heads)[1]] = None
+        # Puts back what was popped, with one entry for each queue.
         for job_queue in found:
             heapq.heappush(self.heads, (job_queue.numbers.first, job_queue))
         return list(found)
@@ -135,6 +137,7 @@ class SchedulingClass:
     def activate(self, job_queue: JobQueue, number: int) -> None:
         """Updates `heads`: the oldest request of a job queue now is `number`, lower than before."""
         heapq.heappush(self.heads, (number, job_queue))
+        # Built again before outdated entries take more memory than the current ones.
         if len(self.heads) > STALE_MAX + 2 * len(self.job_queues):
             self.heads = [
                 (job_queue.numbers.first, job_queue) for job_queue in self.job_queues.values()
@@ -145,6 +148,7 @@ class SchedulingClass:
         """Yields the arrival numbers of all requests in order, as intervals (which may touch). The
         class must not change meanwhile.
         """
+        # The first entry is repaired; the others are repaired as they come up.
         self.head()
         left = list(self.heads)
         while left:
@@ -157,6 +161,7 @@ class SchedulingClass:
                     heapq.heappush(left, (start, job_queue))
                 continue  # a second entry of the same queue
             _, end = next(job_queue.numbers.runs_within(start, _NEVER))
+            # The next number may belong to another queue.
             if left:
                 end = min(end, left[0][0])
             yield start, end
@@ -248,6 +253,7 @@ class ActiveQueues:
             if job_queue.position != number:
                 heapq.heappop(heap)
             elif (head := job_queue.numbers.first) != number:
+                # Its oldest request has left, so the queue moves back in the order.
                 job_queue.position = head
                 heapq.heapreplace(heap, (head, job_queue))
             else:
@@ -271,6 +277,7 @@ class ActiveQueues:
     def _put(self, job_queue: JobQueue, number: int) -> None:
         job_queue.position = number
         heapq.heappush(self._heap, (number, job_queue))
+        # Built again before outdated entries take more memory than the current ones.
         if len(self._heap) > STALE_MAX + 2 * self.active_count:
             there = {
                 job_queue: number

@@ -76,7 +76,9 @@ class StarvationClocks:
 
     def restart(self, since_ms: Callable[[Waiter], int]) -> None:
         """Sets all clocks to when their waiters began to wait, before this process started."""
+        # Placements are counted from the start of this process, so all clocks begin with 0 of them.
         clocks = ((waiter, StarvationClock(Mark(since_ms(waiter), 0))) for waiter in self._all)
+        # Sorted, because `starved` ends at the first clock that is not over.
         self._all = dict(sorted(clocks, key=lambda each: each[1].since))
 
     def is_over(self, mark: Mark, settings: Fairness) -> bool:
@@ -85,6 +87,7 @@ class StarvationClocks:
         placed = now.placements - mark.placements
         most = settings.starvation_placements
         waited_ms = now.ms - mark.ms
+        # While nothing is placed for others, the waiter loses nothing to them.
         return placed > 0 and (waited_ms >= settings.starvation_timeout_ms or 0 < most <= placed)
 
     def starved(self, settings: Fairness) -> tuple[list[Waiter], Mark]:
@@ -93,6 +96,7 @@ class StarvationClocks:
         """
         found: list[Waiter] = []
         for waiter, clock in self._all.items():
+            # Clocks are in the order in which they started, so all further ones are younger.
             if not self.is_over(clock.since, settings):
                 return found, clock.since
             found.append(waiter)

@@ -51,12 +51,14 @@ def executor_came(context: EventContext, executor_id: str, *, new: bool) -> None
     if of_shape in elastic.shapes:
         elastic.seen[of_shape] = empty_like(host)
     if provision is not None:
+        # One that registers again has no plan any more.
         if provision.state in PENDING:
             elastic.arrived[host.host_id] = host.host_id
         context.state.provision_moves.registered(provision, host)
         return
     if not elastic.provisioning:
         return
+    # One that registers again took over a plan when it was new, if there was one.
     if new:
         elastic.arrived[host.host_id] = _nearest(state.provisions, state.elastic, host)
     shape = host.executor.registration.provided_as
@@ -113,6 +115,8 @@ def hand_over(context: EventContext) -> None:
     for host_id, promised in elastic.arrived.items():
         host = state.hosts.get(host_id)
         content = elastic.plan.on.get(promised)
+        # An executor that came by itself leaves the plan in place: the pending one may still
+        # register.
         if promised == host_id:
             elastic.plan.drop(promised)
             if host is not None:
@@ -136,6 +140,7 @@ def _judge(
     shape = elastic.shapes.get(provision.shape)
     if shape is None:
         return
+    # One reason is enough for a failure.
     lack = next(_lacks(gangs, host, content), "")
     if lack:
         elastic.verdicts[host.host_id] = True  # judged for good, even if other requests use it
@@ -165,6 +170,7 @@ def _lacks(gangs: GangLedger, host: Host, content: Content) -> Iterator[str]:
         obstacle = Fit(scheduling_class).size_obstacle(empty)
         if obstacle is not None:
             yield f"{_LACKS[obstacle.constraint]} {class_text(scheduling_class)}"
+    # Members of a gang need room together, so their amounts are added up.
     together: dict[str, dict[str, int]] = {}
     trials = TentativeCpus(as_if_empty)
     for (gang_id, number), count in content.members.items():
@@ -197,6 +203,7 @@ def _place_gangs(context: EventContext, content: Content) -> None:
             continue
         if state.quotas.gang_block(waiting) is not None:
             continue
+        # Requests and gangs that were placed before have changed what is free.
         state.hosts.refresh(state.queue)
         placing = Placer(state.hosts, state.reservations)
         context.state.gang_moves.try_gang(
@@ -208,6 +215,7 @@ def _place_gangs(context: EventContext, content: Content) -> None:
 def _place(context: EventContext, host: Host, content: Content) -> None:
     """Places as many of the planned requests as fit, in order of arrival."""
     state = context.state
+    # Collect the planned requests that quotas admit.
     candidates: list[tuple[int, SchedulingClass, Request]] = []
     left = {
         scheduling_class: count
@@ -217,6 +225,7 @@ def _place(context: EventContext, host: Host, content: Content) -> None:
     for scheduling_class, count in left.items():
         numbers = _first_admitted(state.flows, state.quotas, scheduling_class, count)
         candidates += [(number, scheduling_class, state.requests.at(number)) for number in numbers]
+    # In order of arrival; neighbours of one class and job are then placed together.
     candidates.sort(key=lambda each: each[0])
     for (scheduling_class, job_id), run in groupby(
         candidates, key=lambda each: (each[1], each[2].job_id)
@@ -226,6 +235,7 @@ def _place(context: EventContext, host: Host, content: Content) -> None:
             for _, _, request in run
             if not _still_holds_older_slot(state.slots, request, host)
         ]
+        # What was placed before in this loop has taken room and quota, so both are read again.
         most = min(len(requests), left[scheduling_class], _room_for(host, scheduling_class))
         if fitting := requests[: state.quotas.admitted_of(scheduling_class, job_id, most)]:
             context.state.moves.place(fitting, host)

@@ -80,6 +80,7 @@ def plan_waiting(state: State) -> Steps[None]:
         tuple(shape.name for shape in shapes),
         maxima(state.flows),
     )
+    # Free capacity that gangs use, and refusals that end with time, do not show in `now`.
     if now == elastic.looked_at and not state.gangs.waiting and not state.hosts.refusing:
         return
     builder, ordered = _BacklogBuilder(state, shapes), 0
@@ -89,6 +90,7 @@ def plan_waiting(state: State) -> Steps[None]:
         ordered = yield from builder.order(plan.new)
     else:
         elastic.plan = _empty_plan(state.gangs, state.queue)
+    # This plan's own orders raise the version, and are no reason to plan again.
     elastic.looked_at = (*now[:2], now[2] + ordered, *now[3:])
 
 
@@ -150,10 +152,12 @@ class _BacklogBuilder:
     def build(self) -> Steps[Backlog]:
         """Returns everything that a plan is made of."""
         state = self._state
+        # What is queued, as kinds and counts; this gives the kinds their numbers.
         queued = yield from self._queued_requests()
         gangs = yield from self._first_gangs()
         queue, before = _entries(queued, [each.gang.arrival_number for each in gangs])
         self._gangs = [self._gang(each, at) for each, at in zip(gangs, before, strict=True)]
+        # What is free or can be had, in the same kinds.
         hosts = yield from free_hosts(
             state.hosts, self._demands, self._gangs, self._topology_constrained
         )
@@ -201,6 +205,7 @@ class _BacklogBuilder:
         on = {
             each.executor_id: content
             for each in self.pending
+            # It may have registered since the plan was begun.
             if each.state in PENDING
             and (content := self._still_queued(plan.pending.get(each.executor_id, {})))
         }
@@ -216,6 +221,7 @@ class _BacklogBuilder:
         elastic, moves = state.elastic, state.provision_moves
         number = elastic.number
         for first in range(0, len(new), _ORDERS_PER_STEP):
+            # Read again after each pause, since limits and back-offs may have changed.
             shapes = {shape.name: shape for shape in moves.requestable_shapes()}
             more = {name: more_of(state.provisions, shape) for name, shape in shapes.items()}
             room = moves.room_below_maximum()
@@ -227,6 +233,7 @@ class _BacklogBuilder:
                 if content and allowed and more.get(shape.name):
                     provision = moves.request_executor(shape, cause_of(state.gangs, content))
                     elastic.plan.on[provision.executor_id] = content
+                    # Limits count what was ordered in this step.
                     more[shape.name] -= 1
                     room = {name: left - shape.total.get(name, 0) for name, left in room.items()}
                     ordered[shape.name] = shape
@@ -263,7 +270,7 @@ class _BacklogBuilder:
         for scheduling_class in self._state.queue.classes():
             yield _WORK_PER_CLASS
             if scheduling_class.key in refused:
-                continue
+                continue  # its executor is tried again soon
             if not self._is_served(scheduling_class):
                 self._unservable.append(scheduling_class)
                 continue
@@ -297,6 +304,7 @@ class _BacklogBuilder:
             for job_queue in scheduling_class.job_queues.values()
             if job_queue.numbers
         ]
+        # The oldest first, because what is admitted uses up the maximum for later ones.
         for job_queue in sorted(job_queues, key=lambda job_queue: job_queue.numbers.first):
             yield _WORK_PER_CLASS
             scheduling_class, count = job_queue.scheduling_class, len(job_queue.numbers)
@@ -312,6 +320,7 @@ class _BacklogBuilder:
         self, demand: Demand, owner: SchedulingClass | _Member, request: ResourceRequest
     ) -> int:
         kind = len(self._demands)
+        # Members of gangs may be planned on known executors, which may align every slot.
         if request.topology_constrained or (
             self._state.hosts.indexes.aligning and not isinstance(owner, SchedulingClass)
         ):
@@ -337,6 +346,7 @@ class _BacklogBuilder:
             if groups and not self._ledger.admit(groups, state.quotas.gang_need(waiting), 1):
                 self._blocked_gangs.append(gang_id)
                 continue
+            # The first gang is planned even above the limit, or it would never be.
             left -= len(waiting.members)
             if left < 0 and first:
                 break
@@ -410,6 +420,7 @@ def _entries(queued: list[_Interval], gangs: list[int]) -> tuple[list[Entry], li
     for start, end, kind in queued:
         while len(before) < len(gangs) and gangs[len(before)] < start:
             before.append(len(entries))
+        # Not merged across a gang, which comes between them in the queue.
         if entries and entries[-1][0] == kind and before[-1:] != [len(entries)]:
             entries[-1] = (kind, entries[-1][1] + end - start)
         else:

@@ -44,6 +44,7 @@ def free_hosts(
     """
     index = hosts.indexes.main
     members = sum(sum(gang.members.values()) for gang in gangs)
+    # Hosts that have room for a member, by the index.
     found: set[str] = set()
     for gang in gangs:
         most = None if gang.placement is GangPlacement.SAME_LABEL else members
@@ -51,16 +52,19 @@ def free_hosts(
             demand, before = demands[kind], len(found)
             with_room = (
                 index.ids[at]
+                # The index has no columns for counted kinds, so cpus are compared by `suits`.
                 for at in index.covering([amounts_of(demand.pooled), amounts_of(demand.separate)])
                 if hosts[index.ids[at]].carries(demand.labels)
                 and (kind not in constrained or hosts[index.ids[at]].suits(constrained[kind]))
             )
             found.update(islice(with_room, most))
             yield _WORK_PER_HOST + len(found) - before
+    # What these hosts have free, for the planner.
     counted_together = [gang.members for gang in gangs]
     free: dict[str, Capacity] = {}
     for host_id in sorted(found):
         host = hosts.get(host_id)
+        # The computation was paused in between, so the host may have left or changed.
         if host is not None and host.eligible and (slots := host.spare_slots()):
             free[host_id] = with_counts(_free_of(host, slots), host, constrained, counted_together)
             yield _WORK_PER_HOST

@@ -60,6 +60,7 @@ def provide(context: EventContext) -> None:
     if elastic.next_pass_ms is None and elastic.steps is None:
         elastic.next_pass_ms = context.now_ms + interval_ms
     elif not state.queue_unfinished:
+        # Otherwise the queue may still place requests that then need no new executor.
         if elastic.steps is None and context.now_ms >= (elastic.next_pass_ms or 0):
             elastic.steps, elastic.next_pass_ms = _pass(state), None
         if elastic.steps is not None and advance(elastic.steps, WORK_MAX):
@@ -83,11 +84,13 @@ def _pass(state: State) -> Steps[None]:
     needed.
     """
     for provision in list(state.provisions.values()):
+        # The pass was paused in between, so it may be gone.
         if provision.executor_id in state.provisions:
             _check_provision(state, provision)
             yield 1
     if _are_expected_back(state.journal, state.hosts, state.settings, state.started):
         return
+    # Plans first: they tell which executors are needed.
     yield from plan_waiting(state)
     _request_minimum(state.provision_moves)
     yield len(state.provisions)
@@ -104,6 +107,7 @@ def _check_provision(state: State, provision: Provision) -> None:
     shape = elastic.shapes.get(provision.shape)
     if provision.state in PENDING and shape is not None:
         heard_ms = state.timers.listening_since_ms + shape.start_timeout_ms
+        # Time in which the resource manager could receive nothing does not count.
         if state.journal.now_ms >= max(provision.deadline_at_ms or 0, heard_ms):
             seconds = shape.start_timeout_ms // 1_000
             state.provision_moves.fail(provision, f"did not register within {seconds} s")
@@ -112,6 +116,7 @@ def _check_provision(state: State, provision: Provision) -> None:
         if host is None:
             state.provision_moves.stop(provision, "an operator had it forgotten")
         elif is_lost(host):
+            # Nothing stores when it was lost, so after a restart the time begins again.
             since_ms = elastic.lost_since_ms.setdefault(provision.executor_id, state.journal.now_ms)
             if state.journal.now_ms - since_ms >= elastic.provisioning.provided_lost_timeout_ms:
                 seconds = elastic.provisioning.provided_lost_timeout_ms // 1_000
@@ -149,6 +154,7 @@ def _are_expected_back(
     journal: Journal, hosts: Hosts, settings: EngineSettings, started: Instant
 ) -> bool:
     """Returns True while known executors may still register with this resource manager."""
+    # Executors that have not come by then are no longer waited for.
     if journal.now_ms >= started.monotonic_ms + settings.lost_timeout_ms:
         return False
     return any(
@@ -177,6 +183,7 @@ def _request_minimum(moves: ProvisionMoves) -> None:
     missing.
     """
     for name in sorted(_missing(moves.settings, moves)):
+        # Executors that were just ordered for another dimension count here as well.
         lack = _missing(moves.settings, moves).get(name, 0)
         if lack <= 0:
             continue
@@ -213,6 +220,7 @@ def _cheapest(
         for shape in shapes
     ]
     allowance = Allowance([more_of(provisions, shape) for shape in shapes])
+    # Rounded up, so that the minimum is reached.
     chosen = finish(cover({0: -(-lack // unit)}, offers, allowance))
     return [(shapes[each.offer], each.copies) for each in chosen.purchases]
 
@@ -247,6 +255,7 @@ def _give_back_idle(state: State) -> None:
         host = state.hosts.get(provision.executor_id)
         if provision.state is not ProvidedExecutorState.REGISTERED or host is None:
             continue
+        # The owner of a reservation will use it soon.
         busy = host.slots or host.reserved is not None
         if busy or host.executor.state is not ExecutorState.ACTIVE:
             provision.idle_since_ms = None
@@ -257,6 +266,7 @@ def _give_back_idle(state: State) -> None:
             provision.idle_since_ms = state.journal.now_ms
             elastic.idle_marks[host.host_id] = mark
         idle_ms = state.journal.now_ms - provision.idle_since_ms
+        # A planned gang counts on it, together with executors that have not registered yet.
         if idle_ms < timeout_ms or provision.executor_id in elastic.plan.counted_on:
             continue
         total = host.executor.registration.total

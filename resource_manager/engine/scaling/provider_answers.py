@@ -19,7 +19,9 @@ def provision_started(context: EventContext, event: ProvisionStarted) -> None:
     provision = context.state.provisions.get(event.executor_id)
     if provision is None:
         return
+    # An answer without a handle does not erase a known one.
     provision.handle = event.handle or provision.handle
+    # It may have registered, or been given up, before the provider answered.
     if provision.state is ProvidedExecutorState.ASKED:
         context.state.provision_moves.move(provision, ProvidedExecutorState.STARTED, event.message)
         context.state.provision_moves.record("provision_started", provision, event.message)
@@ -30,6 +32,7 @@ def provision_started(context: EventContext, event: ProvisionStarted) -> None:
 def provision_failed(context: EventContext, event: ProvisionFailed) -> None:
     """Gives up a provision that could not be started, and stops what is left of the attempt."""
     provision = context.state.provisions.get(event.executor_id)
+    # One that has registered works, whatever its start command answered.
     if provision is not None and provision.state in PENDING:
         context.state.provision_moves.fail(provision, event.message)
 
@@ -41,6 +44,7 @@ def provision_ended(context: EventContext, event: ProvisionEnded) -> None:
     if provision is None:
         return
     message = event.message or "its provider says that nothing is left of it"
+    # It never registered, so the next ones of its shape may fail as well.
     if provision.state in PENDING:
         context.state.provision_moves.back_off(
             provision.shape, f"{provision.executor_id}: ended before it came: {message}"
@@ -51,6 +55,7 @@ def provision_ended(context: EventContext, event: ProvisionEnded) -> None:
     context.state.provision_moves.record("provision_ended", provision, message)
     host = state.hosts.get(provision.executor_id)
     if host is not None:
+        # Lost first, so that the history has the reason.
         if host.executor.state is not ExecutorState.LOST:
             context.state.departures.lose_executor(
                 host, f"executor {host.host_id} has ended: {message}"

@@ -44,6 +44,7 @@ def dispatch(context: EventContext) -> None:
     """
     state = context.state
     executor_ids = sorted(state.outbox)
+    # An executor with a command in flight comes back with the answer or the retry timer.
     state.outbox.clear()
     for executor_id in executor_ids:
         host = state.hosts.get(executor_id)
@@ -56,6 +57,7 @@ def dispatch(context: EventContext) -> None:
             _send_next(context, host)
         elif command.retry_at_ms is not None and command.retry_at_ms <= context.now_ms:
             command.retry_at_ms = None
+            # The same number and content, so the executor recognises a repetition.
             context.journal.effects.append(command.effect)
 
 
@@ -74,6 +76,7 @@ def _send_next(context: EventContext, host: Host) -> None:
         )
         host.in_flight = Command(free, keys)
         context.journal.effects.append(free)
+        # They are in flight now; those that fail are put back (`_free_failed`).
         for key in keys:
             del host.to_free[key]
     elif host.to_resize and not (host.resized_last and host.to_allocate):
@@ -129,6 +132,7 @@ _copy = copier(Slot, Slot)
 def _order(requests: Requests, jobs: dict[str, Job], slot: Slot, executor: Executor) -> SlotOrder:
     slot.placed_with_command = executor.command_number
     return SlotOrder(
+        # Copied, because the slot may change before the effect is sent.
         slot=_copy(slot),
         job_secret_sha256=jobs[slot.job_id].secret_sha256,
         target_address=requests[slot.allocation_id].spec.target_address,
@@ -142,19 +146,24 @@ def command_answered(context: EventContext, event: CommandAnswered) -> None:
         return
     command = host.in_flight
     command_arrived(host)
+    # Sort out the items that failed.
     refused: list[tuple[Slot, ItemOutcome]] = []
     for key, outcome in zip(command.keys, event.outcomes, strict=False):
         slot = host.slots.get(key)
+        # The outcome of a resize is processed below, after the report.
         if slot is None or not outcome.reason or command.resizes:
             continue
         if command.allocates:
             refused.append((slot, outcome))
         else:
             _free_failed(context.journal, context.state.settings, context.state.timers, host, slot)
+    # Only a command of frees that succeeds ends their back-off.
     if not any(outcome.reason for outcome in event.outcomes):
         host.frees_failed = 0 if command.frees else host.frees_failed
     for slot, outcome in refused:
         _refused(context, slot, outcome)
+    # Before the report: while the command is in flight, a slot that a report lacks does not count
+    # as missing (`Host.contains`).
     host.in_flight = None
     context.state.outbox[host.host_id] = None
     taken = adopt_report(context, host, event.report, at_least_command=event.command_number)
@@ -170,6 +179,7 @@ def command_answered(context: EventContext, event: CommandAnswered) -> None:
     if not taken.taken:  # a newer state was processed before this answer, and contains its effects
         host.contained_command = max(host.contained_command, event.command_number)
         settle(context, host)
+    # After the report, because a refusal ends when the state differs from this one.
     for slot, _ in refused:
         remember_refusal(context, host, slot)
     if isinstance(command.effect, SendResize):
@@ -220,6 +230,7 @@ def _distrust(
     *,
     reason: str = "",
 ) -> None:
+    # When it registers, it gets its orders again with new numbers.
     host.in_flight = None
     transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
     usage.total_changed(host)  # what is reserved there is reserved on other hosts

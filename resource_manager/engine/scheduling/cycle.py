@@ -80,7 +80,9 @@ def decide(context: EventContext) -> None:
     """Runs one scheduling cycle."""
     state = context.state
     passes = state.queue.passes
+    # Requests of ended jobs leave the queue first, so that none of them is placed.
     continue_ending(context)
+    # Before the queue, which would take the room of executors that were ordered for others.
     hand_over(context)
     # Owners of reservations come first: capacity that is free now may be what they wait for.
     serve_owners(context)
@@ -89,11 +91,14 @@ def decide(context: EventContext) -> None:
     while end_served(context):
         place_waiting(context)
     reserve_for_starved(context)
+    # Only now, because executors are ordered for what nothing has room for.
     provide(context)
+    # Last, so that one command has all slots that an executor gets in this cycle.
     dispatch(context)
     # Within a pass, the next cycle may still place them.
     if not state.queue.in_pass or state.queue.passes > passes:
         record_newcomers(context)
+    # Placements have changed usage; what a restart could not derive goes into this batch.
     state.usage_checkpoints.keep_urgent()
     state.considered_arrival = state.numbers.arrival
 
@@ -101,6 +106,7 @@ def decide(context: EventContext) -> None:
 def place_waiting(context: EventContext) -> None:
     """Places pending requests, gangs and resizes that fit, in queue order."""
     state = context.state
+    # Takes in all events of the batch, and unblocks what may fit because of them.
     state.hosts.refresh(state.queue)
     unblocked = state.quotas.unblock(MOVES_MAX // 2)
     if state.queue.unblocked:
@@ -135,14 +141,17 @@ class _Placement:
         anything to try.
         """
         queue = self._queue
+        # Usage has changed since the last cycle, and items may move forward only by this call.
         queue.non_batchables.order()
         goes_on = queue.in_pass or queue.begin_pass()
         while goes_on:
             self._look_for_room()
             self._serve_in_order()
+            # A quota that admits no class of this pass may admit one of the next.
             queue.order.resume_paused()
             goes_on = queue.begin_pass()
         self._placer.finish()
+        # After the loop, which would otherwise try these again and again.
         for scheduling_class in self._unknown:
             queue.continue_with(scheduling_class)
         for request in self._set_aside:
@@ -173,14 +182,17 @@ class _Placement:
         """Gives turns to job queues whose classes have room, gangs and resizes, in queue order."""
         queue, budget = self._queue, self._budget
         while budget.tries and budget.moves > 0 and budget.placements > 0:
+            # Without a class that has room, no active queue can be served.
             job_queue = queue.order.next_queue() if queue.fitting else None
             item = queue.order.next_non_batchable(job_queue)
             if item is not None:
                 self._serve_non_batchable(item)
             elif job_queue is None:
+                # Classes have room, but no queue may use it: the pass would never end.
                 queue.block_fitting()
                 break
             elif job_queue.scheduling_class not in queue.fitting:
+                # Only when it comes first, so that the queues of a full class cost nothing before.
                 queue.deactivate(job_queue)
                 budget.moves -= 1
             else:
@@ -202,6 +214,7 @@ class _Placement:
             if waiting is not None:
                 waiting.tried = True
         cost = 1
+        # A gang costs more with each kind of members and each step of its search.
         if waiting is not None:
             cost = len(waiting.kind.member_requests) + waiting.steps // STEPS_PER_TRY
         self._budget.tries -= min(self._budget.tries, cost)
@@ -210,18 +223,23 @@ class _Placement:
         """Quota, fit, rank and assign for the next requests of a job."""
         state, queue, placer = self._state, self._queue, self._placer
         scheduling_class, length, more = job_queue.scheduling_class, inf, True
+        # A job that is alone gets all that fits. Otherwise the fair order limits its run.
         if not queue.order.is_alone(job_queue):
             more = placer.has_room_for_more(scheduling_class)
             cost = state.quotas.cost_of(scheduling_class)
             length = queue.order.run_length(job_queue, cost) if more else 1
+        # Quota: how many of the next requests the group may have now.
         numbers = queue.order.next_of(job_queue, min(length, self._budget.placements))
+        # `admitted` has blocked the queue or paused its group.
         if not (most := state.quotas.admitted(job_queue, len(numbers))):
             self._budget.moves -= 1
             return
         count, elsewhere = self._placed_together(numbers[:most])
+        # The first request of a class in a cycle costs a search, further ones a subtraction.
         if scheduling_class not in self._served:
             self._served.add(scheduling_class)
             self._budget.placements -= FIRST_COST
+        # Fit, rank and assign: the placer chooses hosts and counts, then slots are booked there.
         placed = 0
         for host_id, share in placer.place(scheduling_class, count, elsewhere):
             run = [state.requests.at(number) for number in islice(numbers, placed, placed + share)]
@@ -229,7 +247,9 @@ class _Placement:
             state.moves.place(run, host)
             placed += share
             if host.needs_topology(scheduling_class):
+                # Its cpus are chosen now, and the pass must see which are left.
                 placer.follow([host])
+        # Update the queue, and find out whether the class still has room.
         if placed:
             queue.taken(job_queue, placed)
             self._budget.placements -= placed
@@ -238,6 +258,7 @@ class _Placement:
             queue.set_aside(job_queue, numbers[0])
             return
         else:
+            # There was room at the look; other requests have taken it since.
             self._budget.tries -= 1
         if placed < count or not more:
             self._look_again(scheduling_class)
@@ -263,5 +284,6 @@ class _Placement:
         for at, number in enumerate(numbers):
             allocation_id = self._state.requests.at(number).spec.allocation_id
             if older := superseded.get(allocation_id):
+                # The requests before it go together first; then this one goes alone.
                 return (at, []) if at else (1, [slot.executor_id for slot in older])
         return len(numbers), []

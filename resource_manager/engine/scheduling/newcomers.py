@@ -22,6 +22,7 @@ def record_newcomers(context: EventContext) -> None:
                 allocation_id=request.allocation_id,
                 reason=_waiting_reason(state, request),
             )
+    # Ranges have one entry each, so all of them are recorded at once.
     for part in state.new_parts:
         waiting = len(part.waiting)
         if waiting:

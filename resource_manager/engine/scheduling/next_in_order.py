@@ -68,6 +68,7 @@ class NextInOrder:
         """Returns True if what the slot frees would not go to its job."""
         host = self._state.hosts[slot.executor_id]
         there = _There(host, slot)
+        # If the job could not place the slot again, what it frees is for others.
         if not there.is_left or self._is_above_maximum(slot):
             return True
         if self._state.settings.fairness.order == "arrival":
@@ -105,6 +106,7 @@ class NextInOrder:
                 need = there.host.booking_for(scheduling_class)
                 for job_id in scheduling_class.job_queues:
                     self._left -= 1
+                    # Then the slot's own job is yielded at the end, which stands for "unknown".
                     if self._left < 0:
                         break
                     if job_id != slot.job_id:
@@ -205,6 +207,7 @@ class _Without:
         reached = fulfilment(subtract(flow.used, self._booked), flow.minimum)
         if reached < 1:
             return False, reached, flow.tie
+        # Past usage stays; only the lookahead of the slot ends with it.
         less = tree.lookahead_s * self._slot.cost * tree.clock.scale / flow.weight
         return True, tree.key(flow) - less, flow.tie
 

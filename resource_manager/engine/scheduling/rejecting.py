@@ -40,9 +40,11 @@ def infeasible_timer_fired(context: EventContext) -> None:
     if due_ms is None or not _all_known(state.hosts):
         return  # the registration that is missing restarts the clock
     if context.now_ms < due_ms:
+        # The clock has restarted since this timer was set.
         state.timers.arm(Timer.INFEASIBLE, "", due_ms)
         return
     if clock.everything:
+        # Listed only now, because what is pending changes until the clock is over.
         clock.everything = False
         clock.scheduling_classes = {
             scheduling_class: 0
@@ -54,10 +56,13 @@ def infeasible_timer_fired(context: EventContext) -> None:
         }
     if not clock.scheduling_classes and not clock.gangs:
         return
+    # Feasibility is read from the indexes.
     state.hosts.refresh(state.queue)
+    # Classes first, then gangs, within one budget of steps.
     left = STEPS_MAX
     while clock.scheduling_classes and left > 0 and not context.journal.is_full:
         left -= _look_at_class(context, next(iter(clock.scheduling_classes)), left)
+    # Equal gangs share their verdicts.
     verdicts: Verdicts = {}
     while clock.gangs and left > 0 and not context.journal.is_full:
         left -= _look_at_gang(context, next(iter(clock.gangs)), verdicts)
@@ -92,6 +97,7 @@ def _look_at_class(context: EventContext, scheduling_class: SchedulingClass, mos
         Steps taken, at least 1.
     """
     clock = context.state.rejection_clock
+    # Put back below if there were more requests than steps.
     after = clock.scheduling_classes.pop(scheduling_class)
     if (
         not _may_reject(scheduling_class)
@@ -100,12 +106,14 @@ def _look_at_class(context: EventContext, scheduling_class: SchedulingClass, mos
     ):
         return 1
     steps, runs = 1, []
+    # Collected before any is rejected, because rejecting changes the queue that is read.
     for run, following in _runs(
         context.state.requests, context.state.ranges, scheduling_class, after
     ):
         runs.append(run)
         steps += 1
         if steps >= most:
+            # The next event goes on behind the last request of this one.
             clock.scheduling_classes[scheduling_class] = following
             break
     else:
@@ -113,9 +121,11 @@ def _look_at_class(context: EventContext, scheduling_class: SchedulingClass, mos
             job_queue.may_reject = False  # what is left has `allow_pending`
     outcome: ItemOutcome | None = None
     for run in runs:
+        # All of a run are equal, so the first one stands for them.
         request = run if isinstance(run, Request) else run[0].member(run[1])
         if request.spec.allow_pending:
             continue
+        # The reason is the same for the whole class.
         outcome = outcome or context.state.waiting_reasons.rejection(request.spec)
         if outcome is None:
             continue
@@ -147,6 +157,8 @@ def _runs(
                 number += 1
                 continue
             first = part.index_of(number)
+            # An interval of the queue may reach beyond the part, and beyond a member that was
+            # placed.
             last = min(part.end, first + end - number)
             _, last = next(part.waiting.runs_within(first, last))
             number += last - first

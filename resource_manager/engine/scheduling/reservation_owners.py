@@ -78,6 +78,7 @@ def choose_hosts(
     """
     if owner.slot is not None:
         return _own_host(state, owner, taken)
+    # A single request is a gang of one.
     requests, where = requests_of(state, owner), Where(GangPlacement.ANYWHERE)
     if owner.gang_id:
         where = state.gangs.waiting[owner.gang_id].kind.where
@@ -111,6 +112,7 @@ def can_stay(state: State, each: Reservation, names: Collection[str]) -> bool:
     if each.owner.slot is not None:
         choice = _own_host(state, each.owner, ())
         return choice is not None and choice.booked == each.choice.booked
+    # Older slots may have ended since, so the hosts to avoid may differ.
     if requests_of(state, each.owner) != each.choice.requests:
         return False
     search = ReservationSearch(state.hosts, state.queue, state.reservations)
@@ -160,6 +162,7 @@ def _own_host(state: State, owner: ReservationOwner, taken: Collection[str]) -> 
     stays = [
         other.booked for key, other in host.slots.items() if key in outlasting and other is not slot
     ]
+    # The slot, its growth and slots that may never end must fit together on the host.
     more = growth(host, slot)
     if not host.eligible or not fits(total_of((slot.booked, more, *stays)), host.total):
         return None

@@ -72,7 +72,10 @@ class ReservationSearch:
             else:
                 spread = where.placement is GangPlacement.SPREAD
                 found = self._fill(requests, each, one_each=spread)
+        # For a single request the comparison above is exact.
         if found is None and sum(request.count for request in requests) > 1:
+            # The search for gangs does not know which slots may never end, so their hosts are left
+            # out.
             away = {name for name, host in self._hosts.items() if not host.eligible}.union(taken)
             away.update(
                 name for name, host in self._hosts.items() if self._outlasting & host.slots.keys()
@@ -94,6 +97,7 @@ class ReservationSearch:
         most = host.total if host.slots or host.unowned else host.free()
         slots = host.executor.registration.slots_max or UNLIMITED
         return (
+            # A default slot may book another amount since the executor registered again.
             booked_by(host, members) == need
             and fits(need, {**most, SLOTS: slots})
             and self._trials.fit_all(members, host)
@@ -122,6 +126,7 @@ class ReservationSearch:
             host = self._hosts[index.ids[at]]
             if host.host_id not in taken and self._may_serve(host, members):
                 need = separate if host.separate_pools else pooled
+                # The index shows reserved capacity as taken, so other hosts are preferred.
                 free = {n: index.columns[n][0][at] for n in need if n in index.columns}
                 found.append((missing_part(need, free), -len(host.slots), host.host_id))
         return found
@@ -145,6 +150,7 @@ class ReservationSearch:
         one_each: bool = False,
     ) -> list[Share] | None:
         """Gives each a host where least is missing, the largest first."""
+        # Each value of a label begins with nothing chosen.
         self._chosen.clear()
         self._trials.roll_back()
         counts: Counter[tuple[int, str]] = Counter()
@@ -158,6 +164,7 @@ class ReservationSearch:
                 host = self._hosts[host_id]
                 one = [(request, 1)]
                 if (one_each and host_id in self._chosen) or self._missing(host, one) is None:
+                    # Not put back: room only shrinks during the search.
                     continue
                 self._chosen[host_id] = add(booked_by(host, one), self._chosen.get(host_id, {}))
                 self._trials.take(request, host, 1)
@@ -188,6 +195,7 @@ class ReservationSearch:
         free: Counter[str] = Counter()
         for missing, _, host_id in (each for some in candidates for each in some):
             if value := self._hosts[host_id].labels.get(label):
+                # At least 1, because the host could serve once other slots have ended.
                 free[value] += 1 + max(0, MILLION - missing)
         best_first = sorted(free, key=lambda value: (-free[value], value))
         for value in best_first[:LABEL_VALUES_MAX]:
@@ -205,6 +213,7 @@ class ReservationSearch:
     def _if_others_ended(self, host: Host) -> dict[str, int]:
         """Returns what a host would have free then, as far as it says itself."""
         stays = [slot.booked for key, slot in host.slots.items() if key in self._outlasting]
+        # Not simply the total: processes outside slots may use a part of it.
         total, could = host.total, add(host.free(), host.booked)
         most = {name: min(amount, total.get(name, 0)) for name, amount in could.items()}
         slots = host.executor.registration.slots_max or UNLIMITED

@@ -109,11 +109,14 @@ def reserve_for_starved(context: EventContext) -> None:
     state, reservations = context.state, context.state.reservations
     if not state.settings.fairness.reservations_max:
         return
+    # A clock that has run out since the last check leads to a check at once.
     more = state.queue.starvation.is_over(reservations.next_since, state.settings.fairness)
     if more or context.now_ms >= reservations.due_ms:
         _check(context)
+    # Wake up when time alone may change something: a clock runs out, or a reservation expires.
     next_ms = reservations.next_since.ms + state.settings.fairness.starvation_timeout_ms
     wake_ms = [next_ms, *(each.until_ms for each in reservations.all())]
+    # Another check finds more only if time helps or something was placed.
     if reservations.stuck or state.flows.placements > reservations.placements:
         wake_ms.append(reservations.due_ms)
     wake_ms = [each for each in wake_ms if each > context.now_ms]
@@ -125,17 +128,23 @@ def _check(context: EventContext) -> None:
     """Examines starved waiters, the longest starved first, and reserves hosts for some of them."""
     state, reservations = context.state, context.state.reservations
     fairness, now_ms = state.settings.fairness, context.now_ms
+    # Find the starved; begin again with the longest only when all were examined.
     waiting, reservations.next_since = state.queue.starvation.starved(fairness)
     if not reservations.unexamined:
+        # Reversed, because `pop` takes the last one first.
         reservations.unexamined = waiting[::-1]
+        # Each time all are examined, hosts are claimed again from the longest starved on.
         reservations.claimed = set()
+    # Searches without result are void when hosts have changed, or after a minute.
     version, until_ms = reservations.searched_as_of
     if not reservations.searched or version != state.hosts.version or now_ms >= until_ms:
         reservations.searched_as_of = state.hosts.version, now_ms + SEARCHED_FOR_MS
         reservations.searched.clear()
+    # Examine them, within the budget of one check.
     shares = SharesSince(state.flows)
     budget, time_may_help = EXAMINED_MAX, False
     while reservations.unexamined and budget > 0:
+        # When a reservation ends, all are examined again.
         if len(reservations) >= fairness.reservations_max:
             reservations.unexamined.clear()
             break
@@ -143,6 +152,7 @@ def _check(context: EventContext) -> None:
         budget -= 1
         owner, clock = owner_of(state, waiter), state.queue.starvation.get(waiter)
         if owner is None or clock is None or quota_block_of(state, waiter) is not None:
+            # Time lifts no quota: only an event does, such as the end of a slot.
             continue
         if any(each.owner.job_id == owner.job_id for each in reservations.all()):
             continue
@@ -152,8 +162,10 @@ def _check(context: EventContext) -> None:
             or not _is_owed(state, shares, owner, clock.since)
             or not _may_reserve(state, owner, since)
         ):
+            # All three may change with time or with placements of others.
             time_may_help = True
         elif waiter in reservations.searched:
+            # The hosts that it would get are kept from those that are starved for less long.
             reservations.claimed |= reservations.searched[waiter]
         else:
             _reserve(context, owner, since)
@@ -202,6 +214,7 @@ def _is_owed(state: State, shares: SharesSince, owner: ReservationOwner, since: 
         return True
     # In order of arrival, earlier requests of the same class are not served out of order.
     scheduling_class, _ = owner.waiter
+    # A request that a quota blocks would not be served first, so it does not count.
     return all(
         state.quotas.request_block(scheduling_class, earlier.job_id) is not None
         for earlier in scheduling_class.first_queues(EARLIER_MAX)
@@ -216,6 +229,7 @@ def _may_reserve(state: State, owner: ReservationOwner, since: Mark) -> bool:
     in_order = sorted(state.reservations.all(), key=lambda each: each.order)
     if not in_order or (since.ms, owner.number) < in_order[0].order:
         return True
+    # What the longest starved has reserved does not count against the part of the others.
     kept = (kept.amounts for each in in_order[1:] for kept in each.hosts.values())
     whole = in_grains(total_of((need_of(state, owner), *kept)))
     part, sums = state.settings.fairness.reserved_part_max, state.hosts.indexes.main.sums
@@ -227,9 +241,11 @@ def _reserve(context: EventContext, owner: ReservationOwner, since: Mark) -> boo
     hosts are free of reservations; those that would do are kept from others.
     """
     state, reservations = context.state, context.state.reservations
+    # Choose hosts; if none are left, remember which ones would do.
     taken = reservations.claimed.union(reservations.on_host)
     choice = choose_hosts(state, owner, taken)
     if choice is None:
+        # Ignores reservations, to find the hosts that are kept for it until they end.
         others = choose_hosts(state, owner, ()) if taken else None
         found = frozenset(others.booked) if others is not None else frozenset()
         reservations.searched[owner.waiter] = found
@@ -244,6 +260,7 @@ def _reserve(context: EventContext, owner: ReservationOwner, since: Mark) -> boo
     reservations.add(made)
     for name, kept in made.hosts.items():
         state.hosts[name].reserved = kept
+        # At once, because the search for the next owner reads the index.
         state.hosts.indexes.follow(state.hosts[name])
     what = f"{len(made.hosts)} executors are reserved for it"
     if len(made.hosts) == 1:
@@ -266,6 +283,7 @@ def _reservation(
     barred = frozenset({BEST_EFFORT_CPU_MILLI} if exclusive else ())
     hosts = {}
     for name, booked in choice.booked.items():
+        # The owner waits for these slots alone; what is booked later must leave room for it.
         before = {key: slot.booked for key, slot in state.hosts[name].slots.items()}
         amounts = {dimension: n for dimension, n in booked.items() if dimension != SLOTS}
         hosts[name] = ReservedCapacity(amounts, booked.get(SLOTS, 0), before, barred)
@@ -322,6 +340,7 @@ def _expired(context: EventContext, each: Reservation) -> str:
     noted, so that others do not wait for them.
     """
     state = context.state
+    # With room, the owner is placed in this cycle (`serve_owners`).
     if context.now_ms < each.until_ms or _has_room(state, each):
         return ""
     lasting = [
@@ -331,14 +350,18 @@ def _expired(context: EventContext, each: Reservation) -> str:
         for key, slot in state.hosts[name].slots.items()
         if key in kept.before and slot.state is not SlotState.FREEING and key != each.owner.slot
     ]
+    # All slots that were there end or have ended: what is lacking may be free soon.
     if not lasting:
         each.until_ms = context.now_ms + state.settings.fairness.starvation_timeout_ms
         return ""
     outlasting = state.reservations.outlasting
+    # Slots that have ended meanwhile need no note.
     outlasting.intersection_update(state.slots)
     outlasting.update(key for _, key in lasting)
     clock = state.queue.starvation.get(each.owner.waiter)
     if clock is not None:
+        # The next reservation lasts twice as long, so that finite slots cannot outlast each of
+        # them.
         clock.expired += 1
     where, (allocation_id, _) = lasting[0]
     more = f" and {len(lasting) - 1} more" if len(lasting) > 1 else ""
@@ -347,6 +370,7 @@ def _expired(context: EventContext, each: Reservation) -> str:
 
 def _has_room(state: State, each: Reservation) -> bool:
     """Returns True if the owner fits on its hosts now."""
+    # The host that lacked something at the last check probably still does.
     for name in (each.lacking, *each.hosts):
         if _lacks(state.hosts, each, name):
             each.lacking = name

@@ -64,12 +64,14 @@ def _ask(
     state, job_id = context.state, event.job_id
     allocation_id, generation, for_id = asked
     request, waiting = state.requests.named(allocation_id), state.requests.named(for_id)
+    # Answer what needs no comparison: unknown, answered before, ended or outdated.
     if request is None or request.job_id != job_id:
         return ItemOutcome(
             allocation_id,
             Reason.ALLOCATION_UNKNOWN,
             f"allocation {allocation_id} is not known in job {job_id}",
         )
+    # A repetition of a call that was answered gets the same answer.
     if waiting is not None and _was_agreed(request, waiting, following):
         return ItemOutcome(allocation_id)
     if request.state in ENDED_REQUEST_STATES:
@@ -84,17 +86,20 @@ def _ask(
             f" {request.generation}",
             (("generation", str(generation)), ("current", str(request.generation))),
         )
+    # Compare with other jobs; hand the slot on, or give it back.
     reason, message = _obstacle(
         context.state.hosts, context.state.slots, request, waiting, following
     )
     if not reason and waiting is not None:
         _hand_on(context, request, waiting)
+        # Later slots of this call must see that the work is taken over.
         following.work_of(job_id)[for_id] = allocation_id
         return ItemOutcome(allocation_id)
     _end_thread(context.journal, context.state.slots, context.state.jobs, request)
     context.state.gang_moves.give_up(
         request, alone=True, reason=reason, message=message, grace_ms=event.grace_ms
     )
+    # Its job has one slot less now, which may change the answer for the next slot.
     following.gave_back(job_id)
     return ItemOutcome(allocation_id, reason, message)
 
@@ -107,9 +112,11 @@ def _was_agreed(request: Request, waiting: Request, following: NextInOrder) -> b
     """
     if waiting.job_id != request.job_id or waiting.reason != Reason.REUSED:
         return False
+    # A slot that ended before the other request did cannot have taken over its work.
     if request.end_time_ms and waiting.end_time_ms and request.end_time_ms < waiting.end_time_ms:
         return False
     by = following.work_of(request.job_id).get(waiting.allocation_id)
+    # If no slot does the work any more, it counts as taken over by this one.
     return by in (None, request.allocation_id)
 
 
@@ -148,6 +155,7 @@ def _obstacle(
         why = NOT_HERE
     if why or slot is None:
         return Reason.NOT_REUSABLE, why
+    # Comparing jobs costs most, so it comes last.
     return (Reason.FAIR_SHARE, FAIR_SHARE) if following.is_anothers(slot) else ("", "")
 
 
@@ -187,6 +195,7 @@ def _hand_on(context: EventContext, request: Request, waiting: Request) -> None:
     """Lets the slot of a request take over the work of a pending one, which ends."""
     state = context.state
     slot = state.slots.of(request)
+    # Counts as a placement; noted before the request ends, which may stop the clock.
     state.queue.starvation.served((state.queue.class_of(waiting.spec), waiting.job_id))
     context.state.moves.end_request(
         waiting, RequestInput.REUSE, reason=Reason.REUSED, message=HANDED_ON
