@@ -176,7 +176,7 @@ class SqliteStore(SqlStore):
                 cursor = connection.cursor()
                 cursor.execute("PRAGMA busy_timeout = 50")
                 cursor.execute(f"PRAGMA wal_checkpoint({mode})")
-                blocked, _, _ = cursor.fetchone()
+                (blocked, _, _) = cursor.fetchall()[0]
                 cursor.execute("PRAGMA busy_timeout = 5000")
             finally:
                 connection.close()

@@ -186,6 +186,23 @@ def test_commits_without_a_pause_do_not_let_the_log_grow(
     assert max(sizes) < 2 * sizes[20]
 
 
+def test_a_log_that_a_reader_keeps_is_emptied_in_the_next_idle_moment(
+    sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_store, "QUIET_S", 0.0)
+    with open_store(sqlite_url) as store:
+        store.lead("quiet")
+        (log,) = tmp_path.glob("*-wal")
+        with closing(sqlite3.connect(next(tmp_path.glob("*.db")))) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT count(*) FROM jobs").fetchall()
+            store.commit(Changes([job("job-1")]))
+            store.maintain()
+            assert log.stat().st_size
+        store.maintain()
+        assert not log.stat().st_size
+
+
 def test_a_database_that_waits_for_an_upgrade(sqlite_url: str, made: Path) -> None:
     set_pragma(made, "user_version = 0")
     for options in ({"upgrade": False}, {"read_only": True}):
