@@ -38,6 +38,7 @@ from resource_manager.engine.model.events import (
 )
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.state import State
+from resource_manager.engine.step import step
 
 RACK = 40
 SLOTS_A_HOST = 17
@@ -54,6 +55,13 @@ class GangBench(Bench):
             labels = (("rack", f"r{number // RACK:04d}"),)
             events.append(replace(event, registration=replace(event.registration, labels=labels)))
         return events
+
+    def give_up(self, slots: list[tuple[str, int]]) -> None:
+        """Releases slots or cancels what waits for one; a step ends as many as it may."""
+        while slots:
+            result = step(self.state, SlotsReleased(AT, "gangs", tuple(slots)))
+            slots = slots[len(result.answer) :]
+            self.settle([*result.effects, *self.batch()])
 
     def fill(self) -> None:
         self.batch(*self.registrations())
@@ -136,7 +144,7 @@ def run_waiting(bench: GangBench, waiting: int, *, alike: bool) -> None:
         for waiting in bench.state.gangs.in_order()
         for each in waiting.members
     ]
-    bench.settle(bench.batch(SlotsReleased(AT, "gangs", tuple(done))))
+    bench.give_up(done)
 
 
 def run_large(bench: GangBench) -> None:
@@ -150,8 +158,7 @@ def run_large(bench: GangBench) -> None:
         state = bench.state.requests[unlike[0].allocation_id].state
         show(f"a gang of 1,000 that differ comes, {placement}", seconds, str(state))
         bench.settle(effects)
-        slots = tuple((spec.allocation_id, 0) for spec in unlike)
-        bench.settle(bench.batch(SlotsReleased(AT, "gangs", slots)))
+        bench.give_up([(spec.allocation_id, 0) for spec in unlike])
 
 
 def main() -> None:

@@ -145,12 +145,14 @@ class Search:
         at = 0
         while len(window) < most and (at < len(self.candidates) or self.further()):
             position = self.candidates[at]
-            if not self.has_room(position):
-                del self.candidates[at]
-                continue
-            at += 1
-            if position not in besides:
+            # First, because `besides` grows with each host that got slots in this pass.
+            if position in besides:
+                at += 1
+            elif self.has_room(position):
                 window.append(position)
+                at += 1
+            else:
+                del self.candidates[at]
         return window
 
     def further(self) -> bool:

@@ -7,22 +7,16 @@ pass, items are ordered by the order of their jobs in the fairness tree, then by
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from resource_manager.engine.fairness.flows import FlowTree, SortKey
+from resource_manager.engine.fairness.flows import FlowTree
 from resource_manager.engine.model.scheduling_key import Labels
+from resource_manager.engine.queue.item_order import ItemOrder, Rank
 from resource_manager.engine.queue.starvation import StarvationClocks
-
-OrderKey = tuple[SortKey, ...]
-"""What jobs are compared by, the lesser first; see `fairness.choice.order_key_of`."""
-
-Rank = tuple[OrderKey, int]
-"""The order of an item: that of its job, then its arrival number."""
 
 
 class Kind(StrEnum):
@@ -69,23 +63,20 @@ class NonBatchables:
         starvation: clocks of everything that is pending, these items included.
     """
 
-    def __init__(
-        self, flows: FlowTree | None = None, order_key_of: Callable[[str], OrderKey] | None = None
-    ) -> None:
+    def __init__(self, flows: FlowTree | None = None, *, fair: bool = True) -> None:
         """Makes an empty collection.
 
         Args:
-            flows: the fairness tree, which counts pending items; None: they are not counted.
-            order_key_of: orders jobs, the lesser key first; None: items go in order of arrival.
+            flows: the fairness tree, which counts pending items; None: they are not counted, and
+                go in order of arrival.
+            fair: False: items go in order of arrival, although there is a tree.
         """
         self.starvation = StarvationClocks(flows)
         self._flows = flows
-        self._order_key_of = order_key_of
         self._all: dict[int, NonBatchable] = {}
         self._by_job: dict[str, dict[int, NonBatchable]] = {}
         self._for_next_pass: dict[int, None] = {}
-        self._in_pass: dict[int, None] = {}
-        self._heap: list[Rank] = []  # of this pass; entries may be outdated
+        self._in_pass = ItemOrder(flows if fair else None)
         self._on_host: dict[str, dict[int, None]] = {}  # blocked, by the only executor
         # Blocked, by labels. The first key is only the first label, since there may be very many
         # sets.
@@ -148,7 +139,7 @@ class NonBatchables:
             _discard(self._by_job, item.job_id, number)
             self.starvation.stop(number)
             self._for_next_pass.pop(number, None)
-            self._in_pass.pop(number, None)
+            self._in_pass.discard(number)
             self._end_quota_block(number)
             self._take_from_blocked(item)
             if self._flows is not None:
@@ -220,25 +211,22 @@ class NonBatchables:
 
     def begin_pass(self) -> None:
         """Begins the next pass."""
-        self._in_pass.update(self._for_next_pass)
+        for number in self._for_next_pass:
+            self._in_pass.add(number, self._all[number].job_id)
         self._for_next_pass.clear()
         self.order()
 
     def order(self) -> None:
-        """Orders the items of this pass by what their jobs have used by now. `_first` relies on
+        """Orders the items of this pass by what their jobs have used by now. `ItemOrder` relies on
         this: until the next call, an item may move back in the order but never forward.
         """
-        keys: dict[str, OrderKey] = {}  # one key per job: very many items may belong to few jobs
-        for number in self._in_pass:
-            if (job_id := self._all[number].job_id) not in keys:
-                keys[job_id] = self._rank(number)[0]
-        self._heap = sorted((keys[self._all[number].job_id], number) for number in self._in_pass)
+        self._in_pass.refresh()
 
     def until(self, job_id: str = "") -> int | None:
         """Returns the arrival number of the next item of this pass if it belongs to this job
         (empty: to any job); else None.
         """
-        first = self._first()
+        first = self._in_pass.first()
         if first is None or (job_id and self._all[first[1]].job_id != job_id):
             return None
         return first[1]
@@ -247,11 +235,10 @@ class NonBatchables:
         """Takes out the next item of this pass and returns it, if it comes before `rank` (None: in
         any case). The caller must remove it or report it with `block`.
         """
-        first = self._first()
+        first = self._in_pass.first()
         if first is None or (rank is not None and first > rank):
             return None
-        heapq.heappop(self._heap)
-        del self._in_pass[first[1]]
+        self._in_pass.discard(first[1])
         return self._all[first[1]]
 
     def problems(self) -> list[str]:
@@ -271,23 +258,6 @@ class NonBatchables:
         if not self._blocked_by.keys() <= self._all.keys():
             found.append(f"quotas block {len(self._blocked_by)} items, of which some do not exist")
         return found
-
-    def _first(self) -> Rank | None:
-        heap = self._heap
-        while heap:
-            rank = heap[0]
-            if rank[1] not in self._in_pass:
-                heapq.heappop(heap)
-            elif (now := self._rank(rank[1])) != rank:  # its job has used more since: moves back
-                heapq.heapreplace(heap, now)
-            else:
-                return rank
-        return None
-
-    def _rank(self, number: int) -> Rank:
-        if self._order_key_of is None:
-            return (), number
-        return self._order_key_of(self._all[number].job_id), number
 
     def _blocked_items(self) -> Iterator[dict[int, None]]:
         yield from self._on_host.values()

@@ -10,7 +10,8 @@ from math import inf
 
 from resource_manager.engine.fairness.choice import RUN_PART, first_job, order_key_of, run_length
 from resource_manager.engine.fairness.flows import GROUP, FlowTree
-from resource_manager.engine.queue.non_batchable import NonBatchable, NonBatchables, OrderKey, Rank
+from resource_manager.engine.queue.item_order import Rank
+from resource_manager.engine.queue.non_batchable import NonBatchable, NonBatchables
 from resource_manager.engine.queue.scheduling_classes import ActiveQueues, JobQueue
 
 TOGETHER_MAX = 1_024
@@ -35,9 +36,7 @@ class ServiceOrder:
             fair: False: requests are served in order of arrival, although there is a tree.
         """
         self._tree = flows if fair else None
-        self.non_batchables = NonBatchables(
-            flows, self._order_key_of if fair and flows is not None else None
-        )
+        self.non_batchables = NonBatchables(flows, fair=fair)
         self._by_job: dict[str, ActiveQueues] = {}
         self._paused: list[str] = []
 
@@ -88,7 +87,8 @@ class ServiceOrder:
         if job_queue is not None:
             rank = ((), job_queue.position)
             if self._tree is not None:
-                rank = (self._order_key_of(job_queue.job_id), job_queue.position)
+                job = self._tree.jobs[job_queue.job_id]
+                rank = (order_key_of(self._tree, job), job_queue.position)
         return self.non_batchables.next_before(rank)
 
     def is_alone(self, job_queue: JobQueue) -> bool:
@@ -151,8 +151,3 @@ class ServiceOrder:
         number = job_queue.active_queues.until(job_queue)
         item = self.non_batchables.until(job_queue.job_id if self._tree is not None else "")
         return item if number is None or (item is not None and item < number) else number
-
-    def _order_key_of(self, job_id: str) -> OrderKey:
-        if self._tree is None or job_id not in self._tree.jobs:
-            return ()
-        return order_key_of(self._tree, self._tree.jobs[job_id])

@@ -55,7 +55,12 @@ PLACED_MAX = 300
 """Requests that one cycle places, at most; a gang is placed whole."""
 
 FIRST_COST = 8
-"""The first request of a class in a cycle takes as long as this many further ones."""
+"""The first request of a class in a cycle takes as long as this many further ones, and so does what
+a gang or a resize takes beside its slots.
+"""
+
+CPUS_COST = 6
+"""Choosing cpus and NUMA nodes on a host takes as long as placing this many requests without."""
 
 ROOM_COST = 20
 """Finding a host with room for a class takes as long as this many moves."""
@@ -205,7 +210,7 @@ class _Placement:
         quota = state.quotas.non_batchable_block(item)
         if quota is None and ATTEMPTS[item.kind](state, self._placer, item):
             non_batchables.remove(item.arrival_number)
-            self._budget.placements -= item.count
+            self._budget.placements -= FIRST_COST + item.count
             return
         if quota is None:
             non_batchables.block(item)
@@ -229,7 +234,10 @@ class _Placement:
             cost = state.quotas.cost_of(scheduling_class)
             length = queue.order.run_length(job_queue, cost) if more else 1
         # Quota: how many of the next requests the group may have now.
-        numbers = queue.order.next_of(job_queue, min(length, self._budget.placements))
+        most = self._budget.placements
+        if scheduling_class.topology_constrained or state.hosts.indexes.aligning:
+            most = max(1, most // CPUS_COST)  # each may have a host of its own
+        numbers = queue.order.next_of(job_queue, min(length, most))
         # `admitted` has blocked the queue or paused its group.
         if not (most := state.quotas.admitted(job_queue, len(numbers))):
             self._budget.moves -= 1
@@ -249,6 +257,7 @@ class _Placement:
             if host.needs_topology(scheduling_class):
                 # Its cpus are chosen now, and the pass must see which are left.
                 placer.follow([host])
+                self._budget.placements -= CPUS_COST - 1
         # Update the queue, and find out whether the class still has room.
         if placed:
             queue.taken(job_queue, placed)
