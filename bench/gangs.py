@@ -60,6 +60,7 @@ class GangBench(Bench):
         """Releases slots or cancels what waits for one; a step ends as many as it may."""
         while slots:
             result = step(self.state, SlotsReleased(AT, "gangs", tuple(slots)))
+            assert isinstance(result.answer, list)
             slots = slots[len(result.answer) :]
             self.settle([*result.effects, *self.batch()])
 

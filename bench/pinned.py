@@ -138,28 +138,43 @@ class Cluster:
             events.append(ExecutorRegistered(AT, registration, Report(1, 0, 0, available=TOTAL)))
         self.batch(*events, JobRegistered(AT, "job", "job", "default", None, "s", "r"))
 
-    def batch(self, *events: Event) -> list[Effect]:
+    def decide(self, *events: Event) -> list[Effect]:
+        """Events, then one decision, which places what its budget allows."""
         effects: list[Effect] = []
         for event in (*events, Decide(AT)):
             effects.extend(step(self.state, event).effects)
         self.state.changes.take()
         return effects
 
+    def batch(self, *events: Event) -> list[Effect]:
+        """Events, then decisions until nothing is left over, as the service takes them."""
+        effects = self.decide(*events)
+        while self.state.unfinished:
+            effects += self.decide()
+        return effects
+
     def timed(self, *events: Event) -> tuple[float, float]:
         """CPU seconds until the commands are written, and until all answers are taken in."""
         started = time.process_time()
         effects = self.batch(*events)
-        # One decision places what its budget allows.
-        while self.state.unfinished:
-            effects += self.batch()
         first = spent = time.process_time() - started
         while answers := self.answers(effects):
             started = time.process_time()
             effects = self.batch(*answers)
-            while self.state.unfinished:
-                effects += self.batch()
             spent += time.process_time() - started
         return first, spent
+
+    def looks(self, specs: tuple[Any, ...]) -> list[float]:
+        """CPU seconds of each decision until requests that fit nowhere were tried on all hosts."""
+        spent: list[float] = []
+        events: list[Event] = [RequestsSubmitted(AT, "job", specs)]
+        more = True
+        while more:
+            started = time.process_time()
+            self.decide(*events)
+            spent.append(time.process_time() - started)
+            events, more = [], self.state.unfinished
+        return spent
 
     def ask(self, count: int, cpu_milli: int, policy: CpuPolicy, mib: int = 64) -> tuple[Any, ...]:
         """Requests of one shape."""
@@ -173,19 +188,6 @@ class Cluster:
 
     def place(self, specs: tuple[Any, ...]) -> float:
         return self.timed(RequestsSubmitted(AT, "job", specs))[0]
-
-    def looks(self, specs: tuple[Any, ...]) -> list[float]:
-        """CPU seconds of each decision until requests that fit nowhere have been tried on all
-        hosts.
-        """
-        events: list[Event] = [RequestsSubmitted(AT, "job", specs)]
-        spent: list[float] = []
-        while events or self.state.unfinished:
-            started = time.process_time()
-            self.batch(*events)
-            spent.append(time.process_time() - started)
-            events = []
-        return spent
 
     def release(self, *names: str) -> float:
         return self.timed(SlotsReleased(AT, "job", tuple((name, 0) for name in names)))[1]

@@ -7,7 +7,7 @@ the indexes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from finegrain.errors import Reason
 from finegrain.values.outcomes import ItemOutcome
@@ -54,6 +54,9 @@ _MEMBER_REASONS = frozenset(
 )
 """A member with one of these reasons would wait for the same reason if it were not in a gang."""
 
+VERDICTS_MAX = 1_000
+"""Different kinds of gangs whose feasibility is cached, at most."""
+
 
 @dataclass(slots=True, eq=False)
 class WaitingReasons:
@@ -67,6 +70,10 @@ class WaitingReasons:
     provisions: dict[str, Provision]
     queue: WaitingQueue
     reservations: Reservations
+    _gang_verdicts: dict[tuple[Where, tuple[MemberRequest, ...]], Feasibility] = field(
+        default_factory=dict
+    )
+    _gang_verdicts_as_of: tuple[int, int] = (-1, -1)
 
     def waiting_reason(self, scheduling_class: SchedulingClass) -> Reason:
         """Returns why a scheduling class waits that does not fit. The indexes must be fresh.
@@ -122,8 +129,20 @@ class WaitingReasons:
     def gang_feasibility(
         self, where: Where, member_requests: tuple[MemberRequest, ...]
     ) -> Feasibility:
-        """Returns whether a gang could be placed as a whole if all executors were empty."""
-        return gang_feasibility(self.hosts, self.elastic, self.provisions, where, member_requests)
+        """Returns whether a gang could be placed as a whole if all executors were empty.
+
+        The answer costs a search, so it is cached until executors or what can be ordered change.
+        """
+        versions = self.hosts.version, self.elastic.version
+        if self._gang_verdicts_as_of != versions or len(self._gang_verdicts) >= VERDICTS_MAX:
+            self._gang_verdicts_as_of = versions
+            self._gang_verdicts.clear()
+        key = where, member_requests
+        if key not in self._gang_verdicts:
+            self._gang_verdicts[key] = gang_feasibility(
+                self.hosts, self.elastic, self.provisions, where, member_requests
+            )
+        return self._gang_verdicts[key]
 
     def kind_feasibility(self, kind: GangKind) -> Feasibility:
         """Returns the same for the kind of a gang; cached until a host's size, labels or

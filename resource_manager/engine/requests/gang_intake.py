@@ -20,15 +20,11 @@ from resource_manager.engine.model.entities import Gang, GangSpec, Job, Request,
 from resource_manager.engine.placement.feasibility import Feasibility
 from resource_manager.engine.queue.gangs import (
     GangLedger,
-    MemberRequest,
     Where,
     member_requests_for,
 )
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
-
-Verdicts = dict[tuple[Where, tuple[MemberRequest, ...]], Feasibility]
-"""Cached results for the gangs of one call: many may be alike, and each result costs a search."""
 
 
 def refused_members(
@@ -66,10 +62,9 @@ def refused_members(
                 "gangs", gang_id, "gangs that requests of the same call belong to"
             )
     # Check each declared gang as a whole.
-    verdicts: Verdicts = {}
     for gang in gangs:
         some = members.pop(gang.gang_id)
-        problems = _refused(state, job, gang, list(some.values()), shared, verdicts=verdicts)
+        problems = _refused(state, job, gang, list(some.values()), shared)
         refused.update({each.id: each for each in problems})
     # What is left belongs to gangs that the call does not declare.
     for gang_id, some in members.items():
@@ -80,7 +75,7 @@ def refused_members(
 
 
 def infeasible_members(
-    waiting_reasons: WaitingReasons, gang: GangSpec, members: list[RequestSpec], verdicts: Verdicts
+    waiting_reasons: WaitingReasons, gang: GangSpec, members: list[RequestSpec]
 ) -> list[ItemOutcome]:
     """Returns why a queued gang cannot be placed, by the rules for a new one.
 
@@ -88,7 +83,6 @@ def infeasible_members(
         waiting_reasons: for the checks of single members.
         gang: the gang.
         members: its living members.
-        verdicts: results for gangs that were checked before; they are extended.
 
     Returns:
         An outcome for each member, those that cause the problem first; empty if the gang may wait.
@@ -99,7 +93,7 @@ def infeasible_members(
     # Only if all members may wait is the gang as a whole allowed to.
     if all(spec.allow_pending for spec in members):
         return []
-    return _impossible(waiting_reasons, gang, members, verdicts)
+    return _impossible(waiting_reasons, gang, members)
 
 
 def join(ledger: GangLedger, request: Request, gangs: Iterable[GangSpec], *, time_ms: int) -> None:
@@ -139,8 +133,6 @@ def _refused(
     gang: GangSpec,
     members: list[RequestSpec],
     shared: set[str],
-    *,
-    verdicts: Verdicts,
 ) -> list[ItemOutcome]:
     """Returns what is wrong with the members of one gang; empty if it can be accepted."""
     known = state.gangs.by_id.get(gang.gang_id)
@@ -171,7 +163,7 @@ def _refused(
     if all(spec.allow_pending for spec in members):
         # Members that may all wait need no check whether the gang fits.
         return []
-    return _impossible(state.waiting_reasons, gang, members, verdicts)
+    return _impossible(state.waiting_reasons, gang, members)
 
 
 def _same(
@@ -241,16 +233,14 @@ def _others(
 
 
 def _impossible(
-    waiting_reasons: WaitingReasons, gang: GangSpec, members: list[RequestSpec], verdicts: Verdicts
+    waiting_reasons: WaitingReasons, gang: GangSpec, members: list[RequestSpec]
 ) -> list[ItemOutcome]:
     """Returns an outcome for each member if the gang could never be placed as a whole; else an
     empty list.
     """
-    key = Where.of(gang), member_requests_for(members)
-    if key not in verdicts:
-        verdicts[key] = waiting_reasons.gang_feasibility(*key)
+    verdict = waiting_reasons.gang_feasibility(Where.of(gang), member_requests_for(members))
     # OFFLINE may change without a new executor, so such a gang waits.
-    if verdicts[key] is not Feasibility.NEVER:
+    if verdict is not Feasibility.NEVER:
         return []
     where = {
         GangPlacement.ANYWHERE: "together",

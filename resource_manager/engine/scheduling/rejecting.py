@@ -18,11 +18,11 @@ from resource_manager.engine.model.entities import Request
 from resource_manager.engine.model.timers import Timer
 from resource_manager.engine.placement.feasibility import INFEASIBLE, feasibility
 from resource_manager.engine.placement.hosts import Hosts
-from resource_manager.engine.queue.gangs import WaitingGang, Where, member_requests_for
+from resource_manager.engine.queue.gangs import WaitingGang
 from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
-from resource_manager.engine.requests.gang_intake import Verdicts, infeasible_members
+from resource_manager.engine.requests.gang_intake import infeasible_members
 from resource_manager.engine.state import State
 
 STEPS_MAX = 1_000
@@ -62,10 +62,8 @@ def infeasible_timer_fired(context: EventContext) -> None:
     left = STEPS_MAX
     while clock.scheduling_classes and left > 0 and not context.journal.is_full:
         left -= _look_at_class(context, next(iter(clock.scheduling_classes)), left)
-    # Equal gangs share their verdicts.
-    verdicts: Verdicts = {}
     while clock.gangs and left > 0 and not context.journal.is_full:
-        left -= _look_at_gang(context, next(iter(clock.gangs)), verdicts)
+        left -= _look_at_gang(context, next(iter(clock.gangs)))
     if clock.scheduling_classes or clock.gangs:
         state.timers.put_off(Timer.INFEASIBLE, "")
 
@@ -165,14 +163,14 @@ def _runs(
             yield (part, first, last), number
 
 
-def _look_at_gang(context: EventContext, gang_id: str, verdicts: Verdicts) -> int:
+def _look_at_gang(context: EventContext, gang_id: str) -> int:
     """Rejects a gang if it or one of its members is infeasible; returns the steps taken."""
     state = context.state
     del state.rejection_clock.gangs[gang_id]
     waiting = state.gangs.waiting.get(gang_id)
     if waiting is None or not _gang_fails(state, waiting):
         return 1
-    outcomes = _gang_outcomes(state, waiting, verdicts)
+    outcomes = _gang_outcomes(state, waiting)
     if outcomes:
         context.state.gang_moves.reject_gang(
             waiting, {each.id: (each.reason, each.message) for each in outcomes}
@@ -196,22 +194,19 @@ def _gang_fails(state: State, waiting: WaitingGang) -> bool:
     return state.waiting_reasons.kind_feasibility(waiting.kind) in INFEASIBLE
 
 
-def _gang_outcomes(state: State, waiting: WaitingGang, verdicts: Verdicts) -> list[ItemOutcome]:
+def _gang_outcomes(state: State, waiting: WaitingGang) -> list[ItemOutcome]:
     """Returns why the members of a gang are rejected, those that cause it first; empty: they are
     not.
     """
     spec, specs = waiting.gang.spec, [member.spec for member in waiting.members]
-    verdicts[Where.of(spec), member_requests_for(specs)] = state.waiting_reasons.kind_feasibility(
-        waiting.kind
-    )
-    return infeasible_members(state.waiting_reasons, spec, specs, verdicts)
+    return infeasible_members(state.waiting_reasons, spec, specs)
 
 
 def is_infeasible(state: State, request: Request) -> bool:
     """Returns True if a pending request will be rejected when the clock is over."""
     waiting = state.gangs.waiting.get(request.spec.gang_id)
     if waiting is not None:
-        return _gang_fails(state, waiting) and bool(_gang_outcomes(state, waiting, {}))
+        return _gang_fails(state, waiting) and bool(_gang_outcomes(state, waiting))
     if request.spec.allow_pending or request.spec.gang_id:
         return False
     return feasibility(state.hosts, state.elastic, state.queue.class_of(request.spec)) in INFEASIBLE
