@@ -108,7 +108,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
         state.timers.arm(Timer.PLAN, "", at.monotonic_ms)
     state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)
     state.hosts.refresh(state.queue)
-    state.considered_arrival = state.restored_arrival = state.numbers.arrival
+    state.considered_arrival = state.numbers.arrival
     return state
 
 

@@ -87,7 +87,6 @@ class State:
         self.new_parts: list[Part] = []
         self.elastic = Elastic(settings.provisioning)
         self.reservations = Reservations()
-        self.restored_arrival = 0  # last arrival number before this process started
         self.considered_arrival = 0  # last arrival number at the last decision
         # we have answered them, so they may know our epoch from us
         self.answered_executors: set[str] = set()

@@ -1,11 +1,11 @@
 """Files that docs, docstrings and comments name in backticks exist under that name."""
 
 import re
-import subprocess
 
 import pytest
 
 from tests.support.components import REPOSITORY
+from tests.support.repository_files import repository_files
 
 NAMED = re.compile(r"`([\w./-]+\.(?:py|md|proto|toml|yaml))`")
 NOT_OURS = {
@@ -16,20 +16,9 @@ READ = (".md", ".py", ".proto", ".toml", ".yaml")
 OF_ANOTHER_TIME = ("CHANGELOG.md", "tests/data/")
 
 
-def _names() -> list[str]:
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=REPOSITORY,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return [name for name in listed.stdout.split("\0") if (REPOSITORY / name).is_file()]
-
-
 @pytest.mark.needs("git")
 def test_named_files_exist() -> None:
-    names = _names()
+    names = repository_files()
     # A file may be named by its last folders alone: `engine/step.py`, `step.py`.
     known = {
         "/".join(parts[at:])

@@ -1,11 +1,11 @@
 """What stands in no tracked file: places that exist on one machine only, and package indexes."""
 
 import re
-import subprocess
 
 import pytest
 
 from tests.support.components import REPOSITORY
+from tests.support.repository_files import repository_files
 
 FORBIDDEN = re.compile(
     r"(?<![\w.-])/work/"
@@ -17,21 +17,13 @@ FORBIDDEN = re.compile(
 THIS_FILE = "tests/repository/test_tracked_files.py"
 
 
-def _tracked() -> list[str]:
-    listed = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=REPOSITORY, check=True, capture_output=True, text=True
-    )
-    return [name for name in listed.stdout.split("\0") if name and name != THIS_FILE]
-
-
 @pytest.mark.needs("git")
 def test_no_tracked_file_names_a_place_of_one_machine_or_a_package_index() -> None:
     found = []
-    for name in _tracked():
-        path = REPOSITORY / name
-        if not path.is_file():
+    for name in repository_files():
+        if name == THIS_FILE:
             continue
-        text = path.read_text(errors="replace")
+        text = (REPOSITORY / name).read_text(errors="replace")
         found += [f"{name}: {match[0]}" for match in FORBIDDEN.finditer(text)]
     assert found == []
 

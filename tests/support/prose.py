@@ -10,12 +10,11 @@ from __future__ import annotations
 import ast
 import io
 import re
-import subprocess
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.support.components import REPOSITORY
+from tests.support.repository_files import repository_files
 from tests.support.texts import PRODUCT
 
 _PLAIN = ("deploy/", "tests/data/texts/", "tests/scenarios/", "dev", ".ci/run")
@@ -36,18 +35,7 @@ class Prose:
 
 def files() -> list[str]:
     """Returns the files that can have prose, by their paths in the repository."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=REPOSITORY,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return [
-        name
-        for name in listed.stdout.split("\0")
-        if _has_prose(name) and (REPOSITORY / name).is_file()
-    ]
+    return [name for name in repository_files() if _has_prose(name)]
 
 
 def prose(path: str, source: str) -> Iterator[Prose]:

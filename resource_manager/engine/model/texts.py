@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from finegrain.resources import (
     BEST_EFFORT_CPU_MILLI,
     CPU_MILLI,
@@ -29,11 +27,18 @@ def amounts_text(amounts: Amounts) -> str:
 
 def amount_text(name: str, *amounts: int, of: str = " of ") -> str:
     """Returns one amount, or several of one dimension: "1 cpu", "5 of 4 cpu"."""
-    texts: Iterable[str]
-    if name in (CPU_MILLI, BEST_EFFORT_CPU_MILLI):
-        texts, unit = map(format_cpu, amounts), name.removesuffix("_milli")
-    elif name.endswith("_bytes"):
-        texts, unit = map(format_bytes_exactly, amounts), name.removesuffix("_bytes")
-    else:
-        return f"{of.join(map(str, amounts))} {name.removeprefix(EXTENDED_PREFIX)}"
-    return f"{of.join(texts)} {unit.replace('_', ' ')}"
+    unit = name.removeprefix(EXTENDED_PREFIX)
+    if _is_cpu(name) or name.endswith("_bytes"):
+        unit = name.removesuffix("_milli").removesuffix("_bytes").replace("_", " ")
+    return f"{of.join(number_text(name, each) for each in amounts)} {unit}"
+
+
+def number_text(name: str, amount: int) -> str:
+    """Returns an amount without its dimension: "1", "5Gi"."""
+    if _is_cpu(name):
+        return format_cpu(amount)
+    return format_bytes_exactly(amount) if name.endswith("_bytes") else str(amount)
+
+
+def _is_cpu(name: str) -> bool:
+    return name in (CPU_MILLI, BEST_EFFORT_CPU_MILLI)

@@ -34,6 +34,7 @@ from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS, in_grains
 from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.model.texts import amount_text, number_text
 from resource_manager.engine.placement.constraint import (
     MILLION,
     NO_OBSTACLE,
@@ -145,8 +146,9 @@ class EnoughFree(Constraint):
             return "is too small even when empty"
         name = obstacle.dimension
         free, total = at.free.get(name, 0), at.total.get(name, 0)
-        lack = f"{name} short by {asked[name] - free}"
-        return f"{lack} (asked {asked[name]}, free {free}, total {total})"
+        numbers = [number_text(name, each) for each in (asked[name], free, total)]
+        lack = f"short by {amount_text(name, asked[name] - free)}"
+        return f"{lack} (asked {numbers[0]}, free {numbers[1]}, total {numbers[2]})"
 
     def remedies(
         self, request: ResourceRequest, at: HostView, settings: EngineSettings
@@ -217,7 +219,7 @@ class SlotsLeft(Constraint):
     def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
         """See `Constraint`."""
         most = at.host.executor.registration.slots_max
-        return f"has {len(at.host.slots)} slots of at most {most}"
+        return f"has {len(at.host.slots)} of at most {most} slots"
 
 
 class NotRefused(Constraint):

@@ -92,11 +92,11 @@ EXAMPLES: dict[str, tuple[str, list[tuple[Violate, tuple[str, ...], str]]]] = {
     "EnoughFree": (
         "ever",
         [
-            (_too_little_free, ("INSUFFICIENT_CPU_MILLI",), "cpu_milli short by 1000 (asked 2000"),
+            (_too_little_free, ("INSUFFICIENT_CPU_MILLI",), "short by 1 cpu (asked 2"),
             (_too_large, ("TOTAL_TOO_SMALL", "INSUFFICIENT_CPU_MILLI"), "even when empty"),
         ],
     ),
-    "SlotsLeft": ("now", [(_slot_limit, ("SLOT_LIMIT",), "has 1 slots of at most 1")]),
+    "SlotsLeft": ("now", [(_slot_limit, ("SLOT_LIMIT",), "has 1 of at most 1 slots")]),
     "NotRefused": ("now", [(_refused, ("REFUSED",), "refused an equal slot lately")]),
     "NotReserved": ("now", [(_reserved, ("HELD",), "reserved for a starved request")]),
     "CpusSuit": ("ever", [(_scattered, ("TOPOLOGY",), "NUMA_UNALIGNED: SingleNUMANode")]),
