@@ -7,6 +7,7 @@ cpus and NUMA nodes suit, and whether gangs fit together.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from finegrain.errors import Reason
 from finegrain.resources import Amounts, booking, fits, has_separate_pools
@@ -100,7 +101,9 @@ def _wrong(state: State, spec: RequestSpec) -> Iterator[str]:
     ):
         return
     for host in state.hosts.values():
-        if _could_host(host.total, host.labels, spec):
+        # An executor that came back smaller may be too small for its own default slot.
+        profile = spec.profile or host.executor.registration.default_profile
+        if _could_host(host.total, host.labels, replace(spec, profile=profile)):
             yield f"{spec.allocation_id} is rejected, and {host.host_id} could host it"
 
 
