@@ -145,7 +145,8 @@ class Search:
         at = 0
         while len(window) < most and (at < len(self.candidates) or self.further()):
             position = self.candidates[at]
-            # First, because `besides` grows with each host that got slots in this pass.
+            # Asked first: `has_room` may compute cpus, and `besides` has every host that got
+            # slots in this pass.
             if position in besides:
                 at += 1
             elif self.has_room(position):
