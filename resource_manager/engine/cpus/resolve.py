@@ -202,7 +202,7 @@ def _misaligned(resolved: Resolved, policy: CpuPolicy, layout: CpuLayout) -> Cpu
     by_request = policy.bind_required and policy.bind is not BindPolicy.DEFAULT
     by = "the request requires" if by_request else "the host demands"
     width = layout.per_core if layout.uniform_cores else f"up to {layout.per_core}"
-    hint = f": ask for a multiple of {layout.per_core * MILLI} cpu_milli"
+    hint = f": ask for a multiple of {layout.per_core} cpus"
     return CpuRefusal(
         CpuBlocker.SMT_ALIGNMENT,
         f"{by} whole cores, which have {width} threads each on this host, and {resolved.count} cpus"

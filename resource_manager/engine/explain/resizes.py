@@ -21,7 +21,7 @@ from resource_manager.engine.hosts.notes import ResizeBackoff
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.lifecycle.resizes import ResizeMoves, growth, growth_obstacles
 from resource_manager.engine.model.entities import Resize, Slot
-from resource_manager.engine.model.texts import amount_text
+from resource_manager.engine.model.texts import amount_text, number_text
 from resource_manager.engine.placement.constraint import Blocker
 from resource_manager.engine.placement.fit import AMOUNTS, AVAILABLE
 from resource_manager.engine.placement.reserved import Reservations
@@ -135,13 +135,14 @@ def _lacking(host: Host, slot: Slot, growth_needed: Amounts) -> str:
     free = host.free()
     missing = shortfall(growth_needed, free)
     lacks = ", ".join(
-        f"{name} grows by {growth_needed[name]} and {free.get(name, 0)} are free"
+        f"it grows by {amount_text(name, growth_needed[name])},"
+        f" free {number_text(name, free.get(name, 0))}"
         for name in missing
     )
     fitting = " and ".join(
-        f"{name} <= {slot.booked.get(name, 0) + free.get(name, 0)}" for name in missing
+        amount_text(name, slot.booked.get(name, 0) + free.get(name, 0)) for name in missing
     )
-    text = f"{lacks} on {host.host_id}; it fits now if {fitting}"
+    text = f"{lacks} on {host.host_id}; it fits now with at most {fitting}"
 
     def fits_without(ended: Sequence[Slot]) -> bool:
         return fits(growth_needed, add(free, total_of(other.booked for other in ended)))

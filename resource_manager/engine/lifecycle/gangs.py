@@ -327,7 +327,7 @@ class GangMoves:
             job_id=gang.job_id,
             allocation_id=culprit.allocation_id,
             reason=reason,
-            message=f"gang {gang.gang_id} goes back into line: {message}",
+            message=f"gang {gang.gang_id} is queued again: {message}",
         )
         # Confirmations of its slots count no more: these slots are freed below.
         self._leave(gang, GangInput.BREAK)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from finegrain.resources import (
-    BEST_EFFORT_CPU_MILLI,
-    CPU_MILLI,
     EXTENDED_PREFIX,
     Amounts,
     ResourceProfile,
@@ -41,4 +39,4 @@ def number_text(name: str, amount: int) -> str:
 
 
 def _is_cpu(name: str) -> bool:
-    return name in (CPU_MILLI, BEST_EFFORT_CPU_MILLI)
+    return name.endswith("_milli")

@@ -29,6 +29,7 @@ from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.model.texts import amount_text
 from resource_manager.engine.placement.constraint import (
     MILLION,
     NO_OBSTACLE,
@@ -299,8 +300,8 @@ def _lower_amounts(host: Host, ledger: CpuLedger, wanted: CpuRequest) -> Iterato
             amounts = tuple(sorted((dict(wanted.amounts) | {name: amount}).items()))
             if not _refused(ledger, replace(wanted, amounts=amounts)):
                 fewer = (asked - amount) // MILLI_PER_CPU
-                title = f"{fewer} cpu{'s' if fewer > 1 else ''} fewer: " if dedicated else ""
-                yield _at_most(host, name, asked, amount, title)
+                fewer_text = f" ({fewer} fewer)" if dedicated else ""
+                yield _at_most(host, name, asked, amount, fewer_text)
                 break
     limit_milli = wanted.cpu_limit_milli
     if wanted.policy.bind is BindPolicy.CONSTRAINED_BURST and limit_milli:
@@ -309,9 +310,10 @@ def _lower_amounts(host: Host, ledger: CpuLedger, wanted: CpuRequest) -> Iterato
                 yield _at_most(host, CPU_LIMIT, limit_milli, limit)
 
 
-def _at_most(host: Host, name: str, asked: int, amount: int, title: str = "") -> Remedy:
+def _at_most(host: Host, name: str, asked: int, amount: int, fewer_text: str = "") -> Remedy:
     lower = Dimension(name, asked, amount, amount, host.total.get(name, 0))
-    return Remedy((asked - amount) * MILLION // asked, f"if {title}{name} <= {amount}", (lower,))
+    text = f"with at most {amount_text(name, amount)}{fewer_text}"
+    return Remedy((asked - amount) * MILLION // asked, text, (lower,))
 
 
 def _fewer_cpus(ledger: CpuLedger, asked: int) -> list[int]:

@@ -187,8 +187,8 @@ class EnoughFree(Constraint):
             )
             if lower:
                 size = max((each.asked - each.free) * MILLION // each.asked for each in lower)
-                amounts = " and ".join(f"{each.dimension} <= {each.free}" for each in lower)
-                yield Remedy(size, f"if {amounts}", lower)
+                amounts = " and ".join(amount_text(each.dimension, each.free) for each in lower)
+                yield Remedy(size, f"with at most {amounts}", lower)
             # Amounts come largest first, so the first one that suits is the smallest change.
             return
 

@@ -71,7 +71,7 @@ def test_a_policy_that_is_preferred_instead_would_do() -> None:
     first, second = why(cluster, "waits").would_fit_if
     assert first.message == "fits now on host-a if numa were preferred instead of required"
     assert first.relaxed == ("numa",)
-    assert second.message == "fits now on host-a if 1 cpu fewer: cpu_milli <= 3000"
+    assert second.message == "fits now on host-a with at most 3 cpu (1 fewer)"
     assert [(each.dimension, each.free) for each in second.at_most] == [("cpu_milli", 3_000)]
     cluster.submit("fewer", cpu_milli=3_000, policy=ONE_NODE)
     assert cluster.where("fewer") == "host-a"
@@ -128,7 +128,7 @@ def test_an_odd_number_where_whole_cores_are_demanded() -> None:
     found = why(cluster, "waits")
     assert found.executors[0].message.startswith("SMT_ALIGNMENT: the host demands whole cores")
     (fewer,) = found.would_fit_if
-    assert fewer.message == "fits now on host-a if 1 cpu fewer: cpu_milli <= 2000"
+    assert fewer.message == "fits now on host-a with at most 2 cpu (1 fewer)"
 
 
 def test_two_policies_that_have_to_give_way_together() -> None:
@@ -168,7 +168,7 @@ def test_a_slot_that_wants_its_core_to_itself() -> None:
     found = why(cluster, "waits")
     assert found.executors[0].message.startswith("EXCLUSIVE_UNMET: ")
     assert found.would_fit_if[0].relaxed == ("exclusive",)
-    assert found.would_fit_if[1].message == ("fits now on host-a if 1 cpu fewer: cpu_milli <= 2000")
+    assert found.would_fit_if[1].message == ("fits now on host-a with at most 2 cpu (1 fewer)")
     assert [slot.allocation_id for slot in found.blocked_by] == ["one"]
 
 
@@ -180,7 +180,7 @@ def test_an_aligned_slot_in_a_shared_pool_could_be_smaller() -> None:
     found = why(cluster, "waits")
     messages = [each.message for each in found.would_fit_if]
     assert "fits now on host-a if numa were preferred instead of required" in messages
-    assert "fits now on host-a if cpu_milli <= 2500" in messages
+    assert "fits now on host-a with at most 2.5 cpu" in messages
     assert [slot.allocation_id for slot in found.blocked_by] == ["a"]
 
 
@@ -198,7 +198,7 @@ def test_a_burst_that_no_pool_is_large_enough_for() -> None:
     assert found.executors[0].message.startswith("BURST_POOL_TOO_SMALL: ")
     messages = [each.message for each in found.would_fit_if]
     assert "fits now on host-a if bind were preferred instead of required" in messages
-    assert "fits now on host-a if cpu_limit_milli <= 6000" in messages
+    assert "fits now on host-a with at most 6 cpu limit" in messages
 
 
 def test_amounts_that_are_short_are_lowered_to_what_the_cpus_allow() -> None:
@@ -209,7 +209,7 @@ def test_amounts_that_are_short_are_lowered_to_what_the_cpus_allow() -> None:
     found = why(cluster, "waits")
     assert found.primary_reason == "WAITING_CAPACITY"
     (change,) = found.would_fit_if
-    assert change.message == "fits now on host-a if cpu_milli <= 4000"
+    assert change.message == "fits now on host-a with at most 4 cpu"
     cluster.submit("lower", cpu_milli=4_000, policy=WHOLE)
     assert cluster.where("lower") == "host-a"
 
@@ -219,7 +219,7 @@ def test_best_effort_cpu_that_is_short_is_lowered_like_any_other() -> None:
     cluster.submit("one", cpu_milli=6_500, policy=BE)
     cluster.submit("waits", cpu_milli=2_000, policy=BE)
     (change,) = why(cluster, "waits").would_fit_if
-    assert change.message == "fits now on host-a if best_effort_cpu_milli <= 1500"
+    assert change.message == "fits now on host-a with at most 1.5 best effort cpu"
 
 
 def test_too_few_cpus_are_said_once() -> None:
@@ -311,7 +311,7 @@ def test_a_plain_request_on_a_host_that_aligns_everybody() -> None:
     assert found.primary_reason == "WAITING_TOPOLOGY"
     assert found.executors[0].message.startswith("NUMA_UNALIGNED: ")
     (smaller,) = found.would_fit_if
-    assert smaller.message == "fits now on host-a if cpu_milli <= 2000"
+    assert smaller.message == "fits now on host-a with at most 2 cpu"
 
 
 binds = st.sampled_from(
@@ -424,4 +424,4 @@ def test_the_last_huge_page_of_a_node_is_offered() -> None:
         profile = ResourceProfile(1_000, 64 * MIB, extended=(("hugepages-1Gi", pages),))
         cluster.submit(name, profile=profile, policy=ALIGNED, allow_pending=True)
     messages = [each.message for each in why(cluster, "waits").would_fit_if]
-    assert "fits now on host-a if extended.hugepages-1Gi <= 1" in messages
+    assert "fits now on host-a with at most 1 hugepages-1Gi" in messages
