@@ -237,7 +237,8 @@ class WaitingReasons:
         return ItemOutcome(
             spec.allocation_id,
             Reason.INFEASIBLE_NEVER,
-            f"{lack}; ask for less, or set allow_pending (--allow-pending) to wait for one that may come",
+            f"{lack}; ask for less, or set allow_pending (--allow-pending) to wait for one that may"
+            " come",
             tuple((name, str(amount)) for name, amount in amounts.items()),
         )
 

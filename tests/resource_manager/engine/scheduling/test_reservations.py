@@ -649,9 +649,7 @@ def test_no_smaller_amount_is_named_that_is_held_for_somebody_else() -> None:
     assert not found.would_fit_if
     assert not found.blocked_by  # when they end, the large request is placed
     own = explain(cluster.state, "big")
-    assert [each.message for each in own.would_fit_if] == [
-        "fits now on host-0 with at most 3 cpu"
-    ]
+    assert [each.message for each in own.would_fit_if] == ["fits now on host-0 with at most 3 cpu"]
     assert [each.allocation_id for each in own.blocked_by] == cluster.running()
 
 
