@@ -1,4 +1,6 @@
-"""The cpus and NUMA nodes of a slot: chosen by the resource manager, enforced by the executor."""
+"""The cpus, NUMA nodes and devices of a slot: chosen by the resource manager, enforced by the
+executor.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import NamedTuple
 
 from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, QosClass
 from finegrain.cpuset import EMPTY, CpuSet, NodeSet
+from finegrain.devices.device import DeviceShare
 from finegrain.mapping.value import Value
 
 
@@ -29,7 +32,7 @@ class NodeShare(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CpuAssignment(Value):
-    """The cpus, NUMA nodes and pools of one slot."""
+    """The cpus, NUMA nodes, pools and devices of one slot."""
 
     qos: QosClass = QosClass.LS
     cpus: CpuSet = EMPTY  # dedicated cpus; empty: it runs in shared pools
@@ -39,6 +42,7 @@ class CpuAssignment(Value):
     memory_nodes: NodeSet = EMPTY  # nodes whose memory it may use; empty: all
     pools: tuple[PoolName, ...] = ()  # the pools that it runs in; empty: all of its class
     notes: tuple[str, ...] = ()  # preferences that could not be satisfied, a sentence each
+    devices: tuple[DeviceShare, ...] = ()  # by type and minor
 
     @property
     def nodes(self) -> tuple[int, ...]:

@@ -3,7 +3,8 @@
 All amounts are non-negative integers, and an absent dimension is zero. `Amounts` maps the name of a
 dimension to its amount. The names are the field names of the protocol ("cpu_milli", "memory_bytes",
 ...). For countable resources that operators declare, the name is "extended." followed by the
-resource's name.
+resource's name. For devices, it is "device." followed by the dimension: "device.gpu-core", in
+hundredths of a device, or "device.gpu-memory", in bytes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from finegrain.devices.request import DeviceRequest
 from finegrain.mapping.json_form import JsonCodec, JsonForm
 
 CPU_MILLI = "cpu_milli"
@@ -21,6 +23,7 @@ TASK_OFF_HEAP_MEMORY_BYTES = "task_off_heap_memory_bytes"
 MANAGED_MEMORY_BYTES = "managed_memory_bytes"
 NETWORK_MEMORY_BYTES = "network_memory_bytes"
 EXTENDED_PREFIX = "extended."
+DEVICE_PREFIX = "device."
 
 MEMORY_PARTS = (
     TASK_HEAP_MEMORY_BYTES,
@@ -48,7 +51,9 @@ Amounts = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class ResourceProfile:
-    """The resources of one slot. `extended` is sorted by name and has no zeros."""
+    """The resources of one slot. `extended` is sorted by name and has no zeros. `devices` is sorted
+    by type, with at most one request for each.
+    """
 
     cpu_milli: int = 0
     task_heap_memory_bytes: int = 0
@@ -56,6 +61,7 @@ class ResourceProfile:
     managed_memory_bytes: int = 0
     network_memory_bytes: int = 0
     extended: tuple[tuple[str, int], ...] = ()
+    devices: tuple[DeviceRequest, ...] = ()
 
     @property
     def memory_bytes(self) -> int:
@@ -90,7 +96,9 @@ class ResourceProfile:
 PROFILE_FORM = JsonForm(omit="default")
 """The JSON form of profiles everywhere: an absent amount is zero."""
 
-_JSON = JsonCodec({ResourceProfile: PROFILE_FORM})
+PROFILE_FORMS = {ResourceProfile: PROFILE_FORM, DeviceRequest: JsonForm(omit="default")}
+
+_JSON = JsonCodec(PROFILE_FORMS)
 
 
 def extended_items(extended: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
@@ -119,6 +127,11 @@ def booking(
         amounts[MEMORY_BYTES] = profile.booked_memory_bytes
     for name, amount in profile.extended:
         amounts[EXTENDED_PREFIX + name] = amount
+    for request in profile.devices:
+        # As requested: which devices these are, and so how many bytes a share of memory is, is
+        # known only after the choice.
+        for name, amount in request.totals:
+            amounts[DEVICE_PREFIX + name] = amount
     # An absent dimension is zero, so equal amounts must be equal as dicts.
     return {name: amount for name, amount in amounts.items() if amount}
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from finegrain.cpu_assignment import CpuAssignment, PoolName
 from finegrain.cpu_policy import CpuPolicy, HostPolicy
+from finegrain.devices.device import DeviceShare
 from finegrain.mapping.json_form import JsonCodec, JsonForm
-from finegrain.resources import PROFILE_FORM, ResourceProfile
+from finegrain.resources import PROFILE_FORMS
 from finegrain.values.isolation import Isolation
 
 FORMS = {
-    ResourceProfile: PROFILE_FORM,
+    **PROFILE_FORMS,
     CpuPolicy: JsonForm(omit="default"),
     HostPolicy: JsonForm(omit="none"),  # absent settings are unset in that layer
     CpuAssignment: JsonForm(omit="default", always="qos"),
     PoolName: JsonForm(as_list=True),
+    DeviceShare: JsonForm(omit="default"),
     Isolation: JsonForm(omit="default", ignore_unknown=True),  # versions may add dimensions
 }
 """Differences from the rules, by class; packages add their own classes."""

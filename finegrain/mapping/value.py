@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from finegrain.mapping.json_form import JsonCodec
-from finegrain.resources import PROFILE_FORM, ResourceProfile
+from finegrain.resources import PROFILE_FORMS
 
-SHOWN = JsonCodec({ResourceProfile: PROFILE_FORM})
+SHOWN = JsonCodec(PROFILE_FORMS)
 """Writes every field, whatever its value; of profiles only the amounts that are not zero."""
 
 

@@ -17,12 +17,18 @@ from finegrain.errors import InvalidArgument
 from finegrain.ids import LABEL_KEY_PATTERN, check_text
 from finegrain.resources import (
     AMOUNT_MAX,
+    DEVICE_PREFIX,
     EXTENDED_PREFIX,
     Amounts,
     ResourceProfile,
     extended_items,
 )
 from finegrain.rpc.known import Known
+from finegrain.rpc.wire_devices import (
+    dimensions_from_proto,
+    requests_from_proto,
+    requests_to_proto,
+)
 from finegrain.rpc.wire_topology import (
     isolation_from_proto,
     isolation_to_proto,
@@ -95,7 +101,8 @@ def profile_from_proto(message: resources_pb2.ResourceProfile, field: str) -> Re
     """Reads a profile and checks every amount. Minimum sizes are checked by the resource manager.
 
     Raises:
-        InvalidArgument: an amount is negative or too large, or a name is malformed.
+        InvalidArgument: an amount is negative or too large, a name is malformed, or the devices
+            could never be given out.
     """
     # Equal profiles may differ in the order of map entries; that only costs a second entry.
     data = message.SerializeToString()
@@ -113,7 +120,11 @@ def _checked_profile(message: resources_pb2.ResourceProfile, field: str) -> Reso
         name: check_amount(f"{field}.{name}", getattr(message, name)) for name in _PROFILE_FIELDS
     }
     extended = _extended_from_proto(message.extended, f"{field}.extended")
-    profile = ResourceProfile(**parts, extended=extended_items(extended))
+    profile = ResourceProfile(
+        **parts,
+        extended=extended_items(extended),
+        devices=requests_from_proto(message, field),
+    )
     # Each part may be within the limit while their sum is not.
     if profile.memory_bytes > AMOUNT_MAX:
         raise InvalidArgument(
@@ -125,7 +136,7 @@ def _checked_profile(message: resources_pb2.ResourceProfile, field: str) -> Reso
 @lru_cache(KNOWN_MAX)
 def profile_to_proto(profile: ResourceProfile) -> resources_pb2.ResourceProfile:
     """Writes a profile. The returned message is shared: copy it before changing it."""
-    return resources_pb2.ResourceProfile(
+    message = resources_pb2.ResourceProfile(
         cpu_milli=profile.cpu_milli,
         task_heap_memory_bytes=profile.task_heap_memory_bytes,
         task_off_heap_memory_bytes=profile.task_off_heap_memory_bytes,
@@ -133,6 +144,8 @@ def profile_to_proto(profile: ResourceProfile) -> resources_pb2.ResourceProfile:
         network_memory_bytes=profile.network_memory_bytes,
         extended=dict(profile.extended),
     )
+    requests_to_proto(profile.devices, message)
+    return message
 
 
 def amounts_from_proto(message: resources_pb2.ResourceAmounts, field: str) -> dict[str, int]:
@@ -146,6 +159,8 @@ def amounts_from_proto(message: resources_pb2.ResourceAmounts, field: str) -> di
     }
     for name, amount in _extended_from_proto(message.extended, f"{field}.extended").items():
         amounts[EXTENDED_PREFIX + name] = amount
+    for name, amount in dimensions_from_proto(message.devices, f"{field}.devices").items():
+        amounts[DEVICE_PREFIX + name] = amount
     return {name: amount for name, amount in amounts.items() if amount}
 
 
@@ -155,6 +170,8 @@ def amounts_to_proto(amounts: Amounts) -> resources_pb2.ResourceAmounts:
     for name, amount in amounts.items():
         if name.startswith(EXTENDED_PREFIX):
             message.extended[name.removeprefix(EXTENDED_PREFIX)] = amount
+        elif name.startswith(DEVICE_PREFIX):
+            message.devices[name.removeprefix(DEVICE_PREFIX)] = amount
         else:
             setattr(message, name, amount)
     return message

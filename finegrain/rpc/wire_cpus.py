@@ -23,6 +23,7 @@ from finegrain.cpu_policy import (
     NumaPolicy,
 )
 from finegrain.cpuset import MAX_ID, CpuSet
+from finegrain.devices.device import DeviceShare
 from finegrain.errors import InvalidArgument
 from finegrain.ids import check_text
 from finegrain.mapping.stored import STORED
@@ -37,8 +38,10 @@ from finegrain.rpc.known import Known
 from finegrain.rpc.mapping.writer import Writer, Writing
 from finegrain.rpc.wire import EXTENDED_NAME_PATTERN, KNOWN_MAX, check_amount
 from finegrain.rpc.wire_cpu_words import BIND, EXCLUSIVE, HOST_BIND, NUMA, QOS, STRATEGY
+from finegrain.rpc.wire_devices import shares_from_proto
 from finegrain.rpc.wire_topology import check_cpu_list
 from finegrain.v1 import cpus_pb2 as pb
+from finegrain.v1 import devices_pb2
 
 NODES_MAX = 1_024  # of one assignment or host; the kernel has the same limit
 DIMENSIONS_MAX = 64
@@ -61,6 +64,7 @@ _write = Writer(
     (
         Writing(NodeShare, pb.NodeShare, {"numa_node_id": "node"}),
         POOL_NAME,
+        Writing(DeviceShare, devices_pb2.DeviceShare),
     ),
     converters={CpuSet: str},
 )
@@ -119,10 +123,11 @@ def cpu_policy_to_proto(policy: CpuPolicy) -> pb.CpuPolicy | None:
 
 
 def assignment_from_proto(message: pb.CpuAssignment, field: str) -> CpuAssignment:
-    """Reads the cpus, NUMA nodes and pools of a slot. The returned value is shared.
+    """Reads the cpus, NUMA nodes, pools and devices of a slot. The returned value is shared.
 
     Raises:
-        InvalidArgument: a list is malformed, a word is unknown, or a node or pool occurs twice.
+        InvalidArgument: a list is malformed, a word is unknown, or a node, pool or device occurs
+            twice.
     """
     data = message.SerializeToString()
     assignment = _assignments.get(data)
@@ -153,6 +158,7 @@ def _checked_assignment(message: pb.CpuAssignment, field: str) -> CpuAssignment:
         memory_nodes=cpus_from_text(message.memory_nodes, f"{field}.memory_nodes"),
         pools=pools,
         notes=notes_from_proto(message.notes, f"{field}.notes"),
+        devices=shares_from_proto(message.devices, f"{field}.devices"),
     )
 
 

@@ -18,6 +18,7 @@ from finegrain.errors import InvalidArgument
 from finegrain.ids import check_text
 from finegrain.rpc.known import Known
 from finegrain.rpc.mapping.writer import Writer
+from finegrain.rpc.wire_devices import devices_from_topology
 from finegrain.topology import Gpu, GpuHealth, HostTopology
 from finegrain.v1 import resources_pb2
 from finegrain.values.isolation import Isolation
@@ -81,10 +82,10 @@ def topology_from_proto(message: resources_pb2.HostTopology, field: str) -> dict
     for index, node in enumerate(message.numa_nodes):
         check_cpu_list(node.cpus, f"{field}.numa_nodes[{index}].cpus")
         _check_not_negative(node.memory_bytes, f"{field}.numa_nodes[{index}].memory_bytes")
+    devices_from_topology(message, field)
     for index, device in enumerate(message.devices):
         where = f"{field}.devices[{index}]"
-        texts = ("kind", "uuid", "pci_address", "model", "unavailable_reason")
-        _check_texts(device, texts, where)
+        _check_texts(device, ("pci_address", "parent_uuid", "unavailable_reason"), where)
         check_cpu_list(device.local_cpus, f"{where}.local_cpus")
         _check_not_negative(device.memory_bytes, f"{where}.memory_bytes")
     _check_not_negative(message.memory_bytes, f"{field}.memory_bytes")

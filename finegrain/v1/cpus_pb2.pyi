@@ -7,6 +7,7 @@ an executor knows about the cpus of its host. docs/cpus.md explains the words.
 
 import builtins
 import collections.abc
+import finegrain.v1.devices_pb2
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
@@ -277,7 +278,7 @@ global___CpuPolicy = CpuPolicy
 
 @typing.final
 class CpuAssignment(google.protobuf.message.Message):
-    """The cpus, NUMA nodes and shared pools of one slot."""
+    """The cpus, NUMA nodes, shared pools and devices of one slot."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -289,6 +290,7 @@ class CpuAssignment(google.protobuf.message.Message):
     MEMORY_NODES_FIELD_NUMBER: builtins.int
     POOLS_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
+    DEVICES_FIELD_NUMBER: builtins.int
     qos: global___QosClass.ValueType
     """Its QoS class."""
     cpus: builtins.str
@@ -311,6 +313,10 @@ class CpuAssignment(google.protobuf.message.Message):
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What was preferred and not possible, one sentence each."""
 
+    @property
+    def devices(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceShare]:
+        """Its devices, by type and minor."""
+
     def __init__(
         self,
         *,
@@ -322,8 +328,9 @@ class CpuAssignment(google.protobuf.message.Message):
         memory_nodes: builtins.str = ...,
         pools: collections.abc.Iterable[global___PoolName] | None = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
+        devices: collections.abc.Iterable[finegrain.v1.devices_pb2.DeviceShare] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bind", b"bind", "cpus", b"cpus", "exclusive", b"exclusive", "memory_nodes", b"memory_nodes", "notes", b"notes", "numa", b"numa", "pools", b"pools", "qos", b"qos"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bind", b"bind", "cpus", b"cpus", "devices", b"devices", "exclusive", b"exclusive", "memory_nodes", b"memory_nodes", "notes", b"notes", "numa", b"numa", "pools", b"pools", "qos", b"qos"]) -> None: ...
 
 global___CpuAssignment = CpuAssignment
 

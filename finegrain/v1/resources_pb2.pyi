@@ -9,6 +9,7 @@ same as an absent one.
 
 import builtins
 import collections.abc
+import finegrain.v1.devices_pb2
 import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
@@ -26,7 +27,7 @@ class ResourceProfile(google.protobuf.message.Message):
     The four memory parts are counted separately for the job master. On the host they are added: their sum is the
     slot's memory limit. When the RM books this sum, it rounds it up to a multiple of 64 KiB.
 
-    Fields 10 to 29 are kept for devices, hugepages and NUMA policies.
+    Fields 12 to 29 are kept for hugepages and NUMA policies.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -47,12 +48,30 @@ class ResourceProfile(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class DevicesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     CPU_MILLI_FIELD_NUMBER: builtins.int
     TASK_HEAP_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     TASK_OFF_HEAP_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     MANAGED_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     NETWORK_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     EXTENDED_FIELD_NUMBER: builtins.int
+    DEVICES_FIELD_NUMBER: builtins.int
+    DEVICE_HINTS_FIELD_NUMBER: builtins.int
     cpu_milli: builtins.int
     """CPU time in thousandths of a core: 500 is half a core. This amount is booked. It is also the hard cap, unless the
     request sets a higher `cpu_limit_milli`.
@@ -71,6 +90,18 @@ class ResourceProfile(google.protobuf.message.Message):
         Names match [a-z][A-Za-z0-9_.-]{0,62}.
         """
 
+    @property
+    def devices(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Devices by name of the resource: "gpu" (compute and memory alike), "gpu-core", "gpu-memory-ratio", "rdma", "fpga" and
+        types that operators configured in hundredths of a device, "gpu-memory" in bytes, "gpu.shared" as the number of GPUs
+        over which the others are spread. "nvidia.com/gpu" and "amd.com/gpu" count whole GPUs. The prefixes "kubernetes.io/"
+        and "koordinator.sh/" are ignored. docs/devices.md has the combinations that are allowed.
+        """
+
+    @property
+    def device_hints(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceHint]:
+        """How these devices are chosen; at most one hint for each type."""
+
     def __init__(
         self,
         *,
@@ -80,8 +111,10 @@ class ResourceProfile(google.protobuf.message.Message):
         managed_memory_bytes: builtins.int = ...,
         network_memory_bytes: builtins.int = ...,
         extended: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        devices: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        device_hints: collections.abc.Iterable[finegrain.v1.devices_pb2.DeviceHint] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cpu_milli", b"cpu_milli", "extended", b"extended", "managed_memory_bytes", b"managed_memory_bytes", "network_memory_bytes", b"network_memory_bytes", "task_heap_memory_bytes", b"task_heap_memory_bytes", "task_off_heap_memory_bytes", b"task_off_heap_memory_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cpu_milli", b"cpu_milli", "device_hints", b"device_hints", "devices", b"devices", "extended", b"extended", "managed_memory_bytes", b"managed_memory_bytes", "network_memory_bytes", b"network_memory_bytes", "task_heap_memory_bytes", b"task_heap_memory_bytes", "task_off_heap_memory_bytes", b"task_off_heap_memory_bytes"]) -> None: ...
 
 global___ResourceProfile = ResourceProfile
 
@@ -111,6 +144,22 @@ class ResourceAmounts(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
+    @typing.final
+    class DevicesEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     CPU_MILLI_FIELD_NUMBER: builtins.int
     MEMORY_BYTES_FIELD_NUMBER: builtins.int
     TASK_HEAP_MEMORY_BYTES_FIELD_NUMBER: builtins.int
@@ -119,6 +168,7 @@ class ResourceAmounts(google.protobuf.message.Message):
     NETWORK_MEMORY_BYTES_FIELD_NUMBER: builtins.int
     EXTENDED_FIELD_NUMBER: builtins.int
     BEST_EFFORT_CPU_MILLI_FIELD_NUMBER: builtins.int
+    DEVICES_FIELD_NUMBER: builtins.int
     cpu_milli: builtins.int
     """CPU time in thousandths of a core."""
     memory_bytes: builtins.int
@@ -137,6 +187,12 @@ class ResourceAmounts(google.protobuf.message.Message):
     def extended(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """Countable resources by name."""
 
+    @property
+    def devices(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """Sums over devices by dimension: "gpu-core", "gpu-memory-ratio", "rdma" and others in hundredths of a device,
+        "gpu-memory" in bytes.
+        """
+
     def __init__(
         self,
         *,
@@ -148,8 +204,9 @@ class ResourceAmounts(google.protobuf.message.Message):
         network_memory_bytes: builtins.int = ...,
         extended: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
         best_effort_cpu_milli: builtins.int = ...,
+        devices: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["best_effort_cpu_milli", b"best_effort_cpu_milli", "cpu_milli", b"cpu_milli", "extended", b"extended", "managed_memory_bytes", b"managed_memory_bytes", "memory_bytes", b"memory_bytes", "network_memory_bytes", b"network_memory_bytes", "task_heap_memory_bytes", b"task_heap_memory_bytes", "task_off_heap_memory_bytes", b"task_off_heap_memory_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["best_effort_cpu_milli", b"best_effort_cpu_milli", "cpu_milli", b"cpu_milli", "devices", b"devices", "extended", b"extended", "managed_memory_bytes", b"managed_memory_bytes", "memory_bytes", b"memory_bytes", "network_memory_bytes", b"network_memory_bytes", "task_heap_memory_bytes", b"task_heap_memory_bytes", "task_off_heap_memory_bytes", b"task_off_heap_memory_bytes"]) -> None: ...
 
 global___ResourceAmounts = ResourceAmounts
 
@@ -223,6 +280,10 @@ class HostTopology(google.protobuf.message.Message):
     DEVICES_FIELD_NUMBER: builtins.int
     MEMORY_BYTES_FIELD_NUMBER: builtins.int
     WARNINGS_FIELD_NUMBER: builtins.int
+    DEVICE_LINKS_FIELD_NUMBER: builtins.int
+    DEVICE_PARTITIONS_FIELD_NUMBER: builtins.int
+    DEVICE_PARTITIONS_ONLY_FIELD_NUMBER: builtins.int
+    FAKE_DEVICES_FIELD_NUMBER: builtins.int
     online_cpus: builtins.str
     """Cpus that are online."""
     allowed_cpus: builtins.str
@@ -231,6 +292,10 @@ class HostTopology(google.protobuf.message.Message):
     """Cpus that the kernel keeps out of load balancing (isolcpus)."""
     memory_bytes: builtins.int
     """Memory of the machine in bytes."""
+    device_partitions_only: builtins.bool
+    """Several whole GPUs are given out in these sets only."""
+    fake_devices: builtins.bool
+    """No real devices are behind those of this report."""
     @property
     def cores(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Core]:
         """Physical cores. Every online cpu belongs to exactly one."""
@@ -247,6 +312,14 @@ class HostTopology(google.protobuf.message.Message):
     def warnings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Anything unusual that the detector found, in sentences."""
 
+    @property
+    def device_links(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DeviceLink]:
+        """How pairs of its GPUs are connected. Pairs that are not listed have no NVLink."""
+
+    @property
+    def device_partitions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.DevicePartition]:
+        """Sets of GPUs that a slot with several whole GPUs is given; empty: any sets."""
+
     def __init__(
         self,
         *,
@@ -258,8 +331,12 @@ class HostTopology(google.protobuf.message.Message):
         devices: collections.abc.Iterable[global___Device] | None = ...,
         memory_bytes: builtins.int = ...,
         warnings: collections.abc.Iterable[builtins.str] | None = ...,
+        device_links: collections.abc.Iterable[finegrain.v1.devices_pb2.DeviceLink] | None = ...,
+        device_partitions: collections.abc.Iterable[finegrain.v1.devices_pb2.DevicePartition] | None = ...,
+        device_partitions_only: builtins.bool = ...,
+        fake_devices: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["allowed_cpus", b"allowed_cpus", "cores", b"cores", "devices", b"devices", "isolated_cpus", b"isolated_cpus", "memory_bytes", b"memory_bytes", "numa_nodes", b"numa_nodes", "online_cpus", b"online_cpus", "warnings", b"warnings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allowed_cpus", b"allowed_cpus", "cores", b"cores", "device_links", b"device_links", "device_partitions", b"device_partitions", "device_partitions_only", b"device_partitions_only", "devices", b"devices", "fake_devices", b"fake_devices", "isolated_cpus", b"isolated_cpus", "memory_bytes", b"memory_bytes", "numa_nodes", b"numa_nodes", "online_cpus", b"online_cpus", "warnings", b"warnings"]) -> None: ...
 
 global___HostTopology = HostTopology
 
@@ -335,6 +412,38 @@ class Device(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class CapacityEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.int
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.int = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     KIND_FIELD_NUMBER: builtins.int
     UUID_FIELD_NUMBER: builtins.int
     MINOR_FIELD_NUMBER: builtins.int
@@ -344,8 +453,16 @@ class Device(google.protobuf.message.Message):
     NUMA_NODE_ID_FIELD_NUMBER: builtins.int
     LOCAL_CPUS_FIELD_NUMBER: builtins.int
     UNAVAILABLE_REASON_FIELD_NUMBER: builtins.int
+    CAPACITY_FIELD_NUMBER: builtins.int
+    VENDOR_FIELD_NUMBER: builtins.int
+    PCIE_GROUP_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    FUNCTIONS_FIELD_NUMBER: builtins.int
+    PARENT_UUID_FIELD_NUMBER: builtins.int
+    WHOLE_ONLY_FIELD_NUMBER: builtins.int
+    DRIVER_BYTES_FIELD_NUMBER: builtins.int
     kind: builtins.str
-    """Kind of device, for example "gpu"."""
+    """Type of the device: "gpu", "rdma", "fpga", "mig-1g.10gb" and the like, or one that the operator configured."""
     uuid: builtins.str
     """Identity that stays the same after a reboot and after a change of device order."""
     minor: builtins.int
@@ -362,6 +479,28 @@ class Device(google.protobuf.message.Message):
     """Cpus close to the device, as a cpu list; empty if unknown."""
     unavailable_reason: builtins.str
     """Why the device cannot be used at present; empty if it can."""
+    vendor: builtins.str
+    """Vendor, for example "nvidia"; empty: unknown."""
+    pcie_group: builtins.str
+    """Name of the PCIe switch or root port above it. Devices with equal names are near to each other. Empty: unknown."""
+    parent_uuid: builtins.str
+    """The GPU that a MIG instance is a part of; empty: it is none."""
+    whole_only: builtins.bool
+    """The device is only given out whole."""
+    driver_bytes: builtins.int
+    """Memory that the driver reserves, in bytes; no part of the capacity."""
+    @property
+    def capacity(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
+        """What slots can have of it when it is usable, by dimension. Devices without capacity are shown and never given out."""
+
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Further properties that requests can select by."""
+
+    @property
+    def functions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[finegrain.v1.devices_pb2.VirtualFunction]:
+        """Virtual functions that slots can have for themselves."""
+
     def __init__(
         self,
         *,
@@ -374,7 +513,15 @@ class Device(google.protobuf.message.Message):
         numa_node_id: builtins.int = ...,
         local_cpus: builtins.str = ...,
         unavailable_reason: builtins.str = ...,
+        capacity: collections.abc.Mapping[builtins.str, builtins.int] | None = ...,
+        vendor: builtins.str = ...,
+        pcie_group: builtins.str = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        functions: collections.abc.Iterable[finegrain.v1.devices_pb2.VirtualFunction] | None = ...,
+        parent_uuid: builtins.str = ...,
+        whole_only: builtins.bool = ...,
+        driver_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["kind", b"kind", "local_cpus", b"local_cpus", "memory_bytes", b"memory_bytes", "minor", b"minor", "model", b"model", "numa_node_id", b"numa_node_id", "pci_address", b"pci_address", "unavailable_reason", b"unavailable_reason", "uuid", b"uuid"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capacity", b"capacity", "driver_bytes", b"driver_bytes", "functions", b"functions", "kind", b"kind", "labels", b"labels", "local_cpus", b"local_cpus", "memory_bytes", b"memory_bytes", "minor", b"minor", "model", b"model", "numa_node_id", b"numa_node_id", "parent_uuid", b"parent_uuid", "pci_address", b"pci_address", "pcie_group", b"pcie_group", "unavailable_reason", b"unavailable_reason", "uuid", b"uuid", "vendor", b"vendor", "whole_only", b"whole_only"]) -> None: ...
 
 global___Device = Device

@@ -1,4 +1,4 @@
-"""Assigns cpus, NUMA nodes and shared pools of one host to one slot.
+"""Assigns cpus, NUMA nodes, shared pools and devices of one host to one slot.
 
 The policies are resolved and the candidate cpus known before. This tries as few masks of nodes as
 the NUMA policy admits, the best first.
@@ -18,13 +18,14 @@ alignment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from finegrain.cpu_assignment import CpuAssignment, NodeShare
 from finegrain.cpu_policy import BindPolicy, NumaPolicy
 from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.devices.device import DeviceShare
 from finegrain.resources import CPU_MILLI, MEMORY_BYTES
 from resource_manager.engine.cpus.empty_hosts import HostKind, fewest_nodes_when_empty
 from resource_manager.engine.cpus.hints import (
@@ -39,11 +40,12 @@ from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.merge import merge_ranked
 from resource_manager.engine.cpus.numa import MILLI, positions, split
 from resource_manager.engine.cpus.pinning import notes_on, pick, pick_on, preferred_cpus, shortage
-from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import Resolved
 from resource_manager.engine.cpus.shortages import no_suitable_pool, not_enough, unaligned
 from resource_manager.engine.cpus.take import Short, Taken, sums_to, total_widths, whole_widths
+from resource_manager.engine.devices.choose import choose_devices
+from resource_manager.engine.model.host_refusal import HostRefusal
 
 
 class Case:
@@ -56,15 +58,55 @@ class Case:
         self._request = request
         self._resolved = resolved
         self._candidates = candidates  # cpus to choose from; None: it runs in pools
+        self._without_devices: HostRefusal | None = None  # of nodes that would do otherwise
 
-    def pinned(self, notes: tuple[str, ...]) -> CpuAssignment | CpuRefusal:
-        """Assigns dedicated cpus, on any nodes."""
-        taken = pick(self._ledger, self._resolved, self._candidates or 0)
+    def anywhere(self, notes: tuple[str, ...]) -> CpuAssignment | HostRefusal:
+        """Assigns what the slot needs, on any nodes.
+
+        Args:
+            notes: preferences that could not be met so far.
+        """
+        devices = self._devices_on(None)
+        if isinstance(devices, HostRefusal):
+            return devices
+        if self._candidates is not None:
+            found = self._pinned(self._candidates, notes, devices)
+        elif self._resolved.bind is BindPolicy.CONSTRAINED_BURST:
+            found = self._bursting(notes)
+        else:
+            found = CpuAssignment(self._resolved.qos, notes=(*self._resolved.notes, *notes))
+        if isinstance(found, HostRefusal) or not devices:
+            return found
+        return replace(found, devices=devices)
+
+    def _devices_on(self, nodes: Sequence[int] | None) -> tuple[DeviceShare, ...] | HostRefusal:
+        """Chooses devices at these nodes (positions); None: at any nodes."""
+        if not self._request.devices:
+            return ()
+        known = self._ledger.layout.nodes
+        ids = None if nodes is None else {known[at].id for at in nodes}
+        return choose_devices(self._ledger.devices, self._request.devices, ids)
+
+    def _pinned(
+        self, candidates: int, notes: tuple[str, ...], devices: tuple[DeviceShare, ...]
+    ) -> CpuAssignment | HostRefusal:
+        """Assigns dedicated cpus, near to the devices if there are enough."""
+        nodes = self._nodes_of(devices)
+        near = pick_on(self._ledger, self._resolved, candidates, nodes) if nodes else None
+        taken = near or pick(self._ledger, self._resolved, candidates)
         if isinstance(taken, Short):
             return shortage(taken, self._resolved)
         return self._with_cpus(taken, notes)
 
-    def bursting(self, notes: tuple[str, ...]) -> CpuAssignment | CpuRefusal:
+    def _nodes_of(self, devices: Iterable[DeviceShare]) -> list[int]:
+        """Returns the positions of the nodes that devices are attached to."""
+        layout, position = self._ledger.devices.layout, self._ledger.layout.position_of_node
+        found = (
+            layout.devices[layout.position[each.type, each.uuid]].numa_node for each in devices
+        )
+        return sorted({position[node] for node in found if node is not None and node in position})
+
+    def _bursting(self, notes: tuple[str, ...]) -> CpuAssignment | HostRefusal:
         """Binds the slot to the shared pool of one node: the smallest one that suits its cpu
         limit.
         """
@@ -103,13 +145,13 @@ class Case:
     def _burst_limit(self) -> int:
         return max(self._request.cpu_limit_milli, self._request.cpu_milli)
 
-    def aligned(self) -> CpuAssignment | CpuRefusal:
+    def aligned(self) -> CpuAssignment | HostRefusal:
         """Assigns NUMA nodes by the policy in force; falls back as far as the policy is only
         preferred.
         """
         resolved = self._resolved
         found = self._aligned_by(resolved.numa)
-        if not isinstance(found, CpuRefusal):
+        if not isinstance(found, HostRefusal):
             return found
         # BestEffort demands nothing, so it may give way even if it is required.
         if resolved.numa_required and resolved.numa is not NumaPolicy.BEST_EFFORT:
@@ -117,27 +159,23 @@ class Case:
         note = f"NUMA policy {resolved.numa} was preferred: {found.text}"
         if resolved.numa is not NumaPolicy.BEST_EFFORT:
             instead = self._aligned_by(NumaPolicy.BEST_EFFORT)
-            if not isinstance(instead, CpuRefusal):
+            if not isinstance(instead, HostRefusal):
                 return replace(instead, notes=(*instead.notes, note))
         # The slot goes without alignment, as it would on a host that does not align.
-        if self._candidates is not None:
-            return self.pinned((note,))
-        if resolved.bind is BindPolicy.CONSTRAINED_BURST:
-            return self.bursting((note,))
-        return CpuAssignment(resolved.qos, notes=(*resolved.notes, note))
+        return self.anywhere((note,))
 
-    def _aligned_by(self, policy: NumaPolicy) -> CpuAssignment | CpuRefusal:
+    def _aligned_by(self, policy: NumaPolicy) -> CpuAssignment | HostRefusal:
         resolved = self._resolved
         if resolved.bind is not BindPolicy.CONSTRAINED_BURST:
             return self._on_nodes(policy, self.needs(), ())
         suited = self._burst_nodes()
-        found: CpuAssignment | CpuRefusal = no_suitable_pool(
+        found: CpuAssignment | HostRefusal = no_suitable_pool(
             self._ledger, self._request, self._burst_limit()
         )
         if suited:
             # A pool belongs to one node, so the slot can only be on one, whatever the policy says.
             found = self._on_nodes(NumaPolicy.SINGLE_NUMA_NODE, self.needs(suited), ())
-        if not isinstance(found, CpuRefusal) or resolved.bind_required:
+        if not isinstance(found, HostRefusal) or resolved.bind_required:
             return found
         note = f"{resolved.bind} was preferred: {found.text}"
         return self._on_nodes(policy, self.needs(), (note,))
@@ -153,7 +191,7 @@ class Case:
 
     def _on_nodes(
         self, policy: NumaPolicy, needs: Quantities, notes: tuple[str, ...]
-    ) -> CpuAssignment | CpuRefusal:
+    ) -> CpuAssignment | HostRefusal:
         """Tries masks of more and more nodes, as far as the policy admits. It stops at the first
         size of which one works, because narrower masks are always preferred.
         """
@@ -173,7 +211,8 @@ class Case:
         if found is None and policy is NumaPolicy.BEST_EFFORT:
             found = self.assigned_on(needs, needs.nodes, notes)
         if found is None:
-            return unaligned(policy, needs, smallest)
+            # Where only devices were missing, this says which.
+            return self._without_devices or unaligned(policy, needs, smallest)
         return self._noted(found, smallest)
 
     def _noted(self, found: CpuAssignment, smallest: int | None) -> CpuAssignment:
@@ -256,13 +295,17 @@ class Case:
                 its = shared_out
             for at, amount in its.items():
                 parts.setdefault(at, {})[name] = amount
+        devices = self._devices_on(nodes)
+        if isinstance(devices, HostRefusal):
+            self._without_devices = devices
+            return None
         bound = tuple(
             NodeShare(ledger.layout.nodes[at].id, tuple(sorted(parts[at].items())))
             for at in sorted(parts)
         )
         memory = CpuSet(ledger.layout.nodes[at].id for at in needs.places(MEMORY_BYTES, nodes))
         if taken is not None:
-            return self._with_cpus(taken, notes, bound, memory)
+            return self._with_cpus(taken, notes, bound, memory, devices)
         # A slot on several nodes runs in the pools of all of them.
         pools = sorted({pool for at in nodes for pool in ledger.pools(at)})
         return CpuAssignment(
@@ -273,6 +316,7 @@ class Case:
             memory_nodes=memory,
             pools=tuple(pools),
             notes=(*resolved.notes, *notes),
+            devices=devices,
         )
 
     def _with_cpus(
@@ -281,6 +325,7 @@ class Case:
         notes: tuple[str, ...],
         numa: tuple[NodeShare, ...] = (),
         memory_nodes: CpuSet = EMPTY,
+        devices: tuple[DeviceShare, ...] = (),
     ) -> CpuAssignment:
         resolved = self._resolved
         return CpuAssignment(
@@ -291,6 +336,7 @@ class Case:
             numa=numa,
             memory_nodes=memory_nodes,
             notes=(*resolved.notes, *notes, *notes_on(self._ledger.layout, resolved, taken)),
+            devices=devices,
         )
 
 

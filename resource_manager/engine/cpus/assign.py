@@ -1,7 +1,7 @@
-"""Decides whether one host can give a slot its cpus and NUMA nodes, and which.
+"""Decides whether one host can give a slot its cpus, NUMA nodes and devices, and which.
 
 This covers all slots: with dedicated cpus, aligned to NUMA nodes, bound to the shared pool of one
-node, or none of that. The host's amounts that lie on no node are checked before, by the caller.
+node, with devices, or none of that. The caller has checked the host's amounts that lie on no node.
 
 What is required holds of every assignment. What is only preferred never refuses; where it cannot be
 met, the assignment says so in a note.
@@ -13,22 +13,26 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from finegrain.cpu_assignment import CpuAssignment
-from finegrain.cpu_policy import BindPolicy
 from resource_manager.engine.cpus.alignment import Case
 from resource_manager.engine.cpus.empty_hosts import ANSWERS_KNOWN_MAX, HostKind, empty_ledger
 from resource_manager.engine.cpus.hints import SCORE_MAX, quantities, share_score
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import MILLI
 from resource_manager.engine.cpus.pinning import candidate_cpus
-from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import resolve
-from resource_manager.engine.cpus.shortages import empty_pool, without_topology
+from resource_manager.engine.cpus.shortages import (
+    NO_DEVICES_KNOWN,
+    empty_pool,
+    without_topology,
+)
 from resource_manager.engine.model.entities import SlotKey
+from resource_manager.engine.model.host_refusal import HostRefusal
 
 
-def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | CpuRefusal:
-    """Returns the cpus and nodes of one more slot, or why there are none. Changes nothing.
+def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | HostRefusal:
+    """Returns the cpus, nodes and devices of one more slot, or why there are none. Changes
+    nothing.
 
     The result depends only on the present holdings and the request, not on how they came about.
 
@@ -38,42 +42,35 @@ def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | Cpu
         request: what the slot needs.
     """
     if ledger is None:
-        return without_topology(request.policy)
+        return NO_DEVICES_KNOWN if request.devices else without_topology(request.policy)
     resolved = resolve(request.policy, request.cpu_milli, ledger.policy, ledger.layout)
-    if isinstance(resolved, CpuRefusal):
+    if isinstance(resolved, HostRefusal):
         return resolved
     candidates: int | None = None
     if resolved.count:
         cpus = candidate_cpus(ledger, resolved)
-        if isinstance(cpus, CpuRefusal):
+        if isinstance(cpus, HostRefusal):
             return cpus
         candidates = cpus
     elif refusal := empty_pool(ledger, resolved):
         # A slot in a pool needs at least one cpu there, however little it books.
         return refusal
     case = Case(ledger, request, resolved, candidates)
-    # First, because alignment also chooses dedicated cpus and pools, on the nodes that it admits.
-    if resolved.numa.aligns:
-        return case.aligned()
-    if candidates is not None:
-        return case.pinned(())
-    if resolved.bind is BindPolicy.CONSTRAINED_BURST:
-        return case.bursting(())
-    return CpuAssignment(resolved.qos, notes=resolved.notes)
+    return case.aligned() if resolved.numa.aligns else case.anywhere(())
 
 
 def assign_many(
     ledger: CpuLedger, requests: Iterable[CpuRequest]
-) -> list[CpuAssignment | CpuRefusal]:
+) -> list[CpuAssignment | HostRefusal]:
     """Returns what each of several slots gets, one after the other, up to the first refusal.
     Changes nothing.
     """
     scratch = ledger.scratch()
-    found: list[CpuAssignment | CpuRefusal] = []
+    found: list[CpuAssignment | HostRefusal] = []
     for number, request in enumerate(requests):
         assignment = assign(scratch, request)
         found.append(assignment)
-        if isinstance(assignment, CpuRefusal):
+        if isinstance(assignment, HostRefusal):
             break
         # The next slot must find these cpus taken.
         scratch.add(_scratch_key(number), assignment)
@@ -84,14 +81,14 @@ def _scratch_key(number: int) -> SlotKey:
     return "", number  # no allocation id is empty, so no slot has this key
 
 
-def fits_empty(ledger: CpuLedger | None, request: CpuRequest) -> CpuRefusal | None:
+def fits_empty(ledger: CpuLedger | None, request: CpuRequest) -> HostRefusal | None:
     """Returns why this host could not serve the request even without slots, under its present
     settings; None: it could. Hosts that are alike share a cached answer.
     """
     found = (
         assign(None, request) if ledger is None else _assigned_empty(HostKind.of(ledger), request)
     )
-    return found if isinstance(found, CpuRefusal) else None
+    return found if isinstance(found, HostRefusal) else None
 
 
 def score(ledger: CpuLedger | None, request: CpuRequest, assignment: CpuAssignment) -> int:
@@ -125,5 +122,5 @@ def score(ledger: CpuLedger | None, request: CpuRequest, assignment: CpuAssignme
 
 
 @lru_cache(ANSWERS_KNOWN_MAX)
-def _assigned_empty(kind: HostKind, request: CpuRequest) -> CpuAssignment | CpuRefusal:
+def _assigned_empty(kind: HostKind, request: CpuRequest) -> CpuAssignment | HostRefusal:
     return assign(empty_ledger(kind), request)

@@ -12,9 +12,11 @@ from resource_manager.engine.cpus.hints import fewest_nodes, quantities
 from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.pinning import candidate_cpus, pick_on
-from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import resolve
+from resource_manager.engine.devices.choose import choose_devices
+from resource_manager.engine.devices.layout import DeviceLayout
+from resource_manager.engine.model.host_refusal import HostRefusal
 
 ANSWERS_KNOWN_MAX = 16_384
 """Cached answers, each of one request on one kind of host."""
@@ -29,12 +31,17 @@ class HostKind(NamedTuple):
     policy: EffectivePolicy
     best_effort_milli: int | None
     unavailable: tuple[int, int, tuple[tuple[int, int], ...]]
+    devices: DeviceLayout
 
     @classmethod
     def of(cls, ledger: CpuLedger) -> HostKind:
         """Returns the kind of a host."""
         return cls(
-            ledger.reported_layout, ledger.policy, ledger.best_effort_milli, ledger.unavailable
+            ledger.reported_layout,
+            ledger.policy,
+            ledger.best_effort_milli,
+            ledger.unavailable,
+            ledger.devices.layout,
         )
 
 
@@ -44,7 +51,13 @@ def empty_ledger(kind: HostKind) -> CpuLedger:
     it.
     """
     # Offline and taken cpus stay: they are no slots, so an empty host lacks them as well.
-    ledger = CpuLedger(kind.layout, kind.policy, best_effort_milli=kind.best_effort_milli)
+    # Devices that get no new work now may get some later, so none are unusable here.
+    ledger = CpuLedger(
+        kind.layout,
+        kind.policy,
+        best_effort_milli=kind.best_effort_milli,
+        devices=kind.devices,
+    )
     offline, kubelet, kubelet_memory = kind.unavailable
     ledger.set_unavailable(
         offline=CpuSet.from_bits(offline),
@@ -60,16 +73,21 @@ def fewest_nodes_when_empty(kind: HostKind, request: CpuRequest) -> int | None:
     ledger = empty_ledger(kind)
     resolved = resolve(request.policy, request.cpu_milli, kind.policy, ledger.layout)
     # No number of nodes helps if the policies contradict each other.
-    if isinstance(resolved, CpuRefusal):
+    if isinstance(resolved, HostRefusal):
         return None
     candidates: int | None = None
     if resolved.count:
         cpus = candidate_cpus(ledger, resolved)
-        if isinstance(cpus, CpuRefusal):
+        if isinstance(cpus, HostRefusal):
             return None
         candidates = cpus
 
     def works(nodes: Sequence[int]) -> bool:
+        ids = {ledger.layout.nodes[at].id for at in nodes}
+        if request.devices and isinstance(
+            choose_devices(ledger.devices, request.devices, ids), HostRefusal
+        ):
+            return False
         # Where all cores are equal, enough cpus by count are enough.
         if candidates is None or ledger.layout.uniform_cores:
             return True

@@ -16,6 +16,8 @@ from finegrain.cpuset import EMPTY, CpuSet
 from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI
 from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.numa import MILLI, node_capacities
+from resource_manager.engine.devices.layout import NO_LAYOUT, DeviceLayout
+from resource_manager.engine.devices.ledger import DeviceKey, DeviceLedger
 from resource_manager.engine.model.entities import SlotKey
 
 
@@ -47,6 +49,7 @@ class CpuLedger:
         shared_count: number of slots in shared pools.
         best_effort_count: number of best-effort slots.
         holdings: assignment by slot; None: the slot runs in the whole shared pool.
+        devices: the ledger of devices, with the shares of the same slots.
         version: rises with every change.
     """
 
@@ -63,6 +66,7 @@ class CpuLedger:
         "best_effort_count",
         "claimed_cores",
         "claimed_nodes",
+        "devices",
         "exclusive",
         "holdings",
         "layout",
@@ -81,6 +85,7 @@ class CpuLedger:
         policy: EffectivePolicy | None = None,
         *,
         best_effort_milli: int | None = None,
+        devices: DeviceLayout = NO_LAYOUT,
     ) -> None:
         """Makes a ledger without slots.
 
@@ -90,6 +95,7 @@ class CpuLedger:
             best_effort_milli: what the host announced for best-effort slots on all cpus that its
                 configuration leaves to them (`pinnable` and `kept_back` ones), in thousandths of a
                 cpu; None: as much as these are.
+            devices: of the host.
         """
         self.layout = self.reported_layout = layout
         self.policy = policy or EffectivePolicy()
@@ -98,6 +104,7 @@ class CpuLedger:
         self._kubelet_memory: tuple[tuple[int, int], ...] = ()
         self._overdrawn: frozenset[tuple[int, str]] = frozenset()
         self.version = 0
+        self.devices = DeviceLedger(devices)
         self.holdings: dict[SlotKey, CpuAssignment | None] = {}
         self._derive()
         self._recount()
@@ -156,6 +163,11 @@ class CpuLedger:
         if circumstances != (self._offline, self._kubelet, self._kubelet_memory):
             self._offline, self._kubelet, self._kubelet_memory = circumstances
             self._settings_changed()
+
+    def set_unusable_devices(self, unusable: Mapping[DeviceKey, str]) -> None:
+        """Sets which devices get no new work, and why. Slots keep what they hold."""
+        if self.devices.set_unusable(unusable):
+            self._changed()
 
     def _settings_changed(self) -> None:
         self._derive()
@@ -259,6 +271,7 @@ class CpuLedger:
             raise ValueError(f"slot {key} has its cpus already")
         self.holdings[key] = assignment
         self._count(assignment)
+        self._add_devices(assignment)
         self._changed()
 
     def remove(self, key: SlotKey) -> None:
@@ -272,6 +285,8 @@ class CpuLedger:
             self._recount()
         else:
             self._uncount(assignment)
+        if assignment is not None and assignment.devices:
+            self.devices.remove(assignment.devices)
         self._changed()
         # What was tolerated once may not come back: only pairs that are still over capacity stay.
         if self._overdrawn:
@@ -291,6 +306,7 @@ class CpuLedger:
         self.remove(key)
         self.holdings[key] = assignment
         self._count(assignment)
+        self._add_devices(assignment)
         self._changed()
         if tolerated:
             self._overdrawn = tolerated & self.overcommitted()
@@ -299,10 +315,11 @@ class CpuLedger:
         """Returns a copy, for trying things out."""
         copy = CpuLedger.__new__(CpuLedger)
         for name in CpuLedger.__slots__:
-            # Shared, except for the two below: all other values are replaced and never changed in
+            # Shared, except for those below: all other values are replaced and never changed in
             # place.
             setattr(copy, name, getattr(self, name))
         copy.holdings = dict(self.holdings)
+        copy.devices = self.devices.scratch()
         copy._used = [dict(used) for used in self._used]
         return copy
 
@@ -310,10 +327,15 @@ class CpuLedger:
         """Returns a ledger of this host, with the same settings, without slots."""
         copy = self.scratch()
         copy.holdings = {}
+        copy.devices = self.devices.empty()
         copy._overdrawn = frozenset()
         copy._recount()
         copy._changed()
         return copy
+
+    def _add_devices(self, assignment: CpuAssignment | None) -> None:
+        if assignment is not None and assignment.devices:
+            self.devices.add(assignment.devices)
 
     def _changed(self) -> None:
         self.version += 1
@@ -383,6 +405,7 @@ class CpuLedger:
         and the host has become smaller since.
         """
         self._overdrawn = self.overcommitted()
+        self.devices.tolerate()
 
     def problems(self) -> list[str]:
         """Returns a sentence for each inconsistency: cpus that two slots hold, nodes that gave more
@@ -404,6 +427,16 @@ class CpuLedger:
             for name in _COUNTERS
             if getattr(recounted, name) != getattr(self, name)
         ]
+        return [*found, *self._problems_of_devices()]
+
+    def _problems_of_devices(self) -> list[str]:
+        recounted = self.devices.empty()
+        for assignment in self.holdings.values():
+            if assignment is not None:
+                recounted.add(assignment.devices)
+        found = self.devices.problems()
+        if (recounted.used, recounted.functions) != (self.devices.used, self.devices.functions):
+            found.append("the shares of devices do not match those of the slots")
         return found
 
     def _assigned_twice(self) -> Iterator[tuple[SlotKey, int]]:

@@ -13,7 +13,7 @@ from finegrain.cpu_policy import BindPolicy, ExclusivePolicy, NumaStrategy, QosC
 from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import split
-from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.refusals import CpuBlocker
 from resource_manager.engine.cpus.resolve import Resolved
 from resource_manager.engine.cpus.take import (
     CpuDemand,
@@ -26,6 +26,7 @@ from resource_manager.engine.cpus.take import (
     suitable,
     take,
 )
+from resource_manager.engine.model.host_refusal import HostRefusal
 
 _BLOCKERS: Final = {
     ShortOf.CPUS: CpuBlocker.CPU_NOT_ENOUGH,
@@ -38,7 +39,7 @@ _BLOCKERS: Final = {
 }
 
 
-def candidate_cpus(ledger: CpuLedger, resolved: Resolved) -> int | CpuRefusal:
+def candidate_cpus(ledger: CpuLedger, resolved: Resolved) -> int | HostRefusal:
     """Returns the cpus that a slot can choose from, or why there are too few.
 
     Whatever it chooses of them, required policies hold, and slots in pools keep what they were
@@ -210,14 +211,14 @@ def notes_on(layout: CpuLayout, resolved: Resolved, taken: Taken) -> tuple[str, 
     return tuple(notes)
 
 
-def shortage(lack: Short, resolved: Resolved) -> CpuRefusal:
+def shortage(lack: Short, resolved: Resolved) -> HostRefusal:
     """Returns the refusal for too few suitable cpus."""
     wanted = ""
     if lack.of in (ShortOf.UNSHARED_CORES, ShortOf.UNSHARED_NODES):
         wanted = f" under {resolved.exclusive}"
     elif lack.of in (ShortOf.WHOLE_CORES, ShortOf.CORES):
         wanted = f" under {resolved.bind}"
-    return CpuRefusal(
+    return HostRefusal(
         _BLOCKERS[lack.of],
         f"the slot needs {_cpus(lack.needed)}{wanted}, and the host has {lack.suitable}"
         f" {'' if lack.of is ShortOf.CORES else 'free '}{lack.of}",
@@ -249,9 +250,9 @@ def _least_needed(layout: CpuLayout, resolved: Resolved, cpus: int, count: int) 
     return back
 
 
-def _promised_to_pools(resolved: Resolved, left: int) -> CpuRefusal:
+def _promised_to_pools(resolved: Resolved, left: int) -> HostRefusal:
     free = left.bit_count()
-    return CpuRefusal(
+    return HostRefusal(
         CpuBlocker.CPU_NOT_ENOUGH,
         f"the slot needs {_cpus(resolved.count)}, and of the host's free ones {free} are"
         " not promised to slots in the pools of single NUMA nodes",
@@ -259,7 +260,7 @@ def _promised_to_pools(resolved: Resolved, left: int) -> CpuRefusal:
     )
 
 
-def _without_last_pool_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int | CpuRefusal:
+def _without_last_pool_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) -> int | HostRefusal:
     """Leaves at least one cpu to each pool that has slots."""
     pools = [(ledger.shared_count, ledger.shared_cpus, CpuBlocker.SHARED_POOL_EMPTY, QosClass.LS)]
     if resolved.qos is QosClass.LSE:
@@ -278,7 +279,7 @@ def _without_last_pool_cpus(ledger: CpuLedger, resolved: Resolved, cpus: int) ->
             continue
         cpus &= ~_least_needed(ledger.layout, resolved, pool, 1)
         if cpus.bit_count() < resolved.count:
-            return CpuRefusal(
+            return HostRefusal(
                 blocker,
                 f"the slot needs {_cpus(resolved.count)}, which would leave no cpu to"
                 f" the {qos} slots ({slots}) that share {pool.bit_count()} cpus",

@@ -1,12 +1,11 @@
-"""Why a host cannot give a slot its cpus: a code, numbers, and a sentence for people."""
+"""Codes for why a host cannot give a slot its cpus or NUMA nodes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
+from resource_manager.engine.model.host_refusal import HostBlocker
 
 
-class CpuBlocker(StrEnum):
+class CpuBlocker(HostBlocker):
     """The reason of a refusal. Those of the first group stay while request, host and settings are
     the same. Those of the second may pass when other slots end.
     """
@@ -30,23 +29,10 @@ class CpuBlocker(StrEnum):
     NUMA_NOT_ENOUGH_MEMORY = "NUMA_NOT_ENOUGH_MEMORY"
     NUMA_NOT_ENOUGH_RESOURCE = "NUMA_NOT_ENOUGH_RESOURCE"  # huge pages and the like
 
-
-@dataclass(frozen=True, slots=True)
-class CpuRefusal:
-    """Why one host cannot serve one request."""
-
-    blocker: CpuBlocker
-    text: str  # one sentence without a full stop: what is needed and what there is
-    numbers: tuple[tuple[str, int], ...] = ()  # the counts in the sentence, such as ("free", 3)
-
     @property
     def lasting(self) -> bool:
-        """True if it stays the same when slots end."""
-        return self.blocker in _LASTING
-
-    def number(self, name: str) -> int:
-        """Returns one of the numbers; 0 if it is not given."""
-        return dict(self.numbers).get(name, 0)
+        """See `HostBlocker`."""
+        return self in _LASTING
 
 
 _LASTING = frozenset(

@@ -29,20 +29,21 @@ from resource_manager.engine.cpus.pinning import (
     notes_on,
     shortage,
 )
-from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.refusals import CpuBlocker
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resize_cpus import grow, shrink
 from resource_manager.engine.cpus.resolve import Resolved, resolve
 from resource_manager.engine.cpus.shortages import amount_text
 from resource_manager.engine.cpus.take import Short, Taken
 from resource_manager.engine.model.entities import SlotKey
+from resource_manager.engine.model.host_refusal import HostRefusal
 
 _CPU = (CPU_MILLI, BEST_EFFORT_CPU_MILLI)
 
 
 def resized(
     ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest
-) -> CpuAssignment | CpuRefusal:
+) -> CpuAssignment | HostRefusal:
     """Returns what a slot holds after a resize, or why that is impossible. Changes nothing.
 
     Args:
@@ -60,7 +61,7 @@ def resized(
 
 def fits_alone(
     ledger: CpuLedger, key: SlotKey, current: CpuAssignment, request: CpuRequest
-) -> CpuRefusal | None:
+) -> HostRefusal | None:
     """Returns why a slot could not have the size of the request even if it were alone on the host;
     None: it could.
 
@@ -73,7 +74,7 @@ def fits_alone(
     alone = ledger.empty()
     alone.add(key, current)
     found = resized(alone, key, current, request)
-    return found if isinstance(found, CpuRefusal) else None
+    return found if isinstance(found, HostRefusal) else None
 
 
 def together(before: CpuAssignment, after: CpuAssignment) -> CpuAssignment:
@@ -108,17 +109,17 @@ class _Case:
         self._current = current
         self._request = request
 
-    def pinned(self) -> CpuAssignment | CpuRefusal:
+    def pinned(self) -> CpuAssignment | HostRefusal:
         """Returns the assignment of a slot with dedicated cpus."""
         resolved = self._resolved()
-        if isinstance(resolved, CpuRefusal):
+        if isinstance(resolved, HostRefusal):
             return resolved
         current = self._current
         taken = self._cpus(resolved)
-        if isinstance(taken, CpuRefusal):
+        if isinstance(taken, HostRefusal):
             return taken
         shares = self._shares_of_nodes(taken.cpus)
-        if isinstance(shares, CpuRefusal):
+        if isinstance(shares, HostRefusal):
             return shares
         cpus, notes = CpuSet.from_bits(taken.cpus), current.notes
         # The notes are about the choice of cpus, so they stay if that is the same.
@@ -128,10 +129,10 @@ class _Case:
                 notes = (*notes, f"NUMA policy {resolved.numa}: the slot stays where it was placed")
         return replace(current, cpus=cpus, exclusive=taken.exclusive, numa=shares, notes=notes)
 
-    def pooled(self) -> CpuAssignment | CpuRefusal:
+    def pooled(self) -> CpuAssignment | HostRefusal:
         """Returns the assignment of a slot in the shared pools of NUMA nodes."""
         shares = self._shares_of_nodes(0)
-        if isinstance(shares, CpuRefusal):
+        if isinstance(shares, HostRefusal):
             return shares
         current = self._current
         if current.bind is BindPolicy.CONSTRAINED_BURST and (refusal := self._pool_too_small()):
@@ -141,7 +142,7 @@ class _Case:
             return replace(current, numa=shares, notes=tuple(dict.fromkeys((*current.notes, note))))
         return replace(current, numa=shares)
 
-    def _resolved(self) -> Resolved | CpuRefusal:
+    def _resolved(self) -> Resolved | HostRefusal:
         """Resolves the policies. If the host's settings now contradict those that the slot was
         placed by, the old ones stay in force.
         """
@@ -151,16 +152,16 @@ class _Case:
         # A changed default of the host must not change the policy of a slot that runs.
         if isinstance(found, Resolved) and found.bind is current.bind:
             return found
-        if isinstance(found, CpuRefusal) and found.blocker not in _ONLY_FOR_NEW_SLOTS:
+        if isinstance(found, HostRefusal) and found.blocker not in _ONLY_FOR_NEW_SLOTS:
             return found
         # Settings that were made after the slot was placed must not keep it from being resized.
         lenient = replace(host, bind=HostBindPolicy.NONE, alignment=NumaPolicy.NONE)
         found = resolve(request.policy, request.cpu_milli, lenient, layout)
-        if isinstance(found, CpuRefusal):
+        if isinstance(found, HostRefusal):
             return found
         return replace(found, bind=current.bind, bind_required=found.bind_required)
 
-    def _cpus(self, resolved: Resolved) -> Taken | CpuRefusal:
+    def _cpus(self, resolved: Resolved) -> Taken | HostRefusal:
         ledger, current, count = self._ledger, self._current.cpus.bits, resolved.count
         more = count - current.bit_count()
         scratch = ledger.scratch()
@@ -169,7 +170,7 @@ class _Case:
             unclaimed = replace(self._current, exclusive=ExclusivePolicy.NONE)
             scratch.replace(self._key, unclaimed)
             free = candidate_cpus(scratch, replace(resolved, count=more))
-            if isinstance(free, CpuRefusal):
+            if isinstance(free, HostRefusal):
                 return free
             bound = bool(self._current.numa)
             whole = demand_of(resolved, count)
@@ -186,7 +187,7 @@ class _Case:
             )
         return shortage(found, resolved) if isinstance(found, Short) else found
 
-    def _shares_of_nodes(self, cpus: int) -> tuple[NodeShare, ...] | CpuRefusal:
+    def _shares_of_nodes(self, cpus: int) -> tuple[NodeShare, ...] | HostRefusal:
         """Returns what the slot takes of each NUMA node that it is bound to. What it has stays on
         its nodes; what is added or given back is spread as evenly as possible.
         """
@@ -198,13 +199,13 @@ class _Case:
         needs = dict.fromkeys((name for each in parts.values() for name in each), 0)
         needs.update((name, need) for name, need in self._request.amounts if self._is_bound(name))
         for name, need in needs.items():
-            found: dict[int, int] | CpuRefusal
+            found: dict[int, int] | HostRefusal
             # Cpu follows the cpus that were chosen; the other amounts are free to be spread.
             if cpus and name in _CPU:
                 found = _cpus_by_node(ledger.layout, cpus)
             else:
                 found = self._spread(name, need, parts)
-            if isinstance(found, CpuRefusal):
+            if isinstance(found, HostRefusal):
                 return found
             for at in parts.keys() | found.keys():
                 here = parts.setdefault(at, {})
@@ -225,7 +226,7 @@ class _Case:
 
     def _spread(
         self, name: str, need: int, parts: dict[int, dict[str, int]]
-    ) -> dict[int, int] | CpuRefusal:
+    ) -> dict[int, int] | HostRefusal:
         has = {at: amounts.get(name, 0) for at, amounts in parts.items() if amounts.get(name, 0)}
         more = need - sum(has.values())
         # Nothing is added: it is spread over the nodes that it is on already.
@@ -242,7 +243,7 @@ class _Case:
             return self._node_shortage(name, more, free)
         return {at: has.get(at, 0) + added.get(at, 0) for at in has.keys() | added.keys()}
 
-    def _node_shortage(self, name: str, more: int, free: list[tuple[int, int]]) -> CpuRefusal:
+    def _node_shortage(self, name: str, more: int, free: list[tuple[int, int]]) -> HostRefusal:
         layout = self._ledger.layout
         left = ", ".join(
             f"{layout.nodes[at].id}: {amount_text(name, amount)}" for at, amount in free
@@ -252,14 +253,14 @@ class _Case:
             blocker = CpuBlocker.NUMA_NOT_ENOUGH_CPU
         elif name == MEMORY_BYTES:
             blocker = CpuBlocker.NUMA_NOT_ENOUGH_MEMORY
-        return CpuRefusal(
+        return HostRefusal(
             blocker,
             f"the slot grows by {amount_text(name, more)} on the NUMA nodes that it is bound to;"
             f" free by node: {left}",
             (("asked", more), *((f"node {layout.nodes[at].id}", amount) for at, amount in free)),
         )
 
-    def _pool_too_small(self) -> CpuRefusal | None:
+    def _pool_too_small(self) -> HostRefusal | None:
         ledger, request = self._ledger, self._request
         limit = max(request.cpu_limit_milli, request.cpu_milli)
         position = ledger.layout.position_of_node
@@ -267,7 +268,7 @@ class _Case:
         size = sum((ledger.shared_cpus & ledger.layout.nodes[at].mask).bit_count() for at in nodes)
         if size * MILLI >= limit:
             return None
-        return CpuRefusal(
+        return HostRefusal(
             CpuBlocker.BURST_POOL_TOO_SMALL,
             "the shared pool that the slot is bound to has"
             f" {amount_text(CPU_MILLI, size * MILLI)}, and its new cpu limit is"

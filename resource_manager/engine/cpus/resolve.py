@@ -25,8 +25,9 @@ from finegrain.cpu_policy import (
 )
 from resource_manager.engine.cpus.layout import CpuLayout
 from resource_manager.engine.cpus.numa import MILLI
-from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.refusals import CpuBlocker
 from resource_manager.engine.cpus.take import aligned
+from resource_manager.engine.model.host_refusal import HostRefusal
 
 _KNOWN = 16_384  # cached answers; a cluster has few different policies, sizes and kinds of hosts
 
@@ -56,7 +57,7 @@ class Resolved:
 @lru_cache(_KNOWN)
 def resolve(
     policy: CpuPolicy, cpu_milli: int, host: EffectivePolicy, layout: CpuLayout
-) -> Resolved | CpuRefusal:
+) -> Resolved | HostRefusal:
     """Returns the policies that hold for a slot, or why it cannot be on this host.
 
     Args:
@@ -71,13 +72,13 @@ def resolve(
     # The service accepts pinned slots only with whole cpus, so nothing is cut off here.
     count = cpu_milli // MILLI if policy.qos.is_pinned else 0
     bind = _bind(policy, host, layout) if count else _pool_bind(policy)
-    if isinstance(bind, CpuRefusal):
+    if isinstance(bind, HostRefusal):
         return bind
     exclusive = _exclusive(policy, host, layout) if count else _pool_exclusive(policy)
-    if isinstance(exclusive, CpuRefusal):
+    if isinstance(exclusive, HostRefusal):
         return exclusive
     numa = _numa(policy, host)
-    if isinstance(numa, CpuRefusal):
+    if isinstance(numa, HostRefusal):
         return numa
     resolved = Resolved(
         policy.qos,
@@ -102,7 +103,7 @@ _DEMANDED = {
 }
 
 
-def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind | CpuRefusal:
+def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind | HostRefusal:
     """Returns the bind policy of a slot with dedicated cpus: what the host demands, else what the
     request says, else the default.
     """
@@ -117,7 +118,7 @@ def _bind(policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout) -> _Bind 
     demanded = _DEMANDED.get(host.bind)
     if demanded is not None and demanded is not wanted:
         if required:
-            return CpuRefusal(
+            return HostRefusal(
                 CpuBlocker.BIND_POLICY_CONFLICT,
                 f"the request requires {wanted}, and the host demands {host.bind}",
             )
@@ -153,7 +154,7 @@ def ignored_in_pools(policy: CpuPolicy) -> tuple[str, ...]:
 
 def _exclusive(
     policy: CpuPolicy, host: EffectivePolicy, layout: CpuLayout
-) -> _Exclusive | CpuRefusal:
+) -> _Exclusive | HostRefusal:
     requested = policy.exclusive
     wanted = host.default_exclusive if requested is ExclusivePolicy.DEFAULT else requested
     if wanted is ExclusivePolicy.DEFAULT:
@@ -175,7 +176,7 @@ def _pool_exclusive(policy: CpuPolicy) -> _Exclusive:
     return ExclusivePolicy.NONE, False, (_no_dedicated_cpus(requested, policy.qos),)
 
 
-def _numa(policy: CpuPolicy, host: EffectivePolicy) -> _Numa | CpuRefusal:
+def _numa(policy: CpuPolicy, host: EffectivePolicy) -> _Numa | HostRefusal:
     """Returns the NUMA policy. The host's alignment holds for every slot there, of any class. Its
     BestEffort demands nothing, so it gives way to what a request requires.
     """
@@ -188,14 +189,14 @@ def _numa(policy: CpuPolicy, host: EffectivePolicy) -> _Numa | CpuRefusal:
     if requested in (NumaPolicy.DEFAULT, aligned):
         return aligned, True, ()
     if policy.numa_required:
-        return CpuRefusal(
+        return HostRefusal(
             CpuBlocker.NUMA_POLICY_MISMATCH,
             f"the request requires NUMA policy {requested}, and the host aligns by {aligned}",
         )
     return aligned, True, (f"NUMA policy {requested} was preferred: the host aligns by {aligned}",)
 
 
-def _misaligned(resolved: Resolved, policy: CpuPolicy, layout: CpuLayout) -> CpuRefusal | None:
+def _misaligned(resolved: Resolved, policy: CpuPolicy, layout: CpuLayout) -> HostRefusal | None:
     """Refuses if whole cores are required and no number of them has this many threads."""
     if not resolved.needs_whole_cores or aligned(layout, resolved.count):
         return None
@@ -203,7 +204,7 @@ def _misaligned(resolved: Resolved, policy: CpuPolicy, layout: CpuLayout) -> Cpu
     by = "the request requires" if by_request else "the host demands"
     width = layout.per_core if layout.uniform_cores else f"up to {layout.per_core}"
     hint = f": ask for a multiple of {layout.per_core} cpus"
-    return CpuRefusal(
+    return HostRefusal(
         CpuBlocker.SMT_ALIGNMENT,
         f"{by} whole cores, which have {width} threads each on this host, and {resolved.count} cpus"
         f" are not the threads of any number of them{hint if layout.uniform_cores else ''}",
@@ -211,8 +212,8 @@ def _misaligned(resolved: Resolved, policy: CpuPolicy, layout: CpuLayout) -> Cpu
     )
 
 
-def _without_threads(policy: BindPolicy | ExclusivePolicy) -> CpuRefusal:
-    return CpuRefusal(
+def _without_threads(policy: BindPolicy | ExclusivePolicy) -> HostRefusal:
+    return HostRefusal(
         CpuBlocker.SMT_NEEDED,
         f"the request requires {policy}, and each core of the host is one cpu",
     )

@@ -16,9 +16,10 @@ from finegrain.units import format_cpu
 from resource_manager.engine.cpus.hints import Quantities
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import MILLI
-from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.refusals import CpuBlocker
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import Resolved, ignored_in_pools
+from resource_manager.engine.model.host_refusal import HostRefusal
 
 
 def amount_text(dimension: str, amount: int) -> str:
@@ -34,7 +35,13 @@ def amount_text(dimension: str, amount: int) -> str:
     return f"{amount} {dimension.removeprefix(EXTENDED_PREFIX)}"
 
 
-def unaligned(policy: NumaPolicy, needs: Quantities, smallest: int | None) -> CpuRefusal:
+NO_DEVICES_KNOWN = HostRefusal(
+    CpuBlocker.NO_CPU_TOPOLOGY,
+    "the request has devices, which are given out only where cores and NUMA nodes are known",
+)
+
+
+def unaligned(policy: NumaPolicy, needs: Quantities, smallest: int | None) -> HostRefusal:
     """Refuses because no nodes that the policy admits have enough of everything.
 
     Args:
@@ -57,14 +64,14 @@ def unaligned(policy: NumaPolicy, needs: Quantities, smallest: int | None) -> Cp
     elif smallest > 1:
         on = f"{smallest} NUMA nodes, which the empty host would need"
     needed_text = ", ".join(amount_text(name, amount) for name, amount in needs.need.items())
-    return CpuRefusal(
+    return HostRefusal(
         CpuBlocker.NUMA_UNALIGNED,
         f"{policy} does not put {needed_text} on {on}; free by node: {free}",
         tuple((f"asked {name}", amount) for name, amount in needs.need.items()),
     )
 
 
-def not_enough(needs: Quantities, lacking: str) -> CpuRefusal:
+def not_enough(needs: Quantities, lacking: str) -> HostRefusal:
     """Refuses because all nodes together have too little of a dimension."""
     blocker = {
         CPU_MILLI: CpuBlocker.NUMA_NOT_ENOUGH_CPU,
@@ -74,7 +81,7 @@ def not_enough(needs: Quantities, lacking: str) -> CpuRefusal:
     by_node = {needs.layout.nodes[at].id: has for at, has in needs.of(lacking, needs.nodes)}
     left = ", ".join(f"{node}: {amount_text(lacking, has)}" for node, has in by_node.items())
     free = sum(by_node.values())
-    return CpuRefusal(
+    return HostRefusal(
         blocker,
         f"the slot needs {amount_text(lacking, needs.need[lacking])}, and the NUMA nodes have"
         f" {amount_text(lacking, free)} left; by node: {left}",
@@ -86,7 +93,7 @@ def not_enough(needs: Quantities, lacking: str) -> CpuRefusal:
     )
 
 
-def no_suitable_pool(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -> CpuRefusal:
+def no_suitable_pool(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -> HostRefusal:
     """Refuses because no node's shared pool is large enough for the slot's cpu limit.
 
     Args:
@@ -99,7 +106,7 @@ def no_suitable_pool(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -
         for at in ledger.layout.cpu_nodes
     }
     pools = ", ".join(f"{node}: {size} cpus" for node, size in sizes.items())
-    return CpuRefusal(
+    return HostRefusal(
         CpuBlocker.BURST_POOL_TOO_SMALL,
         f"no NUMA node's shared pool suits a cpu limit of {amount_text(CPU_MILLI, limit_milli)}"
         f" and has {amount_text(CPU_MILLI, request.cpu_milli)} left to promise; pools by node:"
@@ -108,24 +115,24 @@ def no_suitable_pool(ledger: CpuLedger, request: CpuRequest, limit_milli: int) -
     )
 
 
-def empty_pool(ledger: CpuLedger, resolved: Resolved) -> CpuRefusal | None:
+def empty_pool(ledger: CpuLedger, resolved: Resolved) -> HostRefusal | None:
     """Refuses if the shared pool of the slot's class is empty; None: it is not."""
     if resolved.qos is QosClass.BE:
         if ledger.best_effort_cpus:
             return None
-        return CpuRefusal(
+        return HostRefusal(
             CpuBlocker.BEST_EFFORT_POOL_EMPTY,
             "LSE slots have every cpu of the best-effort pool",
         )
     if ledger.shared_cpus:
         return None
-    return CpuRefusal(
+    return HostRefusal(
         CpuBlocker.SHARED_POOL_EMPTY,
         "slots with dedicated cpus have every cpu of the shared pool",
     )
 
 
-def without_topology(policy: CpuPolicy) -> CpuAssignment | CpuRefusal:
+def without_topology(policy: CpuPolicy) -> CpuAssignment | HostRefusal:
     """Returns what a host can do that does not report its cores and NUMA nodes: it refuses what
     requires them, and notes what is only preferred.
     """
@@ -143,6 +150,6 @@ def without_topology(policy: CpuPolicy) -> CpuAssignment | CpuRefusal:
         what = f"the request requires {demanded[0]}"
         if policy.qos.is_pinned:
             what = demanded[0]
-        return CpuRefusal(CpuBlocker.NO_CPU_TOPOLOGY, f"{what}, and {why}")
+        return HostRefusal(CpuBlocker.NO_CPU_TOPOLOGY, f"{what}, and {why}")
     notes = (f"{each} was preferred: {why}" for each in preferred)
     return CpuAssignment(policy.qos, notes=(*ignored_in_pools(policy), *notes))

@@ -261,7 +261,7 @@ def _why_not(
     fit = Fit(wanted)
     for name, shape in elastic.shapes.items():
         obstacle = elastic.obstacle(name, fit)
-        refusal = obstacle.cpu_refusal if obstacle is not None else None
+        refusal = obstacle.host_refusal if obstacle is not None else None
         # This shape could not serve it even if it came.
         if obstacle is not None and refusal is None:
             continue

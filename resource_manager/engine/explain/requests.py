@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from finegrain.errors import Reason
 from finegrain.values.explanations import Counterfactual, Dimension
 from finegrain.values.states import RequestState, SlotState
-from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.explain.fairness import Step, steps
 from resource_manager.engine.explain.gangs import GangExplanation, explain_gang
 from resource_manager.engine.explain.lists import RequestView, request_view
@@ -35,6 +34,7 @@ from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.hosts.host import Host
 from resource_manager.engine.lifecycle.known import known_host, known_request
 from resource_manager.engine.model.entities import Request, Slot
+from resource_manager.engine.model.host_refusal import HostRefusal
 from resource_manager.engine.model.texts import amount_text
 from resource_manager.engine.placement.fit import CPUS, Verdict
 from resource_manager.engine.queue.gangs import GangLedger
@@ -53,7 +53,7 @@ class ExecutorVerdict:
     blockers: tuple[str, ...]
     dimensions: tuple[Dimension, ...]
     message: str
-    cpu: CpuRefusal | None = None  # why its cpus or NUMA nodes do not suit, if so
+    cpu: HostRefusal | None = None  # why its cpus or NUMA nodes do not suit, if so
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ def _verdict(one: Verdict) -> ExecutorVerdict:
             for name, asked in one.asked.items()
         ),
         message=_verdict_message(one),
-        cpu=one.cpu_refusal,
+        cpu=one.host_refusal,
     )
 
 
@@ -244,7 +244,7 @@ def _topology_text(survey: Survey) -> str:
     # By id, so that the same state has the same answer.
     one = survey.verdict(min(host_id for _, _, host_id in blocked))
     text = f"{some}, but not on cpus and NUMA nodes that suit"
-    return f"{text} ({one.host.host_id}: {one.cpu_refusal.text})" if one.cpu_refusal else text
+    return f"{text} ({one.host.host_id}: {one.host_refusal.text})" if one.host_refusal else text
 
 
 def _waiting(reason: str, survey: Survey, ahead: int, known: dict[Reason, str]) -> str:

@@ -13,7 +13,6 @@ from finegrain.errors import Reason
 from finegrain.resources import Amounts, add, fits, shortfall, total_of
 from finegrain.values.explanations import Dimension
 from finegrain.values.states import ExecutorState, SlotState
-from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.explain.remedies import slots_in_the_way
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.hosts.host import Host
@@ -21,6 +20,7 @@ from resource_manager.engine.hosts.notes import ResizeBackoff
 from resource_manager.engine.lifecycle.quota_checks import QuotaChecks
 from resource_manager.engine.lifecycle.resizes import ResizeMoves, growth, growth_obstacles
 from resource_manager.engine.model.entities import Resize, Slot
+from resource_manager.engine.model.host_refusal import HostRefusal
 from resource_manager.engine.model.texts import amount_text, number_text
 from resource_manager.engine.placement.constraint import Blocker
 from resource_manager.engine.placement.fit import AMOUNTS, AVAILABLE
@@ -105,7 +105,7 @@ def _waiting(
         has = amount_text(name, block.used, block.maximum, of=" of at most ")
         return f"group {group} has {has}, and it grows by {amount_text(name, block.need)}"
     found = resizes.assignment_for(host, slot)
-    if isinstance(found, CpuRefusal):
+    if isinstance(found, HostRefusal):
         return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
     # Last: for a reserved host, all other checks must have passed.
     if Blocker.HELD in obstacles:

@@ -21,17 +21,20 @@ from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument, InvariantBroken
 from finegrain.resources import BEST_EFFORT_CPU_MILLI
 from resource_manager.engine.cpus.assign import assign, assign_many, fits_empty, score
+from resource_manager.engine.cpus.empty_hosts import HostKind
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of
 from resource_manager.engine.cpus.ledger import CpuLedger
-from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.refusals import CpuBlocker
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resizing import together
+from resource_manager.engine.devices.layout import layout_of as devices_of
+from resource_manager.engine.model.host_refusal import HostRefusal
 from resource_manager.engine.model.scheduling_key import (
     SchedulingKey,
 )
 
 if TYPE_CHECKING:
-    from finegrain.resources import ResourceProfile
+    from finegrain.resources import Amounts, ResourceProfile
     from resource_manager.engine.hosts.allowed_cpus import HostCpus
     from resource_manager.engine.model.entities import Executor, Registration, Slot, SlotKey
     from resource_manager.engine.model.scheduling_key import CpuKey, Labels
@@ -49,7 +52,7 @@ NOT_ANNOUNCED = "{}"
 
 _KINDS_KNOWN = 4_096
 
-NO_TOPOLOGY = CpuRefusal(
+NO_TOPOLOGY = HostRefusal(
     CpuBlocker.NO_CPU_TOPOLOGY,
     "the host does not tell its cores and NUMA nodes",
 )
@@ -88,7 +91,7 @@ class Answer:
     """What equal slots get, one after the other, and why no more do, if that is known."""
 
     given: list[CpuAssignment]
-    refusal: CpuRefusal | None
+    refusal: HostRefusal | None
 
 
 Answers = tuple[int, dict[CpuRequest, Answer]]
@@ -141,7 +144,12 @@ class CpuAllocator:
             self.cpus, self.cpu_kind, self.aligning = None, None, False
             return
         own = registration.total.get(BEST_EFFORT_CPU_MILLI)
-        self.cpus = CpuLedger(layout, self.present.policy, best_effort_milli=own)
+        self.cpus = CpuLedger(
+            layout,
+            self.present.policy,
+            best_effort_milli=own,
+            devices=devices_of(registration.topology),
+        )
         for key, slot in self.slots.items():
             self.cpus.add(key, cpus_booked(slot))
         self.follow_settings()
@@ -163,8 +171,15 @@ class CpuAllocator:
         known = CpuSet.from_bits(ledger.reported_layout.cpus)
         offline, kubelet = seen.offline_cpus & known, seen.kubelet_cpus & known
         ledger.set_unavailable(offline=offline, kubelet=kubelet, kubelet_memory=seen.kubelet_memory)
+        ledger.set_unusable_devices(
+            {
+                (each.type, each.uuid): each.problem
+                for each in ledger.devices.layout.devices
+                if each.problem
+            }
+        )
         self.aligning = ledger.policy.alignment.aligns
-        kind = (ledger.layout, ledger.policy, ledger.unavailable, ledger.best_effort_milli)
+        kind = HostKind.of(ledger)
         # Kinds are compared often, in caches of what fits; one shared object makes that cheap.
         if kind != self.cpu_kind:
             self.cpu_kind = _shared(kind)
@@ -186,7 +201,7 @@ class CpuAllocator:
         """Returns True if amounts do not decide whether the slot fits here; ask `suits` then."""
         return self.aligning or request.topology_constrained
 
-    def assign(self, request: ResourceRequest) -> CpuAssignment | CpuRefusal:
+    def assign(self, request: ResourceRequest) -> CpuAssignment | HostRefusal:
         """Returns the cpus and NUMA nodes that one such slot would get here now, or why there are
         none.
 
@@ -207,7 +222,7 @@ class CpuAllocator:
         if self.cpus is None:
             found = assign(None, self._cpu_request(request))
             # Without known cores nothing is used up, so all slots get the same.
-            return [] if isinstance(found, CpuRefusal) else [found] * count
+            return [] if isinstance(found, HostRefusal) else [found] * count
         return self._cached_answer(self.cpus, request, count).given[:count]
 
     def suits(self, request: ResourceRequest, count: int = 1) -> bool:
@@ -218,7 +233,7 @@ class CpuAllocator:
             return True
         return len(self.assign_many(request, count)) == count
 
-    def never_suits(self, request: ResourceRequest) -> CpuRefusal | None:
+    def never_suits(self, request: ResourceRequest) -> HostRefusal | None:
         """Returns why the host would not fit one such slot even when empty; None: it would."""
         if not self.needs_topology(request):
             return None
@@ -228,7 +243,7 @@ class CpuAllocator:
         """Returns how well this host fits the slot, which has room here; higher is better."""
         found = self.assign(request)
         # A refusal ranks last but is no error: the caller asks about many hosts.
-        if self.cpus is None or isinstance(found, CpuRefusal):
+        if self.cpus is None or isinstance(found, HostRefusal):
             return 0
         return score(self.cpus, self._cpu_request(request), found)
 
@@ -251,7 +266,7 @@ class CpuAllocator:
         if request.cpus is None:
             return [None] * count
         one = self.assign(request)
-        return [_in_pools(request) if isinstance(one, CpuRefusal) else one] * count
+        return [_in_pools(request) if isinstance(one, HostRefusal) else one] * count
 
     def _cached_answer(self, ledger: CpuLedger, request: ResourceRequest, count: int) -> Answer:
         version, known = self.answers
@@ -270,8 +285,19 @@ class CpuAllocator:
         return answer
 
     def _cpu_request(self, request: ResourceRequest) -> CpuRequest:
-        policy, limit_milli = request.cpus or (PLAIN, 0)
-        return CpuRequest.of(policy, self.booking_for(request), limit_milli)
+        return cpu_request_of(request, self.booking_for(request))
+
+
+def cpu_request_of(request: ResourceRequest, booked: Amounts) -> CpuRequest:
+    """Returns what a slot needs of a host's cpus, NUMA nodes and devices.
+
+    Args:
+        request: the request.
+        booked: the amounts that the slot books on the host.
+    """
+    policy, limit_milli = request.cpus or (PLAIN, 0)
+    devices = request.profile.devices if request.profile is not None else ()
+    return CpuRequest.of(policy, booked, limit_milli, devices)
 
 
 def cpus_booked(slot: Slot) -> CpuAssignment | None:
@@ -294,7 +320,7 @@ def _answer(ledger: CpuLedger, cpu_request: CpuRequest, count: int) -> Answer:
     given = [each for each in found if isinstance(each, CpuAssignment)]
     # Only the last one can be a refusal.
     last = found[-1] if found else None
-    return Answer(given, last if isinstance(last, CpuRefusal) else None)
+    return Answer(given, last if isinstance(last, HostRefusal) else None)
 
 
 def _layout(registration: Registration) -> CpuLayout | None:

@@ -106,7 +106,7 @@ class RequestMoves:
         assignments: Iterable[CpuAssignment | None] = repeat(None)
         # Cpus and nodes are chosen for all slots together, before the loop changes the ledger of
         # cpus.
-        if host.aligning or policy is not PLAIN:
+        if host.aligning or policy is not PLAIN or profile.devices:
             scheduling_class = self.queue.class_of(requests[0].spec)
             assignments = host.assignments(scheduling_class, len(requests))
         # The first slot makes an empty host one that is in use.

@@ -43,7 +43,6 @@ from finegrain.resources import Amounts, ResourceProfile, shortfall
 from finegrain.units import format_cpu
 from finegrain.values.outcomes import ItemOutcome
 from finegrain.values.states import RequestState, SlotState
-from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resizing import fits_alone, resized
 from resource_manager.engine.hosts.cpu_allocator import NO_TOPOLOGY
@@ -54,6 +53,7 @@ from resource_manager.engine.lifecycle.journal import Journal
 from resource_manager.engine.lifecycle.usage import UsageAccounting
 from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.entities import Request, Resize, Slot, SlotKey
+from resource_manager.engine.model.host_refusal import HostRefusal
 from resource_manager.engine.model.reported import ReportedSlot
 from resource_manager.engine.model.scheduling_key import CpuKey, Labels, SchedulingKey
 from resource_manager.engine.model.settings import EngineSettings
@@ -103,7 +103,7 @@ class ResizeMoves:
         if growth_obstacles(host, slot):
             return False
         found = self.assignment_for(host, slot)
-        if isinstance(found, CpuRefusal):
+        if isinstance(found, HostRefusal):
             return False
         needed = growth(host, slot)
         self.order(slot, found)
@@ -112,11 +112,11 @@ class ResizeMoves:
             placing.follow([host])
         return True
 
-    def assignment_for(self, host: Host, slot: Slot) -> CpuAssignment | CpuRefusal | None:
+    def assignment_for(self, host: Host, slot: Slot) -> CpuAssignment | HostRefusal | None:
         """Returns the cpus and NUMA nodes that the slot gets with the resize that waits.
 
         Returns:
-            The assignment; a `CpuRefusal` if there is none now; None if the slot runs in the whole
+            The assignment; a `HostRefusal` if there is none now; None if the slot runs in the whole
             shared pool before and after.
         """
         current, wanted = slot.assignment, slot.wanted
@@ -133,7 +133,7 @@ class ResizeMoves:
             self.cpu_request_of(host, slot, wanted),
         )
 
-    def unsuited(self, host: Host, slot: Slot, size: Resize) -> CpuRefusal | None:
+    def unsuited(self, host: Host, slot: Slot, size: Resize) -> HostRefusal | None:
         """Returns why the host's cpus and NUMA nodes could not suit a slot of this size.
 
         Other slots are ignored: the check is made as if this slot were the only one on the host.
@@ -160,7 +160,7 @@ class ResizeMoves:
         request = self.requests.get(slot.allocation_id)
         policy = request.spec.cpu_policy if request is not None else PLAIN
         booked = host.booking_of(size.profile, best_effort=slot.best_effort)
-        return CpuRequest.of(policy, booked, size.cpu_limit_milli)
+        return CpuRequest.of(policy, booked, size.cpu_limit_milli, size.profile.devices)
 
     def advance(self, slot: Slot) -> None:
         """Takes the next step with the resize that waits, if any: orders it or queues it.
@@ -183,7 +183,7 @@ class ResizeMoves:
             self._report(slot, wanted.number)
             return
         found = self.assignment_for(host, slot)
-        if not (growth(host, slot) or isinstance(found, CpuRefusal)):
+        if not (growth(host, slot) or isinstance(found, HostRefusal)):
             # It may be queued from when it needed growth.
             self.queue.non_batchables.remove(wanted.arrival_number)
             self.order(slot, found)

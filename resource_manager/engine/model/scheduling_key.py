@@ -96,6 +96,8 @@ def is_topology_constrained(profile: ResourceProfile | None, cpus: CpuKey | None
     includes default slots of best-effort cpu, since the index counts only default slots of normal
     cpu.
     """
+    if profile is not None and profile.devices:
+        return True
     if cpus is None:
         return False
     return cpus[0].topology_constrained or (cpus[0].best_effort and profile is None)

@@ -19,10 +19,10 @@ from typing import ClassVar, NamedTuple
 from finegrain.resources import Amounts, add, subtract, total_of
 from finegrain.values.explanations import Dimension
 from resource_manager.engine.cpus.ledger import CpuLedger
-from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import UNLIMITED, Host
 from resource_manager.engine.model.entities import Slot, SlotKey
+from resource_manager.engine.model.host_refusal import HostRefusal
 from resource_manager.engine.model.settings import EngineSettings
 
 MILLION = 1_000_000
@@ -53,7 +53,7 @@ class Obstacle(NamedTuple):
         lack: how far the host is from meeting the condition, in millionths of what is asked for;
             0 where there is no such number.
         dimension: of which too little is free.
-        cpu_refusal: why cpus or NUMA nodes do not suit.
+        host_refusal: why cpus or NUMA nodes do not suit.
     """
 
     constraint: Constraint
@@ -61,7 +61,7 @@ class Obstacle(NamedTuple):
     transient: bool = False
     lack: int = 0
     dimension: str = ""
-    cpu_refusal: CpuRefusal | None = None
+    host_refusal: HostRefusal | None = None
 
 
 NO_OBSTACLE: tuple[Obstacle, ...] = ()

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import (
-    PLAIN,
     BindPolicy,
     CpuPolicy,
     ExclusivePolicy,
@@ -24,10 +23,11 @@ from finegrain.resources import CPU_MILLI, Amounts, ResourceProfile, shortfall
 from finegrain.values.explanations import Dimension
 from resource_manager.engine.cpus.assign import assign
 from resource_manager.engine.cpus.ledger import CpuLedger
-from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.refusals import CpuBlocker
 from resource_manager.engine.cpus.request import CpuRequest
-from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
+from resource_manager.engine.hosts.cpu_allocator import ResourceRequest, cpu_request_of
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.host_refusal import HostRefusal
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.texts import amount_text
 from resource_manager.engine.placement.constraint import (
@@ -143,7 +143,7 @@ class CpusSuit(Constraint):
         host = at.host
         if not self.matters_on(host, request):
             return NO_OBSTACLE
-        given: CpuAssignment | CpuRefusal | None
+        given: CpuAssignment | HostRefusal | None
         # The caches below hold for the request as it is. Equal bookings share one object, so
         # identity tells amounts that a remedy tries from those.
         as_asked = asked is host.booking_for(request)
@@ -152,10 +152,10 @@ class CpusSuit(Constraint):
         elif as_asked and at.is_empty:  # hosts that are alike share the answer
             given = host.never_suits(request)
         else:
-            given = assign(at.cpus(), _cpu_request(request, asked))
-        if not isinstance(given, CpuRefusal):
+            given = assign(at.cpus(), cpu_request_of(request, asked))
+        if not isinstance(given, HostRefusal):
             return NO_OBSTACLE
-        return (Obstacle(self, Blocker.TOPOLOGY, not given.lasting, 1, cpu_refusal=given),)
+        return (Obstacle(self, Blocker.TOPOLOGY, not given.lasting, 1, host_refusal=given),)
 
     def obstacle(self, request: ResourceRequest, at: HostView) -> Obstacle | None:
         """Returns why the condition is not met; None: it is."""
@@ -163,7 +163,7 @@ class CpusSuit(Constraint):
 
     def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
         """See `Constraint`."""
-        refusal = obstacle.cpu_refusal
+        refusal = obstacle.host_refusal
         if refusal is None:
             return ""
         if refusal.blocker is CpuBlocker.CPU_NOT_ENOUGH and shortfall(asked, at.free):
@@ -177,7 +177,7 @@ class CpusSuit(Constraint):
         host, ledger = at.host, at.cpus()
         if ledger is None:
             return
-        wanted = _cpu_request(request, host.booking_for(request))
+        wanted = cpu_request_of(request, host.booking_for(request))
         found = [*_preferred(ledger, wanted), *_lower_amounts(host, ledger, wanted)]
         yield from found
         shared = replace(wanted, policy=_shared(wanted.policy))
@@ -252,11 +252,6 @@ def _one_required(policy: CpuPolicy) -> list[CpuPolicy]:
     if policy.numa.aligns and not policy.numa_required:
         stricter.append(replace(policy, numa_required=True))
     return stricter
-
-
-def _cpu_request(request: ResourceRequest, asked: Amounts) -> CpuRequest:
-    policy, limit_milli = request.cpus or (PLAIN, 0)
-    return CpuRequest.of(policy, asked, limit_milli)
 
 
 def _preferred(ledger: CpuLedger, wanted: CpuRequest) -> Iterator[Remedy]:
@@ -337,4 +332,4 @@ def _on_one_node(ledger: CpuLedger, name: str, asked: int) -> list[int]:
 
 
 def _refused(ledger: CpuLedger, wanted: CpuRequest) -> bool:
-    return isinstance(assign(ledger, wanted), CpuRefusal)
+    return isinstance(assign(ledger, wanted), HostRefusal)

@@ -12,8 +12,8 @@ from enum import StrEnum
 from itertools import chain, islice
 
 from finegrain.resources import Amounts
-from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.hosts.host import KNOWN, ONLINE, Host
+from resource_manager.engine.model.host_refusal import HostRefusal
 from resource_manager.engine.model.scheduling_key import Labels
 from resource_manager.engine.placement.columns import needs_of
 from resource_manager.engine.placement.constraint import Blocker, HostView
@@ -207,7 +207,7 @@ def is_exact_somewhere(hosts: Hosts, scheduling_class: SchedulingClass) -> bool:
 
 def large_and_unsuited(
     hosts: Hosts, scheduling_class: SchedulingClass
-) -> tuple[Host, CpuRefusal] | None:
+) -> tuple[Host, HostRefusal] | None:
     """Returns a host that is large enough when empty, but whose cpus or NUMA nodes do not suit, and
     why.
 
@@ -225,8 +225,8 @@ def large_and_unsuited(
     large = [host for host in islice(covering, ASKED_MAX) if host.carries(scheduling_class.labels)]
     for host in sorted(large, key=lambda host: host.cpus is None):
         obstacle = fit.size_obstacle(HostView.empty(host))
-        if obstacle is not None and obstacle.cpu_refusal is not None:
-            return host, obstacle.cpu_refusal
+        if obstacle is not None and obstacle.host_refusal is not None:
+            return host, obstacle.host_refusal
     return None
 
 

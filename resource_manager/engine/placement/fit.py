@@ -28,10 +28,10 @@ from finegrain.resources import (
 )
 from finegrain.values.explanations import Dimension
 from finegrain.values.states import ExecutorState
-from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.hosts.bookings import shared_booking
 from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
 from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.host_refusal import HostRefusal
 from resource_manager.engine.model.scheduling_key import DEFAULT_SLOTS, SLOTS, in_grains
 from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.model.texts import amount_text, number_text
@@ -305,9 +305,9 @@ class Verdict:
         return tuple(each.blocker for each in self.obstacles)
 
     @property
-    def cpu_refusal(self) -> CpuRefusal | None:
+    def host_refusal(self) -> HostRefusal | None:
         """Why cpus or NUMA nodes do not suit; None: they do, or amounts decide."""
-        return next((each.cpu_refusal for each in self.obstacles if each.cpu_refusal), None)
+        return next((each.host_refusal for each in self.obstacles if each.host_refusal), None)
 
     def missing(self) -> dict[str, int]:
         """Returns the amounts that are not free."""

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from itertools import repeat
 
 from finegrain.cpu_assignment import CpuAssignment
-from finegrain.cpu_policy import PLAIN
 from finegrain.errors import InvariantBroken
 from resource_manager.engine.cpus.assign import assign, assign_many
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.request import CpuRequest
-from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
+from resource_manager.engine.hosts.cpu_allocator import ResourceRequest, cpu_request_of
 from resource_manager.engine.hosts.host import Host
 
 StartOf = Callable[[Host], CpuLedger | None]
@@ -63,7 +62,7 @@ class TentativeCpus:
         # Where nothing was taken, the host itself caches the answer for its present state.
         if host.cpus is None or (changed is None and self._start_of is as_they_are):
             return len(host.assign_many(request, most))
-        asked = _cpu_request(request, host)
+        asked = cpu_request_of(request, host.booking_for(request))
         if changed is not None:
             return _count(changed, asked, most)
         # Hosts of a kind are equal when empty, so one computation serves all of them.
@@ -99,7 +98,7 @@ class TentativeCpus:
         changed = self._changed.get(host.host_id)
         if changed is None:
             return host.unmet(request)
-        found = assign(changed, _cpu_request(request, host))
+        found = assign(changed, cpu_request_of(request, host.booking_for(request)))
         return len(found.notes) if isinstance(found, CpuAssignment) else 0
 
     def take(self, request: ResourceRequest, host: Host, count: int) -> None:
@@ -113,7 +112,7 @@ class TentativeCpus:
         if start is None:
             return
         # Changes a copy, so that `before` is intact for a roll-back.
-        ledger, asked = start.scratch(), _cpu_request(request, host)
+        ledger, asked = start.scratch(), cpu_request_of(request, host.booking_for(request))
         given = CpuAssignment(request.cpus[0].qos) if request.cpus is not None else None
         for _ in range(count):
             if host.needs_topology(request):
@@ -127,11 +126,6 @@ class TentativeCpus:
             ledger.add((_KEY, len(ledger.holdings)), given)
         self._journal.append((host.host_id, before))
         self._changed[host.host_id] = ledger
-
-
-def _cpu_request(request: ResourceRequest, host: Host) -> CpuRequest:
-    policy, limit_milli = request.cpus or (PLAIN, 0)
-    return CpuRequest.of(policy, host.booking_for(request), limit_milli)
 
 
 def _count(ledger: CpuLedger, asked: CpuRequest, most: int) -> int:

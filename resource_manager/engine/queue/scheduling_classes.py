@@ -105,7 +105,7 @@ class SchedulingClass:
     @property
     def topology_constrained(self) -> bool:
         """True if amounts alone can never decide whether a host can serve one."""
-        return self.cpus is not None and is_topology_constrained(self.profile, self.cpus)
+        return is_topology_constrained(self.profile, self.cpus)
 
     def head(self) -> int | None:
         """Returns the arrival number of the oldest request; None: there is none."""

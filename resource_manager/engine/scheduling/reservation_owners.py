@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 from finegrain.errors import InvariantBroken
 from finegrain.resources import Amounts, fits, total_of
 from finegrain.values.states import GangPlacement
-from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.fairness.quotas import QuotaBlock
 from resource_manager.engine.lifecycle.resizes import growth
+from resource_manager.engine.model.host_refusal import HostRefusal
 from resource_manager.engine.model.scheduling_key import SLOTS
 from resource_manager.engine.placement.reserved import HostChoice, Reservation, ReservationOwner
 from resource_manager.engine.placement.tentative_cpus import TentativeCpus
@@ -124,7 +124,7 @@ def can_be_placed(state: State, each: Reservation) -> bool:
     if each.owner.slot is not None:
         slot = state.slots[each.owner.slot]
         found = state.resizes.assignment_for(state.hosts.of(slot), slot)
-        return not isinstance(found, CpuRefusal)
+        return not isinstance(found, HostRefusal)
     trials = TentativeCpus()
     members = each.choice.members.items()
     return all(trials.fit_all(some, state.hosts[name]) for name, some in members)
@@ -140,7 +140,7 @@ def place_owner(state: State, each: Reservation) -> None:
     if owner.slot is not None:
         slot = state.slots[owner.slot]
         found = state.resizes.assignment_for(state.hosts.of(slot), slot)
-        if isinstance(found, CpuRefusal):
+        if isinstance(found, HostRefusal):
             raise InvariantBroken(f"the placement of {owner.title} was due, and {found.text}")
         state.resizes.order(slot, found)
         state.queue.non_batchables.remove(owner.number)

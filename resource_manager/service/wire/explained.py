@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from finegrain.rpc.mapping.writer import As, FromValue, Writing
 from finegrain.v1 import resource_manager_pb2 as rm_pb2
-from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.explain.fairness import ComparedFlow, Step
 from resource_manager.engine.explain.requests import Explanation
 from resource_manager.engine.explain.reservations import ReservedExecutorView
 from resource_manager.engine.fairness.flows import GROUP
 from resource_manager.engine.fairness.quotas import QuotaBlock
+from resource_manager.engine.model.host_refusal import HostRefusal
 
 WRITINGS = (
     Writing(
@@ -19,7 +19,7 @@ WRITINGS = (
         given="blocked_by",
         kept="blocked_by",
     ),
-    Writing(CpuRefusal, rm_pb2.CpuVerdict, {"code": "blocker", "message": "text"}),
+    Writing(HostRefusal, rm_pb2.CpuVerdict, {"code": "blocker", "message": "text"}),
     Writing(
         QuotaBlock,
         rm_pb2.GroupLimit,

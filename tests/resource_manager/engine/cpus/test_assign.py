@@ -19,8 +19,9 @@ from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, GIB, MEMORY_BY
 from resource_manager.engine.cpus.assign import assign, assign_many, fits_empty, score
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of
 from resource_manager.engine.cpus.ledger import CpuLedger
-from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.refusals import CpuBlocker
 from resource_manager.engine.cpus.request import CpuRequest
+from resource_manager.engine.model.host_refusal import HostRefusal
 from tests.support.cpu_layouts import RECORDED, as_reported, machine
 from tests.support.cpu_layouts import recorded as recorded_machine
 
@@ -53,9 +54,9 @@ def given_to(books: CpuLedger, wish: CpuRequest) -> CpuAssignment:
     return found
 
 
-def refused(books: CpuLedger | None, wish: CpuRequest) -> CpuRefusal:
+def refused(books: CpuLedger | None, wish: CpuRequest) -> HostRefusal:
     found = assign(books, wish)
-    assert isinstance(found, CpuRefusal), found
+    assert isinstance(found, HostRefusal), found
     return found
 
 
@@ -387,7 +388,7 @@ def test_several_slots_are_assigned_until_the_first_that_fits_nowhere() -> None:
     books = CpuLedger(two_nodes())
     wish = need(LSE, 6)
     found = assign_many(books, [wish] * 4)
-    assert [isinstance(each, CpuRefusal) for each in found] == [False, False, True]
+    assert [isinstance(each, HostRefusal) for each in found] == [False, False, True]
     assert books.holdings == {}
 
 

@@ -25,9 +25,10 @@ from resource_manager.engine.cpus.assign import assign, assign_many, fits_empty,
 from resource_manager.engine.cpus.hints import SCORE_MAX
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of_rows
 from resource_manager.engine.cpus.ledger import CpuLedger
-from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.refusals import CpuBlocker
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.take import holds
+from resource_manager.engine.model.host_refusal import HostRefusal
 from tests.support.cpu_layouts import machine
 from tests.support.properties import examples
 
@@ -155,7 +156,7 @@ def test_what_is_required_holds(
     books = CpuLedger(layout, policy)
     lived(books, history)
     found = assign(books, wish)
-    if isinstance(found, CpuRefusal):
+    if isinstance(found, HostRefusal):
         assert found.text
         return
     asked = wish.policy

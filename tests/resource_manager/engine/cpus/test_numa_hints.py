@@ -13,8 +13,8 @@ from resource_manager.engine.cpus.assign import assign
 from resource_manager.engine.cpus.hints import hints, masks_by_size, quantities, remoteness
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import positions, split
-from resource_manager.engine.cpus.refusals import CpuRefusal
 from resource_manager.engine.cpus.request import CpuRequest
+from resource_manager.engine.model.host_refusal import HostRefusal
 from tests.support.cpu_layouts import machine
 
 AMOUNTS = st.lists(st.integers(0, 20), min_size=1, max_size=5)
@@ -103,4 +103,4 @@ def test_sixteen_nodes_are_still_served_and_refused() -> None:
     found = assign(books, CpuRequest.of(CpuPolicy(), {CPU_MILLI: 13_000, MEMORY_BYTES: 2 * GIB}))
     assert isinstance(found, CpuAssignment)
     assert found.nodes == (0, 1, 2, 3)  # a whole package
-    assert isinstance(assign(books, CpuRequest.of(CpuPolicy(), {CPU_MILLI: 65_000})), CpuRefusal)
+    assert isinstance(assign(books, CpuRequest.of(CpuPolicy(), {CPU_MILLI: 65_000})), HostRefusal)

@@ -32,9 +32,10 @@ from resource_manager.engine.cpus.layout import layout_of_rows
 from resource_manager.engine.cpus.ledger import CpuLedger
 from resource_manager.engine.cpus.numa import positions
 from resource_manager.engine.cpus.pinning import candidate_cpus
-from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.refusals import CpuBlocker
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resolve import Resolved, resolve
+from resource_manager.engine.model.host_refusal import HostRefusal
 
 VECTORS = Path(__file__).parents[3] / "data" / "vectors"
 
@@ -124,13 +125,13 @@ def policy_of(request: dict[str, Any]) -> CpuPolicy:
 
 def opened(
     books: CpuLedger, request: dict[str, Any]
-) -> tuple[CpuRequest, Resolved, int | None] | CpuRefusal:
+) -> tuple[CpuRequest, Resolved, int | None] | HostRefusal:
     """Returns the request with its policies resolved, before cpus are chosen, or the refusal."""
     wish = CpuRequest.of(policy_of(request), amounts(request["original_requests"]))
     resolved = resolve(wish.policy, wish.cpu_milli, books.policy, books.layout)
     assert isinstance(resolved, Resolved)
     own = candidate_cpus(books, resolved) if resolved.count else None
-    return own if isinstance(own, CpuRefusal) else (wish, resolved, own)
+    return own if isinstance(own, HostRefusal) else (wish, resolved, own)
 
 
 def is_amplified(vectors: dict[str, Any], case: dict[str, Any]) -> bool:
@@ -142,7 +143,7 @@ def test_cpus_and_amounts_are_split_over_nodes_as_koordinator_does(case: dict[st
     books = books_of(ALLOCATE, case)
     its = opened(books, case["request"])
     found = None
-    if not isinstance(its, CpuRefusal):
+    if not isinstance(its, HostRefusal):
         wish, resolved, own = its
         its_case = Case(books, wish, resolved, own)
         nodes = [books.layout.position_of_node[node] for node in case["request"]["affinity"]]
@@ -172,7 +173,7 @@ def test_the_same_masks_are_hints(case: dict[str, Any]) -> None:
         ]
         for name, amount_text in case["expect"]["hints"].items()
     }
-    if isinstance(its, CpuRefusal):
+    if isinstance(its, HostRefusal):
         assert not any(expected.values())
         return
     wish, resolved, own = its
@@ -230,7 +231,7 @@ def test_the_numa_policy_in_force(case: dict[str, Any]) -> None:
     policy = CpuPolicy(numa=word(case["pod_policy"], NumaPolicy, NumaPolicy.DEFAULT))
     host = host_policy(numa=case["node_policy"])
     found = resolve(replace(policy, numa_required=True), 1000, host, EIGHT_CORES)
-    assert isinstance(found, CpuRefusal)
+    assert isinstance(found, HostRefusal)
     assert found.blocker is CpuBlocker.NUMA_POLICY_MISMATCH
     assert case["expect"] == {"error": "numa_policy_mismatch"}
 
@@ -287,5 +288,5 @@ def test_which_hosts_are_passed_by(case: dict[str, Any]) -> None:
     if case["expect"]["code"] == "ok":
         assert isinstance(found, CpuAssignment)
         return
-    assert isinstance(found, CpuRefusal)
+    assert isinstance(found, HostRefusal)
     assert [found.blocker.lower()] == case["expect"]["reasons"]

@@ -83,8 +83,8 @@ def test_amounts_that_suffice_are_not_enough_where_threads_are_scattered() -> No
         HostView.now(cluster.state.hosts["host-a"])
     )
     assert judged.blockers == (Blocker.TOPOLOGY,)
-    assert judged.cpu_refusal is not None
-    assert judged.cpu_refusal.blocker is CpuBlocker.WHOLE_CORES_NOT_ENOUGH
+    assert judged.host_refusal is not None
+    assert judged.host_refusal.blocker is CpuBlocker.WHOLE_CORES_NOT_ENOUGH
     cluster.release("one-of-each-core")
     assert cluster.cpus("whole") == "0,8"
 

@@ -21,9 +21,10 @@ from finegrain.cpuset import CpuSet
 from finegrain.resources import GIB
 from resource_manager.engine.cpus.assign import assign
 from resource_manager.engine.cpus.ledger import CpuLedger
-from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.refusals import CpuBlocker
 from resource_manager.engine.cpus.request import CpuRequest
 from resource_manager.engine.cpus.resizing import fits_alone, resized, together
+from resource_manager.engine.model.host_refusal import HostRefusal
 from tests.support.cpu_layouts import machine
 
 KEY = ("slot", 1)
@@ -56,10 +57,10 @@ def changed(host: CpuLedger, held: CpuAssignment, asked: CpuRequest) -> CpuAssig
     return found
 
 
-def refused(host: CpuLedger, held: CpuAssignment, asked: CpuRequest) -> CpuRefusal:
+def refused(host: CpuLedger, held: CpuAssignment, asked: CpuRequest) -> HostRefusal:
     version = host.version
     found = resized(host, KEY, held, asked)
-    assert isinstance(found, CpuRefusal), found
+    assert isinstance(found, HostRefusal), found
     assert host.version == version
     return found
 
@@ -171,7 +172,7 @@ def test_what_the_host_demands_since_does_not_hold_for_slots_that_were_there() -
     host.set_policy(
         EffectivePolicy(bind=HostBindPolicy.FULL_PCPUS_ONLY, alignment=NumaPolicy.SINGLE_NUMA_NODE)
     )
-    assert isinstance(assign(host, wish(policy, 2)), CpuRefusal)
+    assert isinstance(assign(host, wish(policy, 2)), HostRefusal)
     grown = changed(host, held, wish(policy, 3))
     assert (grown.bind, grown.numa) == (BindPolicy.SPREAD_BY_PCPUS, ())
     assert host.layout.first_threads(grown.cpus.bits) == grown.cpus.bits
@@ -222,7 +223,7 @@ def test_a_burst_above_its_pool_is_refused_if_the_pool_is_a_must_and_noted_if_no
         assert grown.numa == (NodeShare(held.nodes[0], (("cpu_milli", 2000),)),)
         found = resized(host, KEY, grown, wish(policy, 2, limit=9000))
         if required:
-            assert isinstance(found, CpuRefusal)
+            assert isinstance(found, HostRefusal)
             assert found.blocker is CpuBlocker.BURST_POOL_TOO_SMALL
         else:
             assert isinstance(found, CpuAssignment)

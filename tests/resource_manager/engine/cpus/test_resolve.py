@@ -12,8 +12,9 @@ from finegrain.cpu_policy import (
     QosClass,
 )
 from resource_manager.engine.cpus.layout import CpuLayout, layout_of_rows
-from resource_manager.engine.cpus.refusals import CpuBlocker, CpuRefusal
+from resource_manager.engine.cpus.refusals import CpuBlocker
 from resource_manager.engine.cpus.resolve import Resolved, resolve
+from resource_manager.engine.model.host_refusal import HostRefusal
 from tests.support.cpu_layouts import machine
 
 SMT = machine(1, 1, 4, 2)
@@ -46,9 +47,9 @@ def settled(
 
 def refused(
     policy: CpuPolicy, host: EffectivePolicy = ANY, layout: CpuLayout = SMT, milli: int = 4000
-) -> CpuRefusal:
+) -> HostRefusal:
     found = resolve(policy, milli, host, layout)
-    assert isinstance(found, CpuRefusal), found
+    assert isinstance(found, HostRefusal), found
     assert found.lasting
     return found
 
@@ -86,7 +87,7 @@ def test_whole_cores_need_a_number_of_cpus_that_they_can_make_up() -> None:
     by_host = refused(pinned(), FULL_ONLY, milli=3000)
     assert by_host.blocker is CpuBlocker.SMT_ALIGNMENT
     assert "the host demands" in by_host.text
-    assert "multiple of 2000" in by_host.text
+    assert "multiple of 2 cpus" in by_host.text
     by_request = refused(pinned(FULL, required=True), milli=3000)
     assert "the request requires" in by_request.text
     assert settled(pinned(FULL), milli=3000).count == 3

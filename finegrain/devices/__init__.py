@@ -1,0 +1,1 @@
+"""Devices of hosts, such as GPUs, NICs and FPGAs: what there is, and what slots request and get."""

@@ -1,0 +1,235 @@
+"""The names by which a request asks for devices, and what they mean.
+
+A request names resources: `gpu: 50` or `gpu-core: 60, gpu-memory: 4 GiB`. `device_requests` checks
+them. It returns one `DeviceRequest` for each type: how many devices, and how much of each.
+
+Examples, in hundredths of a device unless noted:
+
+    gpu 50                               half of one GPU: half of its compute and memory
+    gpu 200, nvidia.com/gpu 2            two whole GPUs
+    gpu-core 60, gpu-memory 4 GiB        one GPU: 60 % of the compute, 4 GiB of the memory
+    gpu.shared 2, gpu-memory-ratio 100   two GPUs, half of the memory of each
+    rdma 100, fpga 200                   one RDMA NIC, two FPGAs
+
+Source: `ValidateDeviceRequest` of Koordinator's deviceshare. Two points differ here. `gpu-core`
+alone is accepted: the memory is not limited then. Dimensions that disagree on the number of GPUs
+are rejected, because no host could ever serve them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from finegrain.devices.device import (
+    GPU,
+    GPU_CORE,
+    GPU_MEMORY,
+    GPU_MEMORY_RATIO,
+    RDMA,
+    WHOLE,
+    pairs,
+)
+from finegrain.devices.request import DeviceRequest
+from finegrain.errors import InvalidArgument
+from finegrain.units import format_bytes_exactly
+
+GPU_SHARED: Final = "gpu.shared"
+"""Number of GPUs over which the other amounts are spread."""
+
+NPU_CORE: Final = "huawei.com/npu-core"
+NPU_CPU: Final = "huawei.com/npu-cpu"
+NPU_DVPP: Final = "huawei.com/npu-dvpp"
+
+VENDOR_COUNTS: Final = {"nvidia.com/gpu": "nvidia", "amd.com/gpu": "amd", "dcu.com/gpu": "hygon"}
+"""Names that count whole GPUs, and their vendor."""
+
+MIG_PREFIX: Final = "mig-"
+DEVICES_MAX: Final = 1_024
+"""Most devices of one type that a request may ask for."""
+
+_DOMAINS: Final = ("kubernetes.io/", "koordinator.sh/", "finegrain.io/")
+_NVIDIA_MIG: Final = "nvidia.com/" + MIG_PREFIX
+_TYPE: Final = re.compile(r"[a-z][a-z0-9_.-]{0,62}(/[a-z0-9][a-z0-9_.-]{0,62})?", re.ASCII)
+
+_GPU_NAMES: Final = frozenset(
+    {GPU, GPU_CORE, GPU_MEMORY, GPU_MEMORY_RATIO, GPU_SHARED, NPU_CORE, NPU_CPU, NPU_DVPP}
+) | frozenset(VENDOR_COUNTS)
+
+_COMBINATIONS: Final = frozenset(
+    {
+        frozenset({GPU_CORE}),
+        frozenset({GPU_MEMORY}),
+        frozenset({GPU_MEMORY_RATIO}),
+        frozenset({GPU_CORE, GPU_MEMORY}),
+        frozenset({GPU_CORE, GPU_MEMORY_RATIO}),
+        frozenset({NPU_CORE, GPU_MEMORY_RATIO}),
+        frozenset({GPU_SHARED, GPU_MEMORY}),
+        frozenset({GPU_SHARED, GPU_MEMORY_RATIO}),
+        frozenset({GPU_SHARED, GPU_CORE, GPU_MEMORY}),
+        frozenset({GPU_SHARED, GPU_CORE, GPU_MEMORY_RATIO}),
+        frozenset({GPU_SHARED, NPU_CORE, NPU_CPU, GPU_MEMORY}),
+        frozenset({GPU_SHARED, NPU_CORE, NPU_CPU, NPU_DVPP, GPU_MEMORY}),
+    }
+)
+_ALLOWED: Final = (
+    "gpu alone, or gpu-core, gpu-memory, gpu-memory-ratio, or gpu-core with one of the other two;"
+    " gpu.shared may be added to a request with memory"
+)
+
+
+def device_requests(
+    resources: Mapping[str, int], field: str = "devices"
+) -> tuple[DeviceRequest, ...]:
+    """Returns the devices that a request needs, by type.
+
+    Args:
+        resources: amounts by name: hundredths of a device, `gpu-memory` in bytes, names such as
+            `nvidia.com/gpu` in whole devices. Zeros count as absent.
+        field: for errors.
+
+    Raises:
+        InvalidArgument: a name or amount is not allowed, or no host could ever serve it.
+    """
+    by_type: dict[str, dict[str, int]] = {}
+    for name, given in resources.items():
+        amount = given
+        if amount < 0:
+            raise InvalidArgument(f"{field}[{name}]", amount, "0 or more")
+        if amount:
+            known = _without_domain(name)
+            # The vendor counts instances, as it counts GPUs.
+            if name.startswith(_NVIDIA_MIG):
+                amount *= WHOLE
+            type_ = GPU if known in _GPU_NAMES else known
+            by_type.setdefault(type_, {})[known] = amount
+    return tuple(
+        _gpus(named, field) if type_ == GPU else _others(type_, named[type_], field)
+        for type_, named in sorted(by_type.items())
+    )
+
+
+def near_gpus(requests: Iterable[DeviceRequest]) -> tuple[str, ...]:
+    """Returns the types of a request that are chosen near to its GPUs unless it says otherwise."""
+    types = {request.type for request in requests}
+    return (RDMA,) if {GPU, RDMA} <= types else ()
+
+
+def _without_domain(name: str) -> str:
+    # An instance of a MIG profile is a device of its own; the domain names only the vendor.
+    if name.startswith(_NVIDIA_MIG):
+        return name.removeprefix("nvidia.com/")
+    for domain in _DOMAINS:
+        if name.startswith(domain):
+            return name.removeprefix(domain)
+    return name
+
+
+def _others(type_: str, amount: int, field: str) -> DeviceRequest:
+    where = f"{field}[{type_}]"
+    if not _TYPE.fullmatch(type_):
+        raise InvalidArgument(
+            f"{field} of a device type",
+            type_,
+            "lower-case letters, digits, and _ . - /, with a letter first",
+        )
+    _check_unit(where, amount)
+    if type_.startswith(MIG_PREFIX) and amount % WHOLE:
+        expected = f"a multiple of {WHOLE}: MIG instances are given whole"
+        raise InvalidArgument(where, amount, expected)
+    count = max(amount // WHOLE, 1)
+    return DeviceRequest(type_, count, ((type_, amount // count),))
+
+
+def _check_unit(field: str, amount: int) -> None:
+    if amount > WHOLE and amount % WHOLE:
+        below = amount // WHOLE * WHOLE
+        raise InvalidArgument(
+            field,
+            amount,
+            f"at most {WHOLE} (a share of one device) or a multiple of it; the nearest are {below}"
+            f" and {below + WHOLE}",
+        )
+    if amount > DEVICES_MAX * WHOLE:
+        raise InvalidArgument(field, amount, f"at most {DEVICES_MAX} devices")
+
+
+def _gpus(named: dict[str, int], field: str) -> DeviceRequest:
+    names, vendor = frozenset(named), ""
+    where = f"{field}[{', '.join(sorted(named))}]"
+    counts = names & frozenset(VENDOR_COUNTS)
+    if len(names) == 1 and (counts or GPU in names):
+        (name,) = names
+        amount = named[name] * WHOLE if counts else named[name]
+        _check_unit(f"{field}[{name}]", amount)
+        vendor = VENDOR_COUNTS.get(name, "")
+        count = max(amount // WHOLE, 1)
+        share = amount // count
+        return DeviceRequest(
+            GPU, count, pairs({GPU_CORE: share, GPU_MEMORY_RATIO: share}), vendor=vendor
+        )
+    if names not in _COMBINATIONS:
+        raise InvalidArgument(where, _shown(named), _ALLOWED)
+    shared = named.get(GPU_SHARED, 0)
+    count = _count_over(named, shared, field) if shared else _count_of(named, field)
+    amounts = {name: amount // count for name, amount in named.items() if name != GPU_SHARED}
+    if not all(amounts.values()):
+        raise InvalidArgument(where, _shown(named), f"at least 1 of each for {count} GPUs")
+    return DeviceRequest(GPU, count, pairs(amounts))
+
+
+def _count_over(named: dict[str, int], shared: int, field: str) -> int:
+    """Returns the number of GPUs over which a request spreads its amounts."""
+    if shared > DEVICES_MAX:
+        raise InvalidArgument(f"{field}[{GPU_SHARED}]", shared, f"at most {DEVICES_MAX} GPUs")
+    if NPU_CORE in named:
+        if shared > 1:
+            raise InvalidArgument(f"{field}[{GPU_SHARED}]", shared, "1 with slices of an NPU")
+        if named.get(NPU_DVPP, 0) > WHOLE:
+            raise InvalidArgument(f"{field}[{NPU_DVPP}]", named[NPU_DVPP], f"at most {WHOLE}")
+    for name in (GPU_CORE, GPU_MEMORY_RATIO):
+        amount = named.get(name, 0)
+        if amount % shared or amount > WHOLE * shared:
+            nearest = min(max(-(-amount // shared), 1), WHOLE) * shared
+            raise InvalidArgument(
+                f"{field}[{name}]",
+                amount,
+                f"a multiple of {GPU_SHARED} ({shared}), at most {WHOLE} for each GPU; the nearest"
+                f" is {nearest}",
+            )
+    return shared
+
+
+def _count_of(named: dict[str, int], field: str) -> int:
+    """Returns the number of GPUs that the amounts stand for.
+
+    Raises:
+        InvalidArgument: they stand for different numbers.
+    """
+    core, ratio = named.get(GPU_CORE, 0), named.get(GPU_MEMORY_RATIO, 0)
+    for name in (GPU_CORE, GPU_MEMORY_RATIO):
+        _check_unit(f"{field}[{name}]", named.get(name, 0))
+    by_core, by_ratio = max(core // WHOLE, 1), max(ratio // WHOLE, 1)
+    if GPU_MEMORY in named and by_core > 1:
+        memory = format_bytes_exactly(named[GPU_MEMORY])
+        raise InvalidArgument(
+            f"{field}[{GPU_CORE}]",
+            core,
+            f"at most {WHOLE} with {GPU_MEMORY} {memory}, which is on one GPU; for {by_core} GPUs"
+            f" with that much together, add {GPU_SHARED} {by_core}",
+        )
+    if core and ratio and by_core != by_ratio:
+        count = max(by_core, by_ratio)
+        raise InvalidArgument(
+            f"{field}[{GPU_CORE}, {GPU_MEMORY_RATIO}]",
+            f"{core}, {ratio}",
+            f"the same number of GPUs in both; the nearest is {GPU_CORE} {count * WHOLE} and"
+            f" {GPU_MEMORY_RATIO} {count * WHOLE}, or {GPU_SHARED} {count} for parts of {count}"
+            " GPUs",
+        )
+    return by_ratio if ratio else by_core
+
+
+def _shown(named: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {amount}" for name, amount in sorted(named.items()))

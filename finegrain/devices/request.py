@@ -1,0 +1,109 @@
+"""What a slot needs of the devices of one type, and which devices it accepts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from finegrain.devices.device import (
+    GPU,
+    GPU_CORE,
+    GPU_MEMORY,
+    GPU_MEMORY_RATIO,
+    WHOLE,
+    Device,
+    Labels,
+    Pairs,
+    VirtualFunction,
+)
+
+_WORD: Final = re.compile(r"[0-9A-Za-z]+", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRule:
+    """A condition on a label of a device or of a virtual function."""
+
+    name: str
+    values: tuple[str, ...]
+    excluded: bool = False  # true: the label must not have any of the values
+
+    def accepts(self, labels: Labels) -> bool:
+        """Returns True if a device with these labels meets the condition."""
+        return (dict(labels).get(self.name) in self.values) is not self.excluded
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRequest:
+    """The devices of one type that a slot needs.
+
+    Attributes:
+        type: of the devices.
+        count: how many.
+        amounts: what it needs of each, by dimension.
+        every: all devices that meet the conditions, instead of `count`.
+        vendor: of the devices; empty: any.
+        model: words that the model's name must contain; empty: any model.
+        selector: conditions on the labels of the devices.
+        functions: conditions on a virtual function of each device; None: it needs none.
+        near: type of devices of the same slot that these should be near to; empty: none.
+        near_required: these devices must have the same PCIe groups as those.
+        per_group: one of these devices at each PCIe group of those, as far as possible.
+        scope: what all of them must have in common: "numa" (the NUMA node) or "pcie" (the PCIe
+            group); empty: nothing.
+        best_partition: only partitions with the highest score will do.
+        bandwidth: least bandwidth of a partition, in GB/s.
+    """
+
+    type: str
+    count: int
+    amounts: Pairs
+    every: bool = False
+    vendor: str = ""
+    model: str = ""
+    selector: tuple[LabelRule, ...] = ()
+    functions: tuple[LabelRule, ...] | None = None
+    near: str = ""
+    near_required: bool = False
+    per_group: bool = False
+    scope: str = ""
+    best_partition: bool = False
+    bandwidth: int = 0
+
+    @property
+    def is_shared(self) -> bool:
+        """True if other slots may have a part of the same devices."""
+        amounts = dict(self.amounts)
+        if self.type != GPU:
+            return amounts.get(self.type, 0) < WHOLE
+        return amounts.get(GPU_MEMORY_RATIO, amounts.get(GPU_CORE, 0)) < WHOLE or (
+            GPU_MEMORY in amounts and GPU_MEMORY_RATIO not in amounts
+        )
+
+    @property
+    def totals(self) -> Pairs:
+        """What it needs of all devices together."""
+        # Of all devices of a host, at least one is needed.
+        count = 1 if self.every else self.count
+        return tuple((name, amount * count) for name, amount in self.amounts)
+
+    def accepts(self, device: Device) -> bool:
+        """Returns True if a device meets the conditions, whatever is free of it."""
+        return (
+            (not self.vendor or device.vendor == self.vendor)
+            and (not self.model or has_words(device.model, self.model))
+            and all(rule.accepts(device.labels) for rule in self.selector)
+        )
+
+    def accepts_function(self, function: VirtualFunction) -> bool:
+        """Returns True if a virtual function meets the conditions."""
+        return all(rule.accepts(function.labels) for rule in self.functions or ())
+
+
+def has_words(model: str, asked: str) -> bool:
+    """Returns True if a model's name contains all words that were asked for, in any case: "H100"
+    for "NVIDIA H100 80GB HBM3".
+    """
+    words = {word.lower() for word in _WORD.findall(model)}
+    return all(word.lower() in words for word in _WORD.findall(asked))

@@ -1,0 +1,359 @@
+"""Converts devices, what slots request of them, and what slots were given, from and to messages
+(devices.proto), and checks them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from finegrain.devices.device import (
+    GPU,
+    WHOLE,
+    Device,
+    DeviceLink,
+    DeviceShare,
+    HostDevices,
+    Labels,
+    Pairs,
+    Partition,
+    VirtualFunction,
+    pairs,
+)
+from finegrain.devices.names import GPU_SHARED, NPU_CPU, device_requests
+from finegrain.devices.request import DeviceRequest, LabelRule
+from finegrain.errors import InvalidArgument
+from finegrain.ids import LABEL_KEY_PATTERN, check_text
+from finegrain.v1 import devices_pb2 as pb
+from finegrain.v1 import resources_pb2
+
+SCOPES = ("numa", "pcie")
+
+_AMOUNT_MAX = 2**53
+_DIMENSION = re.compile(r"[a-z][A-Za-z0-9_.-]{0,62}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,62})?", re.ASCII)
+_ITEMS_MAX = 1_024  # devices, functions or partitions of one host
+_LINKS_MAX = 65_536
+_RULES_MAX = 32
+_TEXT_LENGTH_MAX = 256
+_DIMENSIONS_MAX = 64
+
+
+def requests_from_proto(
+    message: resources_pb2.ResourceProfile, field: str
+) -> tuple[DeviceRequest, ...]:
+    """Reads what a profile requests of devices.
+
+    Raises:
+        InvalidArgument: a name, amount or hint is not allowed, or no host could ever serve it.
+    """
+    if not message.devices and not message.device_hints:
+        return ()
+    named = dimensions_from_proto(message.devices, f"{field}.devices")
+    found = {each.type: each for each in device_requests(named, f"{field}.devices")}
+    hinted: set[str] = set()
+    for at, hint in enumerate(message.device_hints):
+        where = f"{field}.device_hints[{at}]"
+        if hint.type not in found:
+            types = ", ".join(sorted(found)) or "none: the request has no devices"
+            raise InvalidArgument(f"{where}.type", hint.type, f"a type that is requested ({types})")
+        if hint.type in hinted:
+            raise InvalidArgument(f"{where}.type", hint.type, "one hint for each type")
+        hinted.add(hint.type)
+        found[hint.type] = _hinted(found[hint.type], hint, found.keys(), where)
+    return tuple(found[type_] for type_ in sorted(found))
+
+
+def requests_to_proto(
+    requests: Iterable[DeviceRequest], message: resources_pb2.ResourceProfile
+) -> None:
+    """Writes what a profile requests of devices; `requests_from_proto` reads the same again."""
+    for request in requests:
+        for name, amount in request.totals:
+            message.devices[name] = amount
+        amounts = dict(request.amounts)
+        # Without it, the amounts of several GPUs would stand for another number of them.
+        is_spread = request.count > 1 and any(each != WHOLE for each in amounts.values())
+        if request.type == GPU and (is_spread or NPU_CPU in amounts):
+            message.devices[GPU_SHARED] = request.count
+        hint = pb.DeviceHint(
+            type=request.type,
+            vendor=request.vendor,
+            model=request.model,
+            selector=_rules_to_proto(request.selector),
+            virtual_function=request.functions is not None,
+            functions=_rules_to_proto(request.functions or ()),
+            every=request.every,
+            as_count=request.type != GPU and is_spread,
+            near=request.near,
+            near_required=request.near_required,
+            per_group=request.per_group,
+            scope=request.scope,
+            best_partition=request.best_partition,
+            bandwidth=request.bandwidth,
+        )
+        if hint != pb.DeviceHint(type=request.type):
+            message.device_hints.append(hint)
+
+
+def shares_from_proto(messages: Iterable[pb.DeviceShare], field: str) -> tuple[DeviceShare, ...]:
+    """Reads the devices of a slot.
+
+    Raises:
+        InvalidArgument: a name or amount is malformed, or a device occurs twice.
+    """
+    found = []
+    for at, message in enumerate(messages):
+        where = f"{field}[{at}]"
+        amounts = dimensions_from_proto(message.amounts, f"{where}.amounts")
+        found.append(
+            DeviceShare(
+                _name(message.type, f"{where}.type"),
+                _text(message.uuid, f"{where}.uuid"),
+                message.minor,
+                pairs(amounts),
+                tuple(
+                    _text(each, f"{where}.functions[{number}]")
+                    for number, each in enumerate(message.functions)
+                ),
+            )
+        )
+    _check_number(field, found)
+    if len({(each.type, each.uuid) for each in found}) != len(found):
+        raise InvalidArgument(field, f"{len(found)} devices", "each of them only once")
+    return tuple(found)
+
+
+def devices_to_topology(host: HostDevices, message: resources_pb2.HostTopology) -> None:
+    """Writes a host's devices into its topology. Replaces those that the message has."""
+    del message.devices[:]
+    for device in host.devices:
+        message.devices.append(
+            resources_pb2.Device(
+                kind=device.type,
+                uuid=device.uuid,
+                minor=device.minor,
+                pci_address=device.pci_address,
+                model=device.model,
+                memory_bytes=device.memory_bytes,
+                numa_node_id=-1 if device.numa_node is None else device.numa_node,
+                local_cpus=device.local_cpus,
+                unavailable_reason=device.problem,
+                capacity=dict(device.capacity),
+                vendor=device.vendor,
+                pcie_group=device.pcie_group,
+                labels=dict(device.labels),
+                functions=[
+                    pb.VirtualFunction(bus_id=each.bus_id, labels=dict(each.labels))
+                    for each in device.functions
+                ],
+                parent_uuid=device.parent_uuid,
+                whole_only=device.whole_only,
+                driver_bytes=device.driver_bytes,
+            )
+        )
+    message.device_links.extend(
+        pb.DeviceLink(
+            first_uuid=each.first_uuid,
+            second_uuid=each.second_uuid,
+            lanes=each.lanes,
+            path=each.path,
+        )
+        for each in host.links
+    )
+    message.device_partitions.extend(
+        pb.DevicePartition(minors=each.minors, score=each.score, bandwidth=each.bandwidth)
+        for each in host.partitions
+    )
+    message.device_partitions_only = host.partitions_only
+    message.fake_devices = host.fake
+
+
+def devices_from_topology(message: resources_pb2.HostTopology, field: str) -> HostDevices:
+    """Reads and checks the devices of a topology.
+
+    Raises:
+        InvalidArgument: a name, amount or text is malformed, or a device occurs twice.
+    """
+    devices = tuple(
+        _device(each, f"{field}.devices[{at}]") for at, each in enumerate(message.devices)
+    )
+    _check_number(f"{field}.devices", devices)
+    if len({(each.type, each.uuid) for each in devices}) != len(devices):
+        raise InvalidArgument(f"{field}.devices", f"{len(devices)} devices", "each of them once")
+    _check_number(f"{field}.device_links", message.device_links, _LINKS_MAX)
+    _check_number(f"{field}.device_partitions", message.device_partitions)
+    return HostDevices(
+        devices,
+        tuple(
+            DeviceLink(
+                _text(each.first_uuid, f"{field}.device_links[{at}].first_uuid"),
+                _text(each.second_uuid, f"{field}.device_links[{at}].second_uuid"),
+                _amount(each.lanes, f"{field}.device_links[{at}].lanes"),
+                _text(each.path, f"{field}.device_links[{at}].path", empty_ok=True),
+            )
+            for at, each in enumerate(message.device_links)
+        ),
+        tuple(
+            Partition(tuple(each.minors), each.score, each.bandwidth)
+            for each in message.device_partitions
+        ),
+        message.device_partitions_only,
+        message.fake_devices,
+    )
+
+
+def dimensions_from_proto(amounts: Mapping[str, int], field: str) -> dict[str, int]:
+    """Returns amounts of devices by dimension or name of a resource.
+
+    Raises:
+        InvalidArgument: there are too many, a name is malformed, or an amount is negative or too
+            large.
+    """
+    if len(amounts) > _DIMENSIONS_MAX:
+        raise InvalidArgument(field, f"{len(amounts)} names", f"at most {_DIMENSIONS_MAX}")
+    for name, amount in amounts.items():
+        _name(name, f"{field} key")
+        _amount(amount, f"{field}[{name}]")
+    return dict(amounts)
+
+
+def _hinted(
+    request: DeviceRequest, hint: pb.DeviceHint, types: Iterable[str], field: str
+) -> DeviceRequest:
+    """Returns a request with a hint taken into account."""
+    vendor = _text(hint.vendor, f"{field}.vendor", empty_ok=True)
+    if request.vendor and vendor not in ("", request.vendor):
+        expected = f"{request.vendor}, whose devices are requested, or nothing"
+        raise InvalidArgument(f"{field}.vendor", vendor, expected)
+    if hint.near and (hint.near == hint.type or hint.near not in types):
+        raise InvalidArgument(f"{field}.near", hint.near, "another type that is requested")
+    if (hint.near_required or hint.per_group) and not hint.near:
+        name = "near_required" if hint.near_required else "per_group"
+        raise InvalidArgument(f"{field}.{name}", True, "a type in near as well")
+    if hint.scope not in ("", *SCOPES):
+        raise InvalidArgument(f"{field}.scope", hint.scope, f"{' or '.join(SCOPES)}, or nothing")
+    if (hint.scope or hint.best_partition or hint.bandwidth) and (
+        request.type != GPU or (request.is_shared and request.count > 1)
+    ):
+        name = "scope" if hint.scope else "best_partition" if hint.best_partition else "bandwidth"
+        raise InvalidArgument(f"{field}.{name}", getattr(hint, name), "nothing, or whole GPUs")
+    if hint.every and hint.as_count:
+        raise InvalidArgument(f"{field}.as_count", True, "false with every")
+    if hint.functions and not hint.virtual_function:
+        raise InvalidArgument(f"{field}.virtual_function", False, "true with functions")
+    count, amounts = request.count, request.amounts
+    if hint.as_count:
+        if request.type == GPU:
+            raise InvalidArgument(f"{field}.as_count", True, "false for GPUs")
+        count, amounts = dict(request.totals)[request.type], ((request.type, 1),)
+    if hint.every and request.count > 1:
+        total = dict(request.totals).get(request.type, request.count * WHOLE)
+        expected = f"at most {WHOLE} with every: the share of each device"
+        raise InvalidArgument(f"{field}.every with an amount of", total, expected)
+    return replace(
+        request,
+        count=count,
+        amounts=amounts,
+        every=hint.every,
+        vendor=vendor or request.vendor,
+        model=_text(hint.model, f"{field}.model", empty_ok=True),
+        selector=_rules(hint.selector, f"{field}.selector"),
+        functions=(_rules(hint.functions, f"{field}.functions") if hint.virtual_function else None),
+        near=hint.near,
+        near_required=hint.near_required,
+        # Devices at all PCIe groups of the others are at least one for each group.
+        per_group=hint.per_group or hint.near_required,
+        scope=hint.scope,
+        best_partition=hint.best_partition,
+        bandwidth=_amount(hint.bandwidth, f"{field}.bandwidth"),
+    )
+
+
+def _device(message: resources_pb2.Device, field: str) -> Device:
+    return Device(
+        type=_name(message.kind, f"{field}.kind"),
+        uuid=_text(message.uuid, f"{field}.uuid"),
+        minor=message.minor,
+        capacity=_capacity(message.capacity, f"{field}.capacity"),
+        vendor=_text(message.vendor, f"{field}.vendor", empty_ok=True),
+        model=_text(message.model, f"{field}.model", empty_ok=True),
+        numa_node=None if message.numa_node_id < 0 else message.numa_node_id,
+        pcie_group=_text(message.pcie_group, f"{field}.pcie_group", empty_ok=True),
+        pci_address=message.pci_address,
+        labels=_labels(message.labels, f"{field}.labels"),
+        functions=tuple(
+            VirtualFunction(
+                _text(each.bus_id, f"{field}.functions[{at}].bus_id"),
+                _labels(each.labels, f"{field}.functions[{at}].labels"),
+            )
+            for at, each in enumerate(message.functions)
+        ),
+        parent_uuid=message.parent_uuid,
+        whole_only=message.whole_only,
+        problem=message.unavailable_reason,
+        memory_bytes=message.memory_bytes,
+        driver_bytes=_amount(message.driver_bytes, f"{field}.driver_bytes"),
+        local_cpus=message.local_cpus,
+    )
+
+
+def _capacity(amounts: Mapping[str, int], field: str) -> Pairs:
+    return pairs(dimensions_from_proto(amounts, field))
+
+
+def _labels(labels: Mapping[str, str], field: str) -> Labels:
+    _check_number(field, labels, _RULES_MAX)
+    for name, value in labels.items():
+        _label_name(name, f"{field} key")
+        _text(value, f"{field}[{name}]", empty_ok=True)
+    return tuple(sorted(labels.items()))
+
+
+def _rules(messages: Any, field: str) -> tuple[LabelRule, ...]:
+    _check_number(field, messages, _RULES_MAX)
+    return tuple(
+        LabelRule(
+            _label_name(each.name, f"{field}[{at}].name"),
+            tuple(
+                _text(value, f"{field}[{at}].values[{number}]", empty_ok=True)
+                for number, value in enumerate(each.values)
+            ),
+            each.excluded,
+        )
+        for at, each in enumerate(messages)
+    )
+
+
+def _rules_to_proto(rules: Iterable[LabelRule]) -> list[pb.LabelRule]:
+    return [
+        pb.LabelRule(name=each.name, values=each.values, excluded=each.excluded) for each in rules
+    ]
+
+
+def _label_name(name: str, field: str) -> str:
+    if not LABEL_KEY_PATTERN.fullmatch(name):
+        raise InvalidArgument(field, name, "1 to 63 characters out of A-Z a-z 0-9 . _ / -")
+    return name
+
+
+def _name(name: str, field: str) -> str:
+    if not _DIMENSION.fullmatch(name):
+        raise InvalidArgument(field, name, "a name that matches " + _DIMENSION.pattern)
+    return name
+
+
+def _amount(amount: int, field: str) -> int:
+    if not 0 <= amount <= _AMOUNT_MAX:
+        raise InvalidArgument(field, amount, f"an amount from 0 to {_AMOUNT_MAX}")
+    return amount
+
+
+def _text(text: str, field: str, *, empty_ok: bool = False) -> str:
+    return check_text(field, text, longest=_TEXT_LENGTH_MAX, empty_ok=empty_ok)
+
+
+def _check_number(field: str, items: Any, most: int = _ITEMS_MAX) -> None:
+    if len(items) > most:
+        raise InvalidArgument(field, f"{len(items)} items", f"at most {most}")

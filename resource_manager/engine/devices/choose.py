@@ -1,0 +1,343 @@
+"""Chooses the devices of a slot on one host, or says why there are none.
+
+The devices of one type after the other, first those that others should be near to:
+
+- Several whole GPUs are the best connected set (`DeviceLayout.best_set`); on hosts with partitions,
+  one of these.
+- Shares of GPUs, and devices of other types, come from the fullest devices that have enough left,
+  so that large parts stay free on the others.
+- Devices near to others come from the same PCIe groups, in turns, as far as possible.
+
+Example: a host has GPUs 0 to 3. A slot has half of GPU 2. A request for a quarter gets it from GPU
+2, and a request for two whole GPUs gets 0 and 1, if these have the most NVLinks to each other.
+
+Source: the allocators of Koordinator's deviceshare, which `docs/devices.md` compares with ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from finegrain.devices.device import (
+    GPU,
+    GPU_MEMORY,
+    GPU_MEMORY_RATIO,
+    DeviceShare,
+    Partition,
+    bytes_to_ratio,
+    pairs,
+    ratio_to_bytes,
+)
+from finegrain.devices.request import DeviceRequest
+from finegrain.resources import Amounts, fits
+from resource_manager.engine.devices.layout import bits_of
+from resource_manager.engine.devices.ledger import DeviceLedger
+from resource_manager.engine.devices.refusals import DeviceBlocker, shortage
+from resource_manager.engine.devices.scores import EQUAL_WEIGHTS, device_score
+from resource_manager.engine.model.host_refusal import HostRefusal
+
+_PACK_WEIGHTS = {8: 10_000, 4: 100, 2: 1}
+"""Weight of an untouched partition by its size: large ones are kept free first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preference:
+    """By which score devices with enough left are ordered; see `device_score`."""
+
+    pack: bool = True
+    weights: tuple[tuple[str, int], ...] = ()
+
+
+FULLEST_FIRST = Preference()
+
+Given = list[tuple[int, tuple[str, ...]]]
+"""Positions of the devices that a slot gets, with the bus ids of its virtual functions there."""
+
+
+def choose_devices(
+    ledger: DeviceLedger,
+    requests: Sequence[DeviceRequest],
+    nodes: Collection[int] | None = None,
+    preference: Preference = FULLEST_FIRST,
+) -> tuple[DeviceShare, ...] | HostRefusal:
+    """Returns the devices that one more slot gets. Changes nothing.
+
+    Args:
+        ledger: of the host.
+        requests: what the slot needs, at most one for each type.
+        nodes: ids of the NUMA nodes on which its devices must be; None: any. A device whose node is
+            unknown may be used with all of them.
+        preference: which device comes first among those that have enough left.
+    """
+    given: dict[str, Given] = {}
+    # First the types that others refer to.
+    for request in sorted(requests, key=lambda each: (bool(each.near), each.type)):
+        found = _Choice(ledger, request, nodes, preference, given.get(request.near, [])).devices()
+        if isinstance(found, HostRefusal):
+            return found
+        given[request.type] = found
+    by_type = {request.type: request for request in requests}
+    return tuple(
+        _share(ledger, by_type[type_], at, functions)
+        for type_ in sorted(given)
+        for at, functions in sorted(given[type_])
+    )
+
+
+class _Choice:
+    """One request for devices of one type on one host."""
+
+    def __init__(
+        self,
+        ledger: DeviceLedger,
+        request: DeviceRequest,
+        nodes: Collection[int] | None,
+        preference: Preference,
+        near: Given,
+    ) -> None:
+        self._ledger = ledger
+        self._layout = ledger.layout
+        self._request = request
+        self._preference = preference
+        devices = self._layout.devices
+        self._allowed = [
+            at
+            for at in self._layout.accepted(request)
+            if nodes is None or devices[at].numa_node is None or devices[at].numa_node in nodes
+        ]
+        # PCIe groups of the devices that these should be near to, in their order.
+        self._groups = list(dict.fromkeys(devices[at].pcie_group for at, _ in near))
+
+    def devices(self) -> Given | HostRefusal:
+        """Returns the devices that the slot gets."""
+        request = self._request
+        if request.every:
+            return self._all()
+        suited = [at for at in self._allowed if self._suits(at)]
+        if request.type == GPU and not request.is_shared and not request.near:
+            return self._whole_gpus(suited)
+        want, most = request.count, request.count
+        # One device for each group is tried; one for all groups is only required if the request
+        # says so.
+        if request.per_group:
+            most = max(most, len(self._groups))
+        if request.near_required:
+            want = max(want, len(self._groups))
+        chosen = self._with_functions(self._by_nearness(suited), most)
+        if len(chosen) < want:
+            return self._short(suited)
+        if request.near_required:
+            reached = {self._layout.devices[at].pcie_group for at, _ in chosen}
+            if reached != set(self._groups):
+                return self._not_near(reached)
+        return chosen
+
+    def _all(self) -> Given | HostRefusal:
+        """Returns every device that meets the conditions, if each has enough left."""
+        chosen = self._with_functions(self._allowed, len(self._allowed))
+        short = len(chosen) < len(self._allowed) or not chosen
+        if short or not all(self._suits(at) for at in self._allowed):
+            return self._short([at for at in self._allowed if self._suits(at)])
+        return chosen
+
+    def _suits(self, position: int) -> bool:
+        # A dimension that the device does not have counts as 0, so the device does not fit.
+        if not fits(dict(self._request.amounts), self._ledger.free(position)):
+            return False
+        device = self._layout.devices[position]
+        return not (device.whole_only and self._request.is_shared)
+
+    def _whole_gpus(self, suited: list[int]) -> Given | HostRefusal:
+        request, host = self._request, self._layout.host
+        if len(suited) < request.count:
+            return self._short(suited)
+        if host.partitions:
+            partition = self._partition(suited)
+            if partition is not None:
+                return [(at, ()) for at in partition]
+            if host.partitions_only or request.best_partition:
+                return self._no_partition()
+        elif request.best_partition or request.bandwidth:
+            return self._no_partition()
+        chosen = self._layout.best_set(bits_of(suited), request.count, self._scopes(suited))
+        return [(at, ()) for at in chosen] if chosen else self._out_of_scope(suited)
+
+    def _scopes(self, suited: Iterable[int]) -> tuple[int, ...]:
+        """Returns the sets of GPUs out of which all must come, in order of id."""
+        scope = self._request.scope
+        if not scope:
+            return (bits_of(suited),)
+        groups: dict[tuple[str, int | None], int] = {}
+        for at in suited:
+            device = self._layout.devices[at]
+            node = device.numa_node
+            key = ("", node) if scope == "numa" else (device.pcie_group, node)
+            # Where it is attached must be known to be the same.
+            if node is not None and (scope == "numa" or device.pcie_group):
+                groups[key] = groups.get(key, 0) | 1 << at
+        return tuple(groups[key] for key in sorted(groups, key=str))
+
+    def _partition(self, suited: list[int]) -> list[int] | None:
+        """Returns the best partition that is entirely free; None: there is none."""
+        request, layout = self._request, self._layout
+        gpus = {layout.devices[at].minor: at for at in layout.of_type.get(GPU, ())}
+        free = {layout.devices[at].minor for at in suited}
+        tier: int | None = None
+        feasible: list[Partition] = []
+        size = sorted(
+            (each for each in layout.host.partitions if len(each.minors) == request.count),
+            key=lambda each: -each.score,
+        )
+        for partition in size:
+            # Once a tier has a partition that is free, lower tiers do not count.
+            if feasible and partition.score != tier:
+                break
+            if request.best_partition and partition.score != size[0].score:
+                break
+            if free.issuperset(partition.minors) and partition.bandwidth >= request.bandwidth:
+                feasible.append(partition)
+                tier = partition.score
+        if not feasible:
+            return None
+        untouched = {minor for minor, at in gpus.items() if self._ledger.is_untouched(at)}
+        best = max(feasible, key=lambda each: self._left_over(untouched - set(each.minors)))
+        return [gpus[minor] for minor in best.minors]
+
+    def _left_over(self, untouched: set[int]) -> int:
+        """Returns the weight of the partitions that stay untouched, for sizes from `count`."""
+        score = 0
+        for size, weight in _PACK_WEIGHTS.items():
+            of_size = [each for each in self._layout.host.partitions if len(each.minors) == size]
+            top = max((each.score for each in of_size), default=0)
+            if size >= self._request.count:
+                score += weight * sum(
+                    each.score
+                    for each in of_size
+                    if each.score == top and untouched.issuperset(each.minors)
+                )
+        return score
+
+    def _by_nearness(self, suited: list[int]) -> list[int]:
+        """Returns devices in the order in which they are tried."""
+        devices = self._layout.devices
+        ordered = sorted(suited, key=lambda at: (-self._score(at), self._loss(at), at))
+        if not self._groups:
+            return ordered
+        # The best of each group, then the second best of each, and so on; then all others.
+        in_group: dict[str, int] = {}
+        turns = {}
+        for at in ordered:
+            group = devices[at].pcie_group
+            turns[at] = in_group[group] = in_group.get(group, 0) + 1
+        near = [at for at in ordered if devices[at].pcie_group in self._groups]
+        near.sort(key=lambda at: (turns[at], -self._score(at), at))
+        return near + [at for at in ordered if devices[at].pcie_group not in self._groups]
+
+    def _score(self, position: int) -> int:
+        preference = self._preference
+        return device_score(
+            dict(self._request.amounts),
+            self._layout.totals[position],
+            self._ledger.free(position),
+            pack=preference.pack,
+            weights=dict(preference.weights) or EQUAL_WEIGHTS,
+        )
+
+    def _loss(self, position: int) -> int:
+        """Returns how many devices beside this one are untouched, so that it breaks up sets."""
+        devices = self._layout.devices
+        if self._request.type != GPU or not self._ledger.is_untouched(position):
+            return 0
+        mine = devices[position]
+        return sum(
+            1
+            for at in self._layout.of_type[GPU]
+            if at != position
+            and self._ledger.is_untouched(at)
+            and devices[at].numa_node == mine.numa_node
+        )
+
+    def _with_functions(self, positions: Iterable[int], most: int) -> Given:
+        """Returns the first `most` devices, with a virtual function of each if it needs one."""
+        chosen: Given = []
+        for at in positions:
+            if len(chosen) == most:
+                break
+            if self._request.functions is None:
+                chosen.append((at, ()))
+            elif function := self._free_function(at):
+                chosen.append((at, (function,)))
+        return chosen
+
+    def _free_function(self, position: int) -> str:
+        """Returns the free virtual function with the lowest bus id; empty: there is none."""
+        free = (
+            each.bus_id
+            for each in self._layout.devices[position].functions
+            if self._request.accepts_function(each) and each.bus_id not in self._ledger.functions
+        )
+        return min(free, default="")
+
+    def _short(self, suited: Sequence[int]) -> HostRefusal:
+        return shortage(self._ledger, self._request, self._allowed, suited)
+
+    def _not_near(self, reached: set[str]) -> HostRefusal:
+        request = self._request
+        missing = len(set(self._groups) - reached)
+        return HostRefusal(
+            DeviceBlocker.DEVICES_NOT_NEAR,
+            f"the request requires {request.type} devices at the PCIe groups of its {request.near}"
+            f" devices, and {missing} of {len(self._groups)} groups have none free",
+            (("groups", len(self._groups)), ("missing", missing)),
+        )
+
+    def _no_partition(self) -> HostRefusal:
+        count = self._request.count
+        sizes = sorted({len(each.minors) for each in self._layout.host.partitions})
+        if not sizes:
+            text = "the request requires a partition of GPUs, and the host reports none"
+            return HostRefusal(DeviceBlocker.PARTITION_UNSUPPORTED, text)
+        if count not in sizes:
+            shown = ", ".join(map(str, sizes))
+            return HostRefusal(
+                DeviceBlocker.PARTITION_UNSUPPORTED,
+                f"the host gives out partitions of {shown} GPUs, not of {count}",
+                (("asked", count),),
+            )
+        return HostRefusal(
+            DeviceBlocker.PARTITION_IN_USE,
+            f"no partition of {count} GPUs is entirely free",
+            (("asked", count),),
+        )
+
+    def _out_of_scope(self, suited: Sequence[int]) -> HostRefusal:
+        request = self._request
+        place = "NUMA node" if request.scope == "numa" else "PCIe group"
+        most = max((group.bit_count() for group in self._scopes(suited)), default=0)
+        return HostRefusal(
+            DeviceBlocker.DEVICES_SPREAD,
+            f"the request requires {request.count} GPUs at one {place}, and at most {most} of the"
+            f" {len(suited)} that are free are at the same one",
+            (("asked", request.count), ("most", most)),
+        )
+
+
+def completed(amounts: Amounts, total: Amounts) -> dict[str, int]:
+    """Returns amounts of a GPU with its memory both in bytes and as a ratio. What is given in both
+    stays as it is.
+    """
+    found, whole = dict(amounts), total.get(GPU_MEMORY, 0)
+    if whole and GPU_MEMORY_RATIO in found and GPU_MEMORY not in found:
+        found[GPU_MEMORY] = ratio_to_bytes(found[GPU_MEMORY_RATIO], whole)
+    elif whole and GPU_MEMORY in found and GPU_MEMORY_RATIO not in found:
+        found[GPU_MEMORY_RATIO] = bytes_to_ratio(found[GPU_MEMORY], whole)
+    return found
+
+
+def _share(
+    ledger: DeviceLedger, request: DeviceRequest, position: int, functions: tuple[str, ...]
+) -> DeviceShare:
+    device, total = ledger.layout.devices[position], ledger.layout.totals[position]
+    amounts = completed(dict(request.amounts), total)
+    return DeviceShare(device.type, device.uuid, device.minor, pairs(amounts), functions)

@@ -1,0 +1,277 @@
+"""The devices of a host in a form that placement computes with. It never changes.
+
+Devices are numbered by position, ascending by type and minor. A set of GPUs is an integer whose bit
+n stands for the device at position n.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from itertools import combinations
+from math import comb
+from typing import Any, Final
+
+from finegrain.devices.device import (
+    GPU,
+    Device,
+    DeviceLink,
+    HostDevices,
+    Partition,
+    VirtualFunction,
+    pairs,
+)
+from finegrain.devices.request import DeviceRequest
+
+Quality = tuple[int, int]
+"""How well the GPUs of a set are connected: the worst pair, and the sum of all pairs."""
+
+SETS_COMPARED_MAX: Final = 2_000
+"""Up to this many sets of GPUs are compared one by one. Beyond it, each GPU is the start of one set
+that grows by the best connected GPU.
+"""
+
+_LANE: Final = 1_000  # one NVLink counts more than any path without it
+_PATHS: Final = {"PIX": 50, "PXB": 40, "PHB": 30, "NODE": 20, "SYS": 10}
+_SIZES_KEPT: Final = (8, 4, 2)  # of sets that a choice should leave well connected
+_LAYOUTS_KNOWN: Final = 1_024
+_REQUESTS_KNOWN: Final = 64  # per host
+
+
+class DeviceLayout:
+    """The devices of one host.
+
+    Attributes:
+        host: as it was announced.
+        devices: by position.
+        of_type: positions by type, ascending by minor.
+        position: of a device, by type and UUID.
+        totals: capacity by position, then by dimension.
+    """
+
+    def __init__(self, host: HostDevices) -> None:
+        self.host = host
+        self.devices: tuple[Device, ...] = tuple(
+            sorted(host.devices, key=lambda each: (each.type, each.minor, each.uuid))
+        )
+        self.of_type: dict[str, tuple[int, ...]] = {}
+        for at, device in enumerate(self.devices):
+            self.of_type[device.type] = (*self.of_type.get(device.type, ()), at)
+        self.position = {(each.type, each.uuid): at for at, each in enumerate(self.devices)}
+        self.totals = tuple(dict(device.capacity) for device in self.devices)
+        self._pair_values = self._values_of_pairs()
+        self._chosen: dict[tuple[int, int, tuple[int, ...]], tuple[int, ...]] = {}
+        self._qualities: dict[tuple[int, int], Quality] = {}
+        self._accepted: dict[DeviceRequest, tuple[int, ...]] = {}
+
+    def accepted(self, request: DeviceRequest) -> tuple[int, ...]:
+        """Returns the positions of the devices that meet the conditions of a request."""
+        found = self._accepted.get(request)
+        if found is None:
+            if len(self._accepted) >= _REQUESTS_KNOWN:
+                self._accepted.clear()
+            positions = self.of_type.get(request.type, ())
+            found = tuple(at for at in positions if request.accepts(self.devices[at]))
+            self._accepted[request] = found
+        return found
+
+    def best_set(
+        self, free: int, count: int, groups: tuple[int, ...] | None = None
+    ) -> tuple[int, ...]:
+        """Returns the positions of the `count` best connected GPUs; none if no group has as many.
+
+        Among sets that are equally well connected, it takes the one that leaves the best connected
+        sets of 8, 4 and 2 GPUs to others, then the one with the lowest minors. So a single GPU is
+        taken where others are in use already.
+
+        Example: GPUs 0 to 3 are on one NUMA node, 4 to 7 on another one, and 1 is in use. A request
+        for one GPU gets 0, so that 4 to 7 stay together. A request for two gets 2 and 3.
+
+        Args:
+            free: the GPUs that can be chosen.
+            count: how many.
+            groups: parts of `free`; all must come from one of them. None: from anywhere.
+        """
+        if groups is None:
+            groups = (free,)
+        key = (free, count, groups)
+        known = self._chosen.get(key)
+        if known is None:
+            sets = [each for group in groups for each in self._sets(group, count)]
+            qualities = [self.quality(each) for each in sets]
+            best = max(qualities, default=(0, 0))
+            equal = [each for each, quality in zip(sets, qualities, strict=True) if quality == best]
+            known = self._chosen[key] = min(
+                (positions_in(each) for each in equal),
+                key=lambda each: (self._loss(free & ~bits_of(each)), each),
+                default=(),
+            )
+        return known
+
+    def quality(self, gpus: int) -> Quality:
+        """Returns how well a set of GPUs is connected."""
+        worst, total = 0, 0
+        for number, (one, other) in enumerate(combinations(positions_in(gpus), 2)):
+            value = self._pair_values.get((one, other), 0)
+            worst = value if number == 0 else min(worst, value)
+            total += value
+        return worst, total
+
+    def _sets(self, gpus: int, count: int) -> list[int]:
+        positions = positions_in(gpus)
+        if len(positions) < count:
+            return []
+        if comb(len(positions), count) <= SETS_COMPARED_MAX:
+            return [bits_of(each) for each in combinations(positions, count)]
+        return sorted({self._grown(start, positions, count) for start in positions})
+
+    def _grown(self, start: int, positions: tuple[int, ...], count: int) -> int:
+        """Returns the set that starts with one GPU and grows by the best connected one."""
+        chosen = [start]
+        while len(chosen) < count:
+            # Compared like whole sets: first by the worst pair, then by the sum.
+            values = [(self._connection(chosen, at), -at) for at in positions if at not in chosen]
+            chosen.append(-max(values)[1])
+        return bits_of(chosen)
+
+    def _connection(self, chosen: list[int], at: int) -> Quality:
+        values = [self._pair_values.get((min(at, each), max(at, each)), 0) for each in chosen]
+        return min(values), sum(values)
+
+    def _loss(self, left: int) -> tuple[tuple[int, int], ...]:
+        """Returns how badly connected the best sets are that are left; less is better."""
+        count = left.bit_count()
+        found = []
+        for size in _SIZES_KEPT:
+            if size > count:
+                found.append((1, 0))  # worse than any set
+                continue
+            worst, total = self._best_quality(left, size)
+            found.append((-worst, -total))
+        return tuple(found)
+
+    def _best_quality(self, gpus: int, count: int) -> Quality:
+        """Returns how well the best set of a number of GPUs is connected."""
+        key = (gpus, count)
+        known = self._qualities.get(key)
+        if known is None:
+            known = self._qualities[key] = max(map(self.quality, self._sets(gpus, count)))
+        return known
+
+    def _values_of_pairs(self) -> dict[tuple[int, int], int]:
+        """Returns the value of each pair of GPUs (positions, ascending)."""
+        gpus = self.of_type.get(GPU, ())
+        links = {}
+        for link in self.host.links:
+            ends = [self.position.get((GPU, each)) for each in (link.first_uuid, link.second_uuid)]
+            if None not in ends:
+                links[tuple(sorted(at for at in ends if at is not None))] = link
+        values = {}
+        for pair in combinations(gpus, 2):
+            joined = links.get(pair)
+            path = _PATHS.get(joined.path, 0) if joined is not None else 0
+            lanes = joined.lanes if joined is not None else 0
+            values[pair] = lanes * _LANE + (path or self._nearness(*pair))
+        return values
+
+    def _nearness(self, one: int, other: int) -> int:
+        """Returns the value of the path between two GPUs, by where they are attached."""
+        first, second = self.devices[one], self.devices[other]
+        if first.pcie_group and first.pcie_group == second.pcie_group:
+            return _PATHS["PIX"]
+        if first.numa_node is None or second.numa_node is None:
+            return 0
+        return _PATHS["NODE" if first.numa_node == second.numa_node else "SYS"]
+
+
+def positions_in(devices: int) -> tuple[int, ...]:
+    """Returns the positions in a set, ascending."""
+    found = []
+    while devices:
+        lowest = devices & -devices
+        found.append(lowest.bit_length() - 1)
+        devices ^= lowest
+    return tuple(found)
+
+
+@lru_cache(_LAYOUTS_KNOWN)
+def layout_of(topology: str) -> DeviceLayout:
+    """Returns the devices of a host that slots can have; equal hosts share one object.
+
+    Args:
+        topology: HostTopology of the registration, as JSON text. Devices without capacity are left
+            out: executors of earlier versions report GPUs, but cannot give them to slots.
+    """
+    # Most hosts have no devices, and their topology need not be parsed.
+    if '"capacity"' not in topology:
+        return NO_LAYOUT
+    data = json.loads(topology)
+    devices = tuple(_device(each) for each in data.get("devices", ()) if each.get("capacity"))
+    return _layout_of_host(
+        HostDevices(
+            devices,
+            tuple(
+                DeviceLink(
+                    each["first_uuid"],
+                    each["second_uuid"],
+                    each.get("lanes", 0),
+                    each.get("path", ""),
+                )
+                for each in data.get("device_links", ())
+            ),
+            tuple(
+                Partition(
+                    tuple(each.get("minors", ())),
+                    each.get("score", 0),
+                    int(each.get("bandwidth", 0)),
+                )
+                for each in data.get("device_partitions", ())
+            ),
+            data.get("device_partitions_only", False),
+            data.get("fake_devices", False),
+        )
+    )
+
+
+@lru_cache(_LAYOUTS_KNOWN)
+def _layout_of_host(host: HostDevices) -> DeviceLayout:
+    return DeviceLayout(host)
+
+
+def _device(data: Mapping[str, Any]) -> Device:
+    """Reads one device. JSON of messages has 64-bit numbers as text, and no zeros."""
+    node = data.get("numa_node_id", 0)
+    return Device(
+        type=data["kind"],
+        uuid=data["uuid"],
+        minor=data.get("minor", 0),
+        capacity=pairs({name: int(each) for name, each in data["capacity"].items()}),
+        vendor=data.get("vendor", ""),
+        model=data.get("model", ""),
+        numa_node=None if node < 0 else node,
+        pcie_group=data.get("pcie_group", ""),
+        pci_address=data.get("pci_address", ""),
+        labels=tuple(sorted(data.get("labels", {}).items())),
+        functions=tuple(
+            VirtualFunction(each["bus_id"], tuple(sorted(each.get("labels", {}).items())))
+            for each in data.get("functions", ())
+        ),
+        parent_uuid=data.get("parent_uuid", ""),
+        whole_only=data.get("whole_only", False),
+        problem=data.get("unavailable_reason", ""),
+        memory_bytes=int(data.get("memory_bytes", 0)),
+        driver_bytes=int(data.get("driver_bytes", 0)),
+        local_cpus=data.get("local_cpus", ""),
+    )
+
+
+NO_LAYOUT = DeviceLayout(HostDevices())
+
+
+def bits_of(positions: Iterable[int]) -> int:
+    """Returns the set of some positions."""
+    found = 0
+    for at in positions:
+        found |= 1 << at
+    return found

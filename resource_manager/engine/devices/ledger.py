@@ -1,0 +1,140 @@
+"""The ledger of one host's devices: what there is, what slots have of it, and what is free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from finegrain.devices.device import DeviceShare
+from resource_manager.engine.devices.layout import DeviceLayout
+
+DeviceKey = tuple[str, str]
+"""Type and UUID of a device."""
+
+_NOTHING: dict[str, int] = {}
+
+
+class DeviceLedger:
+    """The devices of one host, and the shares that slots have of them.
+
+    A device that is no longer announced keeps its shares: they count again when it comes back.
+
+    Attributes:
+        layout: the devices.
+        unusable: why a device gets no new work, by type and UUID.
+        used: what slots have, by type and UUID, then by dimension.
+        functions: bus ids of virtual functions that slots have.
+        tolerated: devices of which slots have more than there is since the device became smaller.
+    """
+
+    __slots__ = ("_free", "functions", "layout", "tolerated", "unusable", "used")
+
+    def __init__(self, layout: DeviceLayout) -> None:
+        self.layout = layout
+        self.unusable: Mapping[DeviceKey, str] = {}
+        self.used: dict[DeviceKey, dict[str, int]] = {}
+        self.functions: frozenset[str] = frozenset()
+        self.tolerated: frozenset[DeviceKey] = frozenset()
+        self._free: list[dict[str, int]] = []
+        self._derive()
+
+    def set_unusable(self, unusable: Mapping[DeviceKey, str]) -> bool:
+        """Sets which devices get no new work. Slots keep what they have.
+
+        Returns:
+            False if nothing changed.
+        """
+        if dict(unusable) == self.unusable:
+            return False
+        self.unusable = dict(unusable)
+        self._derive()
+        return True
+
+    def free(self, position: int) -> Mapping[str, int]:
+        """Returns what is free of a device by dimension; empty if it gets no new work."""
+        return self._free[position]
+
+    def left(self, position: int) -> dict[str, int]:
+        """Returns what slots do not have of a device, even if it gets no new work."""
+        device = self.layout.devices[position]
+        used = self.used.get((device.type, device.uuid), _NOTHING)
+        # At least 0: a device that has become smaller may have given more than it has.
+        totals = self.layout.totals[position]
+        return {name: max(total - used.get(name, 0), 0) for name, total in totals.items()}
+
+    def problem(self, position: int) -> str:
+        """Returns why a device gets no new work; empty: it does."""
+        device = self.layout.devices[position]
+        return self.unusable.get((device.type, device.uuid), "")
+
+    def is_untouched(self, position: int) -> bool:
+        """Returns True if no slot has a share of a device."""
+        device = self.layout.devices[position]
+        return (device.type, device.uuid) not in self.used
+
+    def add(self, shares: Iterable[DeviceShare]) -> None:
+        """Adds the shares of a slot."""
+        self._change(shares, 1)
+
+    def remove(self, shares: Iterable[DeviceShare]) -> None:
+        """Removes the shares of a slot."""
+        self._change(shares, -1)
+
+    def scratch(self) -> DeviceLedger:
+        """Returns a copy, for trying things out."""
+        copy = DeviceLedger.__new__(DeviceLedger)
+        copy.layout, copy.unusable, copy.functions = self.layout, self.unusable, self.functions
+        copy.tolerated = self.tolerated
+        # Amounts of a device are replaced and never changed in place, so they can be shared.
+        copy.used, copy._free = dict(self.used), list(self._free)
+        return copy
+
+    def empty(self) -> DeviceLedger:
+        """Returns a ledger of the same devices without slots, in which all get new work."""
+        return DeviceLedger(self.layout)
+
+    def tolerate(self) -> None:
+        """Accepts that slots have more of a device than there is: it has become smaller since."""
+        self.tolerated = self._overcommitted()
+
+    def problems(self) -> list[str]:
+        """Returns a sentence for each device of which slots have more than there is."""
+        return [
+            f"slots have {self.used[key]} of {key[0]} {key[1]}"
+            f" and it has {self.layout.totals[self.layout.position[key]]}"
+            for key in sorted(self._overcommitted() - self.tolerated)
+        ]
+
+    def _overcommitted(self) -> frozenset[DeviceKey]:
+        return frozenset(
+            key
+            for key, used in self.used.items()
+            if (at := self.layout.position.get(key)) is not None
+            and any(amount > self.layout.totals[at].get(name, 0) for name, amount in used.items())
+        )
+
+    def _change(self, shares: Iterable[DeviceShare], sign: int) -> None:
+        for share in shares:
+            key = (share.type, share.uuid)
+            used = dict(self.used.get(key, _NOTHING))
+            for name, amount in share.amounts:
+                used[name] = used.get(name, 0) + sign * amount
+            used = {name: amount for name, amount in used.items() if amount}
+            if used:
+                self.used[key] = used
+            else:
+                self.used.pop(key, None)
+            if share.functions:
+                ids = frozenset(share.functions)
+                self.functions = self.functions | ids if sign > 0 else self.functions - ids
+            position = self.layout.position.get(key)
+            # A device that vanished has no position, and nothing of it can be given out.
+            if position is not None:
+                self._free[position] = self._free_now(position)
+        if sign < 0 and self.tolerated:
+            self.tolerated &= self._overcommitted()
+
+    def _derive(self) -> None:
+        self._free = [self._free_now(at) for at in range(len(self.layout.devices))]
+
+    def _free_now(self, position: int) -> dict[str, int]:
+        return _NOTHING if self.problem(position) else self.left(position)

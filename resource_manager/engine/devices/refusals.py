@@ -1,0 +1,147 @@
+"""Why a host cannot give a slot its devices: a code, numbers, and a sentence for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from finegrain.devices.device import GPU, GPU_MEMORY, WHOLE
+from finegrain.devices.request import DeviceRequest
+from finegrain.units import format_bytes_exactly
+from resource_manager.engine.devices.ledger import DeviceLedger
+from resource_manager.engine.model.host_refusal import HostBlocker, HostRefusal
+
+
+class DeviceBlocker(HostBlocker):
+    """The reason of a refusal. Those of the first group stay while request and host are the same.
+    Those of the second may pass when other slots end or devices recover.
+    """
+
+    NO_SUCH_DEVICE = "NO_SUCH_DEVICE"  # the host has none of the type, or none that is accepted
+    DEVICE_TOO_SMALL = "DEVICE_TOO_SMALL"  # too few would do even if they were free
+    PARTITION_UNSUPPORTED = "PARTITION_UNSUPPORTED"  # no partition has this number of GPUs
+
+    DEVICE_NOT_ENOUGH = "DEVICE_NOT_ENOUGH"  # too few have enough left
+    DEVICE_UNUSABLE = "DEVICE_UNUSABLE"  # too few get new work: unhealthy, cordoned, foreign use
+    DEVICES_NOT_NEAR = "DEVICES_NOT_NEAR"  # not at the PCIe groups of the slot's other devices
+    DEVICES_SPREAD = "DEVICES_SPREAD"  # not at one NUMA node or PCIe group
+    PARTITION_IN_USE = "PARTITION_IN_USE"  # no partition is entirely free
+
+    @property
+    def lasting(self) -> bool:
+        """See `HostBlocker`."""
+        return self in _LASTING
+
+
+_LASTING = frozenset(
+    (
+        DeviceBlocker.NO_SUCH_DEVICE,
+        DeviceBlocker.DEVICE_TOO_SMALL,
+        DeviceBlocker.PARTITION_UNSUPPORTED,
+    )
+)
+
+
+def shortage(
+    ledger: DeviceLedger,
+    request: DeviceRequest,
+    allowed: Sequence[int],
+    suited: Sequence[int],
+) -> HostRefusal:
+    """Returns why too few devices have enough left, with the device that comes nearest.
+
+    Args:
+        ledger: of the host.
+        request: the devices.
+        allowed: positions of those that meet its conditions.
+        suited: positions of those that have enough left.
+    """
+    layout = ledger.layout
+    need = f"needs {_asked(request)}"
+    if len(allowed) < request.count:
+        has = f"{len(allowed)}{_kind(request)}" if allowed else f"no {_kind(request).strip()}"
+        return HostRefusal(
+            DeviceBlocker.NO_SUCH_DEVICE,
+            f"{need}, and the host has {has}",
+            (("asked", request.count), ("there", len(allowed))),
+        )
+    amounts = dict(request.amounts)
+    large = [
+        at
+        for at in allowed
+        if all(amount <= layout.totals[at].get(name, 0) for name, amount in amounts.items())
+        and not (layout.devices[at].whole_only and request.is_shared)
+    ]
+    numbers = (("asked", request.count), ("free", len(suited)))
+    if len(large) < request.count:
+        at = max(allowed, key=lambda each: (_covered(amounts, layout.totals[each]), -each))
+        name = _scarcest(amounts, layout.totals[at])
+        text = f"{layout.devices[at].name} has {_amount(name, layout.totals[at].get(name, 0))}"
+        if not name:
+            text = f"{layout.devices[at].name} can only be given whole"
+        return HostRefusal(DeviceBlocker.DEVICE_TOO_SMALL, f"{need}, and {text}", numbers)
+    usable = [at for at in large if not ledger.problem(at)]
+    if len(usable) < request.count:
+        bad = next(at for at in large if ledger.problem(at))
+        return HostRefusal(
+            DeviceBlocker.DEVICE_UNUSABLE,
+            f"{need}, and {len(usable)} get new work"
+            f" ({layout.devices[bad].name}: {ledger.problem(bad)})",
+            numbers,
+        )
+    short = [at for at in usable if at not in suited]
+    # Enough devices have the amounts, so what is missing is a virtual function.
+    if not short or len(suited) >= request.count:
+        text = f"{need} with a free virtual function each"
+        return HostRefusal(DeviceBlocker.DEVICE_NOT_ENOUGH, f"{text}, and too few have one")
+    at = max(short, key=lambda each: (_covered(amounts, ledger.free(each)), -each))
+    free = ledger.free(at)
+    name = _scarcest(amounts, free)
+    lack = amounts.get(name, 0) - free.get(name, 0)
+    return HostRefusal(
+        DeviceBlocker.DEVICE_NOT_ENOUGH,
+        f"{need}, and {len(suited)} have that free; {layout.devices[at].name} is nearest, short by"
+        f" {_amount(name, lack)} (free {_number(name, free.get(name, 0))},"
+        f" total {_number(name, layout.totals[at].get(name, 0))})",
+        (*numbers, ("short by", lack)),
+    )
+
+
+def _covered(amounts: Mapping[str, int], has: Mapping[str, int]) -> int:
+    """Returns how much of what is asked for a device has, in millionths of the scarcest amount."""
+    return min(
+        (min(has.get(name, 0), amount) * 1_000_000 // amount for name, amount in amounts.items()),
+        default=0,
+    )
+
+
+def _scarcest(amounts: Mapping[str, int], has: Mapping[str, int]) -> str:
+    """Returns the dimension of which a device has least; empty: it has enough of all."""
+    short = [name for name, amount in amounts.items() if has.get(name, 0) < amount]
+    return min(short, key=lambda name: has.get(name, 0) * 1_000_000 // amounts[name], default="")
+
+
+def _asked(request: DeviceRequest) -> str:
+    parts = [_amount(name, amount) for name, amount in request.amounts]
+    whole = all(amount == WHOLE for name, amount in request.amounts if name != GPU_MEMORY)
+    share = "" if whole and not request.is_shared else f" with {' and '.join(parts)}"
+    each = " each" if share and request.count > 1 else ""
+    count = "every" if request.every else str(request.count)
+    return f"{count}{_kind(request)}{share}{each}"
+
+
+def _kind(request: DeviceRequest) -> str:
+    words = [word for word in (request.vendor, request.model) if word]
+    chosen = [
+        f"{rule.name} {'not ' if rule.excluded else ''}in {', '.join(rule.values)}"
+        for rule in request.selector
+    ]
+    where = f" with {' and '.join(chosen)}" if chosen else ""
+    return f" {' '.join([*words, 'GPU' if request.type == GPU else request.type])}{where}"
+
+
+def _amount(name: str, amount: int) -> str:
+    return f"{_number(name, amount)} {name}"
+
+
+def _number(name: str, amount: int) -> str:
+    return format_bytes_exactly(amount) if name == GPU_MEMORY else str(amount)

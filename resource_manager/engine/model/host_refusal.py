@@ -1,0 +1,33 @@
+"""Why one host cannot give a slot its cpus, NUMA nodes or devices, whatever amounts are free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class HostBlocker(StrEnum):
+    """The reason of a refusal. The enums of cpus and devices derive from it."""
+
+    @property
+    def lasting(self) -> bool:
+        """True if the reason stays the same when slots end."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class HostRefusal:
+    """Why one host cannot serve one request."""
+
+    blocker: HostBlocker
+    text: str  # one sentence without a full stop: what is needed and what there is
+    numbers: tuple[tuple[str, int], ...] = ()  # the counts in the sentence, such as ("free", 3)
+
+    @property
+    def lasting(self) -> bool:
+        """True if it stays the same when slots end."""
+        return self.blocker.lasting
+
+    def number(self, name: str) -> int:
+        """Returns one of the numbers; 0 if it is not given."""
+        return dict(self.numbers).get(name, 0)
