@@ -9,8 +9,9 @@ that ran before a restart.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from resource_manager.engine.fairness.flows import FlowTree
@@ -40,46 +41,55 @@ class StarvationClock:
     expired: int = 0
 
 
+TAKEN_IN_MAX = 2_000
+"""Clocks that one call of `starved` finds to have run for long enough."""
+
 Waiter = tuple[SchedulingClass, str] | int
 """A job's requests of one class (class, job id), or the arrival number of a gang or resize."""
 
 
 class StarvationClocks:
-    """All clocks, those that have run longest first."""
+    """All clocks. A clock that has run for long enough stays so until it stops, so each is compared
+    only until then, and a check of 100,000 of them costs no more than what is new.
+    """
 
     def __init__(self, flows: FlowTree | None) -> None:
         """`flows` tells the time and counts placements; None: no time passes."""
         self._flows = flows
-        self._all: dict[Waiter, StarvationClock] = {}
+        # Both in the order in which the clocks started. All of `_over` are older.
+        self._over: dict[Waiter, StarvationClock] = {}
+        self._running: dict[Waiter, StarvationClock] = {}
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._over) + len(self._running)
 
     def start(self, waiter: Waiter) -> None:
         """Starts a clock, unless it runs."""
-        if waiter not in self._all:
-            self._all[waiter] = StarvationClock(self._now())
+        if self.get(waiter) is None:
+            self._running[waiter] = StarvationClock(self._now())
 
     def stop(self, waiter: Waiter) -> None:
         """Stops a clock."""
-        self._all.pop(waiter, None)
+        if self._running.pop(waiter, None) is None:
+            self._over.pop(waiter, None)
 
     def served(self, waiter: Waiter) -> None:
         """Notes that a request was placed."""
-        clock = self._all.get(waiter)
+        clock = self.get(waiter)
         if clock is not None:
             clock.served = self._now()
 
     def get(self, waiter: Waiter) -> StarvationClock | None:
         """Returns a clock; None: it does not run."""
-        return self._all.get(waiter)
+        return self._running.get(waiter) or self._over.get(waiter)
 
     def restart(self, since_ms: Callable[[Waiter], int]) -> None:
         """Sets all clocks to when their waiters began to wait, before this process started."""
         # Placements are counted from the start of this process, so all clocks begin with 0 of them.
-        clocks = ((waiter, StarvationClock(Mark(since_ms(waiter), 0))) for waiter in self._all)
+        waiters = (*self._over, *self._running)
+        clocks = ((waiter, StarvationClock(Mark(since_ms(waiter), 0))) for waiter in waiters)
         # Sorted, because `starved` ends at the first clock that is not over.
-        self._all = dict(sorted(clocks, key=lambda each: each[1].since))
+        self._over, self._running = {}, dict(sorted(clocks, key=lambda each: each[1].since))
 
     def is_over(self, mark: Mark, settings: Fairness) -> bool:
         """Returns True if what waits since `mark` is starved."""
@@ -90,17 +100,23 @@ class StarvationClocks:
         # While nothing is placed for others, the waiter loses nothing to them.
         return placed > 0 and (waited_ms >= settings.starvation_timeout_ms or 0 < most <= placed)
 
-    def starved(self, settings: Fairness) -> tuple[list[Waiter], Mark]:
+    def starved(self, settings: Fairness) -> tuple[Collection[Waiter], Mark]:
         """Returns waiters that have waited for long enough, the longest first; of some of them a
         request may have been placed meanwhile. Also returns since when the others wait at most.
+
+        One call takes in at most `TAKEN_IN_MAX` clocks. If more have run for long enough, they are
+        among the others, and a further call returns them as well.
         """
-        found: list[Waiter] = []
-        for waiter, clock in self._all.items():
+        over = []
+        for waiter, clock in islice(self._running.items(), TAKEN_IN_MAX):
             # Clocks are in the order in which they started, so all further ones are younger.
             if not self.is_over(clock.since, settings):
-                return found, clock.since
-            found.append(waiter)
-        return found, self._now()
+                break
+            over.append(waiter)
+        for waiter in over:
+            self._over[waiter] = self._running.pop(waiter)
+        first = next(iter(self._running.values()), None)
+        return self._over.keys(), first.since if first is not None else self._now()
 
     def _now(self) -> Mark:
         flows = self._flows

@@ -58,7 +58,7 @@ from resource_manager.engine.state import State
 CHECK_INTERVAL_MS = SECOND_MS
 """Starved waiters are examined at most this often."""
 
-EXAMINED_MAX = 500
+EXAMINED_MAX = 250
 """Waiters that one check examines; the next one goes on where it stopped."""
 
 SEARCH_COST = 125
@@ -132,7 +132,7 @@ def _check(context: EventContext) -> None:
     waiting, reservations.next_since = state.queue.starvation.starved(fairness)
     if not reservations.unexamined:
         # Reversed, because `pop` takes the last one first.
-        reservations.unexamined = waiting[::-1]
+        reservations.unexamined = list(waiting)[::-1]
         # Each time all are examined, hosts are claimed again from the longest starved on.
         reservations.claimed = set()
     # Searches without result are void when hosts have changed, or after a minute.
