@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from finegrain.devices.device import Device, DeviceShare
 from finegrain.devices.request import DeviceRequest
 from finegrain.mapping.json_form import JsonCodec, JsonForm
 
@@ -134,6 +135,17 @@ def booking(
             amounts[DEVICE_PREFIX + name] = amount
     # An absent dimension is zero, so equal amounts must be equal as dicts.
     return {name: amount for name, amount in amounts.items() if amount}
+
+
+def total_of_devices(devices: Iterable[Device | DeviceShare]) -> dict[str, int]:
+    """Returns what devices have together, or what slots have of them, by dimension."""
+    return total_of(
+        {
+            DEVICE_PREFIX + name: amount
+            for name, amount in (each.capacity if isinstance(each, Device) else each.amounts)
+        }
+        for each in devices
+    )
 
 
 def has_separate_pools(total: Amounts) -> bool:

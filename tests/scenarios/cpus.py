@@ -22,9 +22,10 @@ from finegrain.mapping.stored import STORED
 from finegrain.resources import MIB, Amounts
 from resource_manager.engine.executors.host_settings import host_policy_view
 from resource_manager.engine.explain.topology import topology_view
-from tests.scenarios import cpus_render
+from tests.scenarios import cpus_render, devices
 from tests.scenarios.commands import Commands
 from tests.scenarios.words import Words
+from tests.support.devices import announced as devices_announced
 from tests.support.machines import machine
 
 CLUSTER = "cluster"
@@ -125,7 +126,11 @@ def machine_of(words: Words) -> tuple[Amounts, str, str]:
     )
     strict = configured.reserved_strict is True
     total = made.total(kept_back=kept_back, strict=strict, huge_pages=huge_pages)
-    return total, json.dumps(made.topology), json.dumps(announced)
+    topology, of_devices = devices_announced(
+        devices.host_devices(words, len(made.topology.get("numa_nodes", ())) or 1)
+    )
+    topology = {**made.topology, **topology}
+    return {**total, **of_devices}, json.dumps(topology), json.dumps(announced)
 
 
 def _some(text: str) -> str:

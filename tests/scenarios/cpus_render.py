@@ -11,6 +11,7 @@ from finegrain.resources import BEST_EFFORT_CPU_MILLI, CPU_MILLI, MEMORY_BYTES, 
 from resource_manager.engine.explain.topology import TopologyView
 from resource_manager.engine.hosts.allowed_cpus import announced_by
 from resource_manager.engine.model.entities import Slot
+from tests.scenarios import devices
 
 
 def assignment(one: CpuAssignment | None) -> str:
@@ -29,6 +30,7 @@ def assignment(one: CpuAssignment | None) -> str:
         parts.append(f"memory of {one.memory_nodes}")
     if one.pools:
         parts.append("in pool " + " and ".join(map(pool, one.pools)))
+    parts += map(devices.share, one.devices)
     noted = "".join(f" [{note}]" for note in one.notes)
     return f" {', '.join(parts)}{noted}"
 

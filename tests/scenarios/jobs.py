@@ -8,7 +8,7 @@ from dataclasses import replace
 from finegrain.resources import MIB, ResourceProfile
 from finegrain.values.states import GangPlacement
 from resource_manager.engine.model.entities import GangSpec, RequestSpec
-from tests.scenarios import render
+from tests.scenarios import devices, render
 from tests.scenarios.commands import Commands
 from tests.scenarios.cpus import cpu_policy
 from tests.scenarios.words import Words
@@ -28,7 +28,11 @@ class JobCommands(Commands):
         job_id, extended = words.job(), words.extended()
         common = RequestSpec(
             "",
-            None if not cpu else ResourceProfile(cpu, mem * MIB, extended=extended),
+            None
+            if not cpu
+            else ResourceProfile(
+                cpu, mem * MIB, extended=extended, devices=devices.requests(words)
+            ),
             cpu_limit_milli=words.number("cpu_limit"),
             required_labels=words.labels(),
             allow_pending=words.flag("allow_pending"),
@@ -59,11 +63,14 @@ class JobCommands(Commands):
             cpu_policy=cpu_policy(words),
         )
         cpu, mem = words.number("cpu"), words.number("mem")
+        of_devices = devices.requests(words)
         requests = []
         for name in names:
             allocation_id, *own = name.split(":")
             amounts = [int(amount) for amount in own] or [cpu, mem]
             profile = ResourceProfile(amounts[0], amounts[1] * MIB) if amounts[0] else None
+            if profile is not None:
+                profile = replace(profile, devices=of_devices)
             requests.append(replace(common, allocation_id=allocation_id, profile=profile))
         yield from self._items(self.cluster.submit(*requests, gang, job=words.job()))
 

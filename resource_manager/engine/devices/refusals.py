@@ -58,7 +58,8 @@ def shortage(
     layout = ledger.layout
     need = f"needs {_asked(request)}"
     if len(allowed) < request.count:
-        has = f"{len(allowed)}{_kind(request)}" if allowed else f"no {_kind(request).strip()}"
+        count = len(allowed)
+        has = f"{count or 'no'}{_kind(request, count)}"
         return HostRefusal(
             DeviceBlocker.NO_SUCH_DEVICE,
             f"{need}, and the host has {has}",
@@ -97,11 +98,12 @@ def shortage(
     free = ledger.free(at)
     name = _scarcest(amounts, free)
     lack = amounts.get(name, 0) - free.get(name, 0)
+    there, total = (_number(name, each.get(name, 0)) for each in (free, layout.totals[at]))
     return HostRefusal(
         DeviceBlocker.DEVICE_NOT_ENOUGH,
-        f"{need}, and {len(suited)} have that free; {layout.devices[at].name} is nearest, short by"
-        f" {_amount(name, lack)} (free {_number(name, free.get(name, 0))},"
-        f" total {_number(name, layout.totals[at].get(name, 0))})",
+        f"{need}, and {len(suited)} of {len(usable)} have that free;"
+        f" {layout.devices[at].name} is nearest, short by {_amount(name, lack)}"
+        f" (free {there}, total {total})",
         (*numbers, ("short by", lack)),
     )
 
@@ -125,18 +127,22 @@ def _asked(request: DeviceRequest) -> str:
     whole = all(amount == WHOLE for name, amount in request.amounts if name != GPU_MEMORY)
     share = "" if whole and not request.is_shared else f" with {' and '.join(parts)}"
     each = " each" if share and request.count > 1 else ""
-    count = "every" if request.every else str(request.count)
-    return f"{count}{_kind(request)}{share}{each}"
+    number = 1 if request.every else request.count
+    count = "every" if request.every else str(number)
+    return f"{count}{_kind(request, number)}{share}{each}"
 
 
-def _kind(request: DeviceRequest) -> str:
+def _kind(request: DeviceRequest, count: int) -> str:
     words = [word for word in (request.vendor, request.model) if word]
     chosen = [
         f"{rule.name} {'not ' if rule.excluded else ''}in {', '.join(rule.values)}"
         for rule in request.selector
     ]
     where = f" with {' and '.join(chosen)}" if chosen else ""
-    return f" {' '.join([*words, 'GPU' if request.type == GPU else request.type])}{where}"
+    name = "GPU" if request.type == GPU else request.type
+    if count != 1:
+        name = "GPUs" if request.type == GPU else f"{request.type} devices"
+    return f" {' '.join([*words, name])}{where}"
 
 
 def _amount(name: str, amount: int) -> str:

@@ -36,6 +36,7 @@ from resource_manager.engine.lifecycle.known import known_host, known_request
 from resource_manager.engine.model.entities import Request, Slot
 from resource_manager.engine.model.host_refusal import HostRefusal
 from resource_manager.engine.model.texts import amount_text
+from resource_manager.engine.placement.device_constraint import DEVICES
 from resource_manager.engine.placement.fit import CPUS, Verdict
 from resource_manager.engine.queue.gangs import GangLedger
 from resource_manager.engine.queue.queue import WaitingQueue
@@ -236,14 +237,16 @@ def _kept(others: list[ReservationView]) -> str:
 
 def _topology_text(survey: Survey) -> str:
     """Says how many hosts have the amounts, and why the first one does not suit."""
-    blocked = survey.blocked_only_by.get(CPUS, ())
+    by_cpus, by_devices = (survey.blocked_only_by.get(each, []) for each in (CPUS, DEVICES))
+    blocked = [*by_cpus, *by_devices]
     if not blocked:
         return "what is free does not suit on any executor"
     count = len(blocked) + survey.unchecked
     some = "1 executor has the amounts" if count == 1 else f"{count} executors have the amounts"
     # By id, so that the same state has the same answer.
     one = survey.verdict(min(host_id for _, _, host_id in blocked))
-    text = f"{some}, but not on cpus and NUMA nodes that suit"
+    what = "no devices" if not by_cpus else "not on cpus and NUMA nodes"
+    text = f"{some}, but {what} that suit"
     return f"{text} ({one.host.host_id}: {one.host_refusal.text})" if one.host_refusal else text
 
 

@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 from finegrain.resources import (
     BEST_EFFORT_CPU_MILLI,
     CPU_MILLI,
+    DEVICE_PREFIX,
     EXTENDED_PREFIX,
     MEMORY_BYTES,
     MEMORY_PARTS,
@@ -193,6 +194,6 @@ class _WithAdmitted:
 def unlimited_dimension(names: Iterable[str]) -> str:
     """Returns the first of these dimensions that no limit can name; empty: there is none."""
     for name in names:
-        if name not in _NAMED and not name.startswith(EXTENDED_PREFIX):
+        if name not in _NAMED and not name.startswith((EXTENDED_PREFIX, DEVICE_PREFIX)):
             return name
     return ""

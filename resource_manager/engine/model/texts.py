@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from finegrain.devices.device import GPU_MEMORY
 from finegrain.resources import (
+    DEVICE_PREFIX,
     EXTENDED_PREFIX,
     Amounts,
     ResourceProfile,
@@ -25,7 +27,7 @@ def amounts_text(amounts: Amounts) -> str:
 
 def amount_text(name: str, *amounts: int, of: str = " of ") -> str:
     """Returns one amount, or several of one dimension: "1 cpu", "5 of 4 cpu"."""
-    unit = name.removeprefix(EXTENDED_PREFIX)
+    unit = name.removeprefix(EXTENDED_PREFIX).removeprefix(DEVICE_PREFIX)
     if _is_cpu(name) or name.endswith("_bytes"):
         unit = name.removesuffix("_milli").removesuffix("_bytes").replace("_", " ")
     return f"{of.join(number_text(name, each) for each in amounts)} {unit}"
@@ -35,7 +37,8 @@ def number_text(name: str, amount: int) -> str:
     """Returns an amount without its dimension: "1", "5Gi"."""
     if _is_cpu(name):
         return format_cpu(amount)
-    return format_bytes_exactly(amount) if name.endswith("_bytes") else str(amount)
+    is_bytes = name.endswith("_bytes") or name == DEVICE_PREFIX + GPU_MEMORY
+    return format_bytes_exactly(amount) if is_bytes else str(amount)
 
 
 def _is_cpu(name: str) -> bool:

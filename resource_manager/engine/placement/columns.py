@@ -19,8 +19,8 @@ from resource_manager.engine.placement.constraint import Constraint, HostView
 from resource_manager.engine.placement.fit import CONSTRAINTS
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
-BESIDES_AMOUNTS = frozenset(name for each in CONSTRAINTS for name in each.columns)
-"""Columns of constraints that are not amounts that a slot books."""
+_BESIDES_AMOUNTS = frozenset(name for each in CONSTRAINTS for name in each.columns)
+_PREFIXES = tuple(prefix for each in CONSTRAINTS for prefix in each.column_prefixes)
 
 _SIZE_UNIT = 1 << 60
 
@@ -52,6 +52,11 @@ def score_columns_of(host: Host, strategy: Strategy, columns: dict[str, int]) ->
     """Returns the columns by which a placement strategy orders hosts, derived from others."""
     most = host.executor.registration.slots_max
     return score_columns(strategy, host.dimensions, columns, most, columns[SLOTS])
+
+
+def is_amount(column: str) -> bool:
+    """Returns False for columns of constraints that are not amounts that a slot books."""
+    return column not in _BESIDES_AMOUNTS and not column.startswith(_PREFIXES)
 
 
 def needs_of(scheduling_class: SchedulingClass) -> Needs:
@@ -89,7 +94,7 @@ def size_of(scheduling_class: SchedulingClass, sums: Amounts) -> int:
             amount * _SIZE_UNIT // whole
             for need in needs_of(scheduling_class).kinds
             for name, amount in need.items()
-            if name not in BESIDES_AMOUNTS and (whole := sums.get(KNOWN + name, 0))
+            if is_amount(name) and (whole := sums.get(KNOWN + name, 0))
         ),
         default=0,
     )

@@ -40,6 +40,7 @@ class Blocker(StrEnum):
     SLOT_LIMIT = "SLOT_LIMIT"
     REFUSED = "REFUSED"  # the executor refused an equal slot lately
     HELD = "HELD"  # for the owner of a reservation
+    DEVICES = "DEVICES"  # no device, or too few, have enough left
     TOPOLOGY = "TOPOLOGY"  # its cpus or NUMA nodes do not suit, whatever amounts are free
 
 
@@ -208,6 +209,7 @@ class Constraint(ABC):
         costly: to check it takes much longer than to compare numbers, so it is checked only where
             all other conditions are met.
         columns: names of its index columns, those of amounts excepted.
+        column_prefixes: prefixes of further ones, whose names depend on what hosts have.
         has_columns: it has index columns.
         is_counted: its columns may be compared with sums over hosts.
         remedies_sought_on: on how many hosts `remedies` may be asked, for one explanation.
@@ -217,6 +219,7 @@ class Constraint(ABC):
     of_size: ClassVar[bool] = False
     costly: ClassVar[bool] = False
     columns: ClassVar[tuple[str, ...]] = ()
+    column_prefixes: ClassVar[tuple[str, ...]] = ()
     has_columns: ClassVar[bool] = False
     is_counted: ClassVar[bool] = False
     remedies_sought_on: ClassVar[int] = 0

@@ -39,6 +39,7 @@ from resource_manager.engine.placement.constraint import (
     Obstacle,
     Remedy,
 )
+from resource_manager.engine.placement.device_constraint import DEVICES, is_about_devices
 
 MILLI_PER_CPU = 1_000
 
@@ -69,7 +70,7 @@ _COLUMNS = (PIN_CPUS, PIN_CORE_CPUS, PIN_CORES, PIN_NODE_CPUS, NODE_CPU_MILLI)
 
 
 class CpusSuit(Constraint):
-    """The host's cpus and NUMA nodes suit a slot."""
+    """The host's cpus and NUMA nodes suit a slot, together with its devices."""
 
     of_size = True
     costly = True
@@ -154,6 +155,9 @@ class CpusSuit(Constraint):
         else:
             given = assign(at.cpus(), cpu_request_of(request, asked))
         if not isinstance(given, HostRefusal):
+            return NO_OBSTACLE
+        # Where the devices alone do not suit, `DevicesSuit` says so.
+        if is_about_devices(given) and DEVICES.obstacles(request, asked, at):
             return NO_OBSTACLE
         return (Obstacle(self, Blocker.TOPOLOGY, not given.lasting, 1, host_refusal=given),)
 

@@ -18,6 +18,7 @@ from functools import cache
 from finegrain.resources import (
     BEST_EFFORT_CPU_MILLI,
     CPU_MILLI,
+    DEVICE_PREFIX,
     MEMORY_BYTES,
     MEMORY_GRAIN_BYTES,
     MEMORY_PARTS,
@@ -45,6 +46,7 @@ from resource_manager.engine.placement.constraint import (
     Remedy,
 )
 from resource_manager.engine.placement.cpu_constraint import CpusSuit, cpu_amounts_to_try
+from resource_manager.engine.placement.device_constraint import DEVICES
 
 
 class Available(Constraint):
@@ -130,6 +132,9 @@ class EnoughFree(Constraint):
         # What a default slot books is up to the host. Where that is nothing, it has none.
         too_small = not asked and request.profile is None
         for name, amount in asked.items():
+            # `DevicesSuit` looks at the devices one by one, which includes their sums.
+            if name.startswith(DEVICE_PREFIX):
+                continue
             there = free.get(name, 0)
             if there < amount:
                 lack = (amount - there) * MILLION // amount
@@ -165,6 +170,9 @@ class EnoughFree(Constraint):
         asked = host.booking_for(request)
         left = dict(asked)
         for name in shortfall(asked, spare):
+            # A smaller sum of devices says nothing about single ones.
+            if name.startswith(DEVICE_PREFIX):
+                continue
             free = spare.get(name, 0)
             # Bookings are multiples of the grain, so what is free is rounded down to one.
             left[name] = (
@@ -270,6 +278,7 @@ CONSTRAINTS: tuple[Constraint, ...] = (
     SlotsLeft(),
     NotRefused(),
     NOT_RESERVED,
+    DEVICES,
     CPUS,
 )
 """All constraints. Those that are costly come last."""

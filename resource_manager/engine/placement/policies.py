@@ -37,7 +37,7 @@ from resource_manager.engine.model.scheduling_key import (
     in_grains,
 )
 from resource_manager.engine.model.settings import Strategy
-from resource_manager.engine.placement.columns import BESIDES_AMOUNTS
+from resource_manager.engine.placement.columns import is_amount
 from resource_manager.engine.placement.index import CapacityIndex, Need
 
 HOSTS_PER_EMPTY_ONE = 64
@@ -61,8 +61,6 @@ _FREE_SCALE = 16
 """Bits that are dropped from numbers that are used most. The factors then usually have less than 30
 bits, which Python multiplies faster. Larger factors are correct as well.
 """
-
-_NO_DIMENSIONS = frozenset(KNOWN + name for name in BESIDES_AMOUNTS)
 
 
 class Policy(NamedTuple):
@@ -162,7 +160,7 @@ class Proportions:
         self.weights = {
             name[len(KNOWN) :]: _AVERAGE_HOST * len(whole) // total
             for name, total in whole.sums.items()
-            if name.startswith(KNOWN) and name not in _NO_DIMENSIONS and total
+            if name.startswith(KNOWN) and is_amount(name[len(KNOWN) :]) and total
         }
         self.free = _WeighedFree(
             (index.columns[name][0], weight)

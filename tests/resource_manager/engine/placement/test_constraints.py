@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from finegrain.cpu_policy import NumaPolicy
+from finegrain.devices.names import device_requests
 from finegrain.resources import GIB, MIB, ResourceProfile
 from finegrain.values.states import ExecutorState
 from resource_manager.engine.hosts.host import Host
@@ -15,7 +16,8 @@ from resource_manager.engine.hosts.notes import Refusal, ReservedCapacity
 from resource_manager.engine.model.entities import RequestSpec
 from resource_manager.engine.placement.constraint import HostView
 from resource_manager.engine.placement.fit import CONSTRAINTS, Fit
-from tests.support.engine_cluster import LSR, EngineCluster, numa_host
+from tests.support.devices import gpu_host
+from tests.support.engine_cluster import LSR, EngineCluster
 
 SSD = (("disk", "ssd"),)
 """The labels of the only host."""
@@ -79,6 +81,27 @@ def _scattered(cluster: EngineCluster, host: Host) -> RequestSpec:
     return replace(WANTED, profile=ResourceProfile(4_000, 64 * MIB), cpu_policy=ONE_NODE)
 
 
+def _with_devices(**resources: int) -> RequestSpec:
+    return replace(
+        WANTED, profile=ResourceProfile(1_000, 64 * MIB, devices=device_requests(resources))
+    )
+
+
+def _shares_left(cluster: EngineCluster, host: Host) -> RequestSpec:
+    shares = replace(_with_devices(gpu=50), required_labels=())
+    cluster.submit(*(replace(shares, allocation_id=f"half-{number}") for number in range(2)))
+    # Sums are free, but no whole GPU.
+    cluster.release("half-0")
+    return _with_devices(gpu=100)
+
+
+def _other_model(cluster: EngineCluster, host: Host) -> RequestSpec:
+    [gpu] = device_requests({"gpu": 100})
+    return replace(
+        WANTED, profile=ResourceProfile(1_000, 64 * MIB, devices=(replace(gpu, model="A100"),))
+    )
+
+
 EXAMPLES: dict[str, tuple[str, list[tuple[Violate, tuple[str, ...], str]]]] = {
     "Available": (
         "now",
@@ -99,6 +122,13 @@ EXAMPLES: dict[str, tuple[str, list[tuple[Violate, tuple[str, ...], str]]]] = {
     "SlotsLeft": ("now", [(_slot_limit, ("SLOT_LIMIT",), "has 1 of at most 1 slots")]),
     "NotRefused": ("now", [(_refused, ("REFUSED",), "refused an equal slot lately")]),
     "NotReserved": ("now", [(_reserved, ("HELD",), "reserved for a starved request")]),
+    "DevicesSuit": (
+        "ever",
+        [
+            (_shares_left, ("DEVICES",), "gpu0 is nearest, short by 50 gpu-core (free 50"),
+            (_other_model, ("DEVICES",), "the host has no A100 GPUs"),
+        ],
+    ),
     "CpusSuit": ("ever", [(_scattered, ("TOPOLOGY",), "NUMA_UNALIGNED: SingleNUMANode")]),
 }
 """For each kind of constraint whether it holds of an empty host as well, and hosts that violate it:
@@ -119,7 +149,7 @@ def test_there_is_an_example_of_each_kind() -> None:
 def test_the_obstacle_is_named_and_nothing_else(
     kind: str, violate: Violate, blockers: tuple[str, ...], message: str
 ) -> None:
-    cluster = EngineCluster.settled(numa_host(labels=SSD))
+    cluster = EngineCluster.settled(gpu_host(gpus=1, labels=SSD))
     host = cluster.state.hosts["host-a"]
     assert Fit(cluster.state.queue.class_of(WANTED)).fits(HostView.now(host))
 

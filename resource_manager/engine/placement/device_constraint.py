@@ -1,0 +1,187 @@
+"""The constraint that a host's devices suit a slot, whatever sums are free.
+
+Sums are compared like all amounts: 200 hundredths of GPUs are free on a host with four half used
+ones. This constraint looks at single devices. The verdict is that of the code that chooses them
+(`devices/choose.py`). Whether devices, cpus and memory can lie on the same NUMA nodes is left to
+`CpusSuit`, which assigns all of them together.
+
+Remedies are tried with the same code: fewer devices, a smaller share, or fewer conditions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from finegrain.devices.device import WHOLE, pairs
+from finegrain.devices.request import DeviceRequest
+from finegrain.resources import DEVICE_PREFIX, Amounts
+from finegrain.values.explanations import Dimension
+from resource_manager.engine.devices.choose import choose_devices
+from resource_manager.engine.devices.layout import NO_LAYOUT
+from resource_manager.engine.devices.ledger import DeviceLedger
+from resource_manager.engine.devices.refusals import DeviceBlocker
+from resource_manager.engine.hosts.cpu_allocator import ResourceRequest
+from resource_manager.engine.hosts.host import Host
+from resource_manager.engine.model.host_refusal import HostRefusal
+from resource_manager.engine.model.settings import EngineSettings
+from resource_manager.engine.model.texts import amounts_text
+from resource_manager.engine.placement.constraint import (
+    MILLION,
+    NO_OBSTACLE,
+    Blocker,
+    Constraint,
+    HostView,
+    Obstacle,
+    Remedy,
+)
+
+WHOLE_DEVICES = "whole."
+"""Prefix of index columns: devices of a type of which no slot has a part."""
+
+MOST_LEFT = "most."
+"""Prefix of index columns: what is left of a dimension on the device with most of it."""
+
+FEWER_TRIED_MAX = 8
+"""How many smaller numbers of devices are tried on one host."""
+
+_WITHOUT_DEVICES = DeviceLedger(NO_LAYOUT)
+
+
+class DevicesSuit(Constraint):
+    """The host has devices that suit a slot."""
+
+    of_size = True
+    costly = True
+    has_columns = True
+    column_prefixes = (WHOLE_DEVICES, MOST_LEFT)
+    remedies_sought_on = 3
+
+    def applies(self, request: ResourceRequest) -> bool:
+        """See `Constraint`."""
+        return bool(_devices(request))
+
+    def needs(self, request: ResourceRequest, *, separate_pools: bool) -> dict[str, int]:
+        """See `Constraint`."""
+        found: dict[str, int] = {}
+        for each in _devices(request):
+            if each.is_shared:
+                found |= {MOST_LEFT + name: amount for name, amount in each.amounts}
+            else:
+                found[WHOLE_DEVICES + each.type] = 1 if each.every else each.count
+        return found
+
+    def offers(self, at: HostView) -> dict[str, int]:
+        """See `Constraint`."""
+        found: dict[str, int] = {}
+        ledger = _ledger(at)
+        for position, device in enumerate(ledger.layout.devices):
+            free = ledger.free(position)
+            whole = bool(free) and ledger.is_untouched(position)
+            name = WHOLE_DEVICES + device.type
+            found[name] = found.get(name, 0) + whole
+            for dimension, amount in free.items():
+                name = MOST_LEFT + dimension
+                found[name] = max(found.get(name, 0), amount)
+        return found
+
+    def matters_on(self, host: Host, request: ResourceRequest) -> bool:
+        """See `Constraint`."""
+        return self.applies(request)
+
+    def obstacles(
+        self, request: ResourceRequest, asked: Amounts, at: HostView
+    ) -> tuple[Obstacle, ...]:
+        """See `Constraint`."""
+        requests = _devices(request)
+        if not requests:
+            return NO_OBSTACLE
+        found = choose_devices(_ledger(at), requests)
+        if not isinstance(found, HostRefusal):
+            return NO_OBSTACLE
+        return (Obstacle(self, Blocker.DEVICES, not found.lasting, 1, host_refusal=found),)
+
+    def text(self, obstacle: Obstacle, asked: Amounts, at: HostView) -> str:
+        """See `Constraint`."""
+        refusal = obstacle.host_refusal
+        return f"{refusal.blocker}: {refusal.text}" if refusal is not None else ""
+
+    def remedies(
+        self, request: ResourceRequest, at: HostView, settings: EngineSettings
+    ) -> Iterator[Remedy]:
+        """Yields changes each of which helps on its own."""
+        ledger, requests = _ledger(at), _devices(request)
+        for number, each in enumerate(requests):
+            for changed, remedy in _changes(ledger, each):
+                trial = (*requests[:number], changed, *requests[number + 1 :])
+                if not isinstance(choose_devices(ledger, trial), HostRefusal):
+                    yield remedy
+                    break
+
+
+DEVICES = DevicesSuit()
+
+
+def is_about_devices(refusal: HostRefusal) -> bool:
+    """Returns True if a host refuses because of its devices."""
+    return isinstance(refusal.blocker, DeviceBlocker)
+
+
+def _devices(request: ResourceRequest) -> tuple[DeviceRequest, ...]:
+    return request.profile.devices if request.profile is not None else ()
+
+
+def _ledger(at: HostView) -> DeviceLedger:
+    ledger = at.cpus()
+    return ledger.devices if ledger is not None else _WITHOUT_DEVICES
+
+
+def _changes(
+    ledger: DeviceLedger, request: DeviceRequest
+) -> Iterator[tuple[DeviceRequest, Remedy]]:
+    """Yields requests that are easier to serve, the smallest changes first."""
+    # Conditions that give way count as smaller changes than amounts.
+    if request.near_required:
+        text = f"if {request.type} devices were preferred near {request.near}, not required"
+        yield replace(request, near_required=False), Remedy(1, text, relaxed=("near",))
+    if request.scope:
+        text = f"if its {request.type} devices need not be at one {request.scope}"
+        yield replace(request, scope=""), Remedy(2, text, relaxed=("scope",))
+    if request.model or request.selector or request.vendor:
+        free = replace(request, model="", selector=(), vendor="")
+        yield free, Remedy(MILLION, f"with any {request.type}", relaxed=("device",))
+    if request.is_shared and (smaller := _smaller_share(ledger, request)) is not None:
+        yield smaller, _at_most(request, smaller)
+    for count in range(request.count - 1, max(request.count - 1 - FEWER_TRIED_MAX, 0), -1):
+        fewer = replace(request, count=count)
+        yield fewer, _at_most(request, fewer)
+
+
+def _smaller_share(ledger: DeviceLedger, request: DeviceRequest) -> DeviceRequest | None:
+    """Returns the request with what is left on the device that has most; None: that is nothing."""
+    amounts = dict(request.amounts)
+
+    def part(free: Mapping[str, int]) -> int:
+        return min(min(free.get(name, 0), each) * MILLION // each for name, each in amounts.items())
+
+    accepted = ledger.layout.accepted(request)
+    best = max((ledger.free(at) for at in accepted), key=part, default={})
+    left = {name: min(best.get(name, 0), each) for name, each in amounts.items()}
+    if left == amounts or not all(left.values()):
+        return None
+    return replace(request, amounts=pairs(left))
+
+
+def _at_most(request: DeviceRequest, smaller: DeviceRequest) -> Remedy:
+    before, after = dict(request.totals), dict(smaller.totals)
+    lower = tuple(
+        Dimension(DEVICE_PREFIX + name, before[name], amount, amount, amount)
+        for name, amount in after.items()
+        if amount != before[name]
+    )
+    size = max((each.asked - each.free) * MILLION // each.asked for each in lower)
+    if request.is_shared:
+        text = amounts_text({each.dimension: each.free for each in lower})
+    else:
+        text = f"{after[lower[0].dimension.removeprefix(DEVICE_PREFIX)] // WHOLE} {request.type}"
+    return Remedy(size, f"with at most {text}", lower)
