@@ -151,6 +151,7 @@ class PciDevice:
     infiniband: tuple[str, ...] = ()
     drm: tuple[str, ...] = ()
     mic: tuple[str, ...] = ()
+    pcie_group: str = ""  # bus id of the switch or root port above it; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,9 @@ class Gpu:
     pci_bus_id: str | None = None
     name: str = "unknown"
     memory_bytes: int | None = None  # usable: without what driver and firmware reserve
+    driver_bytes: int = 0  # what they reserve
+    vendor: str = "nvidia"
+    pcie_group: str = ""  # as in PciDevice; empty: that of its PCI device
     health: GpuHealth = GpuHealth.OK
     mig_enabled: bool = False
     mig_mode_pending: bool = False  # a change of the mode takes effect at the next reset

@@ -44,6 +44,8 @@ class TaskExecutorOptions:
     memory_bytes: int | None = None  # share: exactly this much memory, no second reserve
     memory_pools: tuple[tuple[str, int], ...] = ()  # a separate pool for each memory part, in bytes
     extended: tuple[tuple[str, int], ...] = ()  # countable resources by name
+    devices: str = "auto"  # auto: all devices, unless `cpus` is a share of the host; all; none
+    fake_gpus: str = ""  # name of a machine whose GPUs are played; empty: the real ones
     bind_policy: str = ""  # a HostBindPolicy; here and in the next four, empty: not set
     numa_strategy: str = ""  # a NumaStrategy
     alignment_policy: str = ""  # a NumaPolicy, not Default

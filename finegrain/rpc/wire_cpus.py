@@ -239,6 +239,8 @@ def host_cpus_from_proto(message: pb.HostCpus, field: str) -> str:
     _check_once(f"{field}.numa", [each["numa_node_id"] for each in zones])
     if zones:
         data["numa"] = zones
+    if message.time_shared:
+        data["time_shared"] = True
     return json.dumps(data, separators=(",", ":"))
 
 
@@ -258,6 +260,7 @@ def host_cpus_to_proto(text: str) -> pb.HostCpus:
             )
             for each in data.get("numa", ())
         ],
+        time_shared=data.get("time_shared", False),
     )
     if policy := data.get("policy"):
         message.policy.CopyFrom(host_policy_to_proto(STORED.from_json(HostPolicy, policy)))

@@ -19,7 +19,7 @@ from finegrain.ids import check_text
 from finegrain.rpc.known import Known
 from finegrain.rpc.mapping.writer import Writer
 from finegrain.rpc.wire_devices import devices_from_topology
-from finegrain.topology import Gpu, GpuHealth, HostTopology
+from finegrain.topology import HostTopology
 from finegrain.v1 import resources_pb2
 from finegrain.values.isolation import Isolation
 
@@ -36,7 +36,7 @@ _isolations: Known[Isolation] = Known(_ISOLATIONS_KNOWN_MAX)
 
 
 def topology_to_proto(topology: HostTopology) -> resources_pb2.HostTopology:
-    """Writes the topology that detection found."""
+    """Writes the topology that detection found, without devices (`devices_to_topology`)."""
     return resources_pb2.HostTopology(
         online_cpus=str(topology.online),
         allowed_cpus=str(topology.allowed),
@@ -60,7 +60,6 @@ def topology_to_proto(topology: HostTopology) -> resources_pb2.HostTopology:
             )
             for node in topology.numa_nodes
         ],
-        devices=[_gpu_to_proto(gpu) for gpu in topology.gpus],
         memory_bytes=topology.memory_total_bytes or 0,
         # The resource manager rejects longer lists, and with them the registration.
         warnings=topology.warnings[:_NOTES_MAX],
@@ -139,20 +138,6 @@ def check_cpu_list(text: str, field: str) -> str:
     if text:
         CpuSet.parse(text, field)
     return text
-
-
-def _gpu_to_proto(gpu: Gpu) -> resources_pb2.Device:
-    return resources_pb2.Device(
-        kind="gpu",
-        uuid=gpu.uuid,
-        minor=_known(gpu.minor),
-        pci_address=gpu.pci_bus_id or "",
-        model=gpu.name,
-        memory_bytes=gpu.memory_bytes or 0,
-        numa_node_id=_known(gpu.numa_node),
-        local_cpus="" if gpu.cpus is None else str(gpu.cpus),
-        unavailable_reason="" if gpu.health is GpuHealth.OK else f"health: {gpu.health.value}",
-    )
 
 
 def _known(number: int | None) -> int:

@@ -504,6 +504,7 @@ class HostCpus(google.protobuf.message.Message):
     ISOLATED_CPUS_FIELD_NUMBER: builtins.int
     POLICY_FIELD_NUMBER: builtins.int
     NUMA_FIELD_NUMBER: builtins.int
+    TIME_SHARED_FIELD_NUMBER: builtins.int
     slot_cpus: builtins.str
     """Cpus that the executor's total counts, as a cpu list. Slots can have them as dedicated cpus, unless they are
     reserved.
@@ -512,6 +513,8 @@ class HostCpus(google.protobuf.message.Message):
     """Cpus that the executor's configuration reserves and that its total does not count, as a cpu list."""
     isolated_cpus: builtins.str
     """Cpus of `slot_cpus` and `reserved_cpus` onto which the kernel does not balance load. They are in no shared pool."""
+    time_shared: builtins.bool
+    """Other programs may use the cpus as well. No slot gets dedicated cpus or NUMA nodes here."""
     @property
     def policy(self) -> global___HostPolicy:
         """Settings from the executor's configuration."""
@@ -528,9 +531,10 @@ class HostCpus(google.protobuf.message.Message):
         isolated_cpus: builtins.str = ...,
         policy: global___HostPolicy | None = ...,
         numa: collections.abc.Iterable[global___NumaCapacity] | None = ...,
+        time_shared: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["policy", b"policy"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["isolated_cpus", b"isolated_cpus", "numa", b"numa", "policy", b"policy", "reserved_cpus", b"reserved_cpus", "slot_cpus", b"slot_cpus"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["isolated_cpus", b"isolated_cpus", "numa", b"numa", "policy", b"policy", "reserved_cpus", b"reserved_cpus", "slot_cpus", b"slot_cpus", "time_shared", b"time_shared"]) -> None: ...
 
 global___HostCpus = HostCpus
 

@@ -226,6 +226,9 @@ class IsolationReport(google.protobuf.message.Message):
     DRIVER_FIELD_NUMBER: builtins.int
     NOTES_FIELD_NUMBER: builtins.int
     COUNTABLE_FIELD_NUMBER: builtins.int
+    GPU_CORE_FIELD_NUMBER: builtins.int
+    GPU_MEMORY_FIELD_NUMBER: builtins.int
+    DEVICES_FIELD_NUMBER: builtins.int
     cpu: builtins.str
     """"quota": the kernel caps CPU time. "cpus": the slot has dedicated cpus instead. "none": the amount is only booked."""
     cpuset: builtins.str
@@ -244,6 +247,14 @@ class IsolationReport(google.protobuf.message.Message):
     """How the countable resources of a slot are enforced. "declared": they are only booked; tasks are given no device and
     kept from none. "hard": all of them are huge pages, which the kernel caps. Empty: the slot has none.
     """
+    gpu_core: builtins.str
+    """How the compute share of a slot's GPUs is enforced. "visible-only": tasks find their GPUs in environment variables,
+    and nothing keeps them from others or from a larger share. "none": the GPUs are fake. Empty: the slot has none.
+    """
+    gpu_memory: builtins.str
+    """The same for its share of the memory of GPUs."""
+    devices: builtins.str
+    """The same for devices of other types."""
     @property
     def notes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """One sentence for each dimension that is not enforced, with the fix."""
@@ -259,8 +270,11 @@ class IsolationReport(google.protobuf.message.Message):
         driver: builtins.str = ...,
         notes: collections.abc.Iterable[builtins.str] | None = ...,
         countable: builtins.str = ...,
+        gpu_core: builtins.str = ...,
+        gpu_memory: builtins.str = ...,
+        devices: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["countable", b"countable", "cpu", b"cpu", "cpuset", b"cpuset", "driver", b"driver", "kill", b"kill", "memory", b"memory", "notes", b"notes", "pids", b"pids"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["countable", b"countable", "cpu", b"cpu", "cpuset", b"cpuset", "devices", b"devices", "driver", b"driver", "gpu_core", b"gpu_core", "gpu_memory", b"gpu_memory", "kill", b"kill", "memory", b"memory", "notes", b"notes", "pids", b"pids"]) -> None: ...
 
 global___IsolationReport = IsolationReport
 

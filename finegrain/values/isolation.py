@@ -23,6 +23,10 @@ class Isolation(Value):
     driver: str = ""  # "v1", "v2"
     notes: tuple[str, ...] = ()  # a sentence for each dimension that is not enforced, with the fix
     countable: str = ""  # of a slot: "declared" (booked only: no device is given), "hard"; "": none
+    # of a slot with devices: "visible-only" (tasks are kept from no others), "none" (they are fake)
+    gpu_core: str = ""
+    gpu_memory: str = ""
+    devices: str = ""  # of other types than GPUs
 
 
 NOTHING_REPORTED = Isolation()

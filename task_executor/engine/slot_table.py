@@ -15,6 +15,7 @@ from typing import Any
 from finegrain.cpu_assignment import CpuAssignment
 from finegrain.cpu_policy import QosClass
 from finegrain.cpuset import EMPTY, CpuSet
+from finegrain.devices.device import NO_DEVICES, HostDevices
 from finegrain.errors import (
     AlreadyExists,
     FailedPrecondition,
@@ -36,6 +37,7 @@ from finegrain.resources import (
 )
 from finegrain.values.isolation import Isolation
 from task_executor.engine.cpu_ledger import WHOLE_SHARED_POOL, CpuLedger, HostCpus
+from task_executor.engine.device_ledger import DeviceLedger
 from task_executor.engine.slot_checks import check_amounts, check_fit
 from task_executor.engine.slots import (
     CarveState,
@@ -58,6 +60,7 @@ class HostShare:
     shared_cpus: CpuSet  # where slots without dedicated cpus run while no cpu is dedicated
     slots_max: int = 0  # 0: no limit
     host_cpus: HostCpus | None = None  # None: only `shared_cpus` is known
+    devices: HostDevices = NO_DEVICES  # those that slots can have
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class SlotTable:
     share: HostShare
     version: int = 0
     cpus: CpuLedger = field(init=False)
+    devices: DeviceLedger = field(init=False)
     _slots: dict[SlotKey, Slot] = field(default_factory=dict)
     _generations: dict[str, set[int]] = field(default_factory=dict)
     _booked: dict[str, int] = field(default_factory=dict)
@@ -91,6 +95,7 @@ class SlotTable:
 
     def __post_init__(self) -> None:
         self.cpus = CpuLedger(self.share.host_cpus or HostCpus(self.share.shared_cpus))
+        self.devices = DeviceLedger(self.share.devices)
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots.values())
@@ -212,6 +217,7 @@ class SlotTable:
     def _check_content(self, spec: SlotSpec) -> None:
         check_amounts(spec)
         self.cpus.check(spec.key, spec)
+        self.devices.check(spec.key, spec.profile, spec.assignment)
 
     def resize(
         self,
@@ -439,7 +445,9 @@ class SlotTable:
     def _assign(self, slot: Slot) -> None:
         # During a resize the slot keeps both its old and its new cpus.
         has = (slot.spec, slot.becoming or slot.spec)
-        self.cpus.put(slot.key, dict.fromkeys(each.assignment or WHOLE_SHARED_POOL for each in has))
+        assignments = dict.fromkeys(each.assignment or WHOLE_SHARED_POOL for each in has)
+        self.cpus.put(slot.key, assignments)
+        self.devices.put(slot.key, assignments)
 
     def _rebook(self, slot: Slot) -> Slot:
         # The old size is subtracted before the slot is replaced, because `booked_by` computes it
@@ -462,6 +470,7 @@ class SlotTable:
             del self._generations[slot.spec.allocation_id]
         self._booked = subtract(self._booked, self.booked_by(slot))
         self.cpus.drop(slot.key)
+        self.devices.remove(slot.key)
         self.version += 1
         return slot
 

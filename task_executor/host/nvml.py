@@ -134,7 +134,7 @@ class _Session:
         if not uuid:
             self._warnings.append(f"GPU {index} does not report its UUID and is left out")
             return None
-        memory_bytes, health = self._memory(index, handle)
+        memory_bytes, driver_bytes, health = self._memory(index, handle)
         # Present and pending mode. They differ until the next reset.
         mode = self._ask("nvmlDeviceGetMigMode", handle) or (0, 0)
         pci = self._ask("nvmlDeviceGetPciInfo", handle)
@@ -146,6 +146,7 @@ class _Session:
             pci_bus_id=_bus_id(pci),
             name=_text(self._ask("nvmlDeviceGetName", handle)) or "unknown",
             memory_bytes=memory_bytes,
+            driver_bytes=driver_bytes,
             health=health,
             mig_enabled=mode[0] == 1,
             mig_mode_pending=mode[0] != mode[1],
@@ -156,20 +157,22 @@ class _Session:
             memory_numa_node=node if isinstance(node, int) and node >= 0 else None,
         )
 
-    def _memory(self, index: int, handle: Any) -> tuple[int | None, GpuHealth]:
-        """Returns usable bytes and health; the query also shows whether the GPU responds at all."""
+    def _memory(self, index: int, handle: Any) -> tuple[int | None, int, GpuHealth]:
+        """Returns usable bytes, those that the driver reserves, and health; the query also shows
+        whether the GPU responds at all.
+        """
         # The second version of the query also reports the memory that the driver reserves.
         version = getattr(self._nvml, "nvmlMemory_v2", None)
         info = self._ask("nvmlDeviceGetMemoryInfo", handle, version) if version else None
         if info is not None:
             # The memory that the driver reserves is not available to tasks.
-            return int(info.total) - int(info.reserved), GpuHealth.OK
+            return int(info.total) - int(info.reserved), int(info.reserved), GpuHealth.OK
         try:
-            return int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total), GpuHealth.OK
+            return int(self._nvml.nvmlDeviceGetMemoryInfo(handle).total), 0, GpuHealth.OK
         except Exception as error:  # the kind of error only changes the message
             self._warnings.append(f"GPU {index} offers no capacity: {_words(error)}")
             lost = type(error).__name__ in {"NVMLError_GpuIsLost", "NVMLError_ResetRequired"}
-            return None, GpuHealth.LOST if lost else GpuHealth.UNKNOWN
+            return None, 0, GpuHealth.LOST if lost else GpuHealth.UNKNOWN
 
     def _mig_instances(self, handle: Any) -> Iterator[MigInstance]:
         for index in range(self._ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):

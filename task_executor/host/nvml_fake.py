@@ -15,10 +15,11 @@ from typing import Any, Final
 from finegrain.cpuset import CpuSet
 from finegrain.errors import InvalidArgument
 from finegrain.resources import GIB
-from finegrain.topology import Gpu, GpuLink, MigInstance
+from finegrain.topology import Gpu, GpuLink, MigInstance, PciDevice, PciKind
 from task_executor.host.nvml import GpuInventory
 
 _NAMESPACE: Final = uuid.UUID("8c0b5cf6-6f3c-4b52-9a53-1e0a4e6f2d11")
+_BELOW_ONE_SWITCH: Final = ("PIX", "PXB")
 _LANES: Final = re.compile(r"(?:NV|XGMI)(\d+)", re.ASCII)
 _GPU_LINE: Final = re.compile(r"GPU (\d+): (.+) \(UUID: (\S+)\)", re.ASCII)
 _MIG_LINE: Final = re.compile(r"\s+MIG (\S+)\s+Device\s+\d+: \(UUID: (\S+)\)", re.ASCII)
@@ -62,8 +63,44 @@ def inventory_from_profile(profile: Mapping[str, Any], memory_bytes: int) -> Gpu
     raise InvalidArgument("schema", schema, "gpu_topology/1 or gpu_listing/1")
 
 
+def nics_from_profile(profile: Mapping[str, Any]) -> tuple[PciDevice, ...]:
+    """Returns the NICs of a profile with a link matrix, as the PCI bus would show them."""
+    groups = _pcie_groups(profile)
+    return tuple(
+        PciDevice(
+            bus_id=nic.get("pci_busid") or f"fake-{nic['name']}",
+            kind=PciKind.INFINIBAND,
+            pci_class="0x020700",
+            vendor="",
+            device="",
+            numa_node=None,
+            reported_numa_node=None,
+            local_cpus=None,
+            is_virtual_function=False,
+            infiniband=(nic.get("device") or nic["name"],),
+            pcie_group=groups[nic["name"]],
+        )
+        for nic in profile["nics"]
+    )
+
+
+def _pcie_groups(profile: Mapping[str, Any]) -> dict[str, str]:
+    """Returns a name for the PCIe switch of each GPU and NIC: those with a path that crosses only
+    switches have the same one.
+    """
+    order, matrix = profile["order"], profile["matrix"]
+    groups = {name: f"switch-{name}" for name in order}
+    for row, first in zip(matrix, order, strict=True):
+        for link, second in zip(row, order, strict=True):
+            if link in _BELOW_ONE_SWITCH and groups[first] != groups[second]:
+                kept, merged = sorted((groups[first], groups[second]))
+                groups = {name: kept if its == merged else its for name, its in groups.items()}
+    return groups
+
+
 def _from_matrix(profile: Mapping[str, Any], memory_bytes: int) -> GpuInventory:
     name = str(profile["name"])
+    groups = _pcie_groups(profile)
     gpus = tuple(
         Gpu(
             uuid=_made_up_uuid(name, told["index"]),
@@ -74,6 +111,8 @@ def _from_matrix(profile: Mapping[str, Any], memory_bytes: int) -> GpuInventory:
             memory_bytes=memory_bytes,
             cpus=CpuSet.parse(told["cpu_affinity"]) if told.get("cpu_affinity") else None,
             memory_numa_node=_node_id(told.get("gpu_numa_id")),
+            vendor=profile.get("vendor", "nvidia"),
+            pcie_group=groups[f"GPU{told['index']}"],
         )
         for told in profile["gpus"]
     )

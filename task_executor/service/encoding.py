@@ -55,10 +55,12 @@ def state_to_proto(state: NumberedState) -> slots_pb2.SlotReport:
     return message
 
 
-def host_cpus_to_proto(cpus: HostCpus, nodes: Iterable[NumaCapacity]) -> cpus_pb2.HostCpus:
+def host_cpus_to_proto(
+    cpus: HostCpus, nodes: Iterable[NumaCapacity], *, time_shared: bool = False
+) -> cpus_pb2.HostCpus:
     """Encodes what slots can have of the host's cpus and NUMA nodes."""
     offers = [write(cpus_pb2.NumaCapacity, node) for node in nodes]
-    return write(cpus_pb2.HostCpus, cpus, numa=offers)
+    return write(cpus_pb2.HostCpus, cpus, numa=offers, time_shared=time_shared)
 
 
 def result(identity: str, error: FinegrainError | None) -> slots_pb2.ItemResult:
@@ -179,7 +181,7 @@ write = Writer(
             HostCpus,
             cpus_pb2.HostCpus,
             {"reserved_cpus": "reserved", "isolated_cpus": "isolated"},
-            given="numa",
+            given="numa time_shared",
             kept="pools memory_nodes",
         ),
         Writing(

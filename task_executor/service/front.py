@@ -30,6 +30,7 @@ from finegrain.rpc.wire import (
     profile_to_proto,
     topology_to_proto,
 )
+from finegrain.rpc.wire_devices import devices_to_topology
 from finegrain.v1 import resource_manager_pb2, slots_pb2, task_executor_pb2_grpc
 from task_executor.engine.slot_table import SlotTable
 from task_executor.engine.slots import CarveState
@@ -311,7 +312,13 @@ class Front:
         self, report: slots_pb2.SlotReport
     ) -> resource_manager_pb2.RegisterExecutorRequest:
         plan, identity = self._prepared.plan, self.keeper.identity
-        cpus = host_cpus_to_proto(self.keeper.table.cpus.host, plan.nodes)
+        cpus = host_cpus_to_proto(
+            self.keeper.table.cpus.host, plan.nodes, time_shared=plan.time_shared
+        )
+        topology = topology_to_proto(plan.topology)
+        devices_to_topology(plan.devices, topology)
+        # An earlier resource manager would dedicate cpus that it knows of.
+        is_announced = not plan.time_shared or bool(plan.devices.devices)
         return resource_manager_pb2.RegisterExecutorRequest(
             executor_id=identity.executor_id,
             instance_id=identity.instance_id,
@@ -319,7 +326,7 @@ class Front:
             total=amounts_to_proto(plan.share.total),
             reserved=amounts_to_proto(plan.reserved),
             default_slot_profile=profile_to_proto(plan.default_profile),
-            topology=topology_to_proto(plan.topology),
+            topology=topology,
             labels=dict(self._options.labels),
             slots_max=plan.share.slots_max,
             report=report,
@@ -329,8 +336,8 @@ class Front:
             isolation=isolation_to_proto(isolation_of(self._info.isolation)),
             shared_cpus=str(plan.share.shared_cpus),
             provided_as=self._prepared.provided_as,
-            # A host without announced cpus gets no slots with dedicated cpus.
-            host_cpus=None if plan.time_shared else cpus,
+            # A host without announced cpus gets no slots with dedicated cpus or devices.
+            host_cpus=cpus if is_announced else None,
         )
 
     async def _start_metrics(self) -> None:

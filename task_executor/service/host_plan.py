@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from finegrain.capacity import Capacity
 from finegrain.cpuset import CpuSet
+from finegrain.devices.device import NO_DEVICES, HostDevices
 from finegrain.errors import InvalidArgument
 from finegrain.hugepages import page_bytes
 from finegrain.resources import (
@@ -23,16 +24,20 @@ from finegrain.resources import (
     Amounts,
     ResourceProfile,
     round_down,
+    total_of_devices,
 )
 from finegrain.topology import HostTopology
 from task_executor.engine.cpu_ledger import CpuLedger
 from task_executor.engine.default_profile import default_slot, parse_fraction
 from task_executor.engine.slot_table import HostShare
 from task_executor.host.capacity import CapacityOptions, plan_capacity
+from task_executor.host.devices import devices_of
 from task_executor.host.kubelet.state import MEMORY, KubeletState
 from task_executor.host.numa_capacity import NumaCapacity, hugepages_of, numa_capacity
 from task_executor.options import TaskExecutorOptions
 from task_executor.service.host_cpus import host_cpus
+
+DEVICE_OPTIONS = ("auto", "all", "none")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,7 @@ class HostPlan:
     capacity: Capacity | None = None  # what the plan was made from
     nodes: tuple[NumaCapacity, ...] = ()
     time_shared: bool = False  # others may use its cpus too, so none can be dedicated to a slot
+    devices: HostDevices = NO_DEVICES  # all of the host; those without capacity are not offered
 
     @property
     def offers_hugepages(self) -> bool:
@@ -77,6 +83,8 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
     nodes = numa_capacity(capacity)
     # Stage 2: what slots can book of that, and the default slot.
     total = _total(options, topology, capacity, nodes)
+    devices = _devices(options, topology)
+    total |= total_of_devices(devices.devices)
     profile, deprecation = _default_profile(options, capacity, total)
     reserved = {
         CPU_MILLI: 1000 * len(capacity.reserved_cpus),
@@ -99,6 +107,7 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
             shared_cpus=CpuLedger(cpus).pools.shared,
             slots_max=_not_negative("slots_max", options.slots_max),
             host_cpus=cpus,
+            devices=devices,
         ),
         reserved={name: amount for name, amount in reserved.items() if amount},
         default_profile=profile,
@@ -106,7 +115,20 @@ def plan_host(options: TaskExecutorOptions, topology: HostTopology) -> HostPlan:
         capacity=capacity,
         nodes=nodes,
         time_shared=time_shared,
+        devices=devices,
     )
+
+
+def _devices(options: TaskExecutorOptions, topology: HostTopology) -> HostDevices:
+    """Returns the host's devices; without capacity if they are not offered."""
+    if options.devices not in DEVICE_OPTIONS:
+        raise InvalidArgument("devices", options.devices, "one of " + ", ".join(DEVICE_OPTIONS))
+    found = devices_of(topology, fake=bool(options.fake_gpus))
+    # Executors that divide a host would all offer the same devices.
+    is_share = bool(options.cpus) and not options.fake_gpus
+    if options.devices == "all" or (options.devices == "auto" and not is_share):
+        return found
+    return replace(found, devices=tuple(replace(each, capacity=()) for each in found.devices))
 
 
 def beside_kubelet(

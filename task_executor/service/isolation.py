@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from finegrain.devices.device import GPU, GPU_MEMORY
 from finegrain.hugepages import kernel_limits, page_bytes
 from finegrain.values.isolation import Isolation
 from task_executor.engine.slots import SlotSpec
@@ -31,12 +32,28 @@ _AFFINITY = (
 )
 DECLARED = "declared"
 """Isolation of countable resources that are booked but not enforced on the host."""
+VISIBLE_ONLY = "visible-only"
+"""Isolation of devices that tasks are told of, and that nothing else enforces."""
+DEVICES_VISIBLE_ONLY = (
+    "tasks find their devices in environment variables, but nothing keeps them from other devices,"
+    " or from more than their share"
+)
+FAKE_DEVICES = "the devices are fake: no hardware is behind them, and nothing is enforced"
+MEMORY_UNLIMITED = "the request names no GPU memory, so the slot may use all of its GPU's memory"
 DEDICATED_CPUS = "cpus"
 """CPU isolation of a pinned slot: its dedicated cpus are the limit, and there is no quota."""
 
 
-def isolation_of(report: IsolationReport, slot: SlotSpec | None = None) -> Isolation:
-    """Returns the isolation of one slot or, without `slot`, of the host."""
+def isolation_of(
+    report: IsolationReport, slot: SlotSpec | None = None, *, fake_devices: bool = False
+) -> Isolation:
+    """Returns the isolation of one slot or, without `slot`, of the host.
+
+    Args:
+        report: what the helper enforces.
+        slot: the slot.
+        fake_devices: the host's devices are made up.
+    """
     # Dedicated cpus are a limit only if a cgroup enforces them. A task can change its affinity.
     if slot is not None and slot.is_pinned and report.cpuset == "cgroup":
         report = replace(report, cpu=DEDICATED_CPUS)
@@ -49,6 +66,8 @@ def isolation_of(report: IsolationReport, slot: SlotSpec | None = None) -> Isola
         names = [name for name, _ in slot.profile.extended if page_bytes(name) is None]
         notes += [DECLARED_ONLY.format(names=", ".join(names))] if names else []
         countable = DECLARED if names or unenforced else "hard"
+    words, more = _devices(slot, fake=fake_devices)
+    notes += more
     return Isolation(
         cpu=report.cpu,
         cpuset=report.cpuset,
@@ -58,7 +77,25 @@ def isolation_of(report: IsolationReport, slot: SlotSpec | None = None) -> Isola
         driver=report.driver,
         notes=tuple(notes),
         countable=countable,
+        **words,
     )
+
+
+def _devices(slot: SlotSpec | None, *, fake: bool) -> tuple[dict[str, str], list[str]]:
+    """Returns how a slot's devices are isolated, and the notes about that."""
+    shares = slot.assignment.devices if slot is not None and slot.assignment is not None else ()
+    if not shares:
+        return {}, []
+    level = "none" if fake else VISIBLE_ONLY
+    notes = [FAKE_DEVICES if fake else DEVICES_VISIBLE_ONLY]
+    words: dict[str, str] = {}
+    if any(share.type == GPU for share in shares):
+        words = {"gpu_core": level, "gpu_memory": level}
+        if not all(dict(share.amounts).get(GPU_MEMORY) for share in shares if share.type == GPU):
+            notes.append(MEMORY_UNLIMITED)
+    if any(share.type != GPU for share in shares):
+        words["devices"] = level
+    return words, notes
 
 
 def notes_of(report: IsolationReport) -> list[str]:

@@ -23,7 +23,7 @@ from task_executor.helper.launch import (
     start_helper,
 )
 from task_executor.host.detection import detect
-from task_executor.host.nvml import PynvmlSource
+from task_executor.host.gpu_profiles import gpu_source, nics
 from task_executor.join_environment import cluster_token, provided_as, take_join_token
 from task_executor.options import TaskExecutorOptions
 from task_executor.service.checkpoint import HELPER_FOLDER, SavedState, StateDirectory
@@ -96,11 +96,14 @@ def _resolve(options: TaskExecutorOptions, directory: StateDirectory, join_token
     # The host name is only the default. A saved identity is kept when the host is renamed.
     saved = replace(saved, executor_id=saved.executor_id or host_name())
     users = user_policy(options)
+    topology = detect(Path("/"), gpu_source(options.fake_gpus))
+    if options.fake_gpus:
+        topology = replace(topology, pci_devices=nics(options.fake_gpus))
     return Prepared(
         options=options,
         directory=directory,
         saved=saved,
-        plan=plan_host(options, detect(Path("/"), PynvmlSource())),
+        plan=plan_host(options, topology),
         users=users,
         cluster_token=cluster_token(
             join_token,

@@ -123,7 +123,12 @@ async def _enforce(keeper: SlotKeeper, key: SlotKey, *, again: bool) -> Outcome:
             return Outcome(key, error=slot_removed(key))
         failure = found if isinstance(found, FinegrainError) else None
         if isinstance(found, IsolationReport):
-            outcome = Outcome(key, slot=keeper.table.resized(key, isolation_of(found, wanted)))
+            outcome = Outcome(
+                key,
+                slot=keeper.table.resized(
+                    key, isolation_of(found, wanted, fake_devices=keeper.table.share.devices.fake)
+                ),
+            )
         else:
             outcome = Outcome(key, error=failure)
             keeper.table.resize_failed(key)

@@ -211,7 +211,9 @@ class SlotKeeper:
         now_ms = round(time.time() * 1000)
         for slot, isolation in zip(new, isolations, strict=True):
             if isinstance(isolation, IsolationReport):
-                known = isolation_of(isolation, slot.spec)
+                known = isolation_of(
+                    isolation, slot.spec, fake_devices=self.table.share.devices.fake
+                )
                 allocated = slot.with_state(
                     CarveState.ALLOCATED, isolation=known, allocated_time_ms=now_ms
                 )

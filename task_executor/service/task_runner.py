@@ -32,6 +32,10 @@ from finegrain.v1 import task_executor_pb2
 from task_executor.engine.slots import CarveState, Slot, SlotKey
 from task_executor.host.helper_messages import TaskFault, TaskSpec
 from task_executor.options import TaskExecutorOptions
+from task_executor.service.device_environment import (
+    check_not_overridden,
+    device_environment,
+)
 from task_executor.service.slot_keeper import SlotKeeper
 from task_executor.service.task_requests import Submission, submission_of
 from task_executor.service.task_table import Task
@@ -106,6 +110,7 @@ class TaskRunner:
             Unavailable: the executor is stopping, or the task could not be started or recorded.
         """
         submission = submission_of(request)
+        check_not_overridden(self._keeper.table.share.devices, submission.env)
         task = self._existing_task(submission, caller)
         if task is None:
             if self._closed:
@@ -217,6 +222,7 @@ class TaskRunner:
                 executor_id=self._keeper.identity.executor_id,
                 # The cpus at the start. They can change while the task runs.
                 cpus=str(table.cpus.binding_of(spec).cpus),
+                devices=device_environment(table.share.devices, spec.assignment),
             ),
             cwd=submission.cwd or None,
             uid=user.uid,

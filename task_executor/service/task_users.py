@@ -110,11 +110,19 @@ def find_user(name: str) -> User | None:
 
 
 def task_environment(
-    env: Mapping[str, str], *, user: User, slot: Slot, task_id: str, executor_id: str, cpus: str
+    env: Mapping[str, str],
+    *,
+    user: User,
+    slot: Slot,
+    task_id: str,
+    executor_id: str,
+    cpus: str,
+    devices: Mapping[str, str],
 ) -> dict[str, str]:
     """Returns the environment of a task.
 
-    The task's own variables override the defaults (PATH, HOME). FINEGRAIN_ variables override both.
+    The task's own variables override the defaults (PATH, HOME). Those of devices and FINEGRAIN_
+    variables override both.
 
     Args:
         env: variables that the task requested.
@@ -123,6 +131,7 @@ def task_environment(
         task_id: the task.
         executor_id: this executor.
         cpus: cpu list that the slot is bound to.
+        devices: variables that name the slot's devices.
     """
     home = user.home if os.path.isdir(user.home) else "/"  # noqa: PTH112 - a text, not a tree
     spec = slot.spec
@@ -137,4 +146,5 @@ def task_environment(
         "FINEGRAIN_CPU_MILLI": str(spec.profile.cpu_milli),
         "FINEGRAIN_MEMORY_BYTES": str(spec.memory_bytes),
         "FINEGRAIN_CPUS": cpus,
+        **devices,
     }

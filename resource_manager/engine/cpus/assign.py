@@ -10,6 +10,7 @@ met, the assignment says so in a note.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 
 from finegrain.cpu_assignment import CpuAssignment
@@ -26,6 +27,7 @@ from resource_manager.engine.cpus.shortages import (
     empty_pool,
     without_topology,
 )
+from resource_manager.engine.devices.choose import choose_devices
 from resource_manager.engine.model.entities import SlotKey
 from resource_manager.engine.model.host_refusal import HostRefusal
 
@@ -43,6 +45,8 @@ def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | Hos
     """
     if ledger is None:
         return NO_DEVICES_KNOWN if request.devices else without_topology(request.policy)
+    if ledger.time_shared:
+        return _with_devices(without_topology(request.policy), ledger, request)
     resolved = resolve(request.policy, request.cpu_milli, ledger.policy, ledger.layout)
     if isinstance(resolved, HostRefusal):
         return resolved
@@ -57,6 +61,18 @@ def assign(ledger: CpuLedger | None, request: CpuRequest) -> CpuAssignment | Hos
         return refusal
     case = Case(ledger, request, resolved, candidates)
     return case.aligned() if resolved.numa.aligns else case.anywhere(())
+
+
+def _with_devices(
+    found: CpuAssignment | HostRefusal, ledger: CpuLedger, request: CpuRequest
+) -> CpuAssignment | HostRefusal:
+    """Adds devices to an assignment that has no particular cpus or nodes."""
+    if isinstance(found, HostRefusal) or not request.devices:
+        return found
+    devices = choose_devices(ledger.devices, request.devices)
+    if isinstance(devices, HostRefusal):
+        return devices
+    return replace(found, devices=devices)
 
 
 def assign_many(

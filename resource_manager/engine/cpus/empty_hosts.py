@@ -32,6 +32,7 @@ class HostKind(NamedTuple):
     best_effort_milli: int | None
     unavailable: tuple[int, int, tuple[tuple[int, int], ...]]
     devices: DeviceLayout
+    time_shared: bool
 
     @classmethod
     def of(cls, ledger: CpuLedger) -> HostKind:
@@ -42,6 +43,7 @@ class HostKind(NamedTuple):
             ledger.best_effort_milli,
             ledger.unavailable,
             ledger.devices.layout,
+            ledger.time_shared,
         )
 
 
@@ -57,6 +59,7 @@ def empty_ledger(kind: HostKind) -> CpuLedger:
         kind.policy,
         best_effort_milli=kind.best_effort_milli,
         devices=kind.devices,
+        time_shared=kind.time_shared,
     )
     offline, kubelet, kubelet_memory = kind.unavailable
     ledger.set_unavailable(

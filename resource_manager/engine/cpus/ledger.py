@@ -50,6 +50,7 @@ class CpuLedger:
         best_effort_count: number of best-effort slots.
         holdings: assignment by slot; None: the slot runs in the whole shared pool.
         devices: the ledger of devices, with the shares of the same slots.
+        time_shared: other programs use the cpus as well, so slots get no particular ones.
         version: rises with every change.
     """
 
@@ -76,6 +77,7 @@ class CpuLedger:
         "pool_cpus",
         "reported_layout",
         "shared_count",
+        "time_shared",
         "version",
     )
 
@@ -86,6 +88,7 @@ class CpuLedger:
         *,
         best_effort_milli: int | None = None,
         devices: DeviceLayout = NO_LAYOUT,
+        time_shared: bool = False,
     ) -> None:
         """Makes a ledger without slots.
 
@@ -96,6 +99,7 @@ class CpuLedger:
                 configuration leaves to them (`pinnable` and `kept_back` ones), in thousandths of a
                 cpu; None: as much as these are.
             devices: of the host.
+            time_shared: other programs use the cpus as well, so slots get no particular ones.
         """
         self.layout = self.reported_layout = layout
         self.policy = policy or EffectivePolicy()
@@ -105,6 +109,7 @@ class CpuLedger:
         self._overdrawn: frozenset[tuple[int, str]] = frozenset()
         self.version = 0
         self.devices = DeviceLedger(devices)
+        self.time_shared = time_shared
         self.holdings: dict[SlotKey, CpuAssignment | None] = {}
         self._derive()
         self._recount()

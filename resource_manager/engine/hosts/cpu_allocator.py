@@ -10,6 +10,7 @@ holds for all requests.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import repeat
@@ -149,6 +150,7 @@ class CpuAllocator:
             self.present.policy,
             best_effort_milli=own,
             devices=devices_of(registration.topology),
+            time_shared=bool(json.loads(registration.host_cpus).get("time_shared")),
         )
         for key, slot in self.slots.items():
             self.cpus.add(key, cpus_booked(slot))
@@ -178,7 +180,7 @@ class CpuAllocator:
                 if each.problem
             }
         )
-        self.aligning = ledger.policy.alignment.aligns
+        self.aligning = ledger.policy.alignment.aligns and not ledger.time_shared
         kind = HostKind.of(ledger)
         # Kinds are compared often, in caches of what fits; one shared object makes that cheap.
         if kind != self.cpu_kind:

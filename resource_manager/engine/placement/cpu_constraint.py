@@ -87,7 +87,7 @@ class CpusSuit(Constraint):
     def offers(self, at: HostView) -> dict[str, int]:
         """See `Constraint`."""
         ledger = at.cpus()
-        if ledger is None:
+        if ledger is None or ledger.time_shared:
             return {}
         room, demanded = ledger.pin_room(), ledger.policy.bind
         # A host that demands one way of binding has 0 for the other, so it is never searched for

@@ -79,7 +79,24 @@ def _read_device(
         infiniband=tuple(reader.names(f"{path}/infiniband")),
         drm=tuple(name for name in reader.names(f"{path}/drm") if _CARD.fullmatch(name)),
         mic=tuple(reader.names(f"{path}/mic")),
+        pcie_group=_pcie_group(reader, path),
     )
+
+
+def _pcie_group(reader: TreeReader, path: str) -> str:
+    """Returns the bus id of the PCIe switch above a device, or of the root port if there is none.
+
+    A switch is an upstream port with downstream ports below it, one for each device. So with a
+    switch, the path is root port, upstream port, downstream port, device.
+    """
+    bridges = [
+        place.rsplit("/", 1)[-1]
+        for place in list(_with_bridges(reader, path))[1:]
+        if _BUS_ID.fullmatch(place.rsplit("/", 1)[-1])
+    ]
+    if not bridges:
+        return ""
+    return bridges[1] if len(bridges) > 2 else bridges[-1]
 
 
 def _kind(pci_class: str, vendor: str, known_to_nvidia: bool) -> PciKind | None:

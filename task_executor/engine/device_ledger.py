@@ -1,0 +1,123 @@
+"""Which slots have which devices of this executor.
+
+The resource manager chooses the devices. The executor checks each choice against its own table, so
+that nothing is given out twice, whatever the resource manager believes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.devices.device import Device, DeviceShare, HostDevices
+from finegrain.errors import InvalidArgument, Reason, ResourceExhausted
+from finegrain.resources import ResourceProfile
+from task_executor.engine.slots import SlotKey
+
+DeviceKey = tuple[str, str]
+"""Type and UUID of a device."""
+
+
+@dataclass
+class DeviceLedger:
+    """The devices of the host, and the shares that slots have of them."""
+
+    host: HostDevices
+    _slots: dict[SlotKey, tuple[DeviceShare, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._devices = {(each.type, each.uuid): each for each in self.host.devices}
+
+    def put(self, key: SlotKey, assignments: Iterable[CpuAssignment]) -> None:
+        """Sets the devices of a slot; during a resize, those of the present and the new size."""
+        shares = {(share.type, share.uuid): share for each in assignments for share in each.devices}
+        if shares:
+            self._slots[key] = tuple(shares.values())
+        else:
+            self._slots.pop(key, None)
+
+    def remove(self, key: SlotKey) -> None:
+        """Removes a slot."""
+        self._slots.pop(key, None)
+
+    def used(self) -> dict[DeviceKey, dict[str, int]]:
+        """Returns what slots have of each device, by dimension."""
+        return _used(self._slots.values())
+
+    def check(
+        self, key: SlotKey, profile: ResourceProfile, assignment: CpuAssignment | None
+    ) -> None:
+        """Checks that the devices of a slot are here, are what it requested, and are free.
+
+        Args:
+            key: the slot; what it has already does not count against it.
+            profile: what it requested.
+            assignment: what the resource manager chose.
+
+        Raises:
+            InvalidArgument: a device is not here, or is not what was requested.
+            ResourceExhausted: DEVICES_UNAVAILABLE; another slot has it.
+        """
+        shares = assignment.devices if assignment is not None else ()
+        if not shares and not profile.devices:
+            return
+        _check_as_requested(profile, shares)
+        used = _used(each for other, each in self._slots.items() if other != key)
+        for share in shares:
+            device = self._devices.get((share.type, share.uuid))
+            if device is None:
+                raise InvalidArgument(
+                    "assignment.devices",
+                    f"{share.type} {share.uuid}",
+                    f"a device of this host; {_names(self.host.devices)}",
+                )
+            capacity, taken = dict(device.capacity), used.get((share.type, share.uuid), {})
+            for name, amount in share.amounts:
+                free = capacity.get(name, 0) - taken.get(name, 0)
+                if amount > free:
+                    raise ResourceExhausted(
+                        f"{device.name} has {free} {name} left, and the slot was given {amount};"
+                        " place it elsewhere or wait",
+                        reason=Reason.DEVICES_UNAVAILABLE,
+                        details={"device": device.name, f"asked.{name}": amount, "free": free},
+                    )
+
+
+def _used(slots: Iterable[Iterable[DeviceShare]]) -> dict[DeviceKey, dict[str, int]]:
+    found: dict[DeviceKey, dict[str, int]] = {}
+    for shares in slots:
+        for share in shares:
+            used = found.setdefault((share.type, share.uuid), {})
+            for name, amount in share.amounts:
+                used[name] = used.get(name, 0) + amount
+    return found
+
+
+def _check_as_requested(profile: ResourceProfile, shares: Iterable[DeviceShare]) -> None:
+    """Checks number and amounts. More devices than requested may be given, such as a NIC for each
+    of several GPUs.
+    """
+    given: dict[str, list[dict[str, int]]] = {}
+    for share in shares:
+        given.setdefault(share.type, []).append(dict(share.amounts))
+    for request in profile.devices:
+        count = 1 if request.every else request.count
+        its = given.pop(request.type, [])
+        enough = all(
+            each.get(name, 0) >= amount for each in its for name, amount in request.amounts
+        )
+        if len(its) < count or not enough:
+            raise InvalidArgument(
+                "assignment.devices",
+                f"{len(its)} {request.type}",
+                f"{count} with {dict(request.amounts)} each, as in the profile",
+            )
+    if given:
+        raise InvalidArgument(
+            "assignment.devices", ", ".join(sorted(given)), "devices that the profile requests"
+        )
+
+
+def _names(devices: Iterable[Device]) -> str:
+    return "it has " + (", ".join(each.name for each in devices) or "none")

@@ -1,0 +1,118 @@
+"""Turns what detection found into the devices that slots can have.
+
+A GPU that is in MIG mode is never given out itself, only its instances. A GPU that does not answer
+is announced with the reason, and gets no work. NICs are those with an RDMA interface.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from finegrain.devices.device import (
+    GPU,
+    GPU_CORE,
+    GPU_MEMORY,
+    GPU_MEMORY_RATIO,
+    RDMA,
+    WHOLE,
+    Device,
+    DeviceLink,
+    HostDevices,
+    pairs,
+)
+from finegrain.devices.names import MIG_PREFIX
+from finegrain.topology import Gpu, GpuHealth, GpuLink, HostTopology, PciDevice
+
+_ON_ONE_BOARD: Final = "INTERNAL"  # nearer than any PCIe switch, which PIX stands for
+_PROBLEMS: Final = {
+    GpuHealth.LOST: "the GPU has fallen off the bus; reset the host",
+    GpuHealth.UNKNOWN: "the driver does not report the GPU's memory",
+}
+
+
+def devices_of(topology: HostTopology, *, fake: bool = False) -> HostDevices:
+    """Returns the devices of a host.
+
+    Args:
+        topology: what was detected.
+        fake: the GPUs are made up.
+    """
+    groups = {each.bus_id: each.pcie_group for each in topology.pci_devices}
+    # MIG instances have no minor number that users know, so they are numbered by type.
+    counts: dict[str, int] = {}
+    gpus = []
+    for device in (device for gpu in topology.gpus for device in _of_gpu(gpu, groups)):
+        if device.parent_uuid:
+            minor = counts[device.type] = counts.get(device.type, -1) + 1
+            gpus.append(replace(device, minor=minor))
+        else:
+            gpus.append(device)
+    return HostDevices(
+        (*gpus, *_nics(topology.pci_devices)), tuple(_links(topology.gpu_links)), fake=fake
+    )
+
+
+def _of_gpu(gpu: Gpu, groups: dict[str, str]) -> Iterator[Device]:
+    """Yields a GPU, or its MIG instances."""
+    address = gpu.pci_bus_id or ""
+    if not gpu.mig_enabled:
+        amounts = {GPU_CORE: WHOLE, GPU_MEMORY_RATIO: WHOLE, GPU_MEMORY: gpu.memory_bytes or 0}
+        yield Device(
+            GPU,
+            gpu.uuid,
+            gpu.index if gpu.minor is None else gpu.minor,
+            pairs(amounts),
+            vendor=gpu.vendor,
+            model=gpu.name,
+            numa_node=gpu.numa_node,
+            pcie_group=gpu.pcie_group or groups.get(address, ""),
+            pci_address=address,
+            problem=_PROBLEMS.get(gpu.health, ""),
+            memory_bytes=(gpu.memory_bytes or 0) + gpu.driver_bytes,
+            driver_bytes=gpu.driver_bytes,
+            local_cpus="" if gpu.cpus is None else str(gpu.cpus),
+        )
+        return
+    for instance in gpu.mig_instances:
+        type_ = f"{MIG_PREFIX}{instance.profile or 'unknown'}"
+        yield Device(
+            type_,
+            instance.uuid,
+            0,
+            ((type_, WHOLE),),
+            vendor=gpu.vendor,
+            model=gpu.name,
+            numa_node=gpu.numa_node,
+            pcie_group=gpu.pcie_group or groups.get(address, ""),
+            pci_address=address,
+            parent_uuid=gpu.uuid,
+            whole_only=True,
+            problem=_PROBLEMS.get(gpu.health, ""),
+            memory_bytes=instance.memory_bytes or 0,
+        )
+
+
+def _nics(devices: Iterable[PciDevice]) -> Iterator[Device]:
+    """Yields the NICs with an RDMA interface; a virtual function is no card of its own."""
+    cards = [each for each in devices if each.infiniband and not each.is_virtual_function]
+    for minor, card in enumerate(cards):
+        yield Device(
+            RDMA,
+            card.bus_id,
+            minor,
+            ((RDMA, WHOLE),),
+            model=", ".join(card.infiniband),
+            numa_node=card.numa_node,
+            pcie_group=card.pcie_group,
+            pci_address=card.bus_id,
+            local_cpus="" if card.local_cpus is None else str(card.local_cpus),
+        )
+
+
+def _links(links: Iterable[GpuLink]) -> Iterator[DeviceLink]:
+    for link in links:
+        path = link.common_ancestor or ""
+        path = "PIX" if path == _ON_ONE_BOARD else path
+        yield DeviceLink(link.first_uuid, link.second_uuid, link.nvlink_count, path)

@@ -1,0 +1,60 @@
+"""Machines whose GPUs can be played: `finegrain up --fake-gpus dgx-a100`.
+
+Each file has the schema `gpu_topology/1`: the link matrix that the machine's owner has published,
+with the memory of each GPU in addition. No profile needs the machine, a driver or a compiler.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from finegrain.errors import InvalidArgument
+from finegrain.resources import GIB
+from finegrain.topology import PciDevice
+from task_executor.host.nvml import NvmlSource, PynvmlSource
+from task_executor.host.nvml_fake import FakeNvml, inventory_from_profile, nics_from_profile
+
+_SUFFIX = ".json"
+
+
+def profile_names() -> list[str]:
+    """Returns the names of all profiles, sorted."""
+    found = (each.name for each in files(__package__).iterdir())
+    return sorted(name.removesuffix(_SUFFIX) for name in found if name.endswith(_SUFFIX))
+
+
+@cache
+def profile(name: str) -> dict[str, Any]:
+    """Returns the content of a profile.
+
+    Raises:
+        InvalidArgument: there is no profile of this name.
+    """
+    if name not in profile_names():
+        raise InvalidArgument("fake_gpus", name, "one of " + ", ".join(profile_names()))
+    data: dict[str, Any] = json.loads((files(__package__) / f"{name}{_SUFFIX}").read_text())
+    return data
+
+
+def nics(fake_gpus: str) -> tuple[PciDevice, ...]:
+    """Returns the NICs of a profile.
+
+    Raises:
+        InvalidArgument: there is no profile of this name.
+    """
+    return nics_from_profile(profile(fake_gpus))
+
+
+def gpu_source(fake_gpus: str) -> NvmlSource:
+    """Returns where an executor reads GPUs from: the driver, or a profile if one is named.
+
+    Raises:
+        InvalidArgument: there is no profile of this name.
+    """
+    if not fake_gpus:
+        return PynvmlSource()
+    data = profile(fake_gpus)
+    return FakeNvml(inventory_from_profile(data, data.get("memory_bytes", 80 * GIB)))

@@ -1,0 +1,101 @@
+"""Tells tasks by environment variables which devices their slot has.
+
+CUDA, containers and ROCm read the first three variables, and see no other GPUs. FINEGRAIN_DEVICES
+has everything, as JSON. All are set for slots without devices as well, so that a task there sees no
+GPU by accident.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from finegrain.cpu_assignment import CpuAssignment
+from finegrain.devices.device import GPU, DeviceShare, HostDevices
+from finegrain.devices.names import MIG_PREFIX
+from finegrain.errors import InvalidArgument
+
+CUDA: Final = "CUDA_VISIBLE_DEVICES"
+NVIDIA: Final = "NVIDIA_VISIBLE_DEVICES"
+ROCR: Final = "ROCR_VISIBLE_DEVICES"
+DEVICES: Final = "FINEGRAIN_DEVICES"
+
+_NO_DEVICES: Final = "void"
+"""For the NVIDIA container runtime: no GPU at all, not even its libraries."""
+
+
+def device_environment(host: HostDevices, assignment: CpuAssignment | None) -> dict[str, str]:
+    """Returns the variables that name a slot's devices.
+
+    Args:
+        host: devices of this executor that slots can have. Without GPUs among them, only
+            FINEGRAIN_DEVICES is set: the executor then gives out no GPUs, and tasks choose theirs.
+        assignment: what the slot has.
+    """
+    shares = assignment.devices if assignment is not None else ()
+    described = json.dumps([_described(host, each) for each in shares])
+    if not _gives_out_gpus(host):
+        return {DEVICES: described}
+    vendors = {each.uuid: each.vendor for each in host.devices}
+    gpus = [each for each in shares if _is_gpu(each.type)]
+    amd = [each.uuid for each in gpus if vendors.get(each.uuid) == "amd"]
+    nvidia = [each.uuid for each in gpus if vendors.get(each.uuid) != "amd"]
+    return {
+        CUDA: ",".join(nvidia),
+        NVIDIA: ",".join(nvidia) or _NO_DEVICES,
+        ROCR: ",".join(amd),
+        DEVICES: described,
+    }
+
+
+def check_not_overridden(host: HostDevices, env: Mapping[str, str]) -> None:
+    """Checks that a task does not set the variables that name its GPUs.
+
+    Raises:
+        InvalidArgument: it does, and this executor gives out GPUs.
+    """
+    if not _gives_out_gpus(host):
+        return
+    for name in (CUDA, NVIDIA, ROCR):
+        if name in env:
+            expected = "nothing: the executor sets it to the GPUs of the slot; request GPUs with it"
+            raise InvalidArgument(f"spec.env[{name}]", env[name], expected)
+
+
+def _gives_out_gpus(host: HostDevices) -> bool:
+    return any(_is_gpu(each.type) and each.capacity for each in host.devices)
+
+
+def _is_gpu(type_: str) -> bool:
+    return type_ == GPU or type_.startswith(MIG_PREFIX)
+
+
+def _described(host: HostDevices, share: DeviceShare) -> dict[str, Any]:
+    """Returns one device as FINEGRAIN_DEVICES shows it."""
+    device = next((e for e in host.devices if (e.type, e.uuid) == (share.type, share.uuid)), None)
+    found: dict[str, Any] = {
+        "type": share.type,
+        "minor": share.minor,
+        "uuid": share.uuid,
+        "share": dict(share.amounts),
+    }
+    if device is not None:
+        found["model"] = device.model
+        found["pci_address"] = device.pci_address
+        found["numa_node"] = device.numa_node
+        found["minor"] = device.minor  # it may have changed since the slot was placed
+    if share.functions:
+        found["functions"] = list(share.functions)
+    links = {
+        other: {"lanes": link.lanes, "path": link.path}
+        for link in host.links
+        for one, other in (
+            (link.first_uuid, link.second_uuid),
+            (link.second_uuid, link.first_uuid),
+        )
+        if one == share.uuid
+    }
+    if links:
+        found["links"] = links
+    return found
