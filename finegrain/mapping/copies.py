@@ -25,12 +25,13 @@ def copier(target: type[T], source: type, given: str = "") -> Callable[..., T]:
         `make(source, *, ...)`, with the given fields as keyword arguments.
 
     Raises:
-        MappingError: a field without a default is in neither, or `given` names an unknown field.
+        MappingError: a required field is neither in `source` nor in `given`, or `given` names an
+            unknown field.
     """
     passed, known, has = given.split(), attributes_of(target), attributes_of(source)
     if unknown := sorted(set(passed) - known.keys()):
         raise MappingError(f"{target.__name__} has no fields {', '.join(unknown)}")
-    # Checked once here, so that a forgotten field is not a TypeError in a rare path.
+    # Checked here, once, so that a forgotten field fails at the start and not in a rare call.
     missing = [
         name
         for name, each in known.items()

@@ -11,7 +11,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 class MappingError(TypeError):
-    """A class cannot be mapped as it is declared: its fields or the exceptions are wrong."""
+    """A class cannot be mapped: its fields, or the exceptions declared for them, are wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,10 @@ class Attribute:
         return self.default is MISSING and self.default_factory is MISSING
 
     def argument(self, expression: str, *, named: bool = False) -> str:
-        """Returns source code that passes it to the constructor.
+        """Returns source code that passes `expression` to the constructor as this field.
 
-        It is passed by position, which is faster, unless it is `named` or keyword-only.
+        Passing by position is faster, so the name is used only if `named` is true or the field is
+        keyword-only.
         """
         return f"{self.name}={expression}" if named or self.keyword_only else expression
 
@@ -82,14 +83,15 @@ def _resolved(kind: type) -> Mapping[str, Attribute]:
 def _hints_of(kind: type) -> Mapping[str, Any]:
     """Returns the types of the fields.
 
-    The type is Any for an annotation that only type checkers understand (`array[int]`), which no
-    mapper reads.
+    Some annotations cannot be evaluated at run time (`array[int]`). Their type is Any; no mapper
+    uses these fields.
     """
     known: dict[str, Any] = {}
     # Base classes first, so that the annotation of a subclass wins.
     for base in reversed(kind.__mro__):
         for name, annotation in vars(base).get("__annotations__", {}).items():
-            # One annotation at a time, so that one that fails does not lose the others.
+            # One annotation at a time, so that one that cannot be evaluated does not affect the
+            # others.
             alone = SimpleNamespace(__annotations__={name: annotation})
             try:
                 known |= get_type_hints(alone, vars(sys.modules[base.__module__]))
@@ -128,7 +130,7 @@ def split_optional(hint: Any) -> tuple[Any, bool]:
         return hint, False
     others = [each for each in get_args(hint) if each is not NoneType]
     if len(others) > 1:
-        # Several types have no common rule; `Any` is converted by the type of each value.
+        # A union of several types becomes `Any`: each value is converted by its own type.
         return Any, NoneType in get_args(hint)
     return others[0], True
 
@@ -139,7 +141,7 @@ def item_of(hint: Any) -> Any:
     Sequence types are `tuple[X, ...]`, `list[X]` and `Sequence[X]`.
     """
     origin, arguments = get_origin(hint), get_args(hint)
-    # Without the ellipsis it is a tuple of fixed length, whose items differ in type.
+    # A tuple type without the ellipsis has a fixed length, and its items may differ in type.
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis:
         return arguments[0]
     if isinstance(origin, type) and origin is not tuple and issubclass(origin, Sequence):
@@ -150,7 +152,8 @@ def item_of(hint: Any) -> Any:
 def pair_of(hint: Any) -> tuple[Any, Any] | None:
     """Returns the key and value types of a mapping type; None for other types.
 
-    The frozen form `tuple[tuple[K, V], ...]` counts as a mapping type, too.
+    A tuple of pairs, `tuple[tuple[K, V], ...]`, counts as a mapping type, too: it is the hashable
+    form.
     """
     origin, arguments = get_origin(hint), get_args(hint)
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -158,6 +161,6 @@ def pair_of(hint: Any) -> tuple[Any, Any] | None:
     item = item_of(hint)
     if origin is tuple and get_origin(item) is tuple and len(get_args(item)) == 2:
         key, value = get_args(item)
-        # `tuple[tuple[X, ...], ...]` is a list of lists, not a mapping.
+        # With an ellipsis (`tuple[tuple[X, ...], ...]`) the items are lists, so it is no mapping.
         return None if value is Ellipsis else (key, value)
     return None

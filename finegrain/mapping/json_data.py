@@ -1,7 +1,7 @@
 """Checks JSON data against the types of fields.
 
-The functions raise InvalidArgument, which names the path of the wrong part. Their argument `where`
-is the path of the data.
+The functions raise InvalidArgument, which names the path of the wrong part. The argument `where` is
+the path of the data, such as "job.requests[3]".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Reader = Callable[[Any, str], Any]
 """Reads data; the second argument is the path of the data, for errors."""
 
 Items = type[list[Any]] | type[tuple[Any, ...]]
-"""The type that a JSON list becomes."""
+"""The Python type that a JSON list is converted to."""
 
 
 def join_path(where: str, key: str) -> str:
@@ -40,7 +40,7 @@ def check_list(longest: int, data: Any, where: str) -> None:
 
 
 def check_object(name: str, data: Any, where: str) -> None:
-    """Raises InvalidArgument unless the data is an object; `name` is used if the path is empty."""
+    """Raises InvalidArgument unless the data is an object. The error has `name` for an empty path."""
     if not isinstance(data, Mapping):
         raise InvalidArgument(where or name, data, "an object")
 
@@ -63,8 +63,8 @@ def read_member(kind: type[Enum], members: Mapping[Any, Enum], data: Any, where:
 
 def read_plain(kind: type, data: Any, where: str) -> Any:
     """Returns data of a plain type: text, number or boolean."""
-    # In Python a bool is an int, so compare exact types. JSON writers may drop an empty fraction,
-    # so an int is accepted as a float.
+    # Exact types are compared, because in Python a bool is an int. Some JSON writers write 2.0 as
+    # 2, so an int is accepted where a float is expected.
     if type(data) is kind:
         return data
     if kind is float and type(data) is int:
@@ -89,7 +89,8 @@ def read_items(read: Reader, kind: Items, data: Any, where: str) -> Any:
 
 def read_plain_items(item: type, kind: Items, data: Any, where: str) -> Any:
     """Reads a list of plain items; faster than `read_items`."""
-    # One pass in C. Anything unusual, such as an int for a float, takes the slow path.
+    # This check runs in C. A list with any other type, such as an int for a float, is read by
+    # `read_items`.
     if type(data) is list and set(map(type, data)) <= {item}:
         return kind(data)
     return read_items(partial(read_plain, item), kind, data, where)

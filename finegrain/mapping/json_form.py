@@ -2,7 +2,8 @@
 
 Keys are the names of the fields. Enums are written by value, tuples as lists, mappings and tuples
 of (text, value) pairs as objects, times as RFC 3339 in UTC ("Z"), bytes as text (undecodable ones
-are replaced). Differences from these rules are listed by class in the forms of a `JsonCodec`.
+are replaced). A class that differs from these rules has a `JsonForm` in the forms of its
+`JsonCodec`.
 """
 
 from __future__ import annotations
@@ -49,19 +50,21 @@ _AS_THEY_ARE = frozenset((*PLAIN, NoneType))
 
 @dataclass(frozen=True, slots=True)
 class JsonForm:
-    """How the JSON of one class differs from its fields. Several names are separated by spaces.
+    """Says how the JSON of one class differs from its fields. Names in a text are separated by
+    spaces.
 
     Attributes:
-        omit: which fields are left out: none, those that are None, or those with their default.
-        always: fields that are written even then.
-        names: key by attribute, where they differ.
+        omit: the fields to leave out: no field, fields that are None, or fields that have their
+            default.
+        always: fields that are written even if `omit` would leave them out.
+        names: JSON keys by attribute, for attributes whose key differs from their name.
         hidden: attributes that are never written, and get their default when read.
         inline: attributes that are objects whose members are written beside the others.
         as_list: if true, a list of the fields in order is written instead of an object.
         ignore_unknown: if true, unknown keys are ignored even by a codec that rejects them.
-        write: replaces all of the above when writing: returns the data of a value.
-        read: replaces all of the above when reading: returns the value of the data at a path, or
-            raises InvalidArgument.
+        write: replaces all of the above when writing: returns the JSON data of a value.
+        read: replaces all of the above when reading: takes the data and its path, and returns the
+            value or raises InvalidArgument.
     """
 
     omit: Literal["nothing", "none", "default"] = "nothing"
@@ -104,10 +107,11 @@ class JsonCodec:
         Args:
             kind: a dataclass, or any type that a field may have.
             data: the parsed JSON.
-            where: path of the data, for errors; empty: the data is the whole.
+            where: path of the data, for errors; empty if the data is the whole document.
 
         Raises:
-            InvalidArgument: something is missing, unknown or of another type; it names the path.
+            InvalidArgument: a value is missing, unknown or of another type. The error names its
+                path.
         """
         reader = self._readers.get(kind) or self._reader(kind)
         return cast("T", reader(data, where))
@@ -127,7 +131,7 @@ class JsonCodec:
             return form.write
         if is_mapped(hint):
             return self._compiled_writer(hint, form or JsonForm())
-        # Before lists: frozen pairs are a tuple of items, too.
+        # Before lists, because a tuple of pairs would also match as a list.
         if (pair := pair_of(hint)) is not None:
             return self._pairs_writer(*pair)
         if (item := item_of(hint)) is not None:
@@ -137,7 +141,7 @@ class JsonCodec:
 
     def _runtime_writer(self, hint: Any) -> Callable[[Any], Any]:
         if hint is Any or hint is object or not isinstance(hint, type):
-            return self.to_json  # decided by the type of the value
+            return self.to_json  # chooses the writer by the type of each value
         if issubclass(hint, Enum):
             return lambda value: value.value
         if issubclass(hint, bytes):
@@ -164,7 +168,8 @@ class JsonCodec:
         if form.as_list:
             items = ", ".join(self._written(source, each) for each in shown)
             return source.compile("write(value)", [f"return [{items}]"])
-        # Nothing is left out: one dict display is faster than one statement per field.
+        # No field is left out, so one dict literal suffices. It is faster than one statement per
+        # field.
         if form.omit == "nothing":
             entries = (
                 ("**" if each.name in form.inline.split() else f"{keys[each.name]!r}: ")
@@ -177,7 +182,7 @@ class JsonCodec:
             if each.name in form.inline.split():
                 body.append(f"data.update({self._written(source, each)})")
                 continue
-            # What a reader could not supply by itself is always written.
+            # A field is left out only if a reader can supply the value: None, or the default.
             may_lack = each.optional if form.omit == "none" else not each.required
             if may_lack and each.name not in form.always.split():
                 # The test binds `item`, so that the next line need not read the attribute again.
@@ -193,7 +198,10 @@ class JsonCodec:
         return source.compile("write(value)", [*body, "return data"])
 
     def _written(self, source: Source, each: Attribute, name: str = "") -> str:
-        """Returns the expression of one field; `name`: the variable with its value, if any."""
+        """Returns the expression that writes one field.
+
+        `name` is the variable that already has the field's value; empty if there is none.
+        """
         access = name or f"value.{each.name}"
         if each.hint in PLAIN:
             return access
@@ -220,7 +228,7 @@ class JsonCodec:
             return form.read
         if is_mapped(hint):
             return self._compiled_reader(hint, form or JsonForm())
-        # Before lists: frozen pairs are a tuple of items, too.
+        # Before lists, because a tuple of pairs would also match as a list.
         if (pair := pair_of(hint)) is not None:
             key, value = pair
             frozen = item_of(hint) is not None
@@ -243,7 +251,7 @@ class JsonCodec:
         mapped = attributes_of(kind)
         if form.inline and self._refuse_unknown:
             raise MappingError(f"{kind.__name__} has inline members: all keys must be allowed")
-        # A hidden field without a default is read all the same: an instance cannot be made without
+        # A hidden field without a default is still read, because no instance can be made without
         # it.
         read = {
             name: form.names.get(name, name)
@@ -251,7 +259,7 @@ class JsonCodec:
             if name not in form.hidden.split() or mapped[name].required
         }
         body = self._object_checks(source, kind, form, list(read.values()))
-        # Null is a value, so an absent key needs a mark that no data can contain.
+        # A key may have the value null, so an absent key needs a marker that no data can contain.
         missing = source.bind(MISSING, "missing")
         for at, each in enumerate(mapped.values()):
             item = f"f{at}"
@@ -268,8 +276,7 @@ class JsonCodec:
                 position = list(read).index(each.name)
                 found = f"data[{position}] if len(data) > {position} else {missing}"
             if not form.as_list and each.hint in PLAIN and each.default is not MISSING:
-                # The default passes the same type check as data, so no separate test for absence is
-                # needed.
+                # The default passes the type check, so an absent key needs no test of its own.
                 default = source.bind(each.default, "default")
                 body.append(f"{item} = data.get({key!r}, {default})")
                 body += self._checked(source, each, item, key, first=True)
@@ -286,7 +293,7 @@ class JsonCodec:
     def _object_checks(
         self, source: Source, kind: type, form: JsonForm, keys: Sequence[str]
     ) -> list[str]:
-        """Returns the lines that check the data of a class as a whole."""
+        """Returns the lines that check an object before its fields are read: its type and keys."""
         if form.as_list:
             check = source.bind(partial(check_list, len(keys)), "check_list")
             return [f"if type(data) is not list or len(data) > {len(keys)}: {check}(data, w)"]
@@ -301,12 +308,13 @@ class JsonCodec:
     def _checked(
         self, source: Source, each: Attribute, item: str, key: str, *, first: bool = False
     ) -> list[str]:
-        """Returns the lines that convert one item that is present.
+        """Returns the lines that check and convert one item that is present.
 
-        With `first`, no `if` about the same item is before them.
+        The lines start with `if` if `first` is true, else with `elif` or `else`: they then continue
+        an `if` about the same item.
         """
-        # The same path as `join_path` returns, without a call in the generated code: it is rarely
-        # needed.
+        # An expression for the path that `join_path` returns. It is evaluated only if the item must
+        # be converted or is wrong.
         path = f"w + {f'.{key}'!r} if w else {key!r}"
         lines = []
         if isinstance(each.hint, type) and issubclass(each.hint, StrEnum):
@@ -336,12 +344,12 @@ def _same(value: Any) -> Any:
 
 
 def _differs(source: Source, each: Attribute, item: str) -> str:
-    """Returns the expression that is true if an item is not the default of its field."""
+    """Returns the expression that is true if an item differs from the default of its field."""
     default = each.default if each.default is not MISSING else each.default_factory()
     # Identity is enough for these, and is faster than a comparison.
     if default is None or isinstance(default, Enum):
         return f"({item}) is not {source.bind(default, 'default')}"
-    if not default and not each.optional:  # no comparison: it is slow for some types
+    if not default and not each.optional:  # truth value: comparison is slow for some types
         return item
     return f"({item}) != {source.bind(default, 'default')}"
 

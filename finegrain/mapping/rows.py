@@ -17,32 +17,32 @@ Row = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """How values of a type are stored: `write` returns the stored form, `read` the value."""
+    """Converts values of one type: `write` returns the stored form, `read` the value."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
 
 
 FLOAT = Text(repr, float)
-"""A float as text, which is exact in every database."""
+"""Stores a float as text, because a text is exact in every database."""
 
 WORD = Text(str, str)
-"""A text that may be an enum member, which some drivers would store in another way."""
+"""Stores an enum member as plain text, because some drivers treat enum members differently."""
 
 
 @dataclass(frozen=True)
 class RowCodec(Generic[T]):
     """Writes and reads the rows of one class.
 
-    Enums are stored as text, and booleans as the driver stores them; None stays None.
+    Enums are stored as text. Booleans and None are passed to the driver unchanged.
 
     Attributes:
         kind: the dataclass.
         columns: names of the columns, in order; each is the name of an attribute.
-        texts: how values of other types are stored, by type (without `| None`).
-        exceptions: columns whose attribute has another name, or is stored in another way than
-            `texts` says: by column, the path of the attribute ("spec.request.allocation_id"), or
-            a pair of its path and a `Text`.
+        texts: converters for values of other types, by type (without `| None`).
+        exceptions: columns whose attribute has another name or another converter than in `texts`.
+            Maps the column to the path of the attribute ("spec.request.allocation_id"), or to a
+            pair of that path and a `Text`.
         parts: paths of nested dataclasses whose fields have their own columns ("spec").
         unstored: paths of attributes that have no column ("booked spec.gang_id").
     """
@@ -56,7 +56,7 @@ class RowCodec(Generic[T]):
 
     @cached_property
     def encode(self) -> Callable[[T], Row]:
-        """Returns the row of a value; compiled on first use.
+        """The function that returns the row of a value; compiled on first use.
 
         Raises:
             MappingError: a column has no attribute.
@@ -65,7 +65,7 @@ class RowCodec(Generic[T]):
 
     @cached_property
     def decode(self) -> Callable[[Sequence[Any]], T]:
-        """Returns the value of a row; compiled on first use.
+        """The function that returns the value of a row; compiled on first use.
 
         Attributes without a column get their default.
 
@@ -102,7 +102,7 @@ def _compile_decode(codec: RowCodec[Any]) -> Callable[..., Any]:
             if inner in parts:
                 arguments.append(each.argument(made(each.hint, inner), named=has_gap))
             elif access in stored:
-                # After an argument that is left out, the next ones cannot be passed by position.
+                # After an argument that is left out, all further ones must be passed by name.
                 arguments.append(each.argument(stored[access], named=has_gap))
             elif inner in unstored and not each.required:
                 unstored.remove(inner)
@@ -115,7 +115,7 @@ def _compile_decode(codec: RowCodec[Any]) -> Callable[..., Any]:
     if unstored:
         names = ", ".join(sorted(unstored))
         raise MappingError(f"{codec.kind.__name__} stores {names}, or has no such attribute")
-    # Unpacking also rejects a row with another number of columns.
+    # The unpacking raises ValueError if the row has another number of columns.
     columns = ", ".join(f"c{at}" for at in range(len(codec.columns)))
     return source.compile("decode(row)", [f"{columns}, = row", f"return {value}"])
 
@@ -130,7 +130,7 @@ def _located(codec: RowCodec[Any]) -> dict[str, tuple[Attribute, str]]:
     for column in codec.columns:
         exception = codec.exceptions.get(column, column)
         path = exception if isinstance(exception, str) else exception[0]
-        # A column of a part has the plain name of the part's field.
+        # The column is not a field of the class itself, so it must be a field of one of the parts.
         if path == column and path not in attributes_of(codec.kind):
             holders = [part for part in parts if path in attributes_of(owners[part])]
             if not holders:
@@ -178,7 +178,7 @@ def _loaded(
         # Some databases return 0 and 1.
         value = f"{source.bind(bool, 'bool')}({access})"
     elif isinstance(hint, type) and issubclass(hint, Enum):
-        # A dict is faster: calling the enum would cost as much as the rest of the row.
+        # A dict of members, because calling the enum costs as much as decoding the rest of the row.
         value = f"{source.bind({each.value: each for each in hint}, 'members')}[{access}]"
     else:
         return access

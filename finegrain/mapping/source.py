@@ -1,7 +1,7 @@
 """Compiles the functions that the mappers generate.
 
-Straight-line code is several times faster than a loop over fields; `dataclasses` and attrs generate
-their methods for the same reason.
+The generated code handles each field in a statement of its own, which is several times faster than
+a loop over the fields. `dataclasses` and attrs generate their methods for the same reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _numbers = count(1)
 
 
 class Source:
-    """The names that one generated function uses, and its compilation."""
+    """Compiles one generated function, and collects the names that it uses."""
 
     def __init__(self) -> None:
         self._names: dict[str, Any] = {}
@@ -23,7 +23,7 @@ class Source:
     def bind(self, value: object, hint: str = "bound") -> str:
         """Returns the name by which the generated function refers to a value."""
         for name, known in self._names.items():
-            # By identity: 1, 1.0 and True are equal, but generated code must not mix them up.
+            # Compared by identity: 1, 1.0 and True are equal, but must get different names.
             if known is value:
                 return name
         name = f"_{hint}_{len(self._names)}"
@@ -31,17 +31,18 @@ class Source:
         return name
 
     def compile(self, signature: str, body: Iterable[str]) -> Callable[..., Any]:
-        """Returns the function `signature` ("name(parameters)") with these lines as its body.
+        """Returns the function with this signature ("name(parameters)") and these lines as its
+        body.
 
         Tracebacks show the generated lines.
         """
         text = "\n    ".join([f"def {signature}:", *body]) + "\n"
         name = signature.partition("(")[0]
         file = f"<mapping {next(_numbers)}: {name}>"
-        # Without a modification time, `linecache` never looks for the file on disk.
+        # The modification time is None, so `linecache` never looks for the file on disk.
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         namespace = dict(self._names)
-        # Safe: the text has only names of classes and fields, never data.
+        # Safe, because the generated text has only names of classes and fields, never data.
         exec(compile(text, file, "exec"), namespace)  # noqa: S102
         function: Callable[..., Any] = namespace[name]
         return function

@@ -1,7 +1,7 @@
 """The JSON form of stored values: in table rows, job events and checkpoints.
 
-Several versions of the programs read it. So a class may gain fields with a default; any other
-change needs a migration. Data with unknown keys was written by something else, and is rejected.
+Other versions of the programs read these values. So a class may gain fields that have a default;
+any other change needs a migration. Data with an unknown key is rejected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from finegrain.values.isolation import Isolation
 FORMS = {
     **PROFILE_FORMS,
     CpuPolicy: JsonForm(omit="default"),
-    HostPolicy: JsonForm(omit="none"),  # absent settings are unset in that layer
+    HostPolicy: JsonForm(omit="none"),  # None: this layer of the policy leaves the setting unset
     CpuAssignment: JsonForm(omit="default", always="qos"),
     PoolName: JsonForm(as_list=True),
     DeviceShare: JsonForm(omit="default"),

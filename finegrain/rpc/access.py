@@ -1,4 +1,7 @@
-"""Access rules: which token each method needs, and how large a request may be. Deny by default."""
+"""Access rules: which token each method needs, and how large a request may be.
+
+A method that is not in an access table is denied.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ SMALL_BYTES = 64 * KIB
 
 
 class Access(Enum):
-    """What a caller must show."""
+    """The token that a caller must show."""
 
     NONE = "none"  # any caller; only for health checks
     USER = "user"  # the user token or the cluster token
@@ -109,7 +112,7 @@ _TASK = {"SubmitTask", "WriteTaskInput"}  # 64 KiB of input plus its envelope
 
 
 def request_bytes_max(method: str) -> int:
-    """Returns the largest accepted request in bytes of a method ("/service/Name")."""
+    """Returns the maximum size of a request to a method ("/service/Name"), in bytes."""
     name = method.rpartition("/")[2]
     if name in _LARGE:
         return LARGE_BYTES
@@ -131,7 +134,7 @@ class Caller:
         return self.token_kind == "cluster"
 
     def owns(self, job_secret_sha256: str) -> bool:
-        """True if the caller showed the secret with this hash. An empty hash has no owner."""
+        """True if the caller showed the job secret with this hash. Always false for an empty hash."""
         if self.job_secret is None or not job_secret_sha256:
             return False
         return same_secret(sha256_hex(self.job_secret), job_secret_sha256)
@@ -139,11 +142,11 @@ class Caller:
 
 @dataclass(slots=True)
 class TokenHashes:
-    """SHA-256 in hex of the tokens that a server accepts.
+    """SHA-256 hashes, in hex, of the tokens that a server accepts.
 
-    If `user_sha256` is empty, no user token is accepted. If it is None, the user token is not known
-    yet, and calls with a possible user token get UNAVAILABLE. It may change while the server runs:
-    an executor receives it on registration.
+    `user_sha256` may change while the server runs: an executor receives it on registration. Until
+    then it is None, and calls with a possible user token get UNAVAILABLE. If it is empty, no user
+    token is accepted.
     """
 
     cluster_sha256: str
@@ -189,13 +192,14 @@ def identify(
             "the call carries no token; name the token file with --token-file or "
             "FINEGRAIN_TOKEN_FILE (the resource manager keeps it in its state directory)"
         )
-    # Servers keep hashes only, so a dump of their memory or state reveals no token.
+    # A server stores only hashes, so a dump of its memory or state reveals no token.
     shown = sha256_hex(token)
     if same_secret(shown, hashes.cluster_sha256):
         # The cluster token is also good for every call that needs only the user token.
         return Caller(token_kind="cluster", job_secret=secret, peer=peer)
     if hashes.user_sha256 is None and need is Access.USER:
-        # UNAUTHENTICATED is final: a client would give up a task that still runs.
+        # UNAVAILABLE, because clients treat UNAUTHENTICATED as final and would give up a task that
+        # still runs.
         raise Unavailable(
             "this executor cannot check the user token before it has registered with the resource "
             "manager; try again, and if that does not help, check that the resource manager is "

@@ -17,13 +17,13 @@ def parse_address(text: str, field: str = "address") -> tuple[str, int]:
     Raises:
         InvalidArgument: it does not have the form "host:port".
     """
-    # From the right, because IPv6 addresses contain colons.
+    # Split at the last colon, because IPv6 addresses contain colons.
     host, colon, port_text = text.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     bare = host[1:-1] if bracketed else host
     if not colon or not _is_host(bare, bracketed=bracketed):
         raise InvalidArgument(field, text, _EXPECTED)
-    # `isdigit` alone accepts digits of other scripts, and `int` would read them.
+    # `isdigit` alone also accepts digits of other scripts, and `int` converts them.
     if not (port_text.isascii() and port_text.isdigit() and len(port_text) <= 5):
         raise InvalidArgument(field, text, _EXPECTED)
     if int(port_text) > 65_535:
@@ -49,7 +49,7 @@ def format_address(host: str, port: int) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """True if the host of "host:port" is certainly this host."""
+    """True if the host of "host:port" is certainly this machine: localhost or a loopback IP."""
     host, _ = parse_address(address)
     if host == "localhost":
         return True

@@ -1,7 +1,8 @@
 """gRPC channels: transport settings for both ends, tokens, TLS and deadlines.
 
-The settings (measured on grpcio 1.85) make a failed peer noticed soon and a restarted one reachable
-soon. Calls are made through the generated stubs, on the channels that this module opens.
+The settings were measured on grpcio 1.85. With them, a channel soon notices a failed peer, and soon
+reconnects to a restarted one. Callers use the generated stubs on the channels that this module
+opens.
 """
 
 from __future__ import annotations
@@ -141,8 +142,8 @@ def open_channel(
         tls: certificate and key files; None: no TLS.
         token: sent with every call.
         insecure: if true, allows sending the token beyond loopback without TLS.
-        leave_frozen_after_s: for callers that switch to another address on failure. A frozen peer
-            is given up after this time, at least 2 s, and the channel does not retry calls.
+        leave_frozen_after_s: for callers that switch to another address on failure. The channel
+            gives up a frozen peer after this time, at least 2 s, and does not retry calls.
 
     Raises:
         InvalidArgument: the address is malformed.
@@ -250,7 +251,7 @@ def _options(
 ) -> list[tuple[str, int | str]]:
     options = list(CHANNEL_OPTIONS)
     if leave_frozen_after_s is not None:
-        # Half of the time passes before the ping, half is the wait for its answer.
+        # The ping is sent after half of the time. Its answer must arrive within the other half.
         half_ms = max(2 * PING_INTERVAL_MS_MIN, round(leave_frozen_after_s * 500))
         sooner = (
             "grpc.keepalive_time_ms",
@@ -272,7 +273,8 @@ def _token_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
 class _Call:
     """A gRPC multi-callable that adds the token, and a deadline if one is configured.
 
-    An interceptor would do, too, but those of grpc.aio wrap every call in its own task.
+    An interceptor could do the same, but grpc.aio runs every intercepted call in a task of its own,
+    which is slower.
     """
 
     def __init__(self, inner: Any, extra: Sequence[tuple[str, str]], deadline_s: float | None):
@@ -291,7 +293,8 @@ class _Call:
 
     def _filled(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         if kwargs.get("timeout") is None:
-            # For streams this is None: they last as long as their caller reads.
+            # For streams this is None: a stream has no deadline, and ends when its caller stops
+            # reading.
             kwargs["timeout"] = self._deadline_s
         if self._extra:
             kwargs["metadata"] = (*self._extra, *(kwargs.get("metadata") or ()))

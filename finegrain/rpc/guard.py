@@ -1,7 +1,8 @@
-"""The wrapper of every served method: access, size and time limits, error statuses, and stopping.
+"""Wraps every served method: checks access and size, limits the time, and converts errors.
 
-Each call is checked in this order: the caller's access, then the form and size of the request. Then
-the handler runs, and its error becomes the call's status.
+The wrapper first checks the caller's access, then the form and size of the request. Then it runs
+the handler, and converts an error of the handler to the status of the call. It also ends open
+streams when the server stops.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from finegrain.rpc.access import Access, TokenHashes, enter_call, identify, requ
 from finegrain.rpc.status import Metadata, status_code_of, status_of
 
 UNARY_TIME_MAX_S = 60.0
-"""Time limit of a unary handler, whatever deadline its caller has set."""
+"""Time limit of a unary handler. It holds even if the caller has set a later deadline."""
 
 Gate = Callable[[], FinegrainError | None]
-"""Returns the error with which to refuse every call at the moment; None: calls are served."""
+"""Returns the error with which the server rejects every call at the moment, or None to serve calls.
+"""
 
 Observer = Callable[[str, str, float], None]
 """Called after every call with method, status name and duration in seconds."""
@@ -49,20 +51,20 @@ class ServerLifecycle:
     stopping: bool = False
 
     def end_streams(self) -> None:
-        """Ends every open stream with UNAVAILABLE. The caller has set `stopping` before."""
+        """Ends every open stream with UNAVAILABLE. The caller must set `stopping` first."""
         for stream in list(self.streams):
             stream.end()
 
 
 class OpenStream:
-    """A stream whose handler runs.
+    """A stream whose handler is running. While its `with` block runs, it is in the set of open
+    streams.
 
-    As a context manager, it keeps itself in the set of open streams.
-
-    Between two messages of a handler, the task runs gRPC's code, which sends the last one. A
-    cancellation at that point never reaches the handler. gRPC ends the task without a status, and
-    the call stays open until its client or the end of the grace period cancels it. So `sending`
-    marks when not to cancel; the wrapper then checks `ServerLifecycle.stopping` when it continues.
+    After the handler yields a message, the same task runs gRPC's code, which sends the message. A
+    cancellation at that point never reaches the handler: gRPC ends the task without a status. The
+    call then stays open until the client cancels it or the grace period ends. So `end` does not
+    cancel while `sending` is true. The wrapper checks `ServerLifecycle.stopping` after the message
+    is sent.
     """
 
     def __init__(self, streams: set[OpenStream]) -> None:
@@ -113,13 +115,15 @@ class GuardedMethod:
     async def unary_unary(self, request: Any, context: Any) -> Any:
         started = time.perf_counter()
         try:
-            # Access comes first: a caller without it learns nothing about the request's form.
+            # Access is checked first, so that a caller without access learns nothing about the
+            # expected form of a request.
             self._admit(context)
             self._check(request)
             async with asyncio.timeout(UNARY_TIME_MAX_S):
                 answer = await self._handler.unary_unary(request, context)
         except BaseException as error:
-            # This aborts the call by raising, so the `raise` below is for what has no status.
+            # `_fail` aborts the call by raising. So the `raise` below is reached only for an error
+            # that has no status.
             await self._fail(error, context, started)
             raise
         self._done("OK", started)
@@ -161,14 +165,15 @@ class GuardedMethod:
                 self._admit(context)
                 self._refuse_when_stopping()
                 messages = begin()
-                if asyncio.iscoroutine(messages):  # writes with context.write instead of yielding
+                # The handler is no generator: it sends messages itself, with `context.write`.
+                if asyncio.iscoroutine(messages):
                     await messages
                 else:
                     async for message in messages:
                         stream.sending = True
                         yield message
-                        # `end` leaves a stream alone while gRPC sends for it, so it has to end
-                        # here.
+                        # `end` does not cancel while gRPC sends a message, so a stream may have to
+                        # be ended here.
                         stream.sending = False
                         self._refuse_when_stopping()
             except GeneratorExit:
@@ -178,7 +183,8 @@ class GuardedMethod:
                 await self._fail(error, context, started)
                 raise
             finally:
-                # Else the handler's cleanup would wait for the garbage collector.
+                # Otherwise the handler's cleanup would run only when the generator is garbage
+                # collected.
                 if hasattr(messages, "aclose"):
                     await messages.aclose()
         self._done("OK", started)
@@ -221,8 +227,8 @@ class GuardedMethod:
             self._done("ABORTED", started)
             return
         if isinstance(error, asyncio.CancelledError):
-            # The caller has cancelled, so no status would be read. Otherwise `end_streams` has
-            # cancelled the handler, and the caller should try again.
+            # The caller has cancelled the call, so it would not read a status. In all other cases
+            # `end_streams` has cancelled the handler, and the status asks the caller to try again.
             if not self._lifecycle.stopping or context.cancelled():
                 self._done("CANCELLED", started)
                 return
@@ -232,7 +238,7 @@ class GuardedMethod:
         elif isinstance(error, NotImplementedError):
             error = FinegrainError(f"{self._method} is not served here")
         elif not isinstance(error, FinegrainError):
-            # The process is being interrupted or is exiting; this is no failure of the call.
+            # KeyboardInterrupt or SystemExit: the process ends, and the call itself has not failed.
             if not isinstance(error, Exception):
                 return
             _log.error("call_failed", exc_info=error, extra={"method": self._method})
@@ -250,7 +256,7 @@ class GuardedMethod:
                     "peer": context.peer(),
                 },
             )
-        # Recorded before the abort, which raises.
+        # Record first, because the abort below raises.
         self._done(status_code_of(error).name, started)
         code, message, trailing = status_of(error)
         await _abort(context, code, message, trailing)
@@ -268,9 +274,9 @@ async def _abort(context: Any, code: grpc.StatusCode, message: str, trailing: Me
 
 
 def tolerant(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Returns a decoder that does not raise: bytes that are no message become `_Malformed`.
+    """Returns a decoder that does not raise: it returns `_Malformed` for bytes that are no message.
 
-    So the call is rejected by the wrapper, with a proper status.
+    The wrapper then rejects the call with INVALID_ARGUMENT.
     """
 
     def attempt(data: bytes) -> Any:

@@ -1,6 +1,6 @@
-"""A cache of message parts that occur often, by their bytes, so that each is converted once.
+"""Caches the decoded values of message parts that occur often. The key is the bytes of the part.
 
-The cached values are shared, so callers must not change them.
+All callers share the cached values, so they must not change them.
 """
 
 from __future__ import annotations
@@ -9,26 +9,27 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-DATA_BYTES_MAX = 1_024  # larger ones are not cached: callers choose these bytes
+DATA_BYTES_MAX = 1_024  # longer parts are not cached: remote callers choose the bytes
 
 
 class Known(Generic[T]):
-    """Up to `most` values by the bytes that they were decoded from; when it is full, it is emptied.
+    """Holds up to `most` decoded values. When it is full, the next addition empties it first.
 
-    Several threads may use it at once, because every operation is a single dict operation.
+    Several threads may use it at once, because each access is a single dict operation.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._values: dict[bytes, T] = {}
-        # Bound once for speed, so the dict may be cleared but never replaced.
+        # The method of this dict is looked up once, for speed. So the dict may be cleared, but
+        # never be replaced by another one.
         self.get = self._values.get
 
     def keep(self, data: bytes, value: T) -> None:
-        """Adds a value that was checked."""
+        """Adds a value that the caller has decoded from `data` and checked."""
         if len(data) > DATA_BYTES_MAX:
             return
         if len(self._values) >= self._most:
-            # Callers choose the bytes: a limit keeps them from filling the memory.
+            # Remote callers choose the bytes. The limit stops them from filling the memory.
             self._values.clear()
         self._values[data] = value

@@ -1,8 +1,8 @@
-"""Chooses which of several resource managers to call, by trying and by their hints.
+"""Chooses which of several resource managers a client calls.
 
-A standby names the leader that it knows. The first such hint is followed at once, but each hint
-only once until a call succeeds. So two standbys that name each other, or a leader that no longer
-exists, are tried with the ordinary delays. This module makes no calls.
+A standby rejects calls and names the leader that it knows: this is a hint. A client follows a hint
+at once, but the same hint only once until a call succeeds. Otherwise it would switch without any
+delay between two standbys that name each other. This module makes no calls.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Leaders:
         self._current = self._addresses[0]
         self._last_listed = self._current
         self._followed: set[str] = set()  # hints that were followed since the last success
-        self._current_confirmed = True  # the current one was named as leader, or has answered
+        # a standby named the current address as the leader, or it has answered a call
+        self._current_confirmed = True
 
     @property
     def current(self) -> str:
@@ -58,24 +59,26 @@ class Leaders:
             error: its error, which may name the leader.
 
         Returns:
-            True if the current address is worth calling at once: it was named as the leader, or has
-                answered another call.
+            True if the caller should call the current address without delay, because a standby
+            named
+                it as the leader, or because it has answered another call.
         """
         if address != self._current:
             # Another call has failed here before and has already switched.
             return self._current_confirmed
         hint = self._hint(error)
-        if hint == address:  # it is just becoming the leader
+        if hint == address:  # it names itself: it is about to become the leader
             self._current_confirmed = False
             return False
         if hint and hint not in self._followed:
-            # Once only, because two standbys may name each other until one of them leads.
+            # Only once, because two standbys may name each other until one of them becomes leader.
             self._followed.add(hint)
             self._switch_to(hint)
             self._current_confirmed = True
             return True
         self._current_confirmed = False
-        # A hint may have led to an address outside the list, so go on from the last listed one.
+        # The current address may come from a hint and not be in the list. So the next address is
+        # the one after the last listed address.
         place = self._addresses.index(self._last_listed)
         self._switch_to(self._addresses[(place + 1) % len(self._addresses)])
         return False
@@ -98,5 +101,5 @@ class Leaders:
             return False
         if self._tls is not None:
             return True
-        # Without TLS, a false hint could have the token sent to another host.
+        # Without TLS, a false hint could make the client send its token to a foreign host.
         return is_loopback(hint) and is_loopback(self._current)

@@ -1,4 +1,4 @@
-"""The gRPC server of all processes: every call passes the same wrapper (`guard.py`).
+"""The gRPC server that all daemons use. Every call passes through the same wrapper (`guard.py`).
 
 It serves the methods in its access table and no others. Servicer methods are `async`; they raise
 `FinegrainError` and never set status codes.
@@ -48,7 +48,7 @@ class _Recorder:
         self.services: dict[str, dict[str, Any]] = {}
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """Records handlers; newer generated code passes them to the other method, too."""
+        """Records handlers. Newer generated code also calls `add_registered_method_handlers`."""
         for handler in handlers:
             name, methods = handler.service_name(), getattr(handler, "_method_handlers", {})
             plain = {full.rpartition("/")[2]: each for full, each in methods.items()}
@@ -63,11 +63,11 @@ class GuardedServer:
 
     Args:
         listen: where to listen; port 0 lets the kernel choose.
-        access: what each method needs; a method that is not listed makes `add` fail.
+        access: the token that each method needs; `add` fails for a method that is not listed.
         tokens: hashes of the accepted tokens; may change while the server runs.
         observe: called after every call.
-        gate: returns the error with which to refuse calls at the moment. It is called after the
-            caller was identified; health and reflection do not use it.
+        gate: returns the error with which the server rejects calls at the moment, or None. It is
+            called after the caller was identified. Health and reflection calls do not use it.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class GuardedServer:
         """Binds the address and starts to serve. Returns the address with the actual port.
 
         Args:
-            serving: what the health service answers at first.
+            serving: if true, the health service first reports SERVING, else NOT_SERVING.
 
         Raises:
             ConfigurationError: the address cannot be bound; the message says what to do.
@@ -124,7 +124,8 @@ class GuardedServer:
         if self._listen.reflection:
             self._add_reflection()
         host, port = parse_address(self._listen.address, "listen.address")
-        # Try to bind first: gRPC gives no reason for a failure, and writes to standard error.
+        # Try a plain bind first, because gRPC reports a failure without its reason, and also writes
+        # to standard error.
         if (number := _why_not_bound(host, port)) is not None:
             raise bind_error(self._listen.address, number)
         try:
@@ -144,7 +145,7 @@ class GuardedServer:
         return format_address(host, bound)
 
     async def set_serving(self, serving: bool) -> None:
-        """Sets what the health service answers from now on."""
+        """Sets whether the health service reports SERVING or NOT_SERVING."""
         if self._health is not None:
             from grpc_health.v1 import health_pb2
 
@@ -154,10 +155,10 @@ class GuardedServer:
     async def stop(self, grace_s: float = 1.0) -> None:
         """Stops the server: ends streams at once, and unary calls after `grace_s` seconds.
 
-        A stream whose client does not read the message that is being sent also ends after
-        `grace_s`.
+        A stream that is still sending a message, because its client does not read, also ends after
+        `grace_s` seconds.
         """
-        # Set first: a handler that is cancelled below is then answered with UNAVAILABLE.
+        # Set before streams end: a handler that is cancelled below then ends with UNAVAILABLE.
         self._lifecycle.stopping = True
         await self.set_serving(False)
         self._lifecycle.end_streams()
@@ -193,7 +194,7 @@ class GuardedServer:
         need = self._access.get(method)
         if need is None:
             raise ConfigurationError(f"method {method} has no entry in the access table")
-        # Health checks are answered even while the gate refuses calls, as a standby does.
+        # Health checks must work even while the gate rejects calls, as on a standby.
         gated = method not in _OPEN_METHODS
         call = GuardedMethod(self._lifecycle, method, need, handler, gated=gated)
         decode = tolerant(handler.request_deserializer)
@@ -245,8 +246,8 @@ def _why_not_bound(host: str, port: int) -> int | None:
         return errno.EADDRNOTAVAIL
     for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as probe:
-            # As for the real socket: else the closed connections of an earlier server would block
-            # the port.
+            # gRPC sets this option on its socket, too. Without it, closed connections of an earlier
+            # server would block the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(address)

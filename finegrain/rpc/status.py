@@ -1,7 +1,7 @@
-"""Converts errors to gRPC statuses and back: the only table from error classes to status codes.
+"""Converts errors to gRPC statuses and back. It has the only table of status codes by error class.
 
-A status carries google.rpc.Status details: ErrorInfo with the reason, BadRequest and RetryInfo. At
-the caller, it becomes an error of the same class again.
+A status carries google.rpc.Status details: ErrorInfo with the reason, BadRequest and RetryInfo. The
+caller converts the status back to an error of the same class.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ It is a hint and may be outdated.
 _PUSHBACK = ("grpc-retry-pushback-ms", "-1")
 """Tells the caller's channel not to retry by itself: the leader has another address."""
 
-_TEXT_MAX = 800  # of a message: it is sent twice in metadata, whose hard limit is 16 KiB
+# longest message, in characters: it is sent twice in metadata, whose hard limit is 16 KiB
+_TEXT_MAX = 800
 _DETAIL_MAX = 200
 _DETAILS_MAX = 16
 
@@ -62,9 +63,10 @@ _CLASS_BY_STATUS: dict[grpc.StatusCode, type[FinegrainError]] = {
     grpc.StatusCode.UNIMPLEMENTED: errors.FailedPrecondition,
 }
 for _class, _status in STATUS_BY_CLASS.items():
-    # The first class of a status wins, so UNAVAILABLE without a reason is no StoreError.
+    # If several classes have the same status, the first one is used. So UNAVAILABLE without a
+    # reason becomes Unavailable and not StoreError.
     _CLASS_BY_STATUS.setdefault(_status, _class)
-# The general class: the table has more special ones before it.
+# Set explicitly, because the loop above has found IllegalTransition first.
 _CLASS_BY_STATUS[grpc.StatusCode.INTERNAL] = errors.FinegrainError
 
 _CLASS_BY_REASON: dict[Reason, type[FinegrainError]] = {
@@ -102,12 +104,14 @@ Metadata = tuple[tuple[str, str | bytes], ...]
 
 
 def status_code_of(error: FinegrainError) -> grpc.StatusCode:
-    """Returns the status code of an error, by its nearest class in the table."""
+    """Returns the status code of an error: that of its nearest base class in the table."""
     return next(STATUS_BY_CLASS[base] for base in type(error).__mro__ if base in STATUS_BY_CLASS)
 
 
 def status_of(error: FinegrainError) -> tuple[grpc.StatusCode, str, Metadata]:
-    """Returns what a server sends for an error: code, message, and details as trailing metadata."""
+    """Returns the code, message and trailing metadata (with details) that a server sends for an
+    error.
+    """
     code = status_code_of(error)
     message = _cut(error.message, _TEXT_MAX)
     status = status_pb2.Status(code=code.value[0], message=message)
@@ -134,7 +138,7 @@ def error_from_rpc(error: grpc.RpcError, address: str = "") -> FinegrainError:
     """Converts a failed call to an error of the same class as at the server.
 
     Args:
-        error: from a blocking or an asyncio call.
+        error: error of a blocking or an asyncio call.
         address: address of the server, for the message if it did not answer.
     """
     call = cast("grpc.Call", error)
@@ -142,7 +146,7 @@ def error_from_rpc(error: grpc.RpcError, address: str = "") -> FinegrainError:
     text = (call.details() if hasattr(error, "details") else str(error)) or ""
     status = _details_of(call.trailing_metadata() if hasattr(error, "trailing_metadata") else ())
     info = _unpack(status, error_details_pb2.ErrorInfo)
-    # gRPC itself, a proxy or another service has answered.
+    # Without our details, the status comes from gRPC itself, a proxy or another service.
     if info is None or info.domain != DOMAIN:
         return _bare(code, text, address)
     retry = _unpack(status, error_details_pb2.RetryInfo)
@@ -171,15 +175,15 @@ def _build(
     details: Mapping[str, str],
     retry_s: float | None,
 ) -> FinegrainError:
-    """Creates an error; `fallback` is its class if the reason alone does not determine it."""
+    """Creates an error. Its class depends on the reason; `fallback` is used for other reasons."""
     reason = Reason(reason_text) if reason_text in Reason.__members__ else None
     cls = _CLASS_BY_REASON.get(reason, fallback) if reason else fallback
     kept = dict(details)
     if reason is None and reason_text:
-        kept.setdefault("reason", reason_text)  # from a newer version
+        kept.setdefault("reason", reason_text)  # a reason that only newer versions know
     error: FinegrainError
     if issubclass(cls, InvalidArgument):
-        # Its constructor composes a message, but the server's message is kept word for word.
+        # The constructor composes a message of its own. It is replaced by the server's message.
         error = InvalidArgument(kept.get("field", ""), "", kept.get("expected", ""))
         error.message, error.args = message, (message,)
         error.reason = reason or error.reason

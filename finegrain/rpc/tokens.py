@@ -25,7 +25,7 @@ TOKEN_PATTERN = re.compile(r"[A-Za-z0-9_.~+/=-]{16,512}")
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Both tokens; their repr is hidden."""
+    """Both tokens. `repr` does not show them."""
 
     cluster: str = field(repr=False)
     user: str = field(repr=False)
@@ -59,9 +59,10 @@ def read_token(path: Path) -> str:
     details = {"path": path}
     try:
         with open(path, encoding="ascii") as file:
-            # Of the open file, so that it cannot be replaced between the check and the reading.
+            # The mode is read from the open file, so that no process can replace the file between
+            # this check and the reading.
             mode = os.fstat(file.fileno()).st_mode
-            # The path may name any file, so the amount is limited.
+            # The path may name any file, even a huge one, so the amount is limited.
             text = file.read(4096).strip()
     except FileNotFoundError:
         raise ConfigurationError(
@@ -101,7 +102,8 @@ def same_secret(left: str, right: str) -> bool:
 def _ensure(path: Path, *, mode: int, gid: int) -> str:
     if not path.exists():
         _create(path, mode=mode, gid=gid)
-    # Read even after creating it: the file of another process may have been first.
+    # Read even if this process has just tried to create it: another process may have been faster,
+    # and then its token is valid.
     return read_token(path)
 
 
@@ -113,16 +115,16 @@ def _create(path: Path, *, mode: int, gid: int) -> None:
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
             file.write(secrets.token_urlsafe(32) + "\n")
             if gid >= 0:
-                # Group before mode: otherwise the process's own group could read the file for a
-                # moment.
+                # Set the group before the mode. Otherwise the process's own group could read the
+                # file for a moment.
                 os.fchown(file.fileno(), -1, gid)
             os.fchmod(file.fileno(), mode)
             file.flush()
-            # The content must be durable before the name is: an empty token file would be
-            # permanent.
+            # The content must be durable before the name. Otherwise a power cut could leave an
+            # empty token file, which no process would replace.
             os.fsync(file.fileno())
         # `link` fails if the file exists, while `rename` would replace another process's token.
-        with suppress(FileExistsError):  # another process was first, and its token counts
+        with suppress(FileExistsError):  # another process was faster, and its token is valid
             os.link(temporary, path)
         # This makes the name durable.
         _sync_directory(path.parent)

@@ -1,4 +1,4 @@
-"""What the handler of an event works with: the state and the journal."""
+"""The context that each event handler receives: the state, and through it the journal."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ class EventContext:
 
     @property
     def now_ms(self) -> int:
-        """Time of the event, monotonic."""
+        """Time of the event, in milliseconds of the monotonic clock."""
         return self.state.journal.at.monotonic_ms

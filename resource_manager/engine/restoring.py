@@ -1,8 +1,8 @@
-"""Restores the state from what was stored. Stored rows become linked entities, and everything that
-is not durable is derived again.
+"""Restores the state from the stored rows after a restart.
 
-The state of each request and slot is derived from both rows, because placing and granting are not
-stored with the request.
+Rows become linked entities. The queue, the free capacity, the indexes and the timers are not
+stored: they are derived again. A request's row does not say that the request was placed or granted,
+so its state is derived from its own row and the row of its slot.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from resource_manager.engine.state import State
 
 
 def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
-    """Returns the state as it was stored. Executors must register again before anything new is
-    placed on them.
+    """Returns the state as it was stored. An executor must register again before new slots are
+    placed on it.
 
-    The resource manager was away, not the others. So from `at` on, every executor and every lease
-    has its full timeout again.
+    While the resource manager was down, it could receive no report and no keep-alive. So the
+    timeouts of all executors and all leases start again at `at`.
 
     Args:
         snapshot: all stored rows.
-        settings: of the engine.
+        settings: settings of the engine.
         at: now.
 
     Raises:
@@ -70,8 +70,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
         executor.report_number = snapshot.counters.get(REGISTERED_WITH + executor.executor_id, 0)
     for job in sorted(snapshot.jobs, key=lambda job: job.arrival_number):
         _restore_job(state, job)
-    # Before requests, which join their gangs. Ranges come before requests as well, because requests
-    # may be members of them.
+    # Gangs and ranges come before requests, because requests may be members of them.
     state.gangs.restore(snapshot.gangs)
     for row in sorted(snapshot.ranges, key=lambda row: row.arrival_number):
         _restore_range(state, row)
@@ -80,7 +79,7 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     # By generation, because `_match` expects the older slots of a request first.
     for slot in sorted(snapshot.slots, key=lambda slot: (slot.allocation_id, slot.generation)):
         _restore_slot(state, slot)
-    # Usage: groups and jobs become flows, and slots are charged to them.
+    # Usage: groups and jobs become flows, and the flows are charged for their slots.
     threads.restore(state.jobs, state.slots.values(), snapshot.usage_records, at)
     state.groups.update(
         adopt_groups(
@@ -93,17 +92,18 @@ def restore(snapshot: Snapshot, settings: EngineSettings, at: Instant) -> State:
     )
     state.usage.register()
     for host in state.hosts.values():
-        # Again, now that the host has its slots: what they book depends on the registration.
+        # A second time, now that the host has its slots: the capacity that they book depends on the
+        # registration.
         host.adopt_registration()
         state.hosts.in_use += bool(host.slots)
-    # After all bookings are final and all flows exist: it charges the one to the other.
+    # After all bookings are final and all flows exist, because it charges bookings to flows.
     state.usage.adopt()
-    # What is pending is queued again. Timers and indexes follow from the rest.
+    # Pending requests, gangs and resizes are queued again. Timers and indexes follow from the rest.
     _enqueue(state, at)
-    # After everything is queued: usage is set here, so no flow stays raised by the queueing.
+    # After everything is queued: queueing can raise a flow's usage, and this sets the stored usage.
     state.usage_checkpoints.restore(snapshot.usage_records, at)
-    # Also without provisioning: executors that were ordered under an older configuration must still
-    # be given back.
+    # Also if provisioning is now off: executors that were requested under an older configuration
+    # must still be given back.
     if state.settings.provisioning or state.provisions:
         state.timers.arm(Timer.PLAN, "", at.monotonic_ms)
     state.timers.arm(Timer.HISTORY, "", at.monotonic_ms + state.history.mark_interval_ms)
@@ -116,7 +116,7 @@ def fresh(settings: EngineSettings, rm_epoch: int, at: Instant) -> State:
     """Returns an empty state.
 
     Args:
-        settings: of the engine.
+        settings: settings of the engine.
         rm_epoch: epoch of this process as the leader.
         at: now.
     """
@@ -138,14 +138,16 @@ def _read_counters(state: State, snapshot: Snapshot) -> None:
 
 
 def _enqueue(state: State, at: Instant) -> None:
-    """Queues everything that is pending. All of it counts as tried before, so nothing is new."""
+    """Queues everything that is pending. All of it is marked as tried, so the first scheduling pass
+    treats none of it as new.
+    """
     for slot in state.slots.values():
-        # A slot with an order in flight is not queued: its waiting resize follows when that is
-        # settled.
+        # While a resize order is in flight to the executor, the slot's next resize is not queued.
+        # It is queued when that order is settled.
         if slot.state is SlotState.ALLOCATED and slot.wanted is not None and slot.ordered is None:
             state.queue.add_resize(slot)
     for gang in state.gangs.sort_out(state.requests, state.transitions, at):
-        # Jobs that are ending get nothing any more; `continue_ending` ends what is left of them.
+        # Jobs that are ending get no more slots; `continue_ending` ends their remaining requests.
         if gang.job_id not in state.endings:
             state.gang_moves.queue_gang(gang, tried=True)
     for request in state.requests.values():
@@ -167,8 +169,10 @@ def _enqueue(state: State, at: Instant) -> None:
 def _waiting_since_ms(
     started: Instant, queue: WaitingQueue, gangs: GangLedger, requests: Requests, waiter: Waiter
 ) -> int:
-    """Returns when a starvation clock started, by wall time (and not in the future). For a resize
-    and a request that has had a slot this is not known: they wait since the restart.
+    """Returns when the starvation clock of a waiter started, never in the future.
+
+    The time comes from the stored wall time. No time is stored for a resize, and none for a request
+    that has had a slot before: their clocks start at the restart.
     """
     since_time_ms = started.time_ms
     if isinstance(waiter, int):
@@ -193,8 +197,8 @@ def _restore_executor(state: State, executor: Executor) -> None:
     )
     executor.report_at_ms = now
     if executor.drain_deadline_time_ms is not None:
-        # Only wall time survives a restart. The deadline moves to the monotonic clock of this
-        # process.
+        # The deadline is stored as wall time, because each process has its own monotonic clock. It
+        # is converted to the monotonic clock of this process.
         left = executor.drain_deadline_time_ms - state.started.time_ms
         executor.drain_deadline_at_ms = now + max(0, left)
         state.timers.arm(Timer.DRAIN, executor.executor_id, executor.drain_deadline_at_ms)
@@ -205,7 +209,8 @@ def _restore_executor(state: State, executor: Executor) -> None:
     )
     state.hosts[executor.executor_id] = host
     state.usage.total_changed(host)
-    # Also for a lost executor: the timer frees slots that were left when the process stopped.
+    # Also for a lost executor: the last process may have stopped before it had freed all slots of
+    # the executor. The timer frees the rest.
     state.timers.arm(Timer.SILENCE, executor.executor_id, now + state.settings.lost_timeout_ms)
 
 
@@ -214,8 +219,8 @@ def _restore_job(state: State, job: Job) -> None:
     state.jobs[job.job_id] = job
     if job.state is JobState.ENDED:
         kept = state.started.time_ms - (job.end_time_ms or 0)
-        # The wall clock may have been set back. The job is then kept for one full retention at
-        # most.
+        # If the wall clock was set back, `kept` may be negative. The job is kept for at most one
+        # full retention.
         left = min(
             max(0, state.settings.ended_retention_ms - kept), state.settings.ended_retention_ms
         )
@@ -238,8 +243,9 @@ def _restore_request(state: State, request: Request) -> None:
     if (part := state.ranges.at(request.arrival_number)) is not None:
         state.ranges.materialize(part, request)
         part.stored.add(part.index_of(request.arrival_number))
-        return  # counted with its part
-    state.ranges.reserve(request.allocation_id)  # the id may look like that of a member
+        return  # live requests of a range are counted with its part
+    # The id may have the form of a range member's id. It is reserved, so that no range takes it.
+    state.ranges.reserve(request.allocation_id)
     state.requests.by_arrival[request.arrival_number] = request
     state.gangs.restore_member(request)
     job.arrivals.append(request.arrival_number)
@@ -261,14 +267,16 @@ def _restore_range(state: State, row: RequestRange) -> None:
 def _count_live(state: State, job: Job, count: int) -> None:
     job.live_requests += count
     state.requests.live += count
-    # The process stopped before all requests of the ended job were ended; the next decisions go on.
+    # The last process stopped before it had ended all requests of an ended job. The next `Decide`
+    # events end the rest.
     if count and job.state is JobState.ENDED:
         state.endings.setdefault(job.job_id, Ending())
 
 
 def _member_of(state: State, slot: Slot) -> Request | None:
-    """Returns the member of a range that this slot belongs to, if it is pending in the stored range
-    and has no row.
+    """Returns the range member that this slot belongs to, or None.
+
+    It finds a member that the stored range has as waiting, and that has no row of its own.
     """
     found = state.ranges.named(slot.allocation_id)
     if found is None or found[1] not in found[0].waiting or found[0].row.job_id != slot.job_id:
@@ -293,7 +301,7 @@ def _restore_slot(state: State, slot: Slot) -> None:
         slot.allocation_id = request.spec.allocation_id
     _match(state.transitions, request, slot)
     if slot.state is SlotState.FREEING:
-        state.moves.mark_superseded(slot)  # its request waits for another slot
+        state.moves.mark_superseded(slot)  # its request, if it still exists, waits for another slot
     slot.executor_id = host.host_id
     key = slot.allocation_id, slot.generation
     state.slots[key] = slot
@@ -308,9 +316,10 @@ def _match(transitions: Transitions, request: Request | None, slot: Slot) -> Non
     """Derives the states of a request and one of its slots from both rows. The caller passes older
     slots first.
 
-    Placement, grant and release are not stored with a request: its row says how it was when it was
-    last pending or ended. A slot of a later generation than in the row is the request's present
-    slot. A slot that no remaining request has is being taken down.
+    The row of a request is not written when the request is placed, granted or released. It has the
+    state and generation from when the request was last pending or ended. Example: the row is
+    pending with generation 2, and a slot has generation 3. Then that slot is the request's current
+    slot. A slot that belongs to no remaining request is being freed.
     """
     lives = request is not None and (
         request.generation < slot.generation
@@ -326,5 +335,5 @@ def _match(transitions: Transitions, request: Request | None, slot: Slot) -> Non
         request, RequestState.GRANTED if granted else RequestState.ALLOCATING
     )
     request.generation = slot.generation
-    # The row has the reason of the last time the request was pending, which is over.
+    # The row may still have the reason why the request was pending. It is no longer pending.
     request.reason = request.message = ""

@@ -1,7 +1,7 @@
 """The whole state of the resource manager: all ledgers, side by side.
 
-Only `step` changes it. Whatever is not durable (free capacity, the queue, indexes, timers) is
-derived at the start, and `check_invariants` derives it again to compare.
+Only `step` changes it. Parts that are not stored (free capacity, the queue, indexes, timers) are
+derived at the start. `check_invariants` derives them again and compares.
 """
 
 from __future__ import annotations
@@ -80,17 +80,17 @@ class State:
         self.timers = Timers()
         self.rejection_clock = RejectionClock(self.timers, settings.infeasible_after_ms)
         self.transitions = Transitions()
-        # A dict is used as a set with an order, so that the same events lead to the same decisions.
+        # A dict serves as an ordered set. The order makes equal events lead to equal decisions.
         self.outbox: dict[str, None] = {}  # executors that may need a command
-        # accepted, and not yet recorded as placed or pending: requests, and parts of ranges
+        # requests and parts of ranges that are accepted, but not yet recorded as placed or pending
         self.newcomers: deque[Request] = deque()
         self.new_parts: list[Part] = []
         self.elastic = Elastic(settings.provisioning)
         self.reservations = Reservations()
         self.considered_arrival = 0  # last arrival number at the last decision
-        # we have answered them, so they may know our epoch from us
+        # executors that this process has answered, so that they may know its epoch
         self.answered_executors: set[str] = set()
-        # Code that moves entities through their states, and accounts for it.
+        # Objects that move entities through their states, and account for the changes.
         self.journal = Journal(
             settings,
             at,
@@ -224,20 +224,20 @@ class State:
 
     @property
     def queue_unfinished(self) -> bool:
-        """True if this decision left queued requests over that the next one goes on with."""
+        """True if this `Decide` did not get through the queue, so the next one must continue."""
         return bool(self.endings or self.flows.freed_groups) or self.queue.in_pass
 
     @property
     def unfinished(self) -> bool:
-        """True if this decision left work over that the next one goes on with."""
-        # Newcomers are in order of arrival. One that was considered before waits for its history
-        # entry.
+        """True if this `Decide` left work of any kind over, so the next one must continue."""
+        # Newcomers are in order of arrival. A newcomer with a number up to `considered_arrival` was
+        # already considered for placement. Only its history entry is missing.
         decided = bool(self.newcomers) and (
             self.newcomers[0].arrival_number <= self.considered_arrival
         )
         return (
             self.queue_unfinished
-            or decided  # and not yet recorded as pending
+            or decided  # but not yet recorded as pending
             or bool(self.timers.left_over)
             or self.elastic.steps is not None
         )

@@ -1,13 +1,13 @@
-"""Applies one event to the state, and returns an answer and effects. The only way to change the
+"""Applies one event to the state, and returns an answer and effects. Nothing else changes the
 state.
 
 `step` reads no clock, makes no ids and does no I/O. A `FinegrainError` about the caller's input is
-raised before anything is changed. `IllegalTransition` and `InvariantBroken` are bugs: the state may
-be half changed then, so the caller drops it and restores it from the store.
+raised before anything is changed. `IllegalTransition` and `InvariantBroken` show a bug. The state
+may then be half changed, so the caller drops it and restores it from the store.
 
-The caller's order for each batch: any number of events, then one `Decide`, then
-`State.changes.take()`, then commit, and only then effects and answers. Only `Decide` places
-requests and sends commands.
+For each batch, the caller applies any number of events, then one `Decide`. It then takes the
+changed rows (`State.changes.take()`) and commits them. Only after the commit, it performs the
+effects and sends the answers. Only `Decide` places requests and sends commands.
 """
 
 from __future__ import annotations
@@ -92,15 +92,15 @@ from resource_manager.engine.scheduling.slot_reuse import reuse_slots
 from resource_manager.engine.state import State
 
 TIMERS_AT_ONCE = 500
-"""Timers that one step handles. Many only find that it is not time yet, and change no row."""
+"""The most timers that one step handles. Many of them find nothing to do yet, and change no row."""
 
 
 def step(state: State, event: Event) -> StepResult:
     """Applies one event.
 
     Args:
-        state: the state, which is changed.
-        event: what has happened, and when.
+        state: the state; changed in place.
+        event: the event, with its time.
 
     Returns:
         The answer to the event, and effects in order.
@@ -110,7 +110,7 @@ def step(state: State, event: Event) -> StepResult:
     """
     context = EventContext(state)
     effects = state.journal.begin(event.at)
-    # Before the handler: until this moment, usage accrues at the rates of the old state.
+    # Before the handler, because up to this moment usage accrues at the rates of the old state.
     state.flows.advance(event.at.monotonic_ms)
     answer = _handle(context, event)
     return StepResult(answer, effects)
@@ -135,7 +135,7 @@ def _handle(context: EventContext, event: Event) -> object:  # noqa: C901, PLR09
         case ResizeRequested():
             return request_resize(context, event)
         case ExecutorRegistered():
-            # Asked first, because the registration adds the host.
+            # Read before the registration, which adds the host.
             new = event.registration.executor_id not in context.state.hosts
             answer = register_executor(context, event)
             executor_came(context, event.registration.executor_id, new=new)
@@ -171,13 +171,13 @@ def _handle(context: EventContext, event: Event) -> object:  # noqa: C901, PLR09
         case HostPolicySet():
             return set_host_policy(context, event)
         case Ticked():
-            # Time in which the process could receive nothing counts as silence of no job and no
-            # executor.
+            # During a stall this process could receive nothing. So the stall must not count as
+            # silence of a job or an executor.
             if event.after_stall:
                 context.state.timers.listening_since_ms = context.now_ms
             _fire_timers(context)
         case Decide():
-            # Before placing: a lease or timeout that has run out ends requests, which must get no
+            # Before placing: an expired lease or timeout ends requests, and those must get no
             # slots.
             if context.state.timers.left_over:
                 _fire_timers(context)
@@ -188,7 +188,7 @@ def _handle(context: EventContext, event: Event) -> object:  # noqa: C901, PLR09
 
 
 def _fire_timers(context: EventContext) -> None:
-    """Handles the timers that are due, until the step is full; the next decision does the rest."""
+    """Handles due timers until the step is full. The next `Decide` handles the rest."""
     due = context.state.timers.due(context.now_ms)
     # `due` is lazy: timers that are not taken from it stay in `left_over`.
     for timer, entity_id in islice(due, TIMERS_AT_ONCE):
@@ -220,7 +220,7 @@ def _fire(context: EventContext, timer: Timer, entity_id: str) -> None:  # noqa:
         case Timer.RESIZE:
             context.state.resizes.resize_timer_fired(entity_id)
         case Timer.PLAN | Timer.STARVATION:
-            pass  # the Decide that follows checks
+            pass  # the next Decide checks whether it must plan or reserve capacity
         case Timer.PROVISION:
             context.state.provision_moves.provision_timer_fired(entity_id)
         case Timer.USAGE:

@@ -1,4 +1,4 @@
-"""Facts about the fields of a message that the mappings need."""
+"""Helpers that describe the fields of protocol messages, for the reader and the writer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ TIMESTAMP = "google.protobuf.Timestamp"
 DURATION = "google.protobuf.Duration"
 UNSPECIFIED = "UNSPECIFIED"
 UNIT_SUFFIXES = {TIMESTAMP: ("_ms", ""), DURATION: ("_ms", "_s")}
-"""Suffixes that an attribute's name may add to the field's name, by type of the field."""
+"""Unit suffixes of attribute names, by type of the field.
+
+Example: the Duration field `lease` may be the attribute `lease_ms` or `lease_s`.
+"""
 
 
 def by_type(
     converters: Mapping[type, Callable[[Any], Any]],
 ) -> dict[type | str, Callable[[Any], Any]]:
-    """Returns converters by the full name of a message, or by the type of an attribute."""
+    """Returns the converters with message classes replaced by full message names as keys."""
     return {
         each.DESCRIPTOR.full_name if issubclass(each, Message) else each: convert
         for each, convert in converters.items()
@@ -76,8 +79,8 @@ def message_class(field: FieldDescriptor) -> type[Message]:
 def numbers_of(kind: type[EnumT], descriptor: EnumDescriptor) -> dict[EnumT, int]:
     """Returns the protocol's number of each enum member that has one.
 
-    PENDING, for example, is REQUEST_STATE_PENDING. A member named DEFAULT has number 0,
-    unspecified.
+    Members are found by name: PENDING has the number of REQUEST_STATE_PENDING. A member named
+    DEFAULT has the number 0 (UNSPECIFIED).
     """
     prefix = descriptor.values[0].name.removesuffix(UNSPECIFIED)
     known = descriptor.values_by_name

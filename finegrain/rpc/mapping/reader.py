@@ -49,7 +49,7 @@ class Via:
 
 @dataclass(frozen=True, slots=True)
 class FromMessage:
-    """An attribute that a function computes from the whole message, of which it reads `fields`."""
+    """An attribute that a function computes from the whole message. It reads only `fields`."""
 
     convert: Callable[[Any], Any]
     fields: tuple[str, ...]
@@ -59,16 +59,16 @@ class FromMessage:
 class Reading:
     """One class, the message that it is read from, and the differences between them.
 
-    Lists of names are single texts, separated by spaces.
+    Names in a text are separated by spaces.
 
     Attributes:
         kind: the dataclass.
         message: the message.
-        exceptions: for an attribute, the path of its field if that has another name
-            ("request.pids_max"), or how to compute it.
+        exceptions: maps an attribute to the path of its field if the field has another name
+            ("request.pids_max"), or to a `Via` or `FromMessage` that computes the attribute.
         given: attributes that the caller passes by name.
-        kept: attributes that no field has; they keep their default.
-        unread: fields that no attribute has.
+        kept: attributes without a field; they get their default.
+        unread: fields without an attribute.
     """
 
     kind: type
@@ -80,13 +80,13 @@ class Reading:
 
 
 class Reader:
-    """Reads dataclasses from messages. The function of each pair is compiled on first use.
+    """Reads dataclasses from messages. A function is compiled for each pair on first use.
 
     Args:
         readings: pairs with differences. Other pairs need not be listed.
         converters: functions that convert a nested message, by its class, or a text, by the type of
             the attribute.
-        unknown: creates the error for an unknown number of an enum.
+        unknown: creates the error for a number that no enum member has.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Reader:
 
         Args:
             kind: the dataclass.
-            message: a message with its fields.
+            message: the message to convert.
             given: attributes that the message does not have.
 
         Raises:
@@ -165,13 +165,13 @@ class Reader:
             values.append(value)
         # All fields of the message must be accounted for by now.
         self._check(reading, used)
-        # Each parent message is read once, into a local variable.
+        # The generated code reads each parent message once, into a local variable.
         body = [f"{name} = _message.{path}" for path, name in parents.items()]
         body.append(f"return {source.bind(kind, 'kind')}({', '.join(values)})")
         return source.compile(f"read({', '.join(['_message', *parameters])})", body)
 
     def _check(self, reading: Reading, used: set[str]) -> None:
-        # A field that is forgotten fails here, not as data that silently gets lost.
+        # A forgotten field raises an error here. Otherwise its data would be lost silently.
         if missed := sorted(fields_of(reading.message).keys() - used):
             kind, message = reading.kind.__name__, reading.message.__name__
             raise MappingError(f"{kind} has no attribute for {', '.join(missed)} of {message}")
@@ -184,7 +184,10 @@ class Reader:
         access: tuple[str, str],
         convert: Callable[[Any], Any] | None,
     ) -> str:
-        """Returns the expression of an attribute; `access` is its parent and how to read it."""
+        """Returns the expression of an attribute.
+
+        `access` has two expressions: one for the parent message, and one that reads the field.
+        """
         parent, read = access
         if convert is not None:
             value = f"{source.bind(convert, 'convert')}({read})"
@@ -195,7 +198,7 @@ class Reader:
         if each.optional and described.has_presence:
             return f"{value} if {parent}.HasField({described.name!r}) else None"
         if each.optional and described.enum_type is not None:
-            # Enum fields without presence use number 0, unspecified, for absence.
+            # An enum field that is absent reads as 0 (UNSPECIFIED).
             return f"{value} if {read} else None"
         if each.optional and convert is None:
             raise MappingError(f"{described.full_name} cannot be absent, as {each.name} may be")
@@ -234,7 +237,7 @@ class Reader:
 
 
 class _Members(dict[int, Any]):
-    """Members of an enum by number; a missing number raises the error that `unknown` creates."""
+    """Maps numbers to enum members. For a missing number it raises the error from `unknown`."""
 
     def __init__(self, members: Mapping[int, Any], unknown: Callable[[int], Exception]) -> None:
         super().__init__(members)
@@ -254,9 +257,10 @@ _MOMENTS: dict[tuple[str, Any], str] = {
 
 
 def _field_name(message: type[Message], name: str) -> str:
-    """Returns the field of an attribute.
+    """Returns the name of an attribute's field.
 
-    For times and durations, the attribute's name has a unit suffix that the field lacks.
+    For times and durations, the attribute's name may have a unit suffix that the field's name lacks
+    (`lease_ms` for `lease`).
     """
     fields = fields_of(message)
     if name in fields:

@@ -46,7 +46,7 @@ class As:
 
 @dataclass(frozen=True, slots=True)
 class FromValue:
-    """A field that a function computes from the whole value, of which it reads `attributes`.
+    """A field that a function computes from the whole value. It reads only `attributes`.
 
     If the function returns None, the field is not set.
     """
@@ -59,18 +59,18 @@ class FromValue:
 class Writing:
     """One class, the message that it is written to, and the differences between them.
 
-    Lists of names are single texts, separated by spaces.
+    Names in a text are separated by spaces.
 
     Attributes:
         kind: the dataclass.
         message: the message.
-        exceptions: for a field, the path of its attribute if that has another name
-            ("registration.default_profile"), or how to compute it.
+        exceptions: maps a field to the path of its attribute if the attribute has another name
+            ("registration.default_profile"), or to an `As` or `FromValue` that computes the field.
         parts: paths of nested values whose attributes are fields of the message, too. An attribute
             of the value itself takes precedence over one of a part.
         given: fields that the caller passes by name; absent ones are not set.
         kept: paths of attributes that are not written.
-        unset: fields that no attribute has.
+        unset: fields without an attribute.
     """
 
     kind: type
@@ -83,7 +83,7 @@ class Writing:
 
 
 class Writer:
-    """Writes messages from dataclasses. The function of each pair is compiled on first use.
+    """Writes messages from dataclasses. A function is compiled for each pair on first use.
 
     Args:
         writings: pairs with differences. Other pairs need not be listed.
@@ -103,7 +103,7 @@ class Writer:
 
         Args:
             message: the message class.
-            value: a dataclass with its fields.
+            value: the value to convert, an instance of a dataclass.
             given: fields that the value does not have.
         """
         function = self._compiled.get((value.__class__, message))
@@ -162,7 +162,7 @@ class Writer:
             arguments.append(f"{name}={argument}")
         # All attributes of the value must be accounted for by now.
         _check(writing, used)
-        # Each part is read once, into a local variable.
+        # The generated code reads each part once, into a local variable.
         body = [f"{_local(part)} = _value.{part}" for part in writing.parts.split()]
         body.append(f"return {source.bind(message, 'message')}({', '.join(arguments)})")
         return source.compile(f"write({', '.join(['_value', *parameters])})", body)
@@ -176,8 +176,8 @@ class Writer:
         convert: Callable[[Any], Any] | None,
     ) -> str:
         """Returns the expression of a field; an expression that yields None leaves it unset."""
-        # A local variable can be tested and converted by name; an attribute is read once into
-        # `item`.
+        # A local variable can be tested and converted directly. An attribute is first read into the
+        # variable `item`, so that it is read only once.
         item = "item" if attribute.optional and not access.isidentifier() else access
         if convert is not None:
             value = f"{source.bind(convert, 'convert')}({item})"
@@ -227,7 +227,9 @@ _MOMENTS: dict[tuple[str, Any], str] = {
 
 
 def _attribute_path(writing: Writing, described: FieldDescriptor) -> str:
-    """Returns the path of a field's attribute: in the value, or in the first part that has it."""
+    """Returns the path of a field's attribute: in the value itself, else in the first part that has
+    it.
+    """
     suffixes = UNIT_SUFFIXES.get(message_name(described), ("",))
     owners = {"": writing.kind} | {
         part: attribute_at(writing.kind, part).hint for part in writing.parts.split()

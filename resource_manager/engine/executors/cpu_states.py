@@ -1,7 +1,7 @@
-"""Applies changes of hosts' cpus: settings of operators, and what executors report of their cpus.
+"""Applies changes of hosts' cpus: settings of operators, and the cpu states that executors report.
 
-Capacity follows at once, and queued requests are tried again. Slots that exist stay as they are. A
-slot whose dedicated cpus vanish gets one event when that happens, and one when they are back.
+The capacity of the host changes at once, and queued requests are tried again. Existing slots do not
+change. If a slot loses dedicated cpus, one event reports this, and one reports when they are back.
 `host_settings.py` checks settings, and `hosts/allowed_cpus.py` merges their layers.
 """
 
@@ -32,17 +32,17 @@ def adopt_settings(context: EventContext, host: Host) -> None:
 
 
 def adopt_cpu_state(context: EventContext, host: Host, seen: CpuState | None) -> None:
-    """Applies what a full report of the executor says about its cpus.
+    """Applies the cpu state in a full report of the executor.
 
     Args:
-        context: of the event that brought the report.
+        context: context of the event that brought the report.
         host: the executor.
-        seen: what it reports; None: nothing unusual.
+        seen: the reported state; None: nothing is offline, taken or set.
     """
     seen = seen or NO_CPU_STATE
-    # Even without news, slots that lacked cpus may have ended or got them back.
+    # Even if the state is the same, slots that lacked cpus may have ended.
     if seen == host.executor.cpu_state and not host.lost_cpus:
-        return  # this is the case with most reports
+        return  # most reports end here
     host.executor.cpu_state = seen
     _settle(context, host)
     report_lost_cpus(context.journal, host)
@@ -53,7 +53,7 @@ def policy_to_send(
 ) -> tuple[HostPolicy | None, int]:
     """Returns the operators' settings that the executor must get, with their number.
 
-    (None, 0): the executor follows them already, or nothing was set.
+    Returns (None, 0) if the executor has applied them already, or if there are none.
     """
     setting = host_settings.get(host.host_id)
     if setting is None or host.executor.cpu_state.host_policy_number == setting.number:
@@ -69,16 +69,14 @@ def _settle(context: EventContext, host: Host) -> None:
     state.rejection_clock.restart(context.now_ms)
     for refusal in host.refusals.values():
         if refusal.state_seen is not None:
-            refusal.active = False  # it was about other cpus
-    # Other cpus may suit queued requests although no amount has grown.
+            refusal.active = False  # the refusal was made with other cpus
+    # Even if no amount has grown, other cpus may suit queued requests.
     state.hosts.indexes.log_growth(host, state.queue)
 
 
 def report_lost_cpus(journal: Journal, host: Host) -> None:
-    """Writes events about slots that lack dedicated cpus or have them back, once for each
-    change.
-    """
-    # Replaced first, so that each change is reported once and not with every report.
+    """Writes an event for each slot that has lost dedicated cpus, or has got them back."""
+    # The state before is compared, so that each change is reported only once.
     before, host.lost_cpus = host.lost_cpus, lost_cpus(host)
     for key, cpus in host.lost_cpus.items():
         if before.get(key) != cpus:
@@ -86,16 +84,14 @@ def report_lost_cpus(journal: Journal, host: Host) -> None:
             journal.slot_event("cpus_lost", host.slots[key], message=message)
     for key, cpus in before.items():
         slot = host.slots.get(key)
-        # A slot that has ended or is being freed has no use for its cpus any more.
+        # No event for a slot that has ended or is being freed: it no longer uses its cpus.
         if slot is not None and key not in host.lost_cpus and slot.state is not SlotState.FREEING:
             journal.slot_event("cpus_returned", slot, message=f"cpus {cpus} are the slot's again")
 
 
 def lost_cpus(host: Host) -> dict[SlotKey, CpuSet]:
-    """Returns the dedicated cpus that slots lack, by slot. Slots that are being freed are left
-    out.
-    """
-    # Reserved cpus are not lost: a slot that has them keeps them.
+    """Returns the lost dedicated cpus by slot. Slots that are being freed are left out."""
+    # A cpu that an operator reserves later is not lost: a slot that has it keeps it.
     there = announced_by(host.executor.registration).slot_cpus - host.present.unavailable
     found: dict[SlotKey, CpuSet] = {}
     for key, slot in host.slots.items():

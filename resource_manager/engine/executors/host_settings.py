@@ -1,8 +1,8 @@
-"""Checks and stores settings of hosts' cpus that operators make at runtime, for one host or for
-all.
+"""Checks and stores the cpu settings that operators make at runtime, for one host or for the
+cluster.
 
-A setting applies to new slots from the next decision on. It is stored under the executor's id, also
-while the executor is away. `hosts/allowed_cpus.py` merges the layers of settings, and
+A setting applies to new slots from the next `Decide` on. It is stored with the executor's id, even
+if the executor is lost or deleted. `hosts/allowed_cpus.py` merges the layers of settings, and
 `cpu_states.py` applies them.
 """
 
@@ -38,16 +38,16 @@ from resource_manager.engine.model.numbers import HOST_SETTING_NUMBER
 from resource_manager.engine.placement.hosts import Hosts
 
 SETTINGS = tuple(each.name for each in fields(HostPolicy))
-"""The settings that exist."""
+"""The names of all settings."""
 
 OF_ONE_HOST = ("reserved_cpus", "reserved_strict")
-"""Settings that make no sense for all hosts together."""
+"""Settings that cannot be made for the whole cluster."""
 
 
 def known_setting(
     hosts: Hosts, host_settings: dict[str, HostSetting], executor_id: str
 ) -> HostSetting | None:
-    """Returns what was set for an executor, or for the cluster; None if nothing ever was.
+    """Returns the settings of an executor or of the cluster; None if none were ever made.
 
     Args:
         hosts: all hosts.
@@ -58,7 +58,8 @@ def known_setting(
         NotFound: the executor is unknown and nothing was set for it.
     """
     setting = host_settings.get(executor_id)
-    # Settings outlive their executor, so an unknown one is an error only if nothing was set for it.
+    # Settings are kept longer than their executor. So an unknown executor is an error only if it
+    # has no settings.
     if setting is None and executor_id != CLUSTER:
         known_host(hosts, executor_id)
     return setting
@@ -66,18 +67,19 @@ def known_setting(
 
 @dataclass(frozen=True, slots=True)
 class HostPolicyView:
-    """The settings of a host, or of the cluster, as they are now."""
+    """The current settings of a host or of the cluster."""
 
-    set: HostPolicy  # what operators have set at runtime
+    set: HostPolicy  # settings that operators made at runtime
     effective: EffectivePolicy
     number: int  # version of `set`; 0: nothing was ever set
-    followed_number: int  # version that the executor has reported to follow
+    followed_number: int  # version that the executor has applied, by its last report
 
 
 def host_policy_view(
     hosts: Hosts, host_settings: dict[str, HostSetting], executor_id: str
 ) -> HostPolicyView:
-    """Returns what was set for a host, or for the cluster, and what is in effect.
+    """Returns the settings of a host or of the cluster: those set by operators, and the effective
+    ones.
 
     Args:
         hosts: all hosts.
@@ -101,9 +103,9 @@ def host_policy_view(
 def policy_of(
     hosts: Hosts, host_settings: dict[str, HostSetting], executor_id: str
 ) -> EffectivePolicy:
-    """Returns the settings that are in effect on a host.
+    """Returns the effective settings of a host.
 
-    For the cluster, or a host that is not known, only the settings of operators count.
+    For the cluster, or for an unknown host, only the settings of operators count.
 
     Args:
         hosts: all hosts.
@@ -113,16 +115,16 @@ def policy_of(
     host = hosts.get(executor_id)
     if host is not None:
         return host.present.policy
-    # Set apart, since the cluster's settings would otherwise count as a host's own, and win.
+    # For the cluster itself, its settings must not count as a host's own settings as well.
     own = NOTHING_SET if executor_id == CLUSTER else set_for(host_settings, executor_id)
     return unannounced(own, set_for(host_settings, CLUSTER))
 
 
 def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
-    """Sets the given settings, clears the named ones, and leaves the rest as it is.
+    """Sets and clears settings of a host or of the cluster. Other settings do not change.
 
     Returns:
-        The stored setting; the old one if nothing changed.
+        The stored settings; the old ones if nothing changed.
 
     Raises:
         NotFound: the executor is unknown and nothing was set for it.
@@ -131,14 +133,14 @@ def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
     """
     state = context.state
     before = known_setting(state.hosts, state.host_settings, event.executor_id)
-    # All checks come first, because an event that is refused must leave the state untouched.
+    # All checks come first, because a rejected event must not change the state.
     wanted = _wanted(before.policy if before is not None else NOTHING_SET, event)
     host = state.hosts.get(event.executor_id)
     if event.executor_id == CLUSTER:
         _refuse_of_one_host(event)
     elif host is not None:
         _check_cpus(host, wanted)
-    if before is not None and before.policy == wanted:  # repeating a call gives out no number
+    if before is not None and before.policy == wanted:  # a repetition gets no new number
         return before
     # The change is accepted: store it, then apply it to hosts.
     number = state.numbers.host_setting = state.numbers.host_setting + 1
@@ -146,8 +148,8 @@ def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
     state.changes.counter(HOST_SETTING_NUMBER, number)
     # Requests that were infeasible may be feasible with the new settings.
     state.rejection_clock.restart(context.now_ms)
-    # An absent executor without settings needs no row. For a present one the number must stay, so
-    # that the executor gets the cleared settings.
+    # An unknown executor without settings needs no row. A known executor needs the row with the new
+    # number, so that it is told to clear its settings.
     if host is None and event.executor_id != CLUSTER and wanted == NOTHING_SET:
         del state.host_settings[event.executor_id]
         state.changes.delete_host_setting(event.executor_id)
@@ -157,12 +159,12 @@ def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
     context.journal.cluster_event(
         "host_policy_set", executor_id=event.executor_id, message=_described(event, wanted)
     )
-    # The cluster's settings reach every host. A single host may be absent.
+    # Settings of the cluster apply to every host. A single host may be unknown (None).
     for each in state.hosts.values() if event.executor_id == CLUSTER else (host,):
         if each is not None:
             adopt_settings(context, each)
     if event.executor_id == CLUSTER:
-        # executors that will register must follow the cluster's settings as well
+        # They also apply to executors that may be requested from providers.
         for seen in state.elastic.seen.values():
             seen.cluster_policy = wanted
             seen.settle_cpus()
@@ -179,7 +181,7 @@ def _wanted(before: HostPolicy, event: HostPolicySet) -> HostPolicy:
             raise InvalidArgument("clear", name, f"one of {', '.join(SETTINGS)}")
         if name in given:
             raise InvalidArgument("clear", name, f"a setting that policy.{name} does not set")
-    # Of a request, DEFAULT means this setting, so the setting itself cannot be DEFAULT.
+    # In a request, DEFAULT refers to this setting, so the setting itself cannot be DEFAULT.
     refused = (
         ("alignment", NumaPolicy.DEFAULT, _words(NumaPolicy, NumaPolicy.DEFAULT)),
         ("default_bind", BindPolicy.DEFAULT, _DEFAULT_BINDS),
@@ -222,7 +224,7 @@ def _check_cpus(host: Host, wanted: HostPolicy) -> None:
         raise InvalidArgument("policy.reserved_cpus", str(reserved), f"{expected}, not {missing}")
     executor = host.executor
     found = host_cpus(executor.registration, executor.cpu_state, wanted, host.cluster_policy)
-    # Offline cpus and those of a kubelet are missing for slots, too.
+    # `taken` also has offline cpus and those that a kubelet has allocated.
     if not announced.slot_cpus - found.taken:
         others = found.taken - reserved
         beside = f"; {others} are taken beside these" if others else ""
@@ -231,7 +233,7 @@ def _check_cpus(host: Host, wanted: HostPolicy) -> None:
 
 
 def _described(event: HostPolicySet, policy: HostPolicy) -> str:
-    """Formats what is set now, for people."""
+    """Formats the settings and the cleared ones, for people."""
     said = STORED.to_json(policy)
     whole = ", ".join(f"{name} {_text(value)}" for name, value in said.items()) or "nothing"
     cleared = f"; no longer {', '.join(event.clear)}" if event.clear else ""

@@ -1,13 +1,13 @@
-"""Handles executors that register and report, but that the resource manager cannot dial.
+"""Handles executors that register and report, but to which the resource manager cannot connect.
 
-The cause may be a wrong address, a firewall or certificates. Their commands would stay in flight
-forever, and so would the requests placed there. Waiting does not help, because the outcome of
-these commands is unknown. A registration does help: it shows which slots exist, and voids older
-commands.
+The cause may be a wrong address, a firewall or certificates. Without this module, their commands
+would stay in flight indefinitely, and requests placed there would never be granted. The outcome of
+such a command is unknown, but a new registration resolves it: it shows which slots exist, and makes
+older commands void.
 
-So the executor must register again. Requests whose slots are not there go back to the queue.
-No command is sent until the executor can be dialled, which probes find out. A probe asks nothing of
-the executor.
+So the executor must register again. Requests whose slots do not exist are queued again. No command
+is sent until a probe shows that the executor can be reached. A probe changes nothing on the
+executor.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ from resource_manager.engine.model.transitions import Transitions
 def delivery_overdue(journal: Journal, settings: EngineSettings, host: Host) -> bool:
     """Returns True if the command in flight has failed to arrive for too long.
 
-    Called when the executor has reported. An executor that is silent as well becomes lost by its
-    own timeout.
+    Called after a report of the executor. An executor that does not report becomes lost instead.
 
     Args:
-        journal: for the present time.
-        settings: for the limit, `unreachable_after_ms`.
+        journal: has the current time.
+        settings: has the limit, `unreachable_after_ms`.
         host: the executor.
     """
     command = host.in_flight
@@ -48,14 +47,14 @@ def delivery_overdue(journal: Journal, settings: EngineSettings, host: Host) -> 
 def find_unreachable(
     journal: Journal, transitions: Transitions, usage: UsageAccounting, host: Host
 ) -> None:
-    """Marks an executor unreachable: nothing more is placed there, and it must register again.
+    """Marks an executor unreachable: no slots are placed there, and it must register again.
 
-    The command in flight is dropped, since the registration will show its outcome.
+    The command in flight is dropped, because the registration will show its outcome.
 
     Args:
-        journal: where the event is written.
+        journal: receives the event.
         transitions: the state tables.
-        usage: updated, because the host's capacity does not count any more.
+        usage: updated, because slots can no longer be placed on the host.
         host: the executor.
     """
     reach = host.reach
@@ -63,7 +62,7 @@ def find_unreachable(
         host.host_id, unreachable=reach.unreachable, what=ReachInput.FAIL
     )
     reach.failures += 1
-    # Without an answer, its outcome is unknown. Kept, it would block all other commands.
+    # The command gets no answer. If it stayed in flight, it would block all other commands.
     host.in_flight = None
     transitions.move_executor(host.executor, RegistrationInput.DISTRUST)
     # The host is offline from here on, which changes what the cluster can host.
@@ -83,14 +82,14 @@ def unreachable_registered(
     """Plans the next probe of an unreachable executor that has registered.
 
     Args:
-        journal: for the present time.
-        settings: the limits of the pause between probes.
-        timers: where the probe is planned.
+        journal: has the current time.
+        settings: has the limits of the pause between probes.
+        timers: the timer of the probe is armed here.
         host: the executor.
-        changed: something has changed that may have been the obstacle; the probe is made at once.
+        changed: true if the cause may have been removed, so that the probe is made at once.
     """
     reach = host.reach
-    # With a new address or a new process, earlier failures say nothing.
+    # Earlier failures no longer count, so the pauses start short again.
     if changed:
         reach.failures = 0
     _plan_probe(
@@ -99,18 +98,19 @@ def unreachable_registered(
 
 
 def probe_timer_fired(context: EventContext, executor_id: str) -> None:
-    """Probes an unreachable executor, and plans the next probe in case this one fails."""
+    """Probes an unreachable executor, and already plans the next probe."""
     host = context.state.hosts.get(executor_id)
     if host is None or not host.reach.unreachable:
         return
     if host.executor.state is not ExecutorState.ACTIVE:
         return  # the probe is planned when it registers
     reach = host.reach
-    # The timer may be one that was armed for an earlier attempt.
+    # The timer may have been armed for an earlier probe.
     if context.now_ms < reach.probe_at_ms:
         context.state.timers.arm(Timer.PROBE, executor_id, reach.probe_at_ms)
         return
-    # Counted before the answer: a probe that is never answered must lengthen the pause as well.
+    # Counted as failed before the answer, so that a probe without an answer lengthens the pause,
+    # too.
     reach.failures += 1
     context.journal.effects.append(ProbeExecutor(executor_id, host.executor.registration.address))
     _plan_probe(
@@ -119,12 +119,12 @@ def probe_timer_fired(context: EventContext, executor_id: str) -> None:
 
 
 def executor_probed(context: EventContext, event: ExecutorProbed) -> None:
-    """Uses an executor again that has answered a probe."""
+    """Handles the result of a probe. After an answer, slots are placed on the executor again."""
     host = context.state.hosts.get(event.executor_id)
     if (
         host is None
         or not host.reach.unreachable
-        # An answer about an older address is ignored.
+        # A result for an older address is ignored.
         or host.executor.registration.address != event.address
     ):
         return
@@ -138,7 +138,7 @@ def executor_probed(context: EventContext, event: ExecutorProbed) -> None:
     host.reach.cause = ""
     host.reach.refused = 0
     context.state.usage.total_changed(host)
-    # Slots that had to be taken down meanwhile wait for a command.
+    # A command may be due, for example for slots that must be freed.
     context.state.outbox[host.host_id] = None
     context.journal.cluster_event(
         "executor_reachable",
@@ -148,9 +148,7 @@ def executor_probed(context: EventContext, event: ExecutorProbed) -> None:
 
 
 def command_arrived(host: Host) -> None:
-    """Notes that a command was answered, so the executor can be dialled. Forgets earlier
-    failures.
-    """
+    """Records that a command was answered, so the executor is reachable. Resets its failures."""
     # A late answer to an old command does not end unreachability; only a probe does.
     if not host.reach.unreachable:
         host.reach = Reach()
@@ -159,11 +157,11 @@ def command_arrived(host: Host) -> None:
 def frees_for_report(host: Host) -> tuple[SlotKey, ...]:
     """Returns the slots that an unreachable executor must free, for the answer to its report.
 
-    No command gets there, but the answer to its own report does.
+    Commands do not reach the executor, but answers to its own reports do.
     """
     if not host.reach.unreachable:
         return ()
-    # Slots that the report does not show, or shows as ending, need no order.
+    # A slot that the report lacks, or that it has as FREEING, needs no order.
     return tuple(key for key in host.to_free if host.reported.get(key) is SlotState.ALLOCATED)
 
 
@@ -173,5 +171,5 @@ def _plan_probe(timers: Timers, host: Host, at_ms: int) -> None:
 
 
 def _pause_ms(settings: EngineSettings, reach: Reach) -> int:
-    # `failures` counts this one already, and the first pause is the shortest.
+    # Minus 1, because `failures` includes the current one, and the first pause is the shortest.
     return backoff_ms(max(0, reach.failures - 1), settings.probe_min_ms, settings.probe_max_ms)

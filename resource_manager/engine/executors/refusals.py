@@ -1,8 +1,8 @@
-"""Remembers which hosts refused slots although capacity was free, and when to try them again.
+"""Remembers hosts that refused slots although capacity was free, and when they may be tried again.
 
-Without this memory, a host that always fails would be chosen again and again. A refusal is about
-one scheduling class on one host. It ends when the host's reported state changes, or after a pause.
-The pause doubles with each failure until the host serves the class.
+Otherwise a host that always fails would be chosen again and again. A refusal applies to one
+scheduling class on one host. It ends when the host's reported state changes, or after a pause. The
+pause doubles with each refusal. It starts short again after a slot of the class was granted there.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from resource_manager.engine.model.timers import Timer, backoff_ms
 
 
 def remember_refusal(context: EventContext, host: Host, slot: Slot) -> None:
-    """Keeps a host from being chosen for the same scheduling class again while nothing has changed.
+    """Excludes a host from the choice for the slot's scheduling class until the refusal ends.
 
-    For members of a gang, only the pause counts. The slots of the other members are taken down,
-    which changes the host's reported state but says nothing about the refusal.
+    If the slot belongs to a gang, only the pause ends the refusal. The slots of other members are
+    then freed, which changes the host's reported state for another reason.
 
     Args:
-        context: of the event that brought the refusal.
+        context: context of the event that brought the refusal.
         host: the host that refused.
-        slot: the slot that it could not carve, or that broke.
+        slot: the slot that the host could not carve, or that broke there.
     """
     request = context.state.requests.named(slot.allocation_id)
     if request is None:
         return
     settings = context.state.settings
     key = scheduling_key(request.spec)
-    # Ended refusals are kept, so that the next pause is twice as long.
+    # Ended refusals stay in the dict, so that the next pause is twice as long.
     before = host.refusals.get(key)
     failures = before.failures if before is not None else 0
     delay = backoff_ms(failures, settings.refusal_backoff_min_ms, settings.refusal_backoff_max_ms)
@@ -47,10 +47,10 @@ def refusal_timer_fired(context: EventContext, executor_id: str) -> None:
     host = context.state.hosts.get(executor_id)
     if host is None:
         return
-    # The capacity itself has not grown, so without this nothing would try the host again.
+    # No capacity has grown, so the index must be told to let blocked requests try the host again.
     if host.end_refusals(context.now_ms):
         context.state.hosts.indexes.log_growth(host, context.state.queue)
-    # The others have longer pauses.
+    # The remaining refusals have longer pauses.
     left = [refusal.until_ms for refusal in host.refusals.values() if refusal.active]
     if left:
         context.state.timers.arm(Timer.REFUSAL, executor_id, min(left))

@@ -1,6 +1,6 @@
 """Handles executors that register, fall silent, are drained, or are deleted.
 
-What a report means for slots is in `reports.py`.
+`reports.py` updates slots from the report of a registration.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from resource_manager.engine.model.timers import Timer
 def register_executor(context: EventContext, event: ExecutorRegistered) -> RegistrationAnswer:
     """Registers a new executor, or starts a new session with a known one.
 
-    All commands in flight are void. The report in the registration counts as newer than everything:
-    slots that it shows exist, slots that it lacks do not. For that reason a registration is refused
-    that a later attempt or report has overtaken: it would delete slots that exist.
+    All commands in flight become void. The report in the registration is complete and current:
+    slots in it exist, all other slots do not. So a registration is rejected if a later registration
+    or report arrived before it. Otherwise it would delete slots that exist.
 
     Raises:
         AlreadyExists: another instance has this id and is not lost.
         EpochSeen: the executor has seen a newer resource manager than this one.
-        FailedPrecondition: a later registration or report has overtaken this one.
+        FailedPrecondition: a later registration or report has arrived before this one.
         InvalidArgument: the report in the registration is not a full one.
     """
     state = context.state
     registration = event.registration
-    # Checks come first, because an event that is refused must leave the state untouched.
+    # All checks come first, because a rejected event must not change the state.
     refuse_seen_epoch(state, registration.executor_id, event.report.rm_epoch)
     if event.report.unchanged or event.report.report_number < 1:
         raise InvalidArgument(
@@ -62,10 +62,10 @@ def register_executor(context: EventContext, event: ExecutorRegistered) -> Regis
         _refuse_overtaken(host, registration, event.report.report_number)
     state.answered_executors.add(registration.executor_id)
     was_lost = host is not None and host.executor.lost  # `_adopt` ends the state LOST
-    # Before the report: it must find the ledger without commands in flight and earlier reports.
+    # Before the report is adopted, commands in flight and earlier reports must be reset.
     host = _adopt(context, host, registration)
     taken = adopt_report(context, host, event.report, returning=was_lost)
-    # the registration may have announced other cpus than before
+    # The registration may have other cpus than the last one.
     report_lost_cpus(context.journal, host)
     # Commands in flight are void, so orders that were not confirmed are sent again.
     for slot in list(host.slots.values()):
@@ -93,7 +93,7 @@ def register_executor(context: EventContext, event: ExecutorRegistered) -> Regis
 
 def _refuse_other_instance(host: Host, registration: Registration) -> None:
     known = host.executor.registration
-    # A lost one may be replaced by another instance, such as on a new machine.
+    # A lost executor may be replaced by another instance, for example on a new machine.
     if known.instance_id != registration.instance_id and not host.executor.lost:
         raise AlreadyExists(
             f"executor {host.host_id} is another instance, at {known.address}, and not lost;"
@@ -107,7 +107,7 @@ def _refuse_other_instance(host: Host, registration: Registration) -> None:
 def _refuse_overtaken(host: Host, registration: Registration, report_number: int) -> None:
     known = host.executor
     if (
-        # Only reports of one instance count on, so numbers of two instances cannot be compared.
+        # Each instance numbers its reports from 1, so numbers of two instances cannot be compared.
         known.registration.instance_id == registration.instance_id
         and report_number <= known.report_number
     ):
@@ -123,7 +123,7 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
     """Creates the host of a new executor, or resets that of a known one for a new session."""
     state, new = context.state, host is None
     if host is None:
-        # Above every number that any deleted executor had, in case this one was among them.
+        # Above the numbers of all deleted executors, because this may be one of them.
         number = state.numbers.forgotten_registration + 1
         executor = Executor(registration, number, first_seen_time_ms=context.at.time_ms)
         executor_id = registration.executor_id
@@ -136,8 +136,8 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
     else:
         executor = host.executor
         if host.reach.unreachable:
-            # A registration that the resource manager did not ask for may mean that the obstacle
-            # was removed.
+            # If the resource manager did not demand the registration, somebody may have removed the
+            # cause.
             as_expected = executor.state is ExecutorState.UNCONFIRMED
             moved = executor.registration.address != registration.address
             unreachable_registered(
@@ -147,12 +147,12 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
                 host,
                 changed=moved or not as_expected,
             )
-        # Another instance counts its reports from 1 again.
+        # A new instance numbers its reports from 1 again.
         if executor.registration.instance_id != registration.instance_id:
             executor.report_number = 0
         executor.registration = registration
         executor.registration_number += 1
-    # A new session begins: what belonged to the last one is reset.
+    # A new session begins, so all values of the last session are reset.
     state.transitions.move_executor(executor, RegistrationInput.REGISTER)
     # Command numbers start again with each registration number.
     executor.command_number = 0
@@ -165,17 +165,17 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
     if any(refusal.active for refusal in host.refusals.values()):
         state.hosts.indexes.log_growth(host, state.queue)
     host.start_conversation()
-    # Noted before: `adopt_registration` computes other bookings if the memory pools have changed.
+    # Saved first, because `adopt_registration` changes bookings if the memory pools have changed.
     booked = [(slot, slot.booked) for slot in host.slots.values()]
     kind = host.cpu_kind
-    if not new:  # a new host was derived from this registration already
+    if not new:  # a new host was created from this registration
         host.adopt_registration()
     if host.cpu_kind is not kind:
-        # requests that did not suit the old cpus may suit these
+        # Requests that did not fit on the old cpus may fit on these.
         state.hosts.indexes.log_growth(host, state.queue)
-    # Everything that depends on capacity follows.
+    # Update all values that depend on the host's capacity.
     state.usage.total_changed(host)
-    # The clock runs since the last change of what executors could host.
+    # The new capacity may make requests feasible, so their rejection clock starts again.
     state.rejection_clock.restart(context.now_ms)
     # After `total_changed`, because the cost of a slot is its share of the new totals.
     state.usage.rebooked(booked)
@@ -184,10 +184,10 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
 
 
 def silence_timer_fired(context: EventContext, executor_id: str) -> None:
-    """Marks an executor lost that has been silent for too long; its slots are lost with it.
+    """Marks an executor lost that has not reported for too long. Its slots are lost with it.
 
-    Its capacity does not count any more. Its slots stay booked there until it returns or is
-    deleted, because lost means out of sight, not stopped.
+    Its capacity no longer counts. Its slots stay booked until it returns or is deleted, because a
+    lost executor may still be running.
     """
     state = context.state
     host = state.hosts.get(executor_id)
@@ -195,11 +195,11 @@ def silence_timer_fired(context: EventContext, executor_id: str) -> None:
         return
     executor = host.executor
     message = f"executor {executor_id} was silent for {context.now_ms - executor.report_at_ms} ms"
-    if executor.state is ExecutorState.LOST:  # it had more slots than one step frees
+    if executor.state is ExecutorState.LOST:  # continues with slots that earlier steps left
         state.departures.free_lost_slots(host, message)
         return
-    # A report cannot arrive before the service listens, so silence is counted from then at the
-    # earliest.
+    # While this process was stopped, it could receive no report. So silence counts at the earliest
+    # from the time when the process continued.
     report_heard_at_ms = max(executor.report_at_ms, state.timers.listening_since_ms)
     due_ms = report_heard_at_ms + state.settings.lost_timeout_ms
     if context.now_ms < due_ms:
@@ -209,7 +209,7 @@ def silence_timer_fired(context: EventContext, executor_id: str) -> None:
 
 
 def request_drain(context: EventContext, event: DrainRequested) -> Executor:
-    """Drains an executor: it gets no new slots. At the deadline, if any, its slots are taken down.
+    """Drains an executor: it gets no new slots. At the deadline, if any, its slots are freed.
 
     Raises:
         NotFound: no such executor.
@@ -242,7 +242,7 @@ def request_undrain(context: EventContext, event: UndrainRequested) -> Executor:
     host = known_host(context.state.hosts, event.executor_id)
     executor = host.executor
     provision = context.state.provisions.get(host.host_id)
-    # The provider may remove the machine at any time, so nothing new may be placed there.
+    # The provider may remove the machine at any time, so no slots may be placed there.
     if provision is not None and provision.state is ProvidedExecutorState.STOPPING:
         raise FailedPrecondition(
             f"executor {host.host_id} is being given back ({provision.message}); it is gone when"
@@ -260,7 +260,7 @@ def request_undrain(context: EventContext, event: UndrainRequested) -> Executor:
 
 
 def drain_timer_fired(context: EventContext, executor_id: str) -> None:
-    """Takes down the slots of an executor whose drain deadline has passed."""
+    """Frees the slots of an executor whose drain deadline has passed."""
     host = context.state.hosts.get(executor_id)
     # The drain has ended, or has no deadline.
     if host is None or host.executor.drain_deadline_at_ms is None:
@@ -283,7 +283,7 @@ def forget_executor(context: EventContext, event: ForgetRequested) -> None:
     """
     state = context.state
     host = known_host(state.hosts, event.executor_id)
-    # The slots of an executor that is not lost may still run, and would belong to no request.
+    # An executor that is not lost still reports. Its slots would then belong to no request.
     if host.executor.state is not ExecutorState.LOST:
         raise FailedPrecondition(
             f"executor {host.host_id} is {host.executor.state}; only a lost one can be forgotten:"

@@ -8,14 +8,14 @@ The rules:
    never clocks.
 2. A slot that the report shows exists. A pending slot is confirmed by it.
 3. A slot that the report lacks is missing only if the report contains the command that ordered the
-   slot, and that command is answered. Otherwise it is not there yet. A report never undoes what was
-   placed after it was sent.
+   slot, and that command is answered. (A report contains a command if the executor had received the
+   command before it made the report.) Otherwise the slot may not exist yet. So a report never
+   removes a slot that was placed after the report was sent.
 4. A missing slot that was being freed is deleted. Any other missing slot is lost, and its job
    master gets an event.
-5. A slot that the report shows and that is unknown here, or known only as an older generation, is
-   unowned. The answer to every report tells the executor to free it, until a report
-   lacks it. (A report
-   that comes with a command's answer cannot be answered.)
+5. A slot in the report is unowned if this resource manager does not know it, or knows only an older
+   generation of it. The answer to each report tells the executor to free unowned slots, until a
+   report lacks them. (A report that comes with a command's answer gets no answer of its own.)
 6. A slot whose request is queued again, because the executor was lost, is reclaimed if the executor
    returns with it before the request is placed again.
 
@@ -30,8 +30,8 @@ Example: slot A runs on the executor. The resource manager sends command 7, whic
                                                              command 7 is answered
   report 24 with B                       24       command 7  A is missing, so it is lost (rule 4)
 
-If the executor refuses B, report 23 shows A only. B stays pending until the answer to 7 arrives and
-says why it was refused.
+If the executor refuses B, report 23 shows only A. B stays pending until the answer to 7 arrives
+with the reason for the refusal.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ from resource_manager.engine.state import State
 
 @dataclass(frozen=True, slots=True)
 class AdoptedReport:
-    """What happened with a report.
+    """The result of `adopt_report`.
 
     Attributes:
-        taken: True if it was adopted; False if it was not newer, or its base was missing.
-        base_missing: it says "unchanged since report N", and N is not the last one adopted.
-        unowned: slots that it shows and that no request owns.
+        taken: True if the report was adopted; False if it was not newer, or its base was missing.
+        base_missing: the report says "unchanged since report N", but N is not the last one adopted.
+        unowned: slots in the report that no request owns.
     """
 
     taken: bool
@@ -82,7 +82,7 @@ def slots_reported(context: EventContext, event: SlotsReported) -> ReportAnswer:
     """
     state = context.state
     refuse_seen_epoch(state, event.executor_id, event.report.rm_epoch)
-    # From now on it may know our epoch from this answer; see `refuse_seen_epoch`.
+    # After this answer the executor may know our epoch from us; see `refuse_seen_epoch`.
     state.answered_executors.add(event.executor_id)
     host = state.hosts.get(event.executor_id)
     if (
@@ -91,16 +91,17 @@ def slots_reported(context: EventContext, event: SlotsReported) -> ReportAnswer:
         or host.executor.registration.instance_id != event.instance_id
         or host.executor.registration_number != event.registration_number
     ):
-        # An executor that has registered again since does not wait for the answer to this report.
-        # One that does wait has an older registration than the one known here: unless it registers
-        # again, its reports would be ignored from now on.
+        # If the executor has already registered again, it ignores this answer. Otherwise its
+        # registration is older than the one known here. It must register again, or all its reports
+        # would be ignored.
         return ReportAnswer(register_again=True)
     executor = host.executor
     taken = adopt_report(context, host, event.report)
-    # An ignored report is older than the figures that are known.
+    # An ignored report is older than the known usage figures.
     if taken.taken:
         executor.used = event.used
-    # After the report was adopted: it shows that the executor itself works.
+    # Reports arrive, but commands do not reach the executor. Checked after the report was adopted,
+    # because the report itself is valid.
     if delivery_overdue(context.journal, context.state.settings, host):
         find_unreachable(context.journal, context.state.transitions, context.state.usage, host)
         return ReportAnswer(register_again=True)
@@ -122,21 +123,22 @@ def adopt_report(
     at_least_command: int = 0,
     returning: bool = False,
 ) -> AdoptedReport:
-    """Updates the host from a report, if that is newer than the last one adopted.
+    """Updates the host from a report, if the report is newer than the last one adopted.
 
     Args:
-        context: of the event that brought the report.
+        context: context of the event that brought the report.
         host: the executor that sent it.
         report: the report.
-        at_least_command: number of the command that the report answers; 0 if it is no answer.
-        returning: the executor was lost until now.
+        at_least_command: number of the command whose answer brought the report; 0: it did not come
+            with an answer.
+        returning: true if the executor was lost until now.
     """
     executor = host.executor
     # Reports overtake each other on the wire. An older one must not undo a newer one.
     if report.report_number <= executor.report_number:
         return AdoptedReport(taken=False)
-    # It says only that nothing changed since a report that is not known here. The caller asks for a
-    # full one.
+    # The report says only that nothing changed since its base report, which is not known here. The
+    # caller requests a full report.
     if report.unchanged and report.base_report_number != executor.report_number:
         return AdoptedReport(taken=False, base_missing=True)
     # The report is adopted from here on.
@@ -149,17 +151,18 @@ def adopt_report(
         for ended in report.ended
         if (slot := _ended(context.state.moves, context.state.gang_moves, host, ended)) is not None
     ]
-    # Command numbers of another epoch are from another resource manager and cannot be compared.
+    # A command number of another epoch is from another resource manager, so it cannot be compared.
     contained = report.command_number if report.rm_epoch == context.state.rm_epoch else 0
     contained = max(contained, at_least_command)
     news = contained > host.contained_command
     host.contained_command = max(contained, host.contained_command)
-    # Nothing changed on the executor, but a command that it now contains may have settled slots.
+    # No slot changed. But the report contains a newer command, so slots of that command may now
+    # count as missing.
     if report.unchanged:
         if news:
             settle(context, host)
         return AdoptedReport(taken=True, unowned=host.unowned)
-    # A full report: each slot is compared, then those that are missing are removed.
+    # From here on it is a full report: each slot is compared, then missing slots are removed.
     reported = {(slot.allocation_id, slot.generation): slot for slot in report.slots}
     host.reported = {key: slot.state for key, slot in reported.items()}
     executor.reported_available = dict(report.available)
@@ -169,7 +172,7 @@ def adopt_report(
         slot = host.slots.get(key)
         if slot is not None:
             _seen(context, host, slot, seen, returning=returning)
-    # Only after all slots that the report shows: what is not among them may be missing.
+    # After the loop above, which has handled all slots in the report. Other slots may be missing.
     settle(context, host)
     adopt_cpu_state(context, host, report.cpu_state)
     # Only now do the bookings and the report match, so the index may read the host's free capacity.
@@ -178,10 +181,10 @@ def adopt_report(
         context.state.hosts.indexes.log_growth(host, context.state.queue)
     if host.resize_backoffs:
         context.state.resizes.end_backoffs(host)
-    # Last: the refusal is about the state that this report shows, and would end with it otherwise.
+    # After `end_refusals`: these refusals follow from this report, which must not end them at once.
     for slot in broken:
         remember_refusal(context, host, slot)
-    # Slots that are ending by themselves need no order.
+    # The executor already ends the slots that it reports as FREEING, so they need no order.
     host.unowned = tuple(
         key
         for key, seen in reported.items()
@@ -191,7 +194,7 @@ def adopt_report(
 
 
 def settle(context: EventContext, host: Host) -> None:
-    """Removes the slots that the last adopted report should show and does not."""
+    """Removes the slots that are missing from the last adopted report (rules 3 and 4)."""
     if host.reported.keys() >= host.slots.keys():
         return
     # Collected first, because losing one slot may take down others of its gang. `contains` is false
@@ -203,25 +206,25 @@ def settle(context: EventContext, host: Host) -> None:
         if slot.state is not SlotState.FREEING:
             message = f"executor {host.host_id} no longer has the slot"
             context.state.gang_moves.lose(slot, Reason.SLOT_MISSING, message)
-        # Losing an earlier member of a gang only starts to free this one; it is gone all the same.
+        # If an earlier member of the same gang was lost, this slot is already FREEING. It no longer
+        # exists on the executor, so it is deleted here in any case.
         context.state.moves.vanish(slot)
 
 
 def _seen(
     context: EventContext, host: Host, slot: Slot, seen: ReportedSlot, *, returning: bool
 ) -> None:
-    """Updates one slot from what a report shows of it."""
+    """Updates one slot from its entry in a report."""
     ends = seen.state is SlotState.FREEING
-    # Also if the answer to its order is still on the way: the report is proof enough.
+    # The report proves that the slot exists, even if the answer to its order is still on the way.
     if slot.state is SlotState.PENDING and not ends:
         context.state.gang_moves.confirm(slot, isolation=seen.isolation, cpus=seen.cpus)
     if seen.resize_number:
         context.state.resizes.adopt_reported_size(slot, seen)
     if ends:
-        return  # a later report, or its list of ended slots, will say that it has ended
+        return  # a later report will lack the slot, or list it as ended
     if slot.state is SlotState.FREEING:
-        # Only an executor that was lost can bring a slot back. Otherwise the slot is no longer
-        # wanted.
+        # Only a slot of an executor that was lost can be reclaimed. Any other slot must be freed.
         if returning and _is_waited_for(context.journal, context.state.requests, host, slot):
             context.state.moves.reclaim(slot, isolation=seen.isolation, cpus=seen.cpus)
         else:
@@ -239,25 +242,29 @@ def _is_waited_for(journal: Journal, requests: Requests, host: Host, slot: Slot)
         and request.state is RequestState.PENDING
         and request.generation == slot.generation
         and not request.spec.gang_id  # all members of a gang would have to be reclaimed together
-        # The drain has taken the slots down already.
+        # If the drain deadline has passed, the drain has freed all slots, so this one is not
+        # reclaimed.
         and not (deadline_ms is not None and deadline_ms <= journal.now_ms)
     )
 
 
 def _retry_free(outbox: dict[str, None], host: Host, slot: Slot) -> None:
-    """Orders a slot to be freed again that its executor is not freeing (any more)."""
+    """Orders the executor once more to free a slot, because it is not freeing the slot."""
     key = key_of(slot)
     command = host.in_flight
-    # That command will free it, or its answer says why not.
+    # If the command in flight already has this slot, its answer decides what happens next.
     if command is None or key not in command.keys:
         host.to_free[key] = None
         outbox[host.host_id] = None
 
 
 def _ended(moves: RequestMoves, gang_moves: GangMoves, host: Host, ended: EndedSlot) -> Slot | None:
-    """Handles a slot that ended on its executor without an order; returns it if it broke there.
+    """Handles a slot that ended on its executor without an order.
 
     The executor repeats the entry until its report is acknowledged.
+
+    Returns:
+        The slot if it broke on the executor, else None.
     """
     slot = host.slots.get((ended.allocation_id, ended.generation))
     if slot is None:  # the entry was handled with an earlier report
@@ -269,7 +276,7 @@ def _ended(moves: RequestMoves, gang_moves: GangMoves, host: Host, ended: EndedS
         message = f"the slot ended on executor {host.host_id}: {ended.reason}"
         gang_moves.lose(slot, ended.reason, message)
     moves.vanish(slot)
-    # Only a slot that broke says something about the host.
+    # A broken slot counts as a refusal of the host; other reasons do not concern the host.
     return slot if ended.reason == Reason.SLOT_BROKEN else None
 
 
@@ -292,7 +299,7 @@ class EpochSeen(FailedPrecondition):
 
 
 def refuse_seen_epoch(state: State, executor_id: str, rm_epoch: int) -> None:
-    """Checks that no newer resource manager has talked to the executor.
+    """Checks that no newer resource manager has contacted the executor.
 
     Args:
         state: the engine's state.
@@ -303,7 +310,8 @@ def refuse_seen_epoch(state: State, executor_id: str, rm_epoch: int) -> None:
         EpochSeen: the executor has seen a higher epoch, or the same one from another process.
     """
     own = state.rm_epoch
-    # An executor that this process has not answered yet cannot know the present epoch from it.
+    # An executor that this process has not answered cannot know this epoch from it. If it does know
+    # this epoch, another process uses the same one.
     known = own if executor_id in state.answered_executors else own - 1
     if rm_epoch > known:
         raise EpochSeen(executor_id, rm_epoch, own)

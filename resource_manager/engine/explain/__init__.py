@@ -1,3 +1,1 @@
-"""Answers questions of readers: why a request waits, lists, views. Never changes the engine's
-state.
-"""
+"""Explains why requests wait, and builds lists and views. It never changes the engine's state."""

@@ -1,8 +1,9 @@
-"""Explains why a job is not served yet: the steps of the choice of the next flow, as of now.
+"""Explains why a job is not served yet, by its rank in each level of the fairness tree.
 
-On the path from the top of the fairness tree to the job, each group chooses among its children with
-queued requests. A step shows the position of the path's flow in that choice, what is compared, and
-which flows come first. The numbers are those that the choice itself uses (`fairness/flows.py`).
+To find the next request, the scheduler starts at the root of the tree. At each group it chooses one
+child with queued requests, until it reaches a job. The path to one job has one step per level. Each
+step shows the rank of the path's flow among its siblings, the compared numbers, and the flows that
+come first. The numbers are those that the scheduler uses (`fairness/flows.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from resource_manager.engine.model.settings import Measure
 from resource_manager.engine.state import State
 
 AHEAD_MAX = 5
-"""How many flows each step names that come first."""
+"""How many of the flows that come first are named in each step."""
 
 UNITS: Mapping[Measure, str] = {
     "dominant": "share-seconds",
@@ -39,18 +40,20 @@ _SMALL = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ComparedFlow:
-    """A flow as the choice sees it; mirrors FlowTally of the protocol.
+    """A flow with the numbers by which siblings are compared; mirrors FlowTally of the protocol.
+
+    Example: (service 10 + raised 2 + lookahead 4) / weight 2 = 8.
 
     Attributes:
         name: name of a group, or id of a job.
-        job_name: for people; empty for a group.
+        job_name: display name of the job; empty for a group.
         service: decayed usage, in cost times seconds.
-        raised: what was added to its usage when it became active, in the same unit.
-        lookahead: what its running slots add to that in the comparison.
-        weight: the sum of these three is divided by it.
-        tally: virtual time, the result; the lowest is served first.
-        minimum_reached: which part of its guaranteed minimum it has, in millionths; None: all of
-            it, or it has no minimum.
+        raised: amount that was added to its usage when it became active, in the same unit.
+        lookahead: expected further usage of its running slots, in the same unit.
+        weight: divides the sum of service, raised and lookahead.
+        tally: virtual time, the result of that division; the lowest is served first.
+        minimum_reached: the part of its guaranteed minimum that it has, in millionths; None: it has
+            all of it, or it has no minimum.
     """
 
     name: str
@@ -67,7 +70,7 @@ class ComparedFlow:
 
     @property
     def title(self) -> str:
-        """Names the flow for people."""
+        """The flow's kind and name, for people."""
         if not self.is_job:
             return f"group {self.name}"
         named = self.job_name not in ("", self.name)
@@ -76,13 +79,15 @@ class ComparedFlow:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of the choice: among all flows with queued requests below `group` (empty: the top).
+    """The rank of one flow among its siblings with queued requests.
 
     Attributes:
-        position: of `flow`; 1 is next.
-        backlogged: how many flows have queued requests.
-        ahead: flows that come before it, next one first, at most `AHEAD_MAX`.
-        summary: one sentence.
+        group: the parent group of the siblings; empty: the top of the tree.
+        flow: the flow on the path to the job.
+        position: rank of `flow`; 1 is served next.
+        backlogged: how many of the siblings, with `flow`, have queued requests.
+        ahead: at most `AHEAD_MAX` flows that come before `flow`, the next one first.
+        summary: the step in one sentence.
     """
 
     group: str
@@ -96,18 +101,18 @@ class Step:
 def steps(
     tree: FlowTree, job_id: str, jobs: Mapping[str, Job], measure: Measure
 ) -> tuple[Step, ...]:
-    """Returns the steps of the choice from the top to a job; empty if it has ended.
+    """Returns the steps from the top of the tree to a job; empty if the job has ended.
 
     Args:
-        tree: the fairness tree, with its clock at the moment of the question.
+        tree: the fairness tree, advanced to the current time.
         job_id: the job.
         jobs: all jobs, for their names.
-        measure: what usage is counted in.
+        measure: the measure in which usage is counted.
     """
     job = tree.jobs.get(job_id)
     if job is None:
         return ()
-    # From the root down to the job, so that each pair is one choice.
+    # From the root down to the job, so that each pair is a parent and its child.
     path = [job, *job.ancestors()][::-1]
     return tuple(_step(tree, parent, flow, jobs, UNITS[measure]) for parent, flow in pairwise(path))
 
@@ -120,7 +125,7 @@ def _step(tree: FlowTree, parent: Flow, flow: Flow, jobs: Mapping[str, Job], uni
     others = [(tree.sort_key(each), each) for each in children if each.waiting and each is not flow]
     before = [each for each in others if each[0] < own]
     first = heapq.nsmallest(AHEAD_MAX, before, key=lambda each: each[0])
-    # `>=`: a flow that compares as equal comes after this one.
+    # `>=`: a flow with an equal key counts as coming after this one.
     next_after = min(
         (each for each in others if each[0] >= own), default=None, key=lambda each: each[0]
     )
@@ -173,8 +178,9 @@ def _sentence(
 ) -> str:
     """Describes the position of a flow in one sentence.
 
-    `place` is the group (empty: the top), how many flows come before it, and how many have queued
-    requests. `first` is the next to be served, and `next_after` the one after `flow`.
+    `place` has the group (empty: the top), the number of flows before `flow`, and the number of
+    flows with queued requests. `first` is the flow that is served next; None if that is `flow`.
+    `next_after` is the flow after `flow`.
     """
     group, before, backlogged = place
     if first is None:
@@ -192,10 +198,10 @@ def _sentence(
 
 
 def _own_text(flow: ComparedFlow, other: ComparedFlow | None, unit: str) -> str:
-    """Describes the virtual time of a flow, and the usage and weight that it is made of."""
+    """Describes the virtual time of a flow, with its usage and weight."""
     if flow.minimum_reached is not None:
         return f"it has {_percent(flow.minimum_reached)} of its guaranteed minimum"
-    # Just enough digits that the two numbers differ.
+    # Use just enough digits to show that the two numbers differ.
     digits = _digits(flow.tally, other.tally) if other is not None else 1
     parts = [f"{flow.service:.{digits}f} so far"]
     if flow.raised > _SMALL:
@@ -209,7 +215,7 @@ def _own_text(flow: ComparedFlow, other: ComparedFlow | None, unit: str) -> str:
 
 
 def _against_text(flow: ComparedFlow, other: ComparedFlow) -> str:
-    """Describes what another flow is compared by."""
+    """Describes the number of another flow that `flow` is compared with."""
     if other.minimum_reached is not None:
         return f"{_percent(other.minimum_reached)} of the guaranteed minimum of {other.title}"
     if flow.minimum_reached is not None:
@@ -223,7 +229,7 @@ def _against_text(flow: ComparedFlow, other: ComparedFlow) -> str:
 
 
 def _digits(one: float, other: float) -> int:
-    """Returns how many digits it takes to tell two virtual times apart."""
+    """Returns how many decimal places show that two virtual times differ; 1 if they are equal."""
     for digits in range(1, _DIGITS_MAX):
         if f"{one:.{digits}f}" != f"{other:.{digits}f}":
             return digits
@@ -248,8 +254,8 @@ def advise_threads(
     Args:
         state: the engine's state.
         job_id: the job.
-        target_ms: how long one thread should take at most.
-        quantile: the part of all threads that should keep to that; above 0, below 1.
+        target_ms: the longest time that one thread should take.
+        quantile: the fraction of threads that should meet the target; above 0, below 1.
         now_ms: monotonic time.
 
     Raises:
@@ -257,7 +263,7 @@ def advise_threads(
     """
     job = known_job(state.jobs, job_id)
     slots = [state.slots[key] for key in job.slot_keys]
-    # Slots that are being taken down serve no request, so they count as no running thread.
+    # Slots that are being freed serve no request, so they are not running threads.
     serving = [slot for slot in slots if state.requests.served_by(slot) is not None]
     waiting = max(0, job.live_requests - len(serving))
     return advise(threads.observed(job, serving, waiting, now_ms), target_ms, quantile)

@@ -1,9 +1,9 @@
-"""Explains why a gang waits: how many members fit together now and where, and what would let all
-fit.
+"""Explains why a gang waits: how many members fit together now, where they fit, and which change
+would let all fit.
 
-It asks the same search that places gangs (`placement/gangs.py`), for as many members as there is
-room for. If members differ and not all fit, both largest first and smallest first are tried, and
-the better result is shown.
+It uses the search that also places gangs (`placement/gangs.py`), here for as many members as fit.
+If members differ and not all fit, it tries them largest first and smallest first, and shows the
+better result.
 """
 
 from __future__ import annotations
@@ -28,23 +28,26 @@ from resource_manager.engine.queue.gangs import MemberRequest, WaitingGang, Wher
 from resource_manager.engine.state import State
 
 SPOTS_MAX = 5
-"""How many places are shown, best first."""
+"""How many places (executors or label values) are shown, best first."""
 
 SPOTS_SEARCHED_MAX = 200
-"""How many executors or label values are searched; those with most room for the smallest member
-first.
+"""How many executors or label values are searched. Those with room for most members of the smallest
+size are searched first.
 """
 
 SEARCHES_MAX = 2_000
-"""Fewer places are searched if members differ much. Each kind of member is searched for in each
-place, and no event is handled meanwhile.
+"""Limit on places times kinds of members, because each kind is searched for in each place. The
+engine handles no event during the search. Example: with 100 kinds, 20 places are searched.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class GangExplanation:
-    """Mirrors GangExplanation of the protocol. `deadline_time_ms` is in milliseconds since 1970;
-    None: the gang has no timeout.
+    """Mirrors GangExplanation of the protocol.
+
+    Attributes:
+        placeable: how many members fit together now, in the best place.
+        deadline_time_ms: when the gang times out, by the wall clock; None: it has no timeout.
     """
 
     gang: GangSpec
@@ -60,7 +63,7 @@ def explain_gang(state: State, request: Request) -> GangExplanation | None:
     waiting = state.gangs.waiting.get(request.spec.gang_id)
     if waiting is None:
         return None
-    # What is reserved for the gang itself must not look like an obstacle to it.
+    # Capacity that is reserved for this gang is no obstacle to it.
     reservation = state.reservations.by_number.get(waiting.gang.arrival_number)
     with _without_own_reservation(state.hosts, reservation):
         return _explained(state, waiting)
@@ -70,14 +73,14 @@ def explain_gang(state: State, request: Request) -> GangExplanation | None:
 def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) -> Iterator[None]:
     """Makes capacity reserved for this gang count as free inside the `with` block.
 
-    Hosts that were touched since the indexes were refreshed are left alone. Updating their index
-    here would hide from the next cycle that they have more free capacity.
+    Hosts that changed since the indexes were refreshed are left out. An update of their index here
+    would hide their growth in free capacity from the next cycle.
     """
     names = reservation.hosts if reservation is not None else ()
     hosts = [all_hosts[name] for name in names if name not in all_hosts.touched]
-    # Noted for all of them first, so that `finally` puts back what was there.
+    # All values are saved before the first one is changed, so that `finally` can restore each.
     holds = [host.reserved for host in hosts]
-    # Undone also after an error: the scheduling cycle must not find the hosts changed.
+    # `finally` also runs after an error: the scheduling cycle must find the hosts unchanged.
     try:
         for host in hosts:
             host.reserved = None
@@ -90,16 +93,16 @@ def _without_own_reservation(all_hosts: Hosts, reservation: Reservation | None) 
 
 
 def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
-    """Searches room for the gang and describes the result."""
+    """Searches for free capacity for the gang, and describes the result."""
     gang, requests = waiting.gang, state.gang_moves.current_requests(waiting)
     search = GangSearch(state.hosts, waiting.kind.where, requests)
     try:
         spots = _spots(state.hosts, search, gang.spec)
     finally:
-        # The search books tentatively in the shared indexes, and this takes it back.
+        # The search has booked capacity tentatively in the shared indexes. This releases it.
         search.drop()
     deadline_time_ms = None
-    # From wall time, because a reader cannot use the monotonic deadline.
+    # The deadline is computed from wall time, because people cannot use a monotonic time.
     if gang.spec.timeout_ms is not None:
         deadline_time_ms = gang.waiting_since_time_ms + gang.spec.timeout_ms
     return GangExplanation(
@@ -114,14 +117,17 @@ def _explained(state: State, waiting: WaitingGang) -> GangExplanation:
 
 
 def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
-    """Returns the places where most members fit together, best first; none where no member fits."""
-    # At least two, so that a best place can be chosen, however many kinds of members there are.
+    """Returns the places where most members fit together, best first. A place where no member fits
+    is left out.
+    """
+    # At least two places are searched, even if there are very many kinds of members.
     most = max(2, min(SPOTS_SEARCHED_MAX, SEARCHES_MAX // len(search.members)))
     match spec.placement:
         case GangPlacement.ANYWHERE | GangPlacement.SPREAD:
             found = [GangSpot("", search.most_within())]
         case GangPlacement.SAME_EXECUTOR:
-            # The places with most room for the smallest member are searched; each search is costly.
+            # Only the executors with room for most of the smallest members are searched, because
+            # each search is costly.
             roomy = heapq.nlargest(most, search.roomy(), key=lambda each: each[1])
             found = [GangSpot(name, search.most_on(name)) for name, _ in roomy]
         case GangPlacement.SAME_LABEL:
@@ -133,14 +139,14 @@ def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
                 GangSpot(value, search.most_within(((spec.label, value),)))
                 for value in heapq.nlargest(most, room, key=room.__getitem__)
             ]
-    # Ties by name, so that the same state has the same answer.
+    # Equal places are ordered by name, so that the same state gives the same result.
     best = heapq.nsmallest(SPOTS_MAX, found, key=lambda spot: (-spot.placeable, spot.name))
     return [spot for spot in best if spot.placeable]
 
 
 def _status_text(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) -> str:
-    """Describes a gang that does not wait for free capacity; empty if it does."""
-    # Checked in the order in which the scheduling cycle would find it out.
+    """Describes a gang that waits for another reason than free capacity; empty: it waits for that."""
+    # The reasons are checked in the same order as in the scheduling cycle.
     if not waiting.tried:
         return "has just arrived and was not considered yet"
     verdict = state.waiting_reasons.kind_feasibility(waiting.kind)
@@ -149,7 +155,7 @@ def _status_text(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) 
     if verdict is Feasibility.OFFLINE:
         return "only with executors that are lost, draining or unreachable could it be placed"
     members = len(waiting.members)
-    # Quotas matter only if there is room for all.
+    # A quota is the reason only if all members would fit.
     if spots and spots[0].placeable == members and state.quotas.gang_block(waiting) is not None:
         where = _where(waiting.kind.where, spots)
         return f"all {members} members fit now{where}; the maximum of a resource group stops them"
@@ -164,14 +170,14 @@ def _summary(
     *,
     unknown: bool,
 ) -> str:
-    """Says how many members fit now, and what would make all of them fit.
+    """Says how many members fit now, and which change would make all of them fit.
 
     Args:
         hosts: all hosts.
         where: how the members are placed relative to each other.
-        member_requests: what they request.
-        spots: where most members fit.
-        unknown: the search for a way to place all of them was given up.
+        member_requests: the requests of the members.
+        spots: the places where most members fit, best first.
+        unknown: true if the search reached its step limit, so that all members might fit.
     """
     members = sum(each.count for each in member_requests)
     placeable = spots[0].placeable if spots else 0
@@ -224,7 +230,7 @@ def _remedies(
         case _:
             found.append(f"fits if there is room for {missing} more{_label_text(where, spots)}")
     if where.placement is not GangPlacement.ANYWHERE:
-        # Asked only here: it is one more full search.
+        # One more full search, made only for gangs with a placement constraint.
         anywhere = Where(GangPlacement.ANYWHERE)
         if seek(hosts, anywhere, member_requests) is not None:
             found.append("fits now if its members may go anywhere")
@@ -234,11 +240,11 @@ def _remedies(
 def _with_preferred_policies(
     hosts: Hosts, where: Where, member_requests: Sequence[MemberRequest]
 ) -> list[str]:
-    """Names a policy that would have to be preferred instead of required by all members."""
+    """Names one required policy. If it were only preferred for all members, all would fit now."""
     required = [
         required_policies(member.cpus[0]) for member in member_requests if member.cpus is not None
     ]
-    # Policies are tried one at a time, so that the answer is the smallest change.
+    # Policies are tried one at a time, so that the first one found is a smallest change.
     for name in dict.fromkeys(name for names in required for name in names):
         if (
             seek(hosts, where, [_with_preferred(member, name) for member in member_requests])
@@ -262,7 +268,7 @@ def _label_text(where: Where, spots: Sequence[GangSpot]) -> str:
 def _lack(
     hosts: Hosts, member_requests: Sequence[MemberRequest], spots: Sequence[GangSpot]
 ) -> list[str]:
-    """Says what the best executor lacks to take all members."""
+    """Names the capacity that the best executor lacks for all members."""
     if not spots:
         return []
     host = hosts[spots[0].name]
@@ -271,14 +277,14 @@ def _lack(
         booked = host.booking_for(member)
         for name, amount in booked.items():
             needed[name] = needed.get(name, 0) + amount * member.count
-    # Sums suffice: the caller has found that not all members fit.
+    # Comparing sums is enough, because the caller knows that not all members fit.
     missing = shortfall(needed, host.free())
     texts = [f"{amount} more {name}" for name, amount in missing.items()]
     slots = sum(member.count for member in member_requests) - host.slots_left()
     texts += [f"room for {slots} more slots"] if slots > 0 else []
     if texts:
         return [f"fits if {host.host_id} has {' and '.join(texts)}"]
-    # The amounts are there, so the cpus are the reason.
+    # All amounts are free, so the choice of cpus must be the reason.
     if any(host.needs_topology(member) for member in member_requests):
         return [f"{host.host_id} has the amounts, but not on cpus and NUMA nodes that suit all"]
     return []

@@ -1,4 +1,4 @@
-"""Builds what people see of resource groups, and of the usage of jobs."""
+"""Builds the views of resource groups and of the usage of jobs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from resource_manager.engine.model.entities import Group
 
 @dataclass(frozen=True, slots=True)
 class FlowView:
-    """The state of a flow. Shares are fractions, from 0 to 1, of what all slots accrue per second.
+    """The usage of a flow.
 
     Attributes:
-        share_now: what its slots accrue.
+        share_now: the part, from 0 to 1, that its slots have in the usage rate of all slots.
         service: its decayed usage, in cost times seconds.
         tally: its virtual time, by which it is compared with its siblings.
-        oldest_wait_time_ms: since when its oldest queued request waits (wall clock); None: none
-            waits.
+        oldest_wait_time_ms: when its oldest queued request began to wait (wall clock); None: it has
+            no queued request.
     """
 
     share_now: float
@@ -30,12 +30,12 @@ class FlowView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group with its usage, and sums over it and the groups below it.
+    """A group with its usage. All numbers include the groups below it.
 
     Attributes:
-        share_entitled: its share by weight among groups with queued or running work; 0 if it has
-            none.
-        jobs: how many live jobs it has, including those of groups below.
+        share_entitled: its share by weight, from 0 to 1, among groups with queued or running work;
+            0 if it has no such work.
+        jobs: how many live jobs it has.
     """
 
     group: Group
@@ -54,15 +54,15 @@ IDLE = FlowView(0.0, 0.0, 0.0, None)
 def group_views(
     tree: FlowTree, groups: Mapping[str, Group], waiting_since: Mapping[str, int]
 ) -> list[GroupView]:
-    """Returns all groups, parents before their parts, sorted by name among siblings.
+    """Returns all groups, parents before children, siblings sorted by name.
 
-    Cost grows with the number of groups, not of jobs: there may be 100,000 jobs.
+    The cost grows with the number of groups and not of jobs, of which there may be 100,000.
 
     Args:
-        tree: the fairness tree, with its clock at the moment of the question.
+        tree: the fairness tree, advanced to the current time.
         groups: all groups, by name.
-        waiting_since: for each group whose own jobs have queued requests, since when the oldest one
-            waits (wall clock).
+        waiting_since: for each group whose own jobs have queued requests, when the oldest of them
+            began to wait (wall clock).
     """
     ordered = in_order(groups)
     jobs = {group.name: len(_children(tree.groups[group.name])) for group in ordered}
@@ -70,7 +70,7 @@ def group_views(
     # From the lowest groups up, so that each sum is complete before it is added to its parent.
     for group in reversed(ordered):
         if above := group.parent:
-            # the group is a child of `above`, but not one of its jobs
+            # minus 1, because the group was counted as one of the children (jobs) of `above`
             jobs[above] += jobs[group.name] - 1
             since_ms = oldest.get(group.name)
             if since_ms is not None:
@@ -95,10 +95,10 @@ def job_flow(tree: FlowTree, job_id: str, oldest_wait_time_ms: int | None) -> Fl
     """Returns the state of a job; `IDLE` if it has ended.
 
     Args:
-        tree: the fairness tree, with its clock at the moment of the question.
+        tree: the fairness tree, advanced to the current time.
         job_id: the job.
-        oldest_wait_time_ms: since when its oldest queued request waits (wall clock); None: none
-            waits.
+        oldest_wait_time_ms: when its oldest queued request began to wait (wall clock); None: it has
+            no queued request.
     """
     flow = tree.jobs.get(job_id)
     if flow is None:
@@ -107,7 +107,9 @@ def job_flow(tree: FlowTree, job_id: str, oldest_wait_time_ms: int | None) -> Fl
 
 
 def entitlements(tree: FlowTree) -> dict[str, float]:
-    """Returns the share that each group is entitled to, by flow id, where it is not 0."""
+    """Returns the share that each group is entitled to, by flow id. Groups with share 0 are left
+    out.
+    """
     with_parts = {flow.parent.id for flow in tree.groups.values() if flow.parent is not None}
     found = {tree.root.id: 1.0}
     left = [tree.root]
@@ -116,7 +118,7 @@ def entitlements(tree: FlowTree) -> dict[str, float]:
         if flow.id not in with_parts:
             continue  # has only jobs as children, and there may be very many
         children = _children(flow).values()
-        # Only children with work share: the others leave their part to them.
+        # The parent's share is divided among the children that have work.
         total = sum(child.weight for child in children if _has_work(child))
         for child in children:
             if child.children is not None and _has_work(child):  # jobs have no entitlement here

@@ -1,8 +1,8 @@
 """Iterates over requests in order of arrival without creating an object for each member of a range.
 
-Consecutive members of a range that are in the same state come as one `RequestInterval`. After the
-first placements of range "r" with 10,000 members, for example, there may be three: r.0 (ended), r.1
-(placed, so a request of its own) and 9,998 members from r.2 on that wait.
+Consecutive members of a range that are in the same state form one `RequestInterval`. Example: range
+"r" has 10,000 members, and two of them were placed. It may then have three intervals: r.0, which
+has ended; r.1, which has a slot; and the 9,998 members from r.2 on, which wait.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 _DENSE = 4
-"""Requests are looked up by arrival number if there are at most this many numbers for each request;
-otherwise all requests are scanned."""
+"""Most arrival numbers per stored request for which each number is looked up. Above that, most
+lookups would find nothing, so all requests are scanned instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestInterval:
-    """A request, or (`count` above 1) the first of consecutive members of a range in the same
-    state.
+    """One request, or `count` consecutive members of a range in the same state. `request` is the
+    first of them.
     """
 
     request: Request
@@ -32,12 +32,12 @@ class RequestInterval:
 
     @property
     def last_arrival(self) -> int:
-        """Returns the arrival number of the last of them."""
+        """Arrival number of the last request of the interval."""
         return self.request.arrival_number + self.count - 1
 
     @property
     def ended(self) -> bool:
-        """Returns True if they have ended."""
+        """True if the requests of the interval have ended."""
         return self.request.state in ENDED_REQUEST_STATES
 
 
@@ -90,7 +90,7 @@ def _others(
 ) -> Iterator[Request]:
     """Yields requests that belong to no range."""
     spans = list(_spans_between(ranges, numbers, after))
-    # Numbers of deleted requests are gaps. With many gaps, a scan of all requests is cheaper.
+    # Deleted requests leave gaps in the numbers. With many gaps, a scan of all requests is cheaper.
     if sum(map(len, spans)) <= _DENSE * len(requests.by_arrival):
         for span in spans:  # few gaps: looking up each number is cheaper than a scan
             for number in span:

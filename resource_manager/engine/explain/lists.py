@@ -1,8 +1,8 @@
 """Builds the lists and sums that operators and job masters see, in a stable order.
 
-Every list takes the key after which to start and the number of entries wanted, and returns a
-`Page`. The key of the next page is plain data that the caller may encode. These functions must be
-called between batches, never inside one.
+Every list function takes the key after which to start and the maximum number of entries, and
+returns a `Page`. The key of the next page is plain data that the caller may encode. Callers must
+call these functions between batches of events, never inside one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from resource_manager.engine.queue.requests import Requests
 from resource_manager.engine.state import State
 
 SCANNED_MAX = 10_000
-"""How many requests are looked at for one page."""
+"""How many entries are examined for one page, at most."""
 
 _Item = TypeVar("_Item")
 _Key = TypeVar("_Key")
@@ -59,10 +59,10 @@ class ExecutorView:
     """An executor with its sums.
 
     Attributes:
-        total: what can be booked there; less than it registered with while cpus are reserved,
-            offline or given out by a kubelet.
-        available: what new slots could have; empty while none may be placed there.
-        unreachable_reason: why the resource manager cannot dial it; empty: it can.
+        total: capacity that can be booked. It is less than the registered capacity while cpus are
+            reserved, offline or allocated by a kubelet.
+        available: free capacity for new slots; empty while no slot may be placed there.
+        unreachable_reason: why the resource manager cannot connect to it; empty: it can.
     """
 
     executor: Executor
@@ -87,9 +87,9 @@ class RequestView:
     """A request with the reason for its state, its slot if any, and its gang.
 
     Attributes:
-        count: above 1: how many consecutive members of a range are in the same state; `request` is
-            the first.
-        range_id: for a member of a range.
+        count: above 1: number of consecutive members of a range in the same state; `request` is the
+            first of them.
+        range_id: id of the range; empty for a request that is no member of a range.
     """
 
     request: Request
@@ -172,7 +172,7 @@ def list_executors(state: State, *, after: str = "", limit: int) -> Page[Executo
     ids = sorted(state.hosts)
     start = bisect_right(ids, after)
     views = [_view_of(state.hosts[name]) for name in ids[start : start + limit]]
-    # A next key only if something follows.
+    # There is a next key only if more executors follow.
     return Page(views, ids[start + limit - 1] if len(ids) > start + limit else None)
 
 
@@ -198,7 +198,7 @@ def list_slots(
     """
     if executor_id:
         known_host(state.hosts, executor_id)
-    # One more than wanted shows whether there is a next page.
+    # One entry more than `limit` shows whether there is a next page.
     found = islice(_slots_after(state, executor_id, job_id, after), limit + 1)
     views = [slot_view(state, slot) for slot in found]
     more = len(views) > limit
@@ -217,18 +217,18 @@ def list_requests(
     after: int = 0,
     limit: int,
 ) -> Page[RequestView, int]:
-    """Returns requests in queue order; the key is the arrival number.
+    """Returns requests in order of arrival; the key is the arrival number.
 
-    Consecutive members of a range in the same state are one entry. A page may have fewer entries
-    than wanted, even none, and still have a next key: one call looks at `SCANNED_MAX` requests at
-    most.
+    Consecutive members of a range in the same state are one entry. One call examines at most
+    `SCANNED_MAX` entries. So a page may have fewer entries than `limit`, even none, and still have
+    a next key.
 
     Args:
         state: the engine's state.
         job_id: only requests of this job; empty: all.
         states: only requests in these states; empty: all that have not ended.
-        allocation_ids: only requests with these ids. If any id is unknown, all are taken as
-            prefixes.
+        allocation_ids: only requests with these ids. If one of them is unknown, all of them are
+            treated as prefixes of ids.
         after: the key after which to start.
         limit: how many entries to return at most.
 
@@ -236,11 +236,11 @@ def list_requests(
         NotFound: no such job.
     """
     wanted = frozenset(states) or frozenset(RequestState) - ENDED_REQUEST_STATES
-    # A generator: nothing is looked at until the page is built.
+    # A generator: requests are read only while the page is built.
     candidates, prefixes = _requests_after(state, job_id, after), None
     if allocation_ids:
-        # With all ids known, they are looked up. Else they are prefixes, and everything is
-        # searched.
+        # Known ids are looked up. If one is unknown, all are prefixes, and all requests are
+        # scanned.
         named = [state.requests.named(each) for each in allocation_ids]
         if all(named):
             candidates = _by_id(state.jobs, job_id, after, filter(None, named))
@@ -250,7 +250,8 @@ def list_requests(
     views: list[RequestView] = []
     last = after
     for scanned, interval in enumerate(candidates):
-        # Also without a match, so that a call takes a limited time. The next key goes on from here.
+        # The limit also counts entries that do not match, so that a call takes a limited time. The
+        # next page continues after the last entry examined.
         if scanned == SCANNED_MAX or len(views) == limit:
             return Page(views, last)
         last = interval.last_arrival
@@ -265,7 +266,7 @@ def _by_id(
 ) -> Iterator[RequestInterval]:
     if job_id:
         known_job(jobs, job_id)
-    # By arrival number, which removes ids that were named twice.
+    # A dict by arrival number, so that an id that was named twice appears once.
     found = {request.arrival_number: request for request in requests}
     for number in sorted(found):
         if number > after and job_id in ("", found[number].job_id):
@@ -275,10 +276,11 @@ def _by_id(
 def _cut(
     requests: Requests, found: Iterable[RequestInterval], prefixes: IdPrefixes
 ) -> Iterator[RequestInterval]:
-    """Splits an interval into its members where the prefixes may match only some of them."""
+    """Splits an interval into its members if the prefixes may match only some of them."""
     for interval in found:
         name = interval.request.allocation_id
-        # Members differ after the last dot; if no prefix tells them apart, one entry is enough.
+        # The ids of members differ only after the last dot. A prefix that ends before that matches
+        # all members or none, so one entry is enough.
         if interval.count > 1 and prefixes.tell_apart(name[: name.rfind(".") + 1]):
             yield from members_of(requests, interval)
         else:
@@ -311,7 +313,7 @@ def list_jobs(
 def job_view(state: State, job: Job) -> JobView:
     """Returns one job with its sums."""
     slots = [state.slots[key] for key in job.slot_keys]
-    # A slot that is being taken down serves no request.
+    # A slot that is being freed serves no request.
     served = sum(state.requests.served_by(slot) is not None for slot in slots)
     return JobView(
         job=job,
@@ -326,7 +328,7 @@ def slot_view(state: State, slot: Slot) -> SlotView:
     address = state.hosts[slot.executor_id].executor.registration.address
     if slot.wanted is None:
         return SlotView(slot, address)
-    # The last one is the resize that waits.
+    # The last explanation is about the resize that still waits.
     return SlotView(slot, address, explain_resizes(state, slot)[-1].summary)
 
 
@@ -336,8 +338,8 @@ def request_view(state: State, request: Request, count: int = 1) -> RequestView:
     Args:
         state: the engine's state.
         request: the request.
-        count: above 1: it is the first of this many consecutive members of a range in the same
-            state.
+        count: if above 1, `request` is the first of this many consecutive members of a range in the
+            same state.
     """
     slot = state.slots.of(request)
     gang = state.gangs.of(request)
@@ -345,8 +347,8 @@ def request_view(state: State, request: Request, count: int = 1) -> RequestView:
     return RequestView(
         request=request,
         job_name=state.jobs[request.job_id].name,
-        # The stored reason is that of the last state change; a pending request waits for another
-        # one.
+        # The stored reason is about the last state change. For a pending request, the reason why it
+        # waits is computed.
         reason=pending_reason(state, request) or request.reason,
         slot=slot_view(state, slot) if slot is not None else None,
         gang=gang.spec if gang is not None else None,
@@ -370,7 +372,7 @@ def _slots_after(
     state: State, executor_id: str, job_id: str, after: tuple[str, str, int]
 ) -> Iterator[Slot]:
     """Yields slots after a key, ordered by executor, allocation id and generation."""
-    # A job's slots lie on many hosts, so they are sorted here. Those of a host are few enough.
+    # Only the slots of the job are read and sorted. Without a job, the slots are sorted per host.
     if job_id:
         slots = [state.slots[key] for key in known_job(state.jobs, job_id).slot_keys]
         slots.sort(key=lambda slot: (slot.executor_id, slot.allocation_id, slot.generation))
@@ -399,7 +401,7 @@ class IdPrefixes:
 
     def __init__(self, prefixes: Iterable[str]) -> None:
         self._sorted: list[str] = []
-        for each in sorted(prefixes):  # a prefix that starts with another one adds nothing
+        for each in sorted(prefixes):  # drop a prefix that itself starts with another prefix
             if not self._sorted or not each.startswith(self._sorted[-1]):
                 self._sorted.append(each)
 
@@ -409,6 +411,6 @@ class IdPrefixes:
         return at > 0 and text.startswith(self._sorted[at - 1])
 
     def tell_apart(self, prefix: str) -> bool:
-        """Returns True if only some of the texts that start with `prefix` may match."""
+        """Returns True if some texts that start with `prefix` may match while others do not."""
         at = bisect_right(self._sorted, prefix)
         return at < len(self._sorted) and self._sorted[at].startswith(prefix)

@@ -1,5 +1,5 @@
-"""Builds what people see of executors from providers: shapes, provisions with their cause, what is
-planned on each, and which requests are planned nowhere.
+"""Builds the view of executors from providers: executor shapes, provisions, the requests that are
+planned on each provision, and the requests without a plan.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from resource_manager.engine.scaling.texts import class_text, counted, gang_text
 from resource_manager.engine.state import State
 
 _UNPLANNED_MAX = 100
-"""How many different requests, and gangs, without a plan are listed one by one."""
+"""How many scheduling classes, and how many gangs, without a plan are listed one by one."""
 
 _STOPPED = "the maximum of a resource group admits no more"
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeView:
-    """A shape of executors that can be ordered. `executors` counts them by state, in lower case."""
+    """An executor shape. `executors` has the number of its executors by state, in lower case."""
 
     shape: ExecutorShape
     executors: dict[str, int]
@@ -54,13 +54,13 @@ class ProvidedView:
 
 @dataclass(frozen=True, slots=True)
 class ProvidersView:
-    """What people see of the cluster's growth and shrinking."""
+    """The state of the cluster's autoscaling."""
 
     shapes: list[ShapeView]
     executors: list[ProvidedView]
     minimum: Amounts
     maximum: Amounts
-    present: Amounts  # of executors that are not lost, and of pending ones
+    present: Amounts  # total of executors that are not lost, and of pending executors
     idle_timeout_ms: int
     unplanned: list[str]
 
@@ -79,7 +79,7 @@ def providers_view(state: State) -> ProvidersView:
         ],
         minimum=settings.total_min,
         maximum=settings.total_max,
-        # Without providers there is no maximum, so nothing is counted.
+        # Without providers there is no maximum to compare with, so nothing is summed up.
         present=state.provision_moves.counted() if settings or state.provisions else {},
         idle_timeout_ms=settings.idle_timeout_ms if settings else 0,
         unplanned=list(_unplanned(state)) if settings else [],
@@ -87,17 +87,19 @@ def providers_view(state: State) -> ProvidersView:
 
 
 def _still_planned(gangs: GangLedger, elastic: Elastic) -> dict[str, Content]:
-    """Returns what the last plan puts on each executor, without requests that are no longer queued.
+    """Returns the content of each executor in the last plan, without requests that have left the
+    queue.
 
-    The plan is up to a second old. Per scheduling class it covers the oldest requests, so those
-    that are still queued fill the executors in the order of the plan.
+    The plan is up to a second old. It has only numbers of requests per scheduling class. The
+    requests that are still queued are assigned to the executors in the order of the plan. Example:
+    the plan has 3 requests on executor a and 2 on b, and 4 are still queued: 3 are on a, 1 is on b.
     """
     left: dict[SchedulingClass, int] = {}
     still: dict[str, Content] = {}
     for name, content in elastic.plan.on.items():
         found = still[name] = Content()
         for shape, count in content.classes.items():
-            # What an earlier executor of the plan takes is not left for this one.
+            # Queued requests of this class that no earlier executor of the plan has taken.
             waiting = left.get(shape, shape.waiting)
             left[shape] = max(0, waiting - count)
             if waiting:
@@ -140,7 +142,7 @@ def planned_on(queue: WaitingQueue, elastic: Elastic, request: Request) -> str:
         return ""
     if gang_id := request.spec.gang_id:
         return next(iter(elastic.plan.planned_gang(gang_id)), "")
-    # All members of a class are equal, so the plan only counts; the oldest come first.
+    # All requests of a class are equal, so the plan has only numbers. The oldest are planned first.
     shape = queue.class_of(request.spec)
     return _places(queue, elastic, shape).get(request.arrival_number, "")
 
@@ -163,7 +165,7 @@ def waits_for(provisions: Mapping[str, Provision], started: Instant, executor_id
 
     Args:
         provisions: all provisions.
-        started: when this resource manager started; it relates monotonic and wall time.
+        started: when this resource manager started, in monotonic and wall time; used to convert.
         executor_id: the pending executor.
     """
     provision = provisions[executor_id]
@@ -188,11 +190,11 @@ def _places(queue: WaitingQueue, elastic: Elastic, shape: SchedulingClass) -> di
     """Returns where the oldest requests of a class are planned, by arrival number."""
     plan, moves = elastic.plan, queue.moves
     known = plan.places.get(shape)
-    # Cached until the queue moves: a list asks for every request of a class.
+    # Cached until the queue changes, because a list calls this for every request of a class.
     if known is None or known[0] != moves:
         planned = plan.planned(shape)
         names = [name for name, count in planned.items() for _ in range(count)]
-        # Not strict: requests that were placed since the plan are no longer in the class.
+        # Not strict: requests that were placed after the plan was made are no longer in the class.
         places = dict(zip(shape.numbers(), names, strict=False))
         known = plan.places[shape] = (moves, places)
     return known[1]
@@ -217,12 +219,14 @@ def _shape_view(
 
 
 def _unplanned(state: State) -> list[str]:
-    """Lists what is planned nowhere, with the reasons; longer lists are summed up."""
+    """Lists requests and gangs without a plan, with reasons. Beyond the limit they are only
+    counted.
+    """
     plan = state.elastic.plan
     room = state.provision_moves.room_below_maximum()
     found: list[str] = []
     more = 0
-    # Requests without a plan, with reasons as far as the list is long.
+    # Requests without a plan, with their reasons up to the limit of the list.
     for shape, count in plan.left.items():
         # Requests may have been placed or cancelled since the plan was made.
         number = min(count, shape.waiting)
@@ -233,7 +237,7 @@ def _unplanned(state: State) -> list[str]:
             more += number
     if more:
         found.append(f"{more} {'request' if more == 1 else 'requests'} of other sizes")
-    # What a quota keeps from being planned: requests, then gangs.
+    # Requests, then gangs, that are not planned because of a quota.
     for shape, count in islice(plan.blocked.items(), _UNPLANNED_MAX):
         if number := min(count, shape.waiting):
             found.append(f"{counted({shape: number})[0]}: {_STOPPED}")
@@ -256,17 +260,17 @@ def _unplanned(state: State) -> list[str]:
 def _why_not(
     provisions: dict[str, Provision], elastic: Elastic, wanted: SchedulingClass, room: Amounts
 ) -> str:
-    """Says for each shape that could serve a class why none of it is ordered now."""
+    """Says why no executor is requested now, for each executor shape that could serve a class."""
     reasons: dict[str, None] = {}
     fit = Fit(wanted)
     for name, shape in elastic.shapes.items():
         obstacle = elastic.obstacle(name, fit)
         refusal = obstacle.host_refusal if obstacle is not None else None
-        # This shape could not serve it even if it came.
+        # An executor of this shape could not serve the class at all.
         if obstacle is not None and refusal is None:
             continue
         backoff = elastic.backoffs[name]
-        # The cpus of a shape are known only from an executor that has registered.
+        # The cpus of a shape become known when the first executor of that shape registers.
         if refusal is not None:
             lack = f"the last one of shape {name} that came had cpus and NUMA nodes that do not"
             reasons[f"{lack} suit it: {refusal.text}"] = None
@@ -284,5 +288,5 @@ def _why_not(
 
 
 def _time_ms(started: Instant, at_ms: int) -> int:
-    """Converts monotonic time to wall time; a clock that was set meanwhile makes it wrong."""
+    """Converts monotonic time to wall time. Wrong if the wall clock was set since the start."""
     return started.time_ms + at_ms - started.monotonic_ms

@@ -1,7 +1,8 @@
-"""Finds changes that would let a request fit now: of the request itself, or the end of a few slots.
+"""Finds changes that would let a request fit now: a change of the request, or the end of a few
+slots.
 
-A change of the request is one of a constraint that alone blocks it on a host, and only the hosts
-nearest to fitting are tried.
+A change of the request is sought on hosts where a single constraint blocks it. Only the hosts that
+are nearest to fitting are tried.
 """
 
 from __future__ import annotations
@@ -22,33 +23,34 @@ COUNTERFACTUALS_MAX = 5
 BLOCKING_SLOTS_MAX = 20
 
 COSTLY_TRIES_MAX = 64
-"""How often the end of slots is tried where a costly constraint has to be checked."""
+"""How many sets of slots are tried if each try must check a costly constraint."""
 
 DROPPED_TRIED_MAX = 100
-"""How many slots are tried for whether the request would also fit with them."""
+"""For how many slots of the found set it is checked whether they could stay."""
 
 _Found = tuple[int, str, Counterfactual]
 """Size of the change in millionths, host id, and the change."""
 
 
 def counterfactuals(settings: EngineSettings, survey: Survey) -> list[Counterfactual]:
-    """Returns the smallest changes of a request that help, smallest first, each about one host.
+    """Returns the smallest changes of a request with which it would fit, smallest first. Each names
+    one host.
 
     Args:
-        settings: for the least that a request may ask for.
-        survey: how the request compares with the hosts.
+        settings: settings of the engine, for the smallest amounts that a request may have.
+        survey: comparison of the request with all hosts.
     """
     found: list[_Found] = []
     for constraint, distances in survey.blocked_only_by.items():
-        # Only hosts where this one constraint is the obstacle: elsewhere its removal would not
-        # help.
+        # Only hosts where this constraint is the single obstacle. On other hosts its removal would
+        # not be enough.
         for _, _, host_id in heapq.nsmallest(constraint.remedies_sought_on, distances):
             at = survey.view(host_id)
             for one in constraint.remedies(survey.fit.request, at, settings):
                 text = f"fits now on {host_id} {one.text}"
                 change = Counterfactual(host_id, one.at_most, text, one.relaxed)
                 found.append((one.size, host_id, change))
-    found.sort(key=lambda item: item[:2])  # a change has no order of its own
+    found.sort(key=lambda item: item[:2])  # by size and host; changes cannot be compared
     return [counterfactual for _, _, counterfactual in found[:COUNTERFACTUALS_MAX]]
 
 
@@ -59,10 +61,11 @@ def blocking_slots(survey: Survey) -> list[Slot]:
     if survey.promising is None:
         return []
     verdict = survey.verdict(survey.promising[2])
-    # The request fits there by now, so nothing blocks it.
+    # The request fits there now, so nothing blocks it.
     if verdict.fits:
         return []
-    # Amounts are compared quickly; a choice of cpus for each try is not.
+    # Comparing amounts is cheap, so the tries are not limited. Choosing cpus for each try is
+    # costly.
     tries_left = COSTLY_TRIES_MAX if survey.fit.has_costly_checks(verdict.host) else None
 
     def fits_without(ended: Sequence[Slot]) -> bool:
@@ -76,7 +79,8 @@ def blocking_slots(survey: Survey) -> list[Slot]:
         tries_left -= 1
         return tries_left >= 0 and not survey.fit.costly_obstacles(at)
 
-    # Bisection finds how many slots must end. Then each that turns out not to be needed is dropped.
+    # A bisection finds how many slots must end. Then slots that need not end are dropped one by
+    # one.
     slots = verdict.host.slots.values()
     return slots_in_the_way(slots, verdict.missing(), fits_without)[:BLOCKING_SLOTS_MAX]
 
@@ -84,18 +88,20 @@ def blocking_slots(survey: Survey) -> list[Slot]:
 def slots_in_the_way(
     slots: Iterable[Slot], missing: Amounts, fits_without: Callable[[Sequence[Slot]], bool]
 ) -> list[Slot]:
-    """Returns a few slots whose end would be enough; none if the end of all would not.
+    """Returns a few slots whose end would be enough for the request; none if even the end of all
+    slots would not be enough.
 
     Args:
-        slots: those that may end, all on one host.
-        missing: amounts that are not free there.
-        fits_without: whether it would be enough if these had ended; False for none of them.
+        slots: the slots that may end, all on one host.
+        missing: amounts that the request lacks there.
+        fits_without: returns True if the request would fit without the given slots. It is False for
+            an empty list.
     """
     ordered = sorted(slots, key=lambda slot: _helpfulness(slot, missing))
     # If even the end of all slots does not help, none of them is in the way.
     if not fits_without(ordered):
         return []
-    # The search assumes that ending more slots never makes anything fit less.
+    # The bisection assumes that if a set of slots is enough, any larger set is enough, too.
     count = bisect_left(range(len(ordered)), True, 1, key=lambda n: fits_without(ordered[:n]))
     needed = ordered[:count]
     for slot in needed[:DROPPED_TRIED_MAX]:
@@ -106,10 +112,10 @@ def slots_in_the_way(
 
 
 def _helpfulness(slot: Slot, missing: Amounts) -> tuple[bool, int, int, int, str]:
-    """Sort key: slots that are being freed first, then those with most of what is missing, then
-    those with most dedicated cpus or NUMA nodes.
+    """Sort key: first slots that are being freed, then slots that have most of the missing amounts,
+    then slots with most dedicated cpus or NUMA nodes.
     """
-    # In millionths of what is missing, so that cpu and memory can be added up.
+    # Each amount counts in millionths of what is missing, so that cpu and memory can be added up.
     helps = sum(
         min(slot.booked.get(name, 0), lack) * MILLION // lack for name, lack in missing.items()
     )

@@ -1,7 +1,7 @@
 """Explains why a request waits, and the smallest changes with which it would fit.
 
-The checks are those of placement (`placement/fit.py`), so the answer matches what placement does.
-It is about one moment, and reserves nothing.
+It uses the same checks as placement (`placement/fit.py`), so it agrees with the scheduler's
+decisions. An explanation describes one moment, and reserves nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ExecutorVerdict:
     blockers: tuple[str, ...]
     dimensions: tuple[Dimension, ...]
     message: str
-    cpu: HostRefusal | None = None  # why its cpus or NUMA nodes do not suit, if so
+    cpu: HostRefusal | None = None  # why its cpus or NUMA nodes do not suit; None: they suit
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +75,10 @@ class Explanation:
     resizes: list[ResizeExplanation] = field(default_factory=list)
     planned_on: str = ""  # an executor that was requested from a provider and has not registered
     gang: GangExplanation | None = None  # for a member of a queued gang
-    steps: tuple[Step, ...] = ()  # of the choice of the next flow to serve, from the top
+    steps: tuple[Step, ...] = ()  # rank of the job in each level of the fairness tree, from the top
     limits: list[QuotaBlock] = field(default_factory=list)  # maxima that block the request
     reservation: ReservationView | None = None  # capacity reserved for the request
-    # reservations of others, where the request would fit otherwise
+    # reservations of other owners on hosts where the request would fit otherwise
     held_for_others: list[ReservationView] = field(default_factory=list)
 
 
@@ -88,7 +88,7 @@ def explain(
     executor_id: str = "",
     max_executors: int = EXECUTORS_DEFAULT,
 ) -> Explanation:
-    """Explains the state of a request. A queued request is compared with every executor, or with
+    """Explains the state of a request. It compares a queued request with all executors, or with
     one.
 
     Args:
@@ -123,7 +123,7 @@ def explain(
         if reservation is not None
         else frozenset[str]()
     )
-    # Compare the request with the hosts, and collect what else may explain its wait.
+    # Compare the request with the hosts, and collect other possible reasons for its wait.
     survey = Survey.of(hosts, scheduling_class, reserved_hosts)
     reason = pending_reason(state, request)
     ahead = _requests_ahead(state.gangs, state.queue, request)
@@ -132,7 +132,7 @@ def explain(
         waiting_block(state.queue, state.gangs, state.quotas, request),
         held_for_others(state, scheduling_class),
     )
-    # Texts for the reasons that name something; the others have a fixed phrase.
+    # Texts of reasons that depend on the request; all other reasons have a fixed phrase.
     known = {
         Reason.WAITING_EXECUTOR: waits_for(state.provisions, state.started, planned)
         if planned
@@ -186,10 +186,10 @@ def _verdict(one: Verdict) -> ExecutorVerdict:
 
 
 def _verdict_message(one: Verdict) -> str:
-    """Says, for people, what one executor lacks: first what may become free, then the rest."""
+    """Says, for people, what one executor lacks. Obstacles that go away when slots end come first."""
     if one.fits:
         return "fits now"
-    # False sorts first: what may become free by itself.
+    # False sorts before True, so transient obstacles come first.
     obstacles = sorted(one.obstacles, key=lambda obstacle: not obstacle.transient)
     texts = (obstacle.constraint.text(obstacle, one.asked, one.at) for obstacle in obstacles)
     return "; ".join(filter(None, texts))
@@ -197,7 +197,7 @@ def _verdict_message(one: Verdict) -> str:
 
 def _requests_ahead(gangs: GangLedger, queue: WaitingQueue, request: Request) -> int:
     gang = gangs.of(request)
-    # All members of a gang are queued at the place of its first one.
+    # All members of a gang are queued with the arrival number of the gang.
     number = request.arrival_number if gang is None else gang.arrival_number
     ahead = sum(scheduling_class.count_before(number) for scheduling_class in queue.classes())
     return ahead + sum(
@@ -243,7 +243,7 @@ def _topology_text(survey: Survey) -> str:
         return "what is free does not suit on any executor"
     count = len(blocked) + survey.unchecked
     some = "1 executor has the amounts" if count == 1 else f"{count} executors have the amounts"
-    # By id, so that the same state has the same answer.
+    # The host with the lowest id is named, so that the same state gives the same text.
     one = survey.verdict(min(host_id for _, _, host_id in blocked))
     what = "no devices" if not by_cpus else "not on cpus and NUMA nodes"
     text = f"{some}, but {what} that suit"

@@ -1,5 +1,5 @@
-"""Builds what people see of reservations: for which request, where, how much, since when, and what
-is not free yet.
+"""Builds the view of reservations: the owner, the executors, the amounts, the start time, and the
+amounts that are not free yet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ EXECUTORS_NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class ReservedExecutorView:
-    """What is reserved on one executor, and what of it is not free yet."""
+    """Capacity that is reserved on one executor (`held`), and the part that is not free yet
+    (`missing`).
+    """
 
     executor_id: str
     held: Amounts
@@ -55,7 +57,8 @@ def reservation_of(state: State, request: Request, slot: Slot | None) -> Reserva
     Args:
         state: the engine's state.
         request: the request.
-        slot: its slot, if it has one: then the reservation for its waiting resize is meant.
+        slot: its slot, or None. With a slot, the reservation for the slot's waiting resize is
+            returned.
     """
     gang = state.gangs.of(request)
     number = request.arrival_number if gang is None else gang.arrival_number
@@ -83,7 +86,8 @@ def _view(
             name, kept.amounts, *kept.missing(hosts[name].free(), hosts[name].slots_left())
         )
         for name, kept in each.hosts.items()
-        # The executor may have been deleted since the last cycle, which drops reservations.
+        # The executor may have been deleted after the last cycle. The next cycle will drop its
+        # reservation.
         if name in hosts
     )
     passed_ms = started.time_ms + each.starved_since.ms - started.monotonic_ms

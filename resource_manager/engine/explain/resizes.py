@@ -1,7 +1,7 @@
-"""Explains why a resize waits, and what would make it fit.
+"""Explains why a resize waits, and which change would make it fit.
 
-It uses the same numbers as the resize itself (`lifecycle/resizes.py`). The answer is about one
-moment; it reserves nothing.
+It uses the same checks as the code that orders resizes (`lifecycle/resizes.py`). An explanation
+describes one moment, and reserves nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +32,12 @@ SLOTS_NAMED_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class ResizeExplanation:
-    """Mirrors the message of the same name. `dimensions` are those that grow: growth, what is free
-    on the slot's executor, and its total.
+    """Mirrors the message of the same name.
+
+    Attributes:
+        ordered: true if the resize was sent to the executor, false if it waits.
+        dimensions: for each dimension that grows, the growth, the free amount on the executor, and
+            the executor's total.
     """
 
     resize: Resize
@@ -43,9 +47,7 @@ class ResizeExplanation:
 
 
 def explain_resizes(state: State, slot: Slot) -> list[ResizeExplanation]:
-    """Explains the resizes of a slot that are not done: first the ordered one, then the waiting
-    one.
-    """
+    """Explains the unfinished resizes of a slot: first the ordered one, then the waiting one."""
     host = state.hosts[slot.executor_id]
     found = []
     if slot.ordered is not None:
@@ -77,8 +79,8 @@ def _waiting(
     *,
     growth_needed: Amounts,
 ) -> str:
-    """Describes why the waiting resize of a slot is not ordered, in the order of the checks for
-    it.
+    """Describes why the waiting resize of a slot is not ordered yet. The conditions are in the same
+    order as when a resize is ordered.
     """
     if slot.state is not SlotState.ALLOCATED:
         return "the slot is being taken down, or its executor is out of sight"
@@ -94,7 +96,7 @@ def _waiting(
         beyond = [name for name in growth_needed if need[name] > total.get(name, 0)]
         lacks = ", ".join(amount_text(name, need[name], total.get(name, 0)) for name in beyond)
         return f"{host.host_id} has become too small for it, even when empty ({lacks})"
-    # Constraints are asked in this order, because a host that may get nothing has no room either.
+    # AVAILABLE is checked first, because an unavailable host also fails the check of amounts.
     if any(each.constraint is AVAILABLE for each in obstacles.values()):
         return f"nothing grows on {host.host_id} now{_absence(host)}"
     if any(each.constraint is AMOUNTS for each in obstacles.values()):
@@ -107,7 +109,7 @@ def _waiting(
     found = resizes.assignment_for(host, slot)
     if isinstance(found, HostRefusal):
         return f"{Reason.WAITING_TOPOLOGY}: {host.host_id} has the amounts, but {found.text}"
-    # Last: for a reserved host, all other checks must have passed.
+    # The reservation is the reason only if all other checks have passed, so it is checked last.
     if Blocker.HELD in obstacles:
         owner = reservations.on_host[host.host_id].owner.title
         return f"there is room on {host.host_id}, which is reserved for {owner}"
@@ -147,7 +149,7 @@ def _lacking(host: Host, slot: Slot, growth_needed: Amounts) -> str:
     def fits_without(ended: Sequence[Slot]) -> bool:
         return fits(growth_needed, add(free, total_of(other.booked for other in ended)))
 
-    # The slot itself must not end to make room for its growth.
+    # The end of the slot itself is no solution, so it is left out.
     others = (other for other in host.slots.values() if other is not slot)
     blocking = slots_in_the_way(others, missing, fits_without)
     names = [f"{other.allocation_id}/{other.generation}" for other in blocking]

@@ -1,7 +1,7 @@
-"""Compares a request with all hosts: how far each is from serving it, and what they have together.
+"""Compares a request with all hosts: how far each host is from fitting, and the sums of all hosts.
 
-Costs a few microseconds for each host. Costly constraints are checked only on hosts that meet all
-others, and on a limited number of them.
+A survey takes a few microseconds per host. Costly constraints are checked only on hosts that meet
+all other constraints, and on at most `COSTLY_CHECKS_MAX` of them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from resource_manager.engine.placement.fit import AVAILABLE, LABELS, Fit, Verdic
 from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 COSTLY_CHECKS_MAX = 200
-"""On how many hosts costly constraints are checked. The others count as if they did not fit: the
-scheduling cycle has checked them all.
+"""On how many hosts costly constraints are checked. Hosts beyond this number count as not fitting.
+That is a safe guess: the request is still queued, so the scheduling cycle has found no host for it.
 """
 
 _USABLE_IF = (AVAILABLE, LABELS)
 
 Distance = tuple[int, int, str]
-"""How far a host is from serving the request: number of obstacles that stay when slots end there,
-the largest lack in millionths, executor's id.
+"""How far a host is from fitting: the number of obstacles that would remain even if all slots there
+ended, the largest lack in millionths, and the executor's id. Smaller is nearer.
 """
 
 
 class DimensionSums(NamedTuple):
-    """One dimension of what is requested, and what each usable host has of it."""
+    """One requested dimension: the requested amount, and the amounts of each usable host."""
 
     name: str
     asked: int
@@ -41,19 +41,22 @@ class DimensionSums(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """How a scheduling class compares with hosts. Usable hosts are available and carry the labels.
+    """The comparison of a scheduling class with hosts.
+
+    A host is usable if it is available and carries the required labels.
 
     Attributes:
         fit: compares the class with one host.
         hosts: the hosts, by id.
-        own: hosts with capacity that is reserved for the request.
-        distances: of all hosts.
+        own: ids of hosts with capacity that is reserved for the request.
+        distances: the distance of each host.
         usable: number of usable hosts.
         fitting: number of hosts where the request fits now.
-        refused: a usable host refused an equal request lately.
-        promising: the nearest usable host that is large enough and not reserved for others.
-        blocked_only_by: hosts where all obstacles are of one constraint, by constraint.
-        unchecked: hosts where costly constraints were not checked.
+        refused: true if a usable host has lately refused an equal request.
+        promising: the nearest usable host that is large enough and not reserved for others; None if
+            there is none.
+        blocked_only_by: for each constraint, the hosts where it is the only obstacle.
+        unchecked: number of hosts where costly constraints were not checked.
     """
 
     fit: Fit
@@ -67,7 +70,7 @@ class Survey:
     blocked_only_by: dict[Constraint, list[Distance]] = field(default_factory=dict)
     unchecked: int = 0
     _checked: int = 0
-    _sums: dict[int, list[DimensionSums]] = field(default_factory=dict)  # by what a slot books
+    _sums: dict[int, list[DimensionSums]] = field(default_factory=dict)  # see `_add_up`
 
     @classmethod
     def of(
@@ -77,8 +80,8 @@ class Survey:
 
         Args:
             hosts: the hosts.
-            scheduling_class: what is requested.
-            own: hosts with capacity that is reserved for the request.
+            scheduling_class: the class of the request.
+            own: ids of hosts with capacity that is reserved for the request.
         """
         survey = cls(Fit(scheduling_class), {host.host_id: host for host in hosts}, own)
         for host_id in survey.hosts:
@@ -86,11 +89,11 @@ class Survey:
         return survey
 
     def view(self, host_id: str) -> HostView:
-        """Returns a host as the request sees it."""
+        """Returns the view of a host in which the request's own reservation counts as free."""
         return HostView.now(self.hosts[host_id], owns_reservation=host_id in self.own)
 
     def verdict(self, host_id: str) -> Verdict:
-        """Returns all that stands between the request and one host."""
+        """Returns all obstacles between the request and one host."""
         return self.fit.verdict(self.view(host_id))
 
     def nearest(self, most: int) -> list[Verdict]:
@@ -102,7 +105,10 @@ class Survey:
         return self.hosts[host_id].reserved is not None and host_id not in self.own
 
     def dimensions(self) -> list[DimensionSums]:
-        """Returns what is requested, at least, and what usable hosts have, by dimension."""
+        """Returns the requested dimensions with the amounts of all usable hosts.
+
+        Hosts may book different amounts for the same request; then the smallest is returned.
+        """
         merged: dict[str, DimensionSums] = {}
         for name, asked, free, total in chain.from_iterable(self._sums.values()):
             if free:
@@ -116,8 +122,8 @@ class Survey:
         at, fit = self.view(host_id), self.fit
         obstacles = fit.cheap_obstacles(at)
         is_known = True
-        # Costly checks only where nothing else stands in the way. Labels do not count here: whether
-        # other labels would help is a question of its own.
+        # Costly checks are made only where there is no other obstacle. Labels are an exception, so
+        # that the explanation can tell whether the request would fit with other labels.
         if (not obstacles or obstacles[0].constraint is LABELS is obstacles[-1].constraint) and (
             fit.has_costly_checks(at.host)
         ):
@@ -127,7 +133,7 @@ class Survey:
                 obstacles += fit.costly_obstacles(at)
             else:
                 self.unchecked += 1
-        # An unchecked host counts as lacking a little, so it comes after all that fit for sure.
+        # An unchecked host gets the smallest lack, 1, so that it sorts after the hosts that fit.
         hard, lack, is_usable = 0, 0 if is_known else 1, True
         for each in obstacles:
             if not each.transient:
@@ -136,19 +142,19 @@ class Survey:
             lack = max(lack, each.lack)
         distance = hard, lack, host_id
         self.distances.append(distance)
-        # A host that was not fully checked proves neither that it fits nor what alone blocks it.
+        # For an unchecked host it is unknown whether it fits and which constraint blocks it.
         if is_known:
             if not obstacles:
                 self.fitting += 1
             elif obstacles[0].constraint is obstacles[-1].constraint:
-                # Obstacles come in the order of their constraints, so equal ends mean one
-                # constraint.
+                # Obstacles are sorted by constraint. So if the first and the last one have the same
+                # constraint, all have.
                 self.blocked_only_by.setdefault(obstacles[0].constraint, []).append(distance)
         if not is_usable:
             return
         self.usable += 1
         self._add_up(at)
-        # Only the end of slots on a host that is large enough and not reserved for others can help.
+        # The end of slots can help only on a host that is large enough and not reserved for others.
         if hard:
             self.refused = self.refused or any(o.blocker == Blocker.REFUSED for o in obstacles)
         elif not self.is_for_others(host_id) and (
@@ -157,10 +163,14 @@ class Survey:
             self.promising = distance
 
     def _add_up(self, at: HostView) -> None:
-        """Adds what a usable host has. Hosts where a slot books the same share the lists."""
+        """Adds the amounts of a usable host. Hosts that book equal amounts for the request share
+        one list of sums.
+        """
         host, scheduling_class = at.host, self.fit.request
         own = host.default_booking if scheduling_class.profile is None else None
-        # A default slot books what the host says. Hosts with the same dict book the same.
+        # A request without a profile books the host's default, and equal defaults share one dict.
+        # So the id of the dict is the key. For other requests only the kind of memory pools
+        # matters.
         kind = id(own) if own is not None else int(host.separate_pools)
         sums = self._sums.get(kind)
         if sums is None:

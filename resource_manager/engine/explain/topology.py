@@ -1,8 +1,8 @@
-"""Builds the view of one executor's cpus and NUMA nodes: layout, which slot has which, and
-settings.
+"""Builds the view of one executor's cpus and NUMA nodes: the layout, the assignments of slots, and
+the settings.
 
-The pools come from `finegrain/cpu_pools.py`, with which the executor itself confines slots. The
-numbers of NUMA nodes are those that placement uses.
+The pools come from `finegrain/cpu_pools.py`, which the executor also uses to confine slots. The
+amounts of NUMA nodes are those that placement uses.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TopologyView:
 
     Attributes:
         zones: one for each NUMA node; empty if the host does not report its cores.
-        lost_cpus: dedicated cpus that slots lack: allocation id, generation, cpus.
+        lost_cpus: dedicated cpus that slots have lost: allocation id, generation, cpus.
     """
 
     executor: Executor
@@ -61,14 +61,14 @@ def topology_view(state: State, executor_id: str) -> TopologyView:
         policy=host.present.policy,
         zones=zones(host.cpus) if host.cpus is not None else [],
         pools=pools(host),
-        # Sorted, so that two answers can be compared.
+        # Sorted, so that two views can be compared.
         slots=[slot_view(state, host.slots[key]) for key in sorted(host.slots)],
         lost_cpus=[(*key, cpus) for key, cpus in sorted(host.lost_cpus.items())],
     )
 
 
 def pools(host: Host) -> Pools:
-    """Returns the shared pools of a host, next to the dedicated cpus of its slots."""
+    """Returns the shared pools of a host: the cpus that are left beside dedicated cpus."""
     registration, seen = host.executor.registration, host.executor.cpu_state
     announced = announced_by(registration)
     pooled = Pooled.of(
@@ -85,7 +85,7 @@ def pools(host: Host) -> Pools:
 
 
 def zones(ledger: CpuLedger) -> list[Zone]:
-    """Returns capacity, use and rest of each NUMA node, in order of ids."""
+    """Returns the capacity, used and available amounts of each NUMA node, in order of ids."""
     found = []
     for at, node in enumerate(ledger.layout.nodes):
         extended = (EXTENDED_PREFIX + name for name, _ in node.extended)
@@ -96,7 +96,7 @@ def zones(ledger: CpuLedger) -> list[Zone]:
             Zone(
                 node.id,
                 _without_zeros({name: ledger.capacity(at, name) for name in names}),
-                # The ledger counts dedicated cpus apart from what pools have given.
+                # The ledger's used cpu is that of shared pools, so dedicated cpus are added.
                 _without_zeros(used | {CPU_MILLI: used[CPU_MILLI] + pinned_milli}),
                 _without_zeros({name: ledger.available(at, name) for name in names}),
             )

@@ -1,4 +1,4 @@
-"""Finds why requests wait: for one request, and counted for all."""
+"""Finds why requests wait: the reason of one request, and the number of requests per reason."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from resource_manager.engine.state import State
 
 
 def pending_by_reason(state: State) -> dict[str, int]:
-    """Returns how many queued requests wait for which primary reason."""
+    """Returns the number of queued requests by primary reason."""
     counts: dict[str, int] = {}
     for scheduling_class in state.queue.classes():
         new = 0
-        # Right after a cycle all requests were considered, which saves counting.
+        # If no request arrived after the last cycle, none is new, and nothing must be counted.
         if state.considered_arrival < state.numbers.arrival:
             new = scheduling_class.waiting - scheduling_class.count_before(
                 state.considered_arrival + 1
@@ -51,10 +51,10 @@ def pending_by_reason(state: State) -> dict[str, int]:
 
 
 def pending_reason(state: State, request: Request) -> str:
-    """Returns why a request waits; empty if it does not."""
+    """Returns why a request waits; empty if it does not wait."""
     if request.state is not RequestState.PENDING:
         return ""
-    # The order of these checks is that of `pending_by_reason`, so that sums match single answers.
+    # Checked in the same order as in `pending_by_reason`, so that its counts match these reasons.
     if request.arrival_number > state.considered_arrival:
         return Reason.NOT_YET_CONSIDERED
     if waiting_block(state.queue, state.gangs, state.quotas, request) is not None:
@@ -97,7 +97,7 @@ def _blocked_by_quota(state: State, scheduling_class: SchedulingClass) -> int:
                 state.quotas.request_block(scheduling_class, job_queue.job_id) is not None
             )
         if blocked[group]:
-            # Newer ones count as not yet considered.
+            # Requests after `considered_arrival` count as not yet considered.
             count += job_queue.numbers.count_within(0, state.considered_arrival + 1)
     return count
 
@@ -113,9 +113,9 @@ def _gang_reasons(state: State, waiting: WaitingGang) -> Iterable[tuple[str, int
 
 
 def rejection_notice(state: State, request: Request) -> str:
-    """Says when a queued request will be rejected, for people; empty if it will not.
+    """Says, for people, when a queued request will be rejected; empty if it will not be rejected.
 
-    The indexes must be fresh.
+    The indexes must be up to date.
     """
     if not is_infeasible(state, request):
         return ""
@@ -123,7 +123,7 @@ def rejection_notice(state: State, request: Request) -> str:
     states = {host.executor.state for host in state.hosts.values()}
     seconds = f"{clock.after_ms / 1_000:g} s"
     unless = "unless an executor that could host it registers first"
-    # The clock does not run yet, or not while no executor is active.
+    # The clock has not started, or it is stopped because no executor is active.
     if clock.due_ms is None or ExecutorState.ACTIVE not in states:
         return f"it is rejected {seconds} after an executor has registered, {unless}"
     if ExecutorState.UNCONFIRMED in states:

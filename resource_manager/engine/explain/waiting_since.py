@@ -1,7 +1,6 @@
-"""Finds since when jobs and groups wait, which is the submission time of their oldest queued
-request.
+"""Finds how long jobs and groups have waited: the submission time of their oldest queued request.
 
-There may be 100,000 job queues, so only an arrival number is compared for each.
+There may be 100,000 job queues, so only one arrival number is compared for each queue.
 """
 
 from __future__ import annotations
@@ -32,13 +31,16 @@ def jobs_waiting_since(state: State, job_ids: Collection[str]) -> dict[str, int]
             first[job_id] = number
     return {
         job_id: _created_ms(state.requests, state.ranges, number)
-        # Only now is a request looked up: one for each job instead of one for each queue.
+        # Requests are looked up only here: one for each job, not one for each queue.
         for job_id, number in first.items()
     }
 
 
 def groups_waiting_since(state: State) -> dict[str, int]:
-    """Returns the same for each group, over its own jobs only and not those of groups below it."""
+    """Returns the submission time of the oldest queued request of each group.
+
+    Only the group's own jobs count, not jobs of groups below it. Times are as above.
+    """
     first: dict[str, int] = {}
     jobs = state.jobs
     for scheduling_class in state.queue.classes():

@@ -1,1 +1,1 @@
-"""The fairness ledger: usage of groups and jobs, quotas, and which flow is next in order."""
+"""Fairness: the usage of groups and jobs, their quotas, and the flow that is served next."""

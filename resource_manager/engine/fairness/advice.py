@@ -1,19 +1,19 @@
-"""Recommends how many threads a job's work should be split into, based on how long its threads
-took.
+"""Recommends how many threads a job's work should be split into. The advice is based on the
+durations of its finished threads.
 
-A thread may be long for two reasons, which call for different numbers:
+A thread may take long for two reasons, and each needs another number of threads:
 
-- It has many units of work, like all others of the job. Splitting the same work evenly into k times
-  as many threads makes each take 1/k of its time.
-- It has one unit that takes long. No number of threads divides that unit. But with more threads
-  such long ones are a smaller part of all, and the others flow around them.
+- The thread has many units of work, like all other threads of the job. If the same work is split
+  evenly into k times as many threads, each takes 1/k of the time.
+- The thread has one unit of work that takes long. No number of threads divides that unit. But with
+  more threads, the long threads are a smaller part of all threads.
 
 Threads that took more than `LONG_FACTOR` times the median count as the second kind, as long as they
-are few (`LONG_SHARE_MAX`). Threads of about a second or less mostly consist of overhead (carving a
-slot, starting a process, reporting), so the advice does not go there.
+are few (`LONG_SHARE_MAX`). A thread of about a second or less is mostly overhead (carving a slot,
+starting a process, reporting), so the advice avoids such short threads.
 
-The target comes from the paper in docs/fairness-theory.md: the great majority of threads under two
-minutes, which typically takes 200 to 1,000 threads.
+The default target comes from the paper in docs/fairness-theory.md: almost all threads should take
+less than two minutes. Jobs typically need 200 to 1,000 threads for this.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from resource_manager.engine.model.durations import Durations
 TARGET_MS = 120_000
 QUANTILE = 0.95
 THREADS_MAX = 100_000
-"""Upper limit of a recommendation. Jobs of that size are normal, larger ones are not."""
+"""Upper limit of a recommendation. Jobs with more threads are unusual."""
 
 TYPICAL_MIN, TYPICAL_MAX = 200, 1_000
 OBSERVED_FEW = 20
-"""With fewer observed threads the advice is rough, and says so."""
+"""With fewer finished threads the advice is rough, and a remark says so."""
 
 LONG_FACTOR = 5.0
 LONG_SHARE_MAX = 0.1
@@ -41,7 +41,7 @@ OVERHEAD_MS = 1_000
 """A shorter thread mostly consists of the overhead that every thread has."""
 
 WORTH_MS = 10_000
-"""How long threads should take instead if they are too short."""
+"""Recommended mean duration if the threads of a job are too short."""
 
 ASSUMED = (
     "assumed: the same work in all, split evenly; a thread lasts from being granted a slot until it"
@@ -64,7 +64,7 @@ MANY_THREADS = (
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What is known of a job's threads."""
+    """The known durations and numbers of a job's threads."""
 
     finished: Durations
     running: int = 0
@@ -99,8 +99,8 @@ def advise(observed: Observed, target_ms: int = TARGET_MS, quantile: float = QUA
 
     Args:
         observed: durations of finished threads, and the number of others.
-        target_ms: how long a thread should take at most; above 0.
-        quantile: the part of all threads that should take no longer; above 0, below 1.
+        target_ms: the longest time that a thread should take; above 0.
+        quantile: the fraction of threads that should meet the target; above 0, below 1.
     """
     found = observed.finished
     wanted, remarks = 0, ["no thread of the job has finished yet: ask again when some have"]
@@ -126,11 +126,11 @@ def advise(observed: Observed, target_ms: int = TARGET_MS, quantile: float = QUA
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A job's work as it was split: into `threads` threads, some of which have one long unit."""
+    """A job's work, split into `threads` threads. Some of the threads have one long unit."""
 
     finished: Durations
     threads: int
-    long: int  # of those that finished
+    long: int  # number of finished threads with one long unit
     longest_ms: int
     ordinary_mean_ms: float
 
@@ -138,30 +138,32 @@ class _Work:
     def of(cls, observed: Observed, target_ms: int) -> _Work:
         found = observed.finished
         long, long_ms = found.beyond(max(target_ms, LONG_FACTOR * found.quantile_ms(0.5)))
-        # A few long threads may be single units; of many, it is the normal length.
+        # A few long threads may each have one long unit. If many are long, that is the normal
+        # length.
         if long > max(1, LONG_SHARE_MAX * found.count) or long == found.count:
             long, long_ms = 0, 0.0  # too many to be exceptions
-        # The sum of the long ones has the precision of buckets, so it may exceed the total.
+        # `long_ms` is a sum of rounded durations (buckets), so it may be above the exact total.
         mean_ms = max(0.0, found.total_ms - long_ms) / (found.count - long)
         return cls(found, observed.threads, long, found.longest_ms, mean_ms)
 
     def share_within(self, threads: int, target_ms: int) -> float:
-        """Returns the part of all threads that would meet the target if there were `threads` of
-        them.
+        """Returns the fraction of threads that would meet the target if there were `threads`
+        threads.
 
-        With k times as many threads, an ordinary one takes 1/k: it meets the target if it met k
-        times the target before. The number of long ones stays the same.
+        With k times as many threads, an ordinary thread takes 1/k of its time. So it meets the
+        target if it took at most k times the target. The number of long threads stays the same.
         """
         ordinary = self.finished.count - self.long
         scaled_ms = target_ms * threads / self.threads
-        # A scaled target may include long threads, which are not ordinary ones.
+        # The scaled target may be above the duration of long threads, so the count is limited to
+        # ordinary threads.
         within = min(self.finished.count_within(scaled_ms), ordinary) / ordinary
-        # Of threads that have not finished, the same part is assumed to be long.
+        # The same fraction of the unfinished threads is assumed to be long.
         long = self.long * self.threads / self.finished.count
         return max(0.0, 1 - long / threads) * within
 
     def threads_lasting(self, mean_ms: int) -> int:
-        """Returns how many threads make an ordinary one take `mean_ms` on average."""
+        """Returns the number of threads with which an ordinary thread takes `mean_ms` on average."""
         return max(1, int(self.threads * self.ordinary_mean_ms / mean_ms))
 
 
@@ -178,7 +180,7 @@ def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[
     if wanted is None:
         reached = _percent(work.share_within(most, target_ms))
         return most, [f"{remark}; with {most} threads {reached} would; with more, {OUTWEIGHED}"]
-    # Rounded for reading, but not beyond what is useful.
+    # Rounded for people, but not above the number where overhead dominates.
     wanted = min(most, _rounded_up(wanted))
     reached = _percent(work.share_within(wanted, target_ms))
     times = f"{wanted / now:.3g} times as many threads"
@@ -193,7 +195,7 @@ def _recommend(work: _Work, target_ms: int, quantile: float) -> tuple[int, list[
 def _enough_or_fewer(
     work: _Work, target_ms: int, quantile: float, remark: str
 ) -> tuple[int, list[str]]:
-    # Never fewer than is typical: it is unknown how many could run at once.
+    # Never fewer than typical, because it is unknown how many threads could run at the same time.
     now, fewer = work.threads, max(TYPICAL_MIN, work.threads_lasting(WORTH_MS))
     remarks = [f"{remark}: no more threads are needed"]
     if work.ordinary_mean_ms >= OVERHEAD_MS or fewer >= now:
@@ -239,8 +241,10 @@ def _doubts(observed: Observed) -> list[str]:
 
 
 def _least(low: int, high: int, enough: Callable[[int], bool]) -> int | None:
-    """Returns the least number from `low` to `high` that is enough; None if even `high` is not. If
-    a number is enough, every larger one must be, too.
+    """Returns the smallest number from `low` to `high` that is enough; None if `high` is not
+    enough.
+
+    Bisection: if a number is enough, every larger number must be enough, too.
     """
     if not enough(high):
         return None

@@ -1,16 +1,16 @@
-"""Stored usage: which flows are written when, and how a restart restores them.
+"""Decides when the usage of each flow is stored, and restores it after a restart.
 
-A flow is written when it begins to accrue, and again at least every `usage_interval_ms` while it
-accrues. After a crash, slots that run then are charged from the time of the row on. So usage after
-a restart is off by at most one interval of accrual. It misses slots that ended before the crash and
-were not written since. It charges too much for slots that started after the row was written. Where
-slots follow one another, the two errors cancel out.
+A flow's row is written when the flow begins to accrue usage, and again at least every
+`usage_interval_ms` while it accrues. After a crash, the running slots are charged from the time of
+the row on. So usage after a restart is wrong by at most one interval. It is too low for slots that
+ended between the last row and the crash. It is too high for slots that started after the last row.
+If a job replaces ended slots by new ones, the two errors cancel out.
 
-Rows are written in passes. Whatever has changed when a pass begins is written within it, a few rows
-at a time. With very many flows a pass takes longer than the interval.
+Rows are written in passes. A pass writes all flows that had changed when it began, some rows at a
+time. With very many flows a pass takes longer than the interval.
 
-The time between a row and the restart is wall time, the only clock that both processes share. If
-the clock was set back, it counts as 0.
+The time between a row and the restart is wall time, because the old and the new process share no
+other clock. If the wall clock was set back, that time counts as 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from resource_manager.engine.model.entities import UsageRecord
 from resource_manager.engine.model.settings import Fairness
 
 STORED_AT_ONCE = 1_000
-"""Flows that are written with one batch."""
+"""The most flows that are written in one batch."""
 
 PAUSE_MS = 200
 """Pause between two such batches of one pass."""
@@ -42,7 +42,7 @@ class Checkpoints:
         self._next_pass_ms = 0
 
     def due(self, now_ms: int, time_ms: int) -> tuple[list[UsageRecord], int]:
-        """Returns the rows to write now, and when (monotonic) to ask again.
+        """Returns the rows to write now, and the monotonic time at which to call again.
 
         Args:
             now_ms: monotonic; the tree's clock must have been advanced to it.
@@ -55,7 +55,7 @@ class Checkpoints:
         found: list[UsageRecord] = []
         while self._next_flows and len(found) < STORED_AT_ONCE:
             flow = self._next_flows.popleft()
-            # It may have been written or removed since the pass began.
+            # The flow may have been written or removed after the pass began.
             if flow.changed and self._tree.changed.get(flow.id) is flow:
                 found.append(self.written(flow, time_ms))
         if self._next_flows:
@@ -64,8 +64,8 @@ class Checkpoints:
         return found, max(now_ms + 1, self._next_pass_ms)
 
     def written(self, flow: Flow, time_ms: int) -> UsageRecord:
-        """Returns a flow's row as of now, and marks the flow as stored. A flow that still accrues
-        stays among those that have changed.
+        """Returns a flow's current row, and marks the flow as stored. A flow that still accrues
+        stays marked as changed.
         """
         self._tree.changed.pop(flow.id, None)
         self._tree.accrued_while_down.pop(flow.id, None)
@@ -91,21 +91,21 @@ def restore_usage(
     fairness: Fairness,
     time_ms: int,
 ) -> int:
-    """Restores the usage of all flows: the stored usage, decayed, plus what running slots have
-    accrued since.
+    """Restores the usage of all flows: the stored usage, decayed, plus the usage that running slots
+    have accrued since.
 
     Args:
-        tree: a new tree with all flows, and the slots that run.
-        usage_records: as stored. Rows of unknown flows are skipped.
-        running: all slots that accrue.
-        fairness: the present measure of usage, and its half-life.
+        tree: a new tree with all flows and running slots.
+        usage_records: the stored rows. Rows of unknown flows are skipped.
+        running: all slots that accrue usage.
+        fairness: the configured measure of usage, and its half-life.
         time_ms: now, by the wall clock.
 
     Returns:
-        How many rows were in another measure. They are dropped.
+        The number of rows in another measure. They are dropped.
     """
     flows = {flow.id: flow for flow in (*tree.groups.values(), *tree.jobs.values(), tree.root)}
-    # Sort out the stored rows, and since when slots must be charged.
+    # Select the usable rows, and find from when on the slots of each flow must be charged.
     known, begins_ms = {}, {}
     others = 0
     for record in usage_records:
@@ -115,10 +115,11 @@ def restore_usage(
             known[record.flow_id] = record
             begins_ms[record.flow_id] = record.time_ms
         else:
-            # In another measure the stored usage means nothing, so slots count from now.
+            # The usage is in another measure and cannot be converted, so slots are charged from
+            # now.
             others += 1
             begins_ms[record.flow_id] = time_ms
-    # Decay what is stored, and add what was used since.
+    # Decay the stored usage, and add the usage since then.
     since = _since_rows(tree, begins_ms, running, fairness, time_ms)
     for flow_id, flow in flows.items():
         row = known.get(flow_id)
@@ -127,12 +128,12 @@ def restore_usage(
             left = _left_of(time_ms - row.time_ms, fairness)
             service, raised = service + row.service * left, row.raised * left
         tree.set_usage(flow, service, raised)
-        # A row from the future is written again: the clock was set back.
-        # nothing was added: the row is still right
+        # The row is still right if the flow does not accrue. But a row with a future time must be
+        # written again: the wall clock was set back.
         if row is not None and not flow.rate and row.time_ms <= time_ms:
             flow.changed = False
             tree.changed.pop(flow_id, None)
-    # After all usages are set, because children are compared.
+    # After the usage of all flows is set, because this compares the children of each group.
     for flow in (tree.root, *tree.groups.values()):
         _remember_last_served(flow)
     return others
@@ -145,8 +146,8 @@ def _since_rows(
     fairness: Fairness,
     time_ms: int,
 ) -> dict[str, float]:
-    """Returns what running slots have accrued since the flow's row, by flow, decayed. Flows without
-    an entry in `begins_ms` get nothing.
+    """Returns, by flow, the decayed usage that running slots have accrued since the flow's row was
+    written. Flows without an entry in `begins_ms` are left out.
     """
     found: dict[str, float] = {}
     for slot in running:
@@ -160,15 +161,16 @@ def _since_rows(
 
 
 def _left_of(past_ms: int, fairness: Fairness) -> float:
-    """Returns the part of a usage of `past_ms` ago that still counts."""
+    """Returns the fraction that is left of usage that is `past_ms` old. After one half-life: 0.5."""
     if fairness.half_life_ms is None:
         return 1.0
     return float(2.0 ** (-max(0, past_ms) / fairness.half_life_ms))
 
 
 def _counted_s(past_ms: int, fairness: Fairness) -> float:
-    """Returns how many of the last `past_ms` still count, in seconds, after decay: the integral of
-    the weight 2^-(age / half-life).
+    """Returns how many seconds a slot is charged for if it has run for the last `past_ms`.
+
+    This is the integral of the decay factor 2^-(age / half-life) over that time.
     """
     if fairness.half_life_ms is None:
         return max(0, past_ms) / 1_000
@@ -176,8 +178,10 @@ def _counted_s(past_ms: int, fairness: Fairness) -> float:
 
 
 def _remember_last_served(group: Flow) -> None:
-    """Sets the level for flows that begin to wait beside siblings that run and do not wait: the
-    least usage per weight of those. A restart does not know which of them was served last.
+    """Sets the level to which a flow is raised when it becomes active while no sibling waits.
+
+    The exact level is that of the sibling that was served last, which is not stored. So it is the
+    lowest usage per weight among the siblings with running slots.
     """
     if group.children is None:
         return

@@ -1,12 +1,12 @@
-"""Picks the job that is served next, and how many slots it gets in one go.
+"""Chooses the job that is served next, and how many slots it gets in one run.
 
-From the root down, each step takes the child that comes first (`flows.py`), until it reaches a job.
-With groups below the root and jobs below them, that is the first group, then the first job in it.
+The choice goes from the root of the fairness tree down. At each group it takes the child that comes
+first (`flows.py`), until it reaches a job.
 
-A job is served in *runs*, so that the order need not be asked for every slot. A run ends when
-another flow would come first at some level. It has at least one slot, or 1/64 of the slots that the
-flow at that level has running. So a job that is alone is served in a single run, and no flow gets
-ahead of a sibling by more than one slot or that part.
+A job is served in *runs* of several slots, so that the choice need not be made for every slot. A
+run ends when another flow would come first at some level of the tree. It has at least one slot, or
+1/64 of the running slots of the flow at that level. So a job that waits alone is served in a single
+run. No flow gets ahead of a sibling by more than one slot, or that 1/64.
 
 Example: with the two groups of the example in `flows.py`, a run of `medium` has ceil((160 - 120) /
 7.5) = 6 slots.
@@ -21,13 +21,13 @@ from math import ceil, inf
 from resource_manager.engine.fairness.flows import Flow, FlowTree, SortKey
 
 RUN_PART = 64
-"""A run has at least 1/64 of the slots that a flow has running."""
+"""A run has at least 1/64 of the running slots of a flow."""
 
 _ROUNDED = 1e-9  # Tolerance for rounding errors in virtual times.
 
 
 def first_job(tree: FlowTree) -> Flow | None:
-    """Returns the job that is served next; None: none is active."""
+    """Returns the job that is served next; None if no job is active."""
     flow = tree.root
     while flow.children is not None:
         below = tree.first_child(flow)
@@ -50,7 +50,7 @@ def run_length(tree: FlowTree, job: Flow, cost: float) -> float:
     """
     length = inf
     flow = job
-    # On the way up the run can only get shorter, so one slot ends the search.
+    # Each level can only shorten the run, so the loop ends at a run of one slot.
     while flow.parent is not None and length > 1:
         second = tree.second_child(flow.parent)
         if second is not None:
@@ -60,32 +60,35 @@ def run_length(tree: FlowTree, job: Flow, cost: float) -> float:
 
 
 def order_key_of(tree: FlowTree, job: Flow) -> tuple[SortKey, ...]:
-    """Returns what a job is compared with any other job by, the lesser first: the sort keys of its
-    ancestors and of the job among their siblings, from the root down.
+    """Returns the key by which jobs are ordered; the job with the smaller key comes first.
+
+    It has the sort keys of the job's ancestors, from the root down, and then that of the job.
     """
     path = [job, *job.ancestors()]
     return tuple(tree.sort_key(flow) for flow in reversed(path[:-1]))
 
 
 def _lead(tree: FlowTree, flow: Flow, second: Flow, cost: float) -> float:
-    """Returns how many more slots a flow needs until it comes after the second one."""
+    """Returns how many more slots the flow gets until it comes after `second`."""
     if flow.below_minimum:
-        return 0  # the share of a minimum is in booked amounts, which costs do not tell
+        # Flows below their minimum are compared by booked amounts, which do not follow from costs.
+        return 0
     step = tree.lookahead_s * cost * tree.clock.scale / flow.weight
     if not step:
-        return inf  # only past usage counts then, and placing slots does not change it now
+        return inf  # without lookahead only past usage counts, and new slots do not change it yet
     tau = tree.clock.tau
-    # With the last of these slots the flow is behind the second one, so this is rounded up. The
-    # tolerance keeps a rounding error from adding one more.
+    # Rounded up, because the last of these slots puts the flow behind the second one. The tolerance
+    # prevents that a rounding error adds one more slot.
     return ceil((second.at(tau) - flow.at(tau)) / step - _ROUNDED)
 
 
 class SharesSince:
-    """Tells whether a job has received no more than its share since some moment.
+    """Tells whether a job has received at most its share since a given time.
 
-    At each level it is compared with its siblings that were served since and still wait. A request
-    that can never be placed must not make all others look well served, and a job that has all it
-    asked for takes nothing from others. Sums are cached until something is placed.
+    At each level of the tree, a flow is compared with its siblings that were served since then and
+    still wait. Siblings that were not served are left out: their requests may be impossible to
+    place. Siblings that no longer wait are left out, too: they compete for nothing. Sums are cached
+    until the next placement.
     """
 
     def __init__(self, tree: FlowTree) -> None:
@@ -94,7 +97,9 @@ class SharesSince:
         self._served: dict[Flow, tuple[list[int], list[tuple[float, float]]]] = {}
 
     def is_owed(self, job_id: str, since_ms: int) -> bool:
-        """Returns True if neither a job nor a group above it has received more than its share."""
+        """Returns True if neither the job nor a group above it has received more than its share
+        since `since_ms`.
+        """
         tree = self._tree
         if self._placements != tree.placements:
             self._placements = tree.placements
@@ -102,18 +107,19 @@ class SharesSince:
         flow = tree.jobs[job_id]
         while flow.parent is not None:
             times, sums = self._served_below(flow.parent)
-            # Times are negative and ascending, so this counts the flows served at `since_ms` or
-            # later.
+            # The times are negated and ascending, so this selects the flows that were served at
+            # `since_ms` or later.
             used, weight = sums[bisect_right(times, -since_ms)]
-            # Multiplied crosswise: without such flows both sums are 0 and the check passes.
+            # Compares key with used / weight, without a division: with no such flows both sums are
+            # 0 and the check passes.
             if tree.key(flow) * weight > used * (1 + _ROUNDED):
                 return False
             flow = flow.parent
         return True
 
     def _served_below(self, parent: Flow) -> tuple[list[int], list[tuple[float, float]]]:
-        """Returns the negative times at which children were served, ascending, and for each number
-        of them the sums of usage and weight of the first ones.
+        """Returns the negated times at which waiting children were last served, ascending (so the
+        latest comes first). For each n it also returns the sums of usage and weight of the first n.
         """
         known = self._served.get(parent)
         if known is None:

@@ -1,19 +1,20 @@
 """Warped time: a clock in which decaying amounts are straight lines.
 
-With a half-life H, usage at time u counts 2^-((t-u)/H) at time t. This weight changes
-all the time. So amounts are kept *scaled*: multiplied by g(u) = 2^((u-L)/H) of the moment u when
-they were received, with a fixed landmark L. A scaled amount divided by g(t) is the decayed one. At
-any one moment g(t) is the same for all, so comparing scaled amounts is comparing decayed ones.
+With a half-life H, usage from time u counts 2^-((t-u)/H) at time t. This factor changes all the
+time. So amounts are stored *scaled*: an amount received at time u is multiplied by
+g(u) = 2^((u-L)/H), where L is a fixed time, the landmark. The scaled amount divided by g(t) is the
+decayed amount. At a given time, g(t) is the same for all flows. So scaled amounts have the same
+order as decayed amounts.
 
-Service at a fixed rate then is a straight line in tau(t) = H/ln2 * (g(t) - 1), because dtau/dt = g.
+Usage at a fixed rate is then a straight line in tau(t) = H/ln2 * (g(t) - 1), because dtau/dt = g.
 (Forward decay: Cormode, Shkapenyuk, Srivastava, Xu: "Forward decay: a practical time decay model
 for streaming systems", ICDE 2009.)
 
 Example with H = 60 s and L = 0. One flow receives 100 at t = 0, another one 60 at t = 60. At t = 60
-their decayed amounts are 50 and 60. Scaled, they are 100 * g(0) = 100 and 60 * g(60) = 120: the
-same order and the same ratio, and neither ever changes. A slot with cost 1 that runs from 0 to 60
-adds tau(60) = 86.6 scaled, which is 86.6 / g(60) = 43.3 at t = 60: less than 60, since its first
-seconds have decayed.
+their decayed amounts are 50 and 60. Their scaled amounts are 100 * g(0) = 100 and 60 * g(60) = 120.
+The order and the ratio are the same, but the scaled amounts never change. A slot with cost 1 that
+runs from 0 to 60 adds a scaled amount of tau(60) = 86.6. At t = 60 this is 86.6 / g(60) = 43.3. It
+is less than 60, because the usage of its first seconds has decayed.
 
 Without a half-life tau is t - L, and g is 1.
 """
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 from math import log
 
 HALF_LIVES_MAX = 256
-"""Half-lives after which the landmark is moved, long before g exceeds the range of a float."""
+"""Number of half-lives after which the landmark is moved. At 1,024, g would overflow a float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,12 @@ class Rescaling:
 
 
 class Clock:
-    """The present moment in warped time. Never goes back.
+    """The current time in warped time. It never goes back.
 
     Attributes:
         now_ms: monotonic milliseconds.
         tau: warped seconds since the landmark.
-        scale: g; multiplies an amount of now to make it a scaled one.
+        scale: g now; an amount received now times g is its scaled amount.
         bend: dg/dtau, so that g = 1 + bend * tau.
     """
 
@@ -62,7 +63,7 @@ class Clock:
         self.scale = 1.0
 
     def advance(self, now_ms: int) -> Rescaling | None:
-        """Advances the clock; a time before the present one is ignored.
+        """Advances the clock. A time that is not later than the current one is ignored.
 
         Returns:
             The rescaling to apply to all stored values; None: the landmark was not moved.
@@ -77,7 +78,8 @@ class Clock:
         moved = None
         halvings = (now_ms - self._landmark_ms) // half_life_ms
         if halvings >= HALF_LIVES_MAX:
-            # By whole half-lives, so that the factor is a power of two and rounds nothing.
+            # Moved by whole half-lives, so that the factor is a power of two and nothing is
+            # rounded.
             self._landmark_ms += halvings * half_life_ms
             moved = Rescaling(2.0**-halvings, 1 / self.bend)
         self.scale = 2.0 ** ((now_ms - self._landmark_ms) / half_life_ms)

@@ -1,8 +1,8 @@
-"""What a slot costs per second. Service is cost times time.
+"""Computes the cost of a slot per second. Usage is cost times seconds.
 
-The cost follows from what the slot has booked and, where the measure is the dominant share, from
-the totals of all executors that are not lost. A slot keeps the cost that it had when it was placed,
-until its booking changes.
+The cost depends on the capacity that the slot has booked. If the measure is the dominant share, it
+also depends on the total of all executors that are not lost. A slot keeps the cost that it had when
+it was placed, until its booking changes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from resource_manager.engine.model.settings import Measure
 
 _SHARE_STEPS = float(1 << 40)
 _CORE_STEPS = float(1 << 20)
-"""Costs are rounded to multiples of 1/2^40 (shares) or 1/2^20 (cores), so that floats add them up
-exactly in any order: up to 8,192 whole clusters, or billions of cores.
+"""Costs are rounded to multiples of 1/2^40 (shares) or 1/2^20 (cores). So sums of costs are exact
+in floats, in any order: up to 8,192 whole clusters, or billions of cores.
 """
 
 _KNOWN_MAX = 1_024
-"""Costs that are cached at most."""
+"""The most costs that are cached."""
 
 
 class Costs:
@@ -32,8 +32,8 @@ class Costs:
 
     Attributes:
         measure: "dominant", "slots" or "cpu".
-        total: sum of all executors that count, by dimension.
-        separate_pools: some executor pools memory by part.
+        total: sum of all executors that are not lost, by dimension.
+        separate_pools: true if some executor has a separate pool for each memory part.
     """
 
     def __init__(self, measure: Measure) -> None:
@@ -51,7 +51,7 @@ class Costs:
         before = self._counted.get(executor_id, {})
         if before == total:
             return
-        # Only the difference, so that a registration does not add up all executors.
+        # Only the difference is added, so that a registration need not add up all executors.
         for name, amount in before.items():
             self.total[name] -= amount
         for name, amount in total.items():
@@ -60,7 +60,7 @@ class Costs:
             self._counted[executor_id] = total
         else:
             del self._counted[executor_id]
-        # Memory parts compare with each other only if every executor has them. Otherwise all memory
+        # Memory parts are separate dimensions only if every executor has them. Otherwise all memory
         # is one dimension.
         self.separate_pools = any(self.total.get(name) for name in MEMORY_PARTS)
         self._memory_is_one = bool(self.total.get(MEMORY_BYTES)) or not self.separate_pools
@@ -88,5 +88,5 @@ class Costs:
             booked = counted(booked)
         # A dimension is missing from the total if all executors that have it are lost.
         shares = [amount / total[name] for name, amount in booked.items() if total.get(name)]
-        # At least one step: a slot of nothing that counts must not be free.
+        # At least one step, because a slot without any counted amount must have a cost, too.
         return max(1.0, round(min(1.0, max(shares, default=0.0)) * _SHARE_STEPS)) / _SHARE_STEPS

@@ -1,13 +1,14 @@
-"""The fairness tree: groups with jobs as leaves, and how much each has used.
+"""The fairness tree: groups, with jobs as leaves, and the usage of each.
 
-A *flow* is a group or a job. The usage of a flow is its *service* (cost times seconds of all slots
-in its subtree, decayed) plus what the flow was *raised* by. Among siblings, the flow with the least
-*virtual time* is served next:
+A *flow* is a group or a job. The usage of a flow is the sum of two amounts. Its *service* is cost
+times seconds of all slots in its subtree, decayed. Its *raise* is added when it becomes active; see
+below. Among siblings, the flow with the lowest *virtual time* is served next:
 
     virtual time = (service + raised + lookahead * rate) / weight
 
-`rate` is the cost per second of the slots that run now. The lookahead counts them as if they had
-run for that much longer already. The code calls the virtual time `key`.
+`rate` is the cost per second of the slots that run now. The lookahead is a number of seconds:
+running slots count as if they had already run for that much longer. The code calls the virtual time
+`key`.
 
 Example: all slots cost 1 per second, the lookahead is 30 s, and nothing decays.
 
@@ -20,13 +21,14 @@ six more slots that is 165, and `default` comes first. Then `default` gets one s
 the next four (195), and so on: capacity that becomes free in one burst is divided by weight.
 
 Nothing is updated while time passes. In warped time (`clock.py`) every virtual time is a straight
-line, and one kinetic tournament per group (`tournament.py`) finds the least of these lines.
+line, and a kinetic tournament per group (`tournament.py`) finds the lowest of these lines.
 
-Children below their guaranteed minimum come before their siblings, the least fulfilled first.
+Children below their guaranteed minimum come before their siblings. Among them, the one that has the
+smallest part of its minimum comes first.
 
-Idleness earns no credit. A flow that begins to wait is raised to the usage per weight of the
-sibling that is served next. If no sibling waits, it is raised to what the one that was served last
-had used per weight by then. A flow is never lowered.
+A flow earns no credit while it has no requests. When it becomes active, its usage per weight is
+raised to that of the sibling that is served next. If no sibling is active, it is raised to the
+usage per weight that the sibling served last had at that time. Usage is never lowered in this way.
 """
 
 from __future__ import annotations
@@ -46,26 +48,26 @@ GROUP = "group/"
 JOB = "job/"
 
 _KNOWN_MAX = 1_024
-"""Amounts whose counted form is cached at most."""
+"""The most amounts whose counted form is cached."""
 
 
 class FlowTree:
-    """All flows, and the clock that their service accrues by.
+    """All flows, and the clock by which their usage accrues.
 
     Attributes:
-        clock: the present, in warped time.
-        lookahead_s: seconds that running slots are counted ahead.
+        clock: the current time, in warped time.
+        lookahead_s: the lookahead, in seconds.
         root: the flow above all groups without a parent.
         groups: by name.
         jobs: by id.
-        changed: flows whose usage has changed since it was stored last. The code that stores a flow
-            takes it out and resets `Flow.changed`.
-        urgent: flows that were raised, began to accrue or got another weight since they were
-            stored. They are stored with the next batch, because a restart could not derive when
-            that happened. The code that stores them clears this.
-        accrued_while_down: flows that accrued while no resource manager was active, and have not
-            been stored since. A change of their rate makes them urgent.
-        placements: placements of all jobs since this process started.
+        changed: flows whose usage has changed since it was last stored. The code that stores a flow
+            removes it here and resets `Flow.changed`.
+        urgent: flows that were raised, began to accrue or got another weight since they were last
+            stored. They are stored with the next batch, because a restart could not derive the time
+            of that change. The code that stores them clears this.
+        accrued_while_down: flows that accrued usage while no resource manager was running, and were
+            not stored since. A change of their rate makes them urgent.
+        placements: number of placements of all jobs since this process started.
         freed_groups: ids of groups that use less than before or have new limits. Requests that
             their quotas blocked may fit now. `QuotaChecks.unblock` clears this.
     """
@@ -85,7 +87,7 @@ class FlowTree:
         self.freed_groups: dict[str, None] = {}
 
     def advance(self, now_ms: int) -> None:
-        """Sets the present moment. Times before the latest one are ignored."""
+        """Advances the clock. A time before the clock's current time is ignored."""
         rescaling = self.clock.advance(now_ms)
         if rescaling is not None:
             self._rescale(rescaling)
@@ -105,8 +107,8 @@ class FlowTree:
         Args:
             name: name of the group.
             parent: name of the group that contains it; empty: the root.
-            weight: share of the group relative to its siblings, from now on. Its virtual time stays
-                the same, so what it used with another weight is neither paid back nor charged.
+            weight: share of the group relative to its siblings, from now on. Its usage per weight
+                stays the same, so past usage under another weight gives no advantage or penalty.
             limits: maximum and minimum.
 
         Raises:
@@ -122,7 +124,7 @@ class FlowTree:
         elif flow.parent is not below:
             self._leave(flow)
             self._join(flow, below)
-        # What accrued until now must be in `service` before it is scaled for the new weight.
+        # Usage up to now must be in `service` before it is scaled for the new weight.
         flow.settle(self.clock.tau)
         if weight != flow.weight:
             # Scales service + raised by the ratio of the weights, so that usage / weight does not
@@ -131,7 +133,7 @@ class FlowTree:
             flow.weight = weight
             self.urgent[flow.id] = flow
         flow.maximum, flow.minimum = limits
-        # Its maximum may be higher now, so what it blocked is checked again.
+        # Its maximum may be higher now, so requests that it blocked are checked again.
         self.freed_groups[flow.id] = None
         self._mark(flow)
         return flow
@@ -146,7 +148,7 @@ class FlowTree:
         return flow
 
     def remove_job(self, job_id: str) -> None:
-        """Removes a job. What it used stays counted in its groups."""
+        """Removes a job. Its past usage stays counted in its groups."""
         self._remove(self.jobs.pop(job_id))
 
     def remove_group(self, name: str) -> None:
@@ -156,11 +158,11 @@ class FlowTree:
     # Slots.
 
     def place(self, job_id: str, booked: Amounts, count: int, cost: float) -> None:
-        """Counts newly placed slots of a job: they use quota and accrue from now on.
+        """Counts newly placed slots of a job. From now on they use quota and accrue usage.
 
         Args:
             job_id: the job.
-            booked: what each slot has booked.
+            booked: amounts that each slot has booked.
             count: number of slots.
             cost: cost per second of each slot.
         """
@@ -170,15 +172,15 @@ class FlowTree:
         tau = self.clock.tau
         while flow is not None:
             parent = flow.parent
-            # The same as Flow.settle.
+            # The same as `Flow.settle`, inlined for speed.
             if flow.rate:
                 flow.service += flow.rate * (tau - flow.since)
-            # A restart could not derive when the flow began to accrue, so that is stored at once.
+            # The flow begins to accrue. A restart could not derive this time, so it is stored soon.
             if not flow.rate or (self.accrued_while_down and flow.id in self.accrued_while_down):
                 self.urgent[flow.id] = flow
             flow.since = tau
             if parent is not None and parent.children is not None:
-                # If no sibling waits, the next newcomer is raised to this level.
+                # A flow that becomes active while no sibling is active is raised to this level.
                 parent.children.last_served = (flow.service + flow.raised) / flow.weight
             flow.rate += cost * count
             flow.running += count
@@ -191,7 +193,7 @@ class FlowTree:
             flow = parent
 
     def note_reuse(self, job_id: str) -> None:
-        """Notes that a job was served: one of its slots goes on with the next request."""
+        """Records that a job was served, because one of its slots is reused for its next request."""
         self.placements += 1
         for flow in self._path(job_id):
             flow.served_ms = self.clock.now_ms
@@ -201,8 +203,8 @@ class FlowTree:
 
         Args:
             job_id: the job.
-            booked: what the slot has booked.
-            cost: cost per second of the slot; 0: it does not accrue.
+            booked: amounts that the slot has booked.
+            cost: cost per second of the slot; 0: it does not accrue usage.
         """
         for flow in self._path(job_id):
             flow.settle(self.clock.tau)
@@ -213,12 +215,12 @@ class FlowTree:
             self._mark(flow)
 
     def stop_accruing(self, job_id: str, cost: float) -> None:
-        """Stops charging for a slot, for example because it is being taken down. It still uses
+        """Stops charging for a slot, for example because it is being freed. The slot still uses
         quota until `remove_slot`.
         """
         for flow in self._path(job_id):
             flow.settle(self.clock.tau)
-            # Without a rate, the flow begins to accrue here again (`resume_accruing`).
+            # No rate so far: `resume_accruing` calls this, and the flow begins to accrue again.
             if not flow.rate or flow.id in self.accrued_while_down:
                 self.urgent[flow.id] = flow
             flow.rate -= cost
@@ -226,22 +228,20 @@ class FlowTree:
             self._mark(flow)
 
     def resume_accruing(self, job_id: str, cost: float) -> None:
-        """Charges again for a slot that `stop_accruing` was called for."""
+        """Charges again for a slot after `stop_accruing`."""
         self.stop_accruing(job_id, -cost)
 
     def remove_slot(self, job_id: str, booked: Amounts) -> None:
-        """Releases the quota of a slot that is gone. `stop_accruing` must have been called
-        before.
-        """
+        """Releases the quota of a deleted slot. `stop_accruing` must have been called before."""
         amounts = self._counted(booked)
         for flow in self._path(job_id):
             flow.running -= 1
             flow.moves += 1
             _subtract(flow.used, amounts)
-            # Only a group with a maximum blocks anything.
+            # Only a group with a maximum can block requests.
             if flow.maximum:
                 self.freed_groups[flow.id] = None
-            # The share of the minimum orders it among its siblings, and has changed.
+            # The reached part of the minimum decides its order among siblings, and has changed.
             if flow.minimum:
                 self._mark(flow)
 
@@ -250,15 +250,15 @@ class FlowTree:
 
         Args:
             job_id: the job.
-            before: what the slot had booked.
-            after: what it has booked now.
+            before: amounts that the slot had booked.
+            after: amounts that it has booked now.
         """
         less, more = counted(before), counted(after)
         for flow in self._path(job_id):
             _subtract(flow.used, less)
             flow.moves += 1
             _add(flow.used, more)
-            # Only a group with a maximum blocks anything.
+            # Only a group with a maximum can block requests.
             if flow.maximum:
                 self.freed_groups[flow.id] = None
             if flow.minimum:
@@ -278,18 +278,18 @@ class FlowTree:
     # Pending requests, and which flows take part in the order.
 
     def wait(self, job_id: str, number: int, count: int) -> None:
-        """Counts pending requests. Raises each flow above them that had none before.
+        """Counts new pending requests. Each flow above them that had none before is raised.
 
         Args:
             job_id: the job.
             number: arrival number of the first of them; breaks ties with siblings.
-            count: how many more there are.
+            count: how many new pending requests there are.
         """
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             if not flow.waiting:
-                # The tie breaker tells since when the flow waits, so it changes only if nothing
-                # waited.
+                # The tie breaker is the arrival number with which the flow began to wait. So it is
+                # set only if the flow had no pending requests.
                 flow.tie = (number, flow.id)
                 self._raise(flow)
                 self._mark(flow)
@@ -298,7 +298,7 @@ class FlowTree:
             flow = flow.parent
 
     def remove_waiting(self, job_id: str, count: int) -> None:
-        """Counts pending requests that were served or have left."""
+        """Subtracts pending requests that were served or have left the queue."""
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.waiting -= count
@@ -306,23 +306,23 @@ class FlowTree:
             flow = flow.parent
 
     def activate(self, job_id: str) -> None:
-        """Lets a job take part in the order: one of its queues has become active.
+        """Adds a job to the order of its siblings, because one of its queues has become active.
 
-        A group is active while at least one of its children is. So the change goes up the tree only
-        as far as groups that were inactive.
+        A group is active while at least one of its children is active. So the change goes up the
+        tree only to the first group that was already active.
         """
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.active += 1
             flow.moves += 1
-            # Its parent counts it already, or does not count it while it is paused.
+            # Its parent already counts it, or does not count it because it is paused.
             if flow.active > 1 or flow.paused:
                 return
             self._mark(flow)
             flow = flow.parent
 
     def deactivate(self, job_id: str) -> None:
-        """Takes a job out of the order: none of its queues is active."""
+        """Removes a job from the order of its siblings, because none of its queues is active."""
         flow: Flow | None = self.jobs[job_id]
         while flow is not None:
             flow.active -= 1
@@ -334,10 +334,13 @@ class FlowTree:
             flow = flow.parent
 
     def pause(self, group: Flow) -> None:
-        """Takes a group out of the order until `resume`, whatever is active in it."""
+        """Removes a group from the order of its siblings until `resume`, even if children of it are
+        active.
+        """
         group.paused = True
         self._mark(group)
-        # Parents count active children that are not paused, so an idle group was not counted.
+        # A parent counts active children that are not paused, so it did not count an inactive
+        # group.
         flow = group.parent if group.active else None
         while flow is not None:
             flow.active -= 1
@@ -346,7 +349,7 @@ class FlowTree:
             flow = None if flow.active or flow.paused else flow.parent
 
     def resume(self, group: Flow) -> None:
-        """Lets a paused group take part in the order again."""
+        """Adds a paused group to the order of its siblings again."""
         group.paused = False
         self._mark(group)
         flow = group.parent if group.active else None
@@ -359,7 +362,7 @@ class FlowTree:
     # Usage, and the order.
 
     def usage(self, flow: Flow) -> FlowUsage:
-        """Returns what a flow has used by now, in cost times seconds."""
+        """Returns the usage of a flow up to now, in cost times seconds."""
         service, scale = flow.service_at(self.clock.tau), self.clock.scale
         return FlowUsage(
             service=service / scale,
@@ -369,44 +372,44 @@ class FlowTree:
         )
 
     def set_usage(self, flow: Flow, service: float, raised: float) -> None:
-        """Sets what a flow has used by now, after a restart.
+        """Sets the usage of a flow up to now, after a restart.
 
         Args:
             flow: a group or a job.
-            service: in cost times seconds, decayed.
-            raised: what was added when it began to wait, in the same unit.
+            service: decayed service, in cost times seconds.
+            raised: amount by which the flow was raised, in the same unit.
         """
         scale = self.clock.scale
         flow.service, flow.raised, flow.since = service * scale, raised * scale, self.clock.tau
         self._mark(flow)
 
     def key(self, flow: Flow) -> float:
-        """Returns the virtual time of a flow, scaled: it compares with those of siblings at this
-        moment only.
+        """Returns the scaled virtual time of a flow. It can only be compared with values of
+        siblings at the same time.
         """
         ahead = self.lookahead_s * flow.rate * self.clock.scale
         return (flow.service_at(self.clock.tau) + flow.raised + ahead) / flow.weight
 
     def sort_key(self, flow: Flow) -> SortKey:
-        """Returns what a flow is compared with its siblings by. The lesser is served first."""
+        """Returns the key that orders a flow among its siblings. The smallest key is served first."""
         reached = fulfilment(flow.used, flow.minimum)
         if reached < 1:
             return False, reached, flow.tie
         return True, self.key(flow), flow.tie
 
     def first_child(self, flow: Flow) -> Flow | None:
-        """Returns the child of a group that is served next; None: none is active."""
+        """Returns the child of a group that is served next; None if no child is active."""
         return flow.children.first() if flow.children is not None else None
 
     def second_child(self, flow: Flow) -> Flow | None:
-        """Returns the child of a group that would be served next if the first were not there."""
+        """Returns the child of a group that comes second in order; None if there is none."""
         return flow.children.second() if flow.children is not None else None
 
     # Helpers.
 
     def _counted(self, booked: Amounts) -> dict[str, int]:
-        """Returns amounts as `Flow.used` has them, from a cache: equal slots mostly share one
-        dict.
+        """Returns amounts in the form of `Flow.used`. The cache is keyed by the dict's id, because
+        equal slots mostly share one dict.
         """
         known = self._known.get(id(booked))
         if known is None:
@@ -443,21 +446,21 @@ class FlowTree:
             raise ValueError(f"{flow.id} cannot be taken out of the tree")
         if flow.active or flow.waiting or flow.running:
             raise ValueError(f"{flow.id} waits or has slots")
-        # The flow is inactive, so this takes it out of the tournaments.
+        # The flow is inactive, so this removes it from the tournaments.
         flow.parent.children.freshen()
         del flow.parent.children.by_id[flow.id]
         flow.parent = None
 
     def _raise(self, flow: Flow) -> None:
-        """Raises a flow that begins to wait to the level of its siblings, so that idleness earns
-        nothing.
+        """Raises a flow that begins to wait to the level of its siblings, so that it has no
+        advantage from the time without requests.
         """
         parent = flow.parent
         if parent is None or parent.children is None:
             return
         siblings = parent.children
         first = siblings.least()
-        # Without the lookahead: the newcomer must start at what the sibling used, not at more.
+        # The level has no lookahead, because the sibling has not used that amount yet.
         if first is not None:
             level = (first.service_at(self.clock.tau) + first.raised) / first.weight
         else:
@@ -468,9 +471,7 @@ class FlowTree:
             self.urgent[flow.id] = flow
 
     def _mark(self, flow: Flow) -> None:
-        """Notes that a flow has changed: for the tournaments of its parent, and for storing its
-        usage.
-        """
+        """Marks a flow as changed, for the tournaments of its parent and for storing its usage."""
         if not flow.changed:
             flow.changed = True
             self.changed[flow.id] = flow
@@ -478,12 +479,12 @@ class FlowTree:
             flow.parent.children.changed(flow)
 
     def _rescale(self, rescaling: Rescaling) -> None:
-        # All flows are changed, but only once in 256 half-lives.
+        # This changes all flows, but happens only once in 256 half-lives.
         for flow in (self.root, *self.groups.values(), *self.jobs.values()):
             flow.service *= rescaling.factor
             flow.raised *= rescaling.factor
             flow.since = rescaling.tau(flow.since)
-        # After all flows, because the tournaments draw their lines from them.
+        # After all flows are rescaled, because the tournaments compute their lines from the flows.
         for flow in (self.root, *self.groups.values()):
             if flow.children is not None:
                 flow.children.rescale(rescaling)
@@ -498,7 +499,7 @@ def _subtract(amounts: dict[str, int], less: Amounts) -> None:
     for name, amount in less.items():
         left = amounts[name] - amount
         if left:
-            # No zeros are kept, so that `used` equals a sum that is computed afresh.
+            # A zero is deleted, so that `used` equals a newly computed sum, which has no zeros.
             amounts[name] = left
         else:
             del amounts[name]

@@ -1,4 +1,6 @@
-"""The tree of resource groups: the delivered groups, what a restart adds, and walks up and down."""
+"""The tree of resource groups: the default groups of a new cluster, the groups at a start, and
+functions that list groups above or below a group.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,11 @@ from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.entities import Group, Job, JobState
 
 DEFAULT_GROUP = "default"
-"""Group of jobs that name none."""
+"""Group of jobs that name no group."""
 
 DELIVERED_COUNTER = "groups_delivered"
-"""Counter that is 1 once the delivered groups were made; operators may have deleted some since."""
+"""Counter that is 1 after the delivered groups were created. Operators may have deleted some since.
+"""
 
 DELIVERED = (
     (DEFAULT_GROUP, 1.0, "Priority 10 (Default)"),
@@ -20,7 +23,7 @@ DELIVERED = (
     ("high", 16.0, "Priority 30 (High)"),
     ("critical", 64.0, "Priority 40 (Critical)"),
 )
-"""Name, weight and description of the groups that every cluster begins with."""
+"""Name, weight and description of the groups that a new cluster has."""
 
 
 def adopt_groups(
@@ -33,15 +36,16 @@ def adopt_groups(
 ) -> dict[str, Group]:
     """Returns the groups at a start, by name, parents before children.
 
-    The delivered groups are made once, and the default group whenever it is missing. Groups that
-    live jobs are in and that are not stored are made at the top, with weight 1: earlier versions
-    stored only names of groups. What is made is noted in `changes`.
+    The delivered groups are created once, at the first start. The default group is created whenever
+    it is missing. A live job may have a group that is not stored, because earlier versions stored
+    only names of groups. Such a group is created at the top, with weight 1. New groups are added to
+    `changes`.
 
     Args:
-        stored: rows.
-        jobs: all jobs. A job that has ended and left nothing behind needs no group.
-        counters: as stored.
-        changes: what the next batch stores.
+        stored: the stored groups.
+        jobs: all jobs. Only live jobs need a group.
+        counters: the stored counters.
+        changes: receives the rows that the next batch stores.
         time_ms: now, by the wall clock.
     """
     groups = {group.name: group for group in stored}
@@ -69,14 +73,14 @@ def adopt_groups(
 
 
 def is_live(job: Job) -> bool:
-    """Returns True if anything of a job is pending or runs, or could still be submitted."""
+    """Returns True if a job is active, or still has live requests or slots."""
     return job.state is JobState.ACTIVE or bool(job.live_requests) or bool(job.slot_keys)
 
 
 def in_order(groups: Mapping[str, Group]) -> list[Group]:
     """Returns all groups, each before its children, and siblings by name."""
     parts: dict[str, list[Group]] = {}
-    # Reversed, because `pop` takes the last one first.
+    # Sorted in reverse, because `pop` takes the last one first.
     for group in sorted(groups.values(), key=lambda group: group.name, reverse=True):
         parts.setdefault(group.parent, []).append(group)
     found: list[Group] = []

@@ -1,12 +1,12 @@
 """Quotas: the maximum of a group, and whether its guaranteed minimum is reached.
 
-What counts is what all slots of a group's subtree have booked. A slot counts from its placement
-until nothing of it is left, so also while it is taken down. A quota only says whether more may be
-added; it never takes anything away.
+A quota counts the amounts that all slots in the group's subtree have booked. A slot counts from its
+placement until it is deleted, so also while it is being freed. A quota only limits new slots and
+growth; it never takes a slot away.
 
-Limits name "cpu_milli", "best_effort_cpu_milli", "memory_bytes" (all memory parts together) and
-"extended.NAME". A dimension that a maximum does not name is unlimited. One that it names with 0
-admits nothing.
+Limits are given for "cpu_milli", "best_effort_cpu_milli", "memory_bytes" (all memory parts
+together) and "extended.NAME". A dimension without a maximum is unlimited. A maximum of 0 admits
+nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNBOUNDED = float("inf")
 
 
 class Bounded(Protocol):
-    """What quota checks need of a group; the flows of the fairness tree have it."""
+    """The attributes of a group that quota checks use. The flows of the fairness tree have them."""
 
     @property
     def id(self) -> str:
@@ -42,7 +42,7 @@ class Bounded(Protocol):
 
     @property
     def used(self) -> Mapping[str, int]:
-        """What all slots of its subtree have booked, as `counted`."""
+        """Amounts that all slots of its subtree have booked, in the form of `counted`."""
         ...
 
     @property
@@ -63,15 +63,15 @@ class QuotaBlock:
 
     @property
     def never(self) -> bool:
-        """True if it would not fit even if the group used nothing."""
+        """True if the request would exceed the limit even if the group used nothing."""
         return self.need > self.maximum
 
 
 def counted(amounts: Amounts) -> dict[str, int]:
-    """Returns amounts as limits count them: all memory parts together as "memory_bytes", and no
-    zeros.
+    """Returns amounts in the form of limits: without zeros, and with all memory parts added up as
+    "memory_bytes".
     """
-    # Most executors have one memory pool; then nothing has to be added up.
+    # Most executors have a single memory pool, so there are no parts to add up.
     if _PARTS.isdisjoint(amounts):
         return {name: amount for name, amount in amounts.items() if amount}
     found: dict[str, int] = {}
@@ -88,24 +88,26 @@ def room(groups: Iterable[Bounded], need: Amounts, most: int) -> int:
     Args:
         groups: the groups that contain the job, in any order; those without limits may be among
             them.
-        need: what one slot adds, as `counted`. Dimensions that it does not name are not checked, so
-            it is admitted even where they are above their maximum already.
-        most: an upper bound of the answer.
+        need: amounts of one slot, in the form of `counted`. Only its dimensions are checked. So it
+            is admitted even if another dimension is already above its maximum.
+        most: upper bound of the result.
     """
     for group in groups:
         for name, limit in group.maximum.items():
             amount = need.get(name, 0)
             if amount:
                 most = min(most, (limit - group.used.get(name, 0)) // amount)
-                # Negative if the group is above a maximum that was lowered.
+                # Negative if the maximum was lowered below the amount that is in use.
                 if most <= 0:
                     return 0
     return most
 
 
 def quota_block(groups: Iterable[Bounded], need: Amounts) -> QuotaBlock | None:
-    """Returns the limit that blocks `need`; None: it is admitted. Of several, one that could never
-    admit it comes first, else the first one found.
+    """Returns the limit that blocks `need`; None if it is admitted.
+
+    If several limits block it, one that is smaller than `need` itself is preferred, because no slot
+    that ends can help. Otherwise it is the first one found.
     """
     found: QuotaBlock | None = None
     for group in groups:
@@ -120,11 +122,11 @@ def quota_block(groups: Iterable[Bounded], need: Amounts) -> QuotaBlock | None:
 
 
 def fulfilment(used: Amounts, minimum: Amounts) -> float:
-    """Returns how far a guaranteed minimum is reached: the largest used share of it over its
-    dimensions. Below 1 it is not reached. Infinite if there is no minimum.
+    """Returns the reached part of a guaranteed minimum: the largest ratio of used to guaranteed
+    amount over all dimensions. Below 1 the minimum is not reached. Infinite if there is no minimum.
 
-    It is the largest share, not the smallest. Otherwise work that needs no memory would come first
-    indefinitely, because the guaranteed memory stays unused.
+    Example: 2 of 4 cores and 0 of 8 GiB are used: 0.5. With the smallest ratio (0), a group whose
+    slots need no memory would always come first, because its guaranteed memory stays unused.
     """
     shares = [used.get(name, 0) / amount for name, amount in minimum.items() if amount]
     return max(shares, default=UNBOUNDED)
@@ -134,23 +136,23 @@ GroupT = TypeVar("GroupT", bound=Bounded)
 
 
 class QuotaLedger:
-    """What a scale-up plan may add to groups, one request after another, if there were capacity for
-    it. So no executors are requested for what a maximum blocks.
+    """Counts the slots that a scale-up plan has admitted per group. So the plan requests no
+    executors for slots that a maximum would block.
     """
 
     def __init__(self) -> None:
         self._added: dict[str, dict[str, int]] = {}
 
     def admit(self, groups: Iterable[Bounded], need: Amounts, count: int) -> int:
-        """Admits up to `count` slots on top of what was admitted before, and notes them.
+        """Admits up to `count` more slots, and counts them as used from now on.
 
         Args:
             groups: the groups that contain the job.
-            need: what one slot adds, as `counted`.
+            need: amounts of one slot, in the form of `counted`.
             count: number of slots.
 
         Returns:
-            How many are admitted.
+            The number of admitted slots.
         """
         limited = [group for group in groups if group.maximum]
         admitted = room(
@@ -168,7 +170,7 @@ class QuotaLedger:
 
 
 def total_need(needs: Iterable[tuple[Amounts, int]]) -> dict[str, int]:
-    """Returns what something adds that is placed as a whole, such as a gang."""
+    """Returns the sum of amounts times counts, for example of all members of a gang."""
     found: dict[str, int] = {}
     for need, count in needs:
         for name, amount in need.items():
@@ -177,7 +179,7 @@ def total_need(needs: Iterable[tuple[Amounts, int]]) -> dict[str, int]:
 
 
 class _WithAdmitted:
-    """A group, with what was admitted counted as used."""
+    """A group in which admitted slots count as used."""
 
     __slots__ = ("id", "maximum", "used")
 
@@ -192,7 +194,7 @@ class _WithAdmitted:
 
 
 def unlimited_dimension(names: Iterable[str]) -> str:
-    """Returns the first of these dimensions that no limit can name; empty: there is none."""
+    """Returns the first of these dimensions that cannot be limited; empty if all can be limited."""
     for name in names:
         if name not in _NAMED and not name.startswith((EXTENDED_PREFIX, DEVICE_PREFIX)):
             return name

@@ -1,9 +1,9 @@
 """Flows, and the order of the children of one group.
 
-A group keeps two kinetic tournaments over its active children. Children below their guaranteed
-minimum are in one of them, by the share of the minimum that they have; they come first. All others
-are in the other one, by virtual time (see `flows.py`). A child that changes is only marked *stale*;
-the tournaments are updated when the order is asked for next.
+A group has two kinetic tournaments over its active children. One has the children below their
+guaranteed minimum, ordered by the reached part of the minimum; these children come first. The other
+one has all other children, ordered by virtual time (see `flows.py`). A child that changes is only
+marked *stale*. The tournaments are updated when the order is next read.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from resource_manager.engine.fairness.quotas import fulfilment
 from resource_manager.engine.fairness.tournament import Entry, Tournament
 
 SortKey = tuple[bool, float, tuple[int, str]]
-"""What siblings are compared by, the lesser first: whether the minimum is reached; the reached
-share of the minimum or else the virtual time; the arrival number since which the flow waits, then
-its id.
+"""The key that orders siblings; the smallest comes first. Its parts: whether the minimum is
+reached; the reached part of the minimum if it is not reached, else the virtual time; the arrival
+number with which the flow began to wait, and its id.
 """
 
 
@@ -28,32 +28,33 @@ its id.
 class Flow(Entry):
     """A group or a job.
 
-    Service is kept *scaled*: multiplied by `Clock.scale` as of the moment when it was received.
-    Scaled amounts compare with each other at one moment; `FlowTree.usage` returns real ones.
+    Usage is stored *scaled*: each amount was multiplied by `Clock.scale` of the time when it was
+    received (see `clock.py`). Scaled amounts can only be compared with each other.
+    `FlowTree.usage` returns unscaled amounts.
 
     Attributes:
         id: "group/NAME", "job/ID" or "root".
         name: the group's name, or the job's id.
-        parent: None: it is the root.
-        children: groups and jobs below a group; None: it is a job.
-        weight: its share relative to its siblings'.
-        maximum: limit of what its slots have booked, by dimension as in `quotas.counted`.
+        parent: the group above; None for the root.
+        children: groups and jobs below a group; None for a job.
+        weight: its share relative to the shares of its siblings.
+        maximum: most that its slots may book, by dimension as in `quotas.counted`.
         minimum: guaranteed amounts, in the same form.
-        service: scaled; what it received until `since`.
-        raised: scaled; what was added when it began to wait.
+        service: service up to `since`, scaled.
+        raised: sum of the amounts by which it was raised, scaled.
         since: warped time up to which `service` is counted.
-        rate: cost per second of all slots of its subtree that accrue.
-        used: what all its slots have booked, from placement until nothing of them is left.
+        rate: cost per second of all slots of its subtree that accrue usage.
+        used: amounts that all slots of its subtree have booked, from placement to deletion.
         running: number of these slots.
         waiting: pending requests of its subtree, including slots that wait to grow.
-        active: of a job: 1 if it has an active queue, else 0. Of a group: number of active children
-            that are not paused.
-        moves: rises whenever one of the counts above changes.
-        served_ms: when a slot of it was placed or reused last; None: not since the start.
-        stale: it changed after its parent's tournaments were updated last.
-        below_minimum: it is in the tournament of children below their minimum.
-        paused: it is in no tournament, whatever is active in it.
-        changed: its usage has changed since it was stored last.
+        active: for a job: 1 if it has an active queue, else 0. For a group: number of active
+            children that are not paused.
+        moves: increases whenever one of the counts above changes.
+        served_ms: when one of its slots was last placed or reused; None: not since the start.
+        stale: true if it changed after the last update of its parent's tournaments.
+        below_minimum: true if it is in the tournament of children below their minimum.
+        paused: true if it is kept out of both tournaments, even if children of it are active.
+        changed: true if its usage has changed since it was last stored.
     """
 
     id: str = ""
@@ -83,38 +84,38 @@ class Flow(Entry):
         return f"<{self.id}>"
 
     def ancestors(self) -> Iterator[Flow]:
-        """Yields the groups that contain it, the nearest first, the root last."""
+        """Yields the groups that contain the flow, from its parent to the root."""
         flow = self.parent
         while flow is not None:
             yield flow
             flow = flow.parent
 
     def service_at(self, tau: float) -> float:
-        """Returns the usage until a moment, scaled."""
+        """Returns the scaled service up to a warped time."""
         return self.service + self.rate * (tau - self.since)
 
     def settle(self, tau: float) -> None:
-        """Adds what accrued until now to `service`; call it before the rate changes."""
+        """Adds the usage up to `tau` to `service`. Must be called before the rate changes."""
         self.service, self.since = self.service_at(tau), tau
 
 
 @dataclass(frozen=True, slots=True)
 class FlowUsage:
-    """What a flow has used, as of one moment, in cost times seconds."""
+    """The usage of a flow at one time, in cost times seconds."""
 
-    service: float  # received, decayed
-    raised: float  # added when it began to wait, decayed
-    lookahead: float  # what the slots that run now add
+    service: float  # decayed
+    raised: float  # sum of the amounts by which the flow was raised, decayed
+    lookahead: float  # expected further usage of the running slots
     weight: float
 
     @property
     def total(self) -> float:
-        """Usage: service plus what was added when the flow began to wait."""
+        """Usage: service plus raises."""
         return self.service + self.raised
 
     @property
     def key(self) -> float:
-        """Virtual time: what the flow is compared with its siblings by."""
+        """Virtual time, by which the flow is compared with its siblings."""
         return (self.service + self.raised + self.lookahead) / self.weight
 
 
@@ -124,8 +125,8 @@ class Siblings:
     Attributes:
         by_id: all children.
         fair: active children that have reached their minimum, by virtual time.
-        below_minimum: active children below their minimum, by the share of it that they have.
-        last_served: scaled; usage per weight of the child that was served last, as of then.
+        below_minimum: active children below their minimum, by the reached part of it.
+        last_served: usage per weight of the child that was served last, at that time; scaled.
     """
 
     __slots__ = (
@@ -148,34 +149,34 @@ class Siblings:
         self._stale: list[Flow] = []
 
     def first(self) -> Flow | None:
-        """Returns the child that is served next; None: none is active."""
+        """Returns the child that is served next; None if no child is active."""
         if self._stale:
             self.freshen()
         tournament = self.below_minimum if self.below_minimum.count else self.fair
         return tournament.least(self._clock.tau)
 
     def second(self) -> Flow | None:
-        """Returns the child that would be next if the first were not there; None: there is none."""
+        """Returns the child that comes second in order; None if there is none."""
         if self._stale:
             self.freshen()
         tau = self._clock.tau
         if not self.below_minimum.count:
             return self.fair.runner_up(tau)
-        # If only the first is below its minimum, the next one is the best of all others.
+        # If only the first child is below its minimum, the second one is the first of `fair`.
         return self.below_minimum.runner_up(tau) or self.fair.least(tau)
 
     def least(self) -> Flow | None:
-        """Returns the child with the least virtual time of those that have reached their
+        """Returns the child with the lowest virtual time among those that have reached their
         minimum.
         """
         if self._stale:
             self.freshen()
-        # Children below their minimum are ordered by shares, which are no level of usage.
+        # Children below their minimum are left out: their order is not by usage.
         return self.fair.least(self._clock.tau) if self.fair.count else None
 
     def changed(self, flow: Flow) -> None:
-        """Marks a flow as stale, if it is in a tournament or belongs into one."""
-        # An inactive flow without a seat is in no tournament, before and after.
+        """Marks a flow as stale if it is in a tournament or must be added to one."""
+        # An inactive flow without a seat is in no tournament, and need not be added.
         if not flow.stale and (flow.active or flow.seat >= 0):
             flow.stale = True
             self._stale.append(flow)
@@ -189,14 +190,14 @@ class Siblings:
             reached = fulfilment(flow.used, flow.minimum) if flow.minimum else inf
             below_minimum = reached < 1
             active = flow.active and not flow.paused
-            # Leaves its tournament if it is inactive now or has to be in the other one.
+            # It leaves its tournament if it is now inactive or belongs into the other one.
             if seated and (not active or below_minimum != flow.below_minimum):
                 (self.below_minimum if flow.below_minimum else self.fair).unseat(flow, tau)
                 seated = False
             if not active:
                 continue
             if below_minimum:
-                # The share changes with bookings only, not with time: a level line.
+                # The reached part changes with bookings and not with time, so the slope is 0.
                 flow.level, flow.slope = reached, 0.0
             else:
                 self._draw(flow)
@@ -209,20 +210,20 @@ class Siblings:
         self._stale.clear()
 
     def rescale(self, rescaling: Rescaling) -> None:
-        """Applies a move of the clock's landmark; the flows themselves are rescaled before."""
+        """Applies a move of the clock's landmark. The caller has already rescaled the flows."""
         for flow in self.by_id.values():
-            # Below the minimum, lines are shares of amounts, which time does not scale.
+            # The line of a flow below its minimum is a ratio of amounts, which is not scaled.
             if flow.seat >= 0 and not flow.below_minimum:
                 self._draw(flow)
         self.last_served *= rescaling.factor
-        # Both are judged again, since their times are those of the old landmark.
+        # Both tournaments are rebuilt, because their stored times count from the old landmark.
         self.fair.rebuild(self._clock.tau)
         self.below_minimum.rebuild(self._clock.tau)
 
     def _draw(self, flow: Flow) -> None:
         """Sets the line `level + slope * tau` of a flow's virtual time.
 
-        The scaled lookahead is `lookahead * rate * g`, and g = 1 + bend * tau (`clock.py`), so it
+        The scaled lookahead is `lookahead * rate * g`, where g = 1 + bend * tau (`clock.py`). So it
         is a straight line in tau, too.
         """
         rate, lookahead = flow.rate, self._lookahead_s

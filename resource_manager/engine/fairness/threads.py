@@ -1,11 +1,11 @@
-"""Observes how long threads of work take, and adds that to the durations of their job.
+"""Measures how long threads of work take, and adds these times to the durations of their job.
 
 A thread begins when a slot is granted. It ends when the job master gives the slot back or reuses it
 for the next request.
 
-Other ends of a slot do not count: lost, taken away, or kept until the end of its job. Nor does a
-thread count whose begin is unknown: of a slot that came back with a lost executor, or that had been
-reused before a restart.
+A thread is not counted if its slot ends in another way: lost, taken away, or kept until the job
+ends. It is also not counted if its begin is unknown. This is so for a slot that came back with a
+lost executor, and for a slot that was reused before a restart.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ JOB_FLOW = "job/"
 
 
 def begin(slot: Slot, now_ms: int) -> None:
-    """Notes that the slot was granted."""
+    """Records that the slot was granted, so that a thread begins in it."""
     slot.thread_since_ms = now_ms
 
 
 def end(job: Job, slot: Slot, now_ms: int) -> None:
-    """Notes that the job master gave the slot back: its thread is done.
+    """Records that the job master gave the slot back, so that its thread has ended.
 
     Args:
         job: the job, whose durations are updated.
         slot: the slot.
         now_ms: now, monotonic.
     """
-    # Its begin is unknown, so its duration is, too.
+    # The begin of the thread is unknown, so there is no duration to count.
     if slot.thread_since_ms is None:
         return
     if job.durations is None:
@@ -44,7 +44,7 @@ def end(job: Job, slot: Slot, now_ms: int) -> None:
 
 
 def note_reuse(job: Job, slot: Slot, now_ms: int) -> None:
-    """Notes that the slot's thread is done, and the next one begins in it.
+    """Records that the slot's thread has ended, and the next one begins in the slot.
 
     Args:
         job: the job, whose durations are updated.
@@ -64,13 +64,15 @@ def restore(
     usage_records: Iterable[UsageRecord],
     at: Instant,
 ) -> None:
-    """Restores durations and running threads after a restart. A running thread counts from when its
-    slot was carved, by wall time; if the clock was set back, from now.
+    """Restores durations and running threads after a restart.
+
+    A running thread counts from the time when its slot was carved, by wall time. If the wall clock
+    was set back, it counts from now.
 
     Args:
         jobs: all jobs, by id.
         slots: all slots.
-        usage_records: as stored; those of jobs contain the durations.
+        usage_records: the stored rows; rows of jobs contain the durations.
         at: now.
     """
     for record in usage_records:
@@ -81,18 +83,18 @@ def restore(
         job = jobs.get(slot.job_id)
         if slot.state is not SlotState.ALLOCATED or slot.allocated_time_ms is None or job is None:
             continue
-        # If slots were reused, it is unknown when the thread that runs now began.
+        # If the job has reused slots, it is unknown when the current thread began.
         if job.durations is None or not job.durations.handed_on:
             ran_ms = max(0, at.time_ms - slot.allocated_time_ms)
             slot.thread_since_ms = at.monotonic_ms - ran_ms
 
 
 def observed(job: Job, slots: Iterable[Slot], waiting: int, now_ms: int) -> Observed:
-    """Returns what is known of the threads of a job.
+    """Returns the known durations and numbers of the threads of a job.
 
     Args:
         job: the job.
-        slots: those that serve its requests.
+        slots: the slots that serve its requests.
         waiting: number of its pending requests.
         now_ms: now, monotonic.
     """

@@ -1,11 +1,11 @@
-"""Finds the least of many straight lines, at a time that only moves forward.
+"""Finds the lowest of many straight lines, at a time that only moves forward.
 
 A *kinetic tournament* (Basch, Guibas, Hershberger: "Data structures for mobile data", SODA 1997) is
-a binary tree over the entries. Each inner node remembers its winner, the lesser of its two
-children's winners. It also remembers until when nothing in its subtree changes. A question costs
-nothing before that time; after it, only the nodes whose time has come are judged again. When one
-line changes, the nodes above its leaf are judged, up to the first one where the entry neither won
-nor wins.
+a binary tree over the entries. Each inner node stores its winner: the lower of its two children's
+winners. It also stores until when no winner in its subtree can change. A query before that time
+only reads the root. A later query judges again only the nodes whose time has passed; to judge a
+node is to compare its two children. If one line changes, the nodes above its leaf are judged, up to
+the first node where the entry neither was nor is the winner.
 
 Example: four lines in seats 0 to 3, judged at tau = 0.
 
@@ -15,8 +15,8 @@ Example: four lines in seats 0 to 3, judged at tau = 0.
     node 3 (C, D): C wins, until infinity
     node 1 (2, 3): A wins, until tau = 1.5, where A and C cross
 
-`least(1)` returns A and judges nothing. `least(2)` judges node 1 only: A is 14 and C is 13, so C
-wins, until tau = 4. Then the winner of node 2 may change, and both nodes are judged.
+`least(1)` returns A and judges no node. `least(2)` judges only node 1: A is 14 and C is 13, so C
+wins until tau = 4. At tau = 4 the winner of node 2 may change, so both nodes are judged.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _LEAVES_MIN = 2
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A line `level + slope * tau`. Of equal lines, the one with the lesser `tie` comes first.
+    """A line `level + slope * tau`. If lines are equal, the one with the smaller `tie` comes first.
 
-    `seat` is the entry's leaf in its tournament, -1 if it is in none. Once it has a seat, the
-    caller must report every change of line or tie with `Tournament.moved`.
+    `seat` is the entry's leaf in its tournament; -1 if it is in no tournament. While an entry has a
+    seat, the caller must call `Tournament.moved` after every change of its line or tie.
     """
 
     tie: tuple[int, str] = (0, "")
@@ -50,7 +50,7 @@ EntryT = TypeVar("EntryT", bound=Entry)
 
 
 class Tournament(Generic[EntryT]):
-    """Entries, and which of them is least. Times that callers pass must not go back."""
+    """A set of entries, and the lowest of them. The times that callers pass must never decrease."""
 
     __slots__ = ("_empty", "_leaves", "_until", "_winner", "count")
 
@@ -65,7 +65,7 @@ class Tournament(Generic[EntryT]):
         return self.count
 
     def seat(self, entry: EntryT, tau: float) -> None:
-        """Adds an entry. Costs the height of the tree, and doubles the tree when it is full."""
+        """Adds an entry, in O(log n). If all leaves are taken, the tree is doubled first."""
         if not self._empty:
             self._grow(tau)
         entry.seat = self._empty.pop()
@@ -76,22 +76,22 @@ class Tournament(Generic[EntryT]):
     def unseat(self, entry: EntryT, tau: float) -> None:
         """Removes an entry."""
         self.count -= 1
-        # The last entry leaves nothing to judge.
+        # If the last entry was removed, there is nothing to judge.
         if self.count:
             self._winner[self._leaves + entry.seat] = None
             self._climb(entry, tau)
             self._empty.append(entry.seat)
-        else:  # the next ones need no tree as high as this one
+        else:  # start with a small tree again
             self._leaves = 0
             self._empty, self._winner, self._until = [], [], []
         entry.seat = -1
 
     def moved(self, entry: EntryT, tau: float) -> None:
-        """Takes in a change of an entry's line or tie."""
+        """Updates the tree after a change of an entry's line or tie."""
         self._climb(entry, tau)
 
     def least(self, tau: float) -> EntryT | None:
-        """Returns the least entry; None: there are none."""
+        """Returns the lowest entry; None if there is none."""
         if not self.count:
             return None
         if self._until[1] <= tau:
@@ -99,10 +99,10 @@ class Tournament(Generic[EntryT]):
         return self._winner[1]
 
     def runner_up(self, tau: float) -> EntryT | None:
-        """Returns the entry that would be least without the least one; None: there is no other.
+        """Returns the second lowest entry; None if there is no second one.
 
-        Every entry that lost to the winner directly is a sibling node on its path; one of them is
-        second.
+        The second lowest entry has lost directly to the lowest one. So it is the winner of a
+        sibling node on the path from the root to the lowest entry's leaf.
         """
         first = self.least(tau)
         if first is None or self.count == 1:
@@ -126,13 +126,13 @@ class Tournament(Generic[EntryT]):
         return [entry for entry in self._winner[self._leaves :] if entry is not None]
 
     def rebuild(self, tau: float) -> None:
-        """Judges all nodes, after all lines and the meaning of times have changed."""
+        """Judges all nodes, after all lines and the origin of times have changed."""
         for node in range(self._leaves - 1, 0, -1):
             self._judge(node, tau)
 
     def _grow(self, tau: float) -> None:
         entries = self._winner[self._leaves :]
-        # Entries keep their seats; only the leaves begin at a higher node.
+        # Entries keep their seats. Only the node number of the first leaf grows.
         before, self._leaves = self._leaves, max(_LEAVES_MIN, 2 * self._leaves)
         self._empty.extend(range(self._leaves - 1, before - 1, -1))
         self._winner = [None] * self._leaves + entries + [None] * (self._leaves - before)
@@ -140,8 +140,8 @@ class Tournament(Generic[EntryT]):
         self.rebuild(tau)
 
     def _climb(self, entry: EntryT, tau: float) -> None:
-        """Judges the nodes above a leaf, up to the first one where the entry neither won nor
-        wins.
+        """Judges the nodes above a leaf, up to the first node where the entry neither was nor is
+        the winner.
         """
         winner, until = self._winner, self._until
         node = (self._leaves + entry.seat) >> 1
@@ -149,13 +149,14 @@ class Tournament(Generic[EntryT]):
             before, until_before = winner[node], until[node]
             self._judge(node, tau)
             after = winner[node]
-            # If only the time has changed, the nodes above still have to take it over.
+            # If only the time has changed, the nodes above must still be judged, because they use
+            # it.
             if after is before and after is not entry and until[node] == until_before:
                 return
             node >>= 1
 
     def _freshen(self, node: int, tau: float) -> None:
-        """Judges the nodes at and below this one whose time has come."""
+        """Judges this node, and the nodes below it whose time has passed."""
         until, left = self._until, 2 * node
         if left < self._leaves:
             if until[left] <= tau:
@@ -165,8 +166,8 @@ class Tournament(Generic[EntryT]):
         self._judge(node, tau)
 
     def _judge(self, node: int, tau: float) -> None:
-        """Sets the winner of a node, and until when it holds: until the two lines cross, or until
-        the winner below either child may change.
+        """Sets the winner of a node, and the time until which it is valid. That is when the two
+        lines cross, or when the winner of a child may change, whichever comes first.
         """
         winner, untils = self._winner, self._until
         left = node + node
@@ -174,14 +175,14 @@ class Tournament(Generic[EntryT]):
         until, other = untils[left], untils[left + 1]
         if other < until:  # noqa: PLR1730 -- min() would cost more than all the rest
             until = other
-        # Without an opponent there is no crossing: only changes below end the validity.
+        # With a single entry no lines cross, so only a change below ends the validity.
         if one is None or two is None:
             winner[node] = one or two
             untils[node] = until
             return
-        # The first is less while closing * tau < apart; the lines cross at apart / closing.
+        # `one` is lower while closing * tau < apart. The lines cross at tau = apart / closing.
         apart, closing = two.level - one.level, one.slope - two.slope
-        ahead = apart - closing * tau  # by how much the first one is less
+        ahead = apart - closing * tau  # how much lower `one` is now
         if ahead > 0 or (ahead == 0 and one.tie < two.tie):
             winner[node] = one
             closes = closing > 0
@@ -189,7 +190,7 @@ class Tournament(Generic[EntryT]):
             winner[node] = two
             closes = closing < 0
         if closes and (crossing := apart / closing) < until:
-            # The lines are equal now, or the crossing was rounded into the past: judge again at the
-            # next question.
+            # If the crossing is not in the future (the lines are equal now, or it was rounded
+            # down), the node is judged again at the next later time.
             until = crossing if crossing > tau else nextafter(tau, inf)
         untils[node] = until

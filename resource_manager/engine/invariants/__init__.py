@@ -1,1 +1,1 @@
-"""Checks that the ledgers agree with each other. Never changes the engine's state."""
+"""Checks that the ledgers agree with each other. The checks never change the engine's state."""

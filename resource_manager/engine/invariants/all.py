@@ -1,11 +1,12 @@
-"""Checks that the ledgers agree with each other; the other modules of this package are its parts.
+"""Runs all checks that the ledgers agree with each other. The other modules of this package have
+the checks.
 
-Each finding is one sentence that names the entity. The checks look at everything and never change
-the state. `findings` may pause after each entity, so that the service checks a large state in short
-slices between its batches; tests and the simulator check everything at one moment.
+Each finding is one sentence that names the entity. The checks read the whole state and never change
+it. `findings` can pause after each entity, so that the service can check a large state in short
+slices between its batches. Tests and the simulator check everything without a pause.
 
-A sum over many entries is consistent only at one moment. If something that it counts moves during
-a pause, it is not compared, and the next sweep adds it up again (`sweep.add_up`).
+A sum over many entries may pause, too. If one of the counted entries changes during a pause, the
+sum is useless and is not compared. The next sweep adds it up again (`sweep.add_up`).
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ from resource_manager.engine.state import State
 
 
 def findings(state: State, *, ended: bool = True) -> Iterator[Finding]:
-    """Yields everything that is wrong, and None wherever the sweep may pause.
+    """Yields a text for each problem, and None at each point where the sweep may pause.
 
-    Indexes are compared only for hosts that were not touched since the last scheduling cycle.
+    Indexes are compared only for hosts that did not change after the last scheduling cycle.
 
     Args:
         state: the engine's state. It may be changed by `step` while the sweep pauses.
-        ended: also check each request that has ended. Most requests have ended and no longer
-            change.
+        ended: if true, requests that have ended are checked, too. Most requests have ended, and
+            they no longer change.
     """
     for check in _checks(state, ended=ended):
         yield from check
@@ -60,7 +61,7 @@ def _checks(state: State, *, ended: bool) -> Iterator[Iterator[Finding]]:
     queue, ranges, gangs, endings = state.queue, state.ranges, state.gangs, state.endings
     flows, groups, items = state.flows, state.groups, state.queue.non_batchables
     provisions, elastic = state.provisions, state.elastic
-    # Not copied: the numbers are fetched one at a time from lists that change at their end only.
+    # Not copied: the numbers are read one at a time from lists that change only at their end.
     numbers = numbers_of_requests(jobs, requests, ended=ended)
     yield each(numbers, partial(request_problems, state))
     yield each(list(jobs), partial(job_problems, state))
@@ -78,7 +79,7 @@ def _checks(state: State, *, ended: bool) -> Iterator[Iterator[Finding]]:
     yield queue_problems(queue, fair=state.settings.fairness.order == "fair")
     yield each(list(groups), partial(group_problems, flows, groups))
     yield tree_problems(flows, groups)
-    # Keyword arguments: `each` passes the id as the first one.
+    # Keyword arguments, because `each` passes the id as the first positional argument.
     gang_check = partial(
         gang_problems, requests=requests, slots=slots, gangs=gangs, items=items, endings=endings
     )
@@ -93,28 +94,24 @@ def _checks(state: State, *, ended: bool) -> Iterator[Iterator[Finding]]:
 
 
 def check_invariants(state: State, *, ended: bool = True) -> list[str]:
-    """Returns everything that is wrong at this moment; an empty list means that the state is
-    consistent.
-
-    The arguments are those of `findings`.
-    """
+    """Returns all problems; empty if the state is consistent. For the arguments, see `findings`."""
     return [finding for finding in findings(state, ended=ended) if finding is not None]
 
 
 def check_touched(
     state: State, requests: Iterable[Request], executor_ids: Iterable[str]
 ) -> list[str]:
-    """Returns what is wrong with these requests and executors.
+    """Returns the problems of these requests and executors.
 
     This is cheap enough for every step of a simulation with a large state.
 
     Args:
         state: the engine's state.
-        requests: the requests to check; those that were deleted are skipped.
-        executor_ids: the executors to check; ids that are not known are skipped.
+        requests: the requests to check; deleted requests are skipped.
+        executor_ids: the executors to check; unknown ids are skipped.
     """
     hosts = [state.hosts[name] for name in executor_ids if name in state.hosts]
-    # Requests that were deleted or replaced since are not compared with the new state.
+    # A request that was deleted, or replaced by another one with its id, is skipped.
     known = [each for each in requests if state.requests.get(each.allocation_id) is each]
     return [
         *(

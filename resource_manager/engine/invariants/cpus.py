@@ -14,9 +14,9 @@ MILLI_PER_CPU = 1_000
 
 
 def cpu_problems(host: Host) -> Iterator[str]:
-    """Yields what is wrong with the cpus of a host: ledger, settings, and which slot has what."""
+    """Yields problems of the cpus of a host: its ledger, settings, and assignments to slots."""
     title, ledger = f"executor {host.host_id}", host.cpus
-    # Without a topology there is nothing more to compare.
+    # The host has not reported its topology, so there is nothing more to compare.
     if ledger is None:
         if host.aligning:
             yield f"{title} aligns all slots, and nothing is known of its cpus"
@@ -31,7 +31,7 @@ def cpu_problems(host: Host) -> Iterator[str]:
 
 
 def _holdings(host: Host, ledger: CpuLedger) -> Iterator[str]:
-    """Compares the cpus in the ledger with those that slots were given."""
+    """Compares the cpus in the ledger with the assignments of slots."""
     assigned: dict[SlotKey, object] = dict(ledger.holdings)
     for key, slot in host.slots.items():
         if key not in assigned:
@@ -40,7 +40,7 @@ def _holdings(host: Host, ledger: CpuLedger) -> Iterator[str]:
         if assigned.pop(key) != cpus_booked(slot):
             yield f"slot {key} holds other cpus or NUMA nodes than it was given"
         assignment = slot.assignment
-        # While a resize is in flight, cpus and amounts are those of both sizes.
+        # While a resize is in flight, the slot books the amounts of both sizes.
         if assignment is None or not assignment.cpus or slot.ordered is not None:
             continue
         booked = slot.booked.get(CPU_MILLI, 0)

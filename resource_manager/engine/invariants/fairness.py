@@ -1,5 +1,6 @@
-"""Checks the groups of the fairness tree, and which of their children is served next; part of
-`all.py`. The flows of jobs are checked in `jobs.py`.
+"""Checks the groups of the fairness tree and the order of their children; part of `all.py`.
+
+The flows of jobs are checked in `jobs.py`.
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from resource_manager.engine.invariants.sweep import Finding, add_up
 from resource_manager.engine.model.entities import Group
 
 CLOSE = 1e-9
-"""How far two virtual times may differ, relatively: their sums are added up in another order."""
+"""Relative tolerance between virtual times: sums of floats depend on the order of adding."""
 
 
 def group_problems(flows: FlowTree, groups: dict[str, Group], name: str) -> Iterator[Finding]:
-    """Yields what is wrong with a group and its children."""
+    """Yields problems of a group and its children."""
     group = groups.get(name)
     if group is None:
         return
     flow = flows.groups.get(name)
     above = flows.groups.get(group.parent) if group.parent else flows.root
-    # The flow may stand anywhere, so its children prove nothing.
+    # The flow is missing or below a wrong parent, so comparing its children would be misleading.
     if flow is None or flow.parent is not above:
         yield f"group {name} has the flow {flow} in the wrong place"
         return
@@ -34,14 +35,14 @@ def group_problems(flows: FlowTree, groups: dict[str, Group], name: str) -> Iter
 
 
 def tree_problems(flows: FlowTree, groups: dict[str, Group]) -> Iterator[Finding]:
-    """Yields what is wrong with the root, and groups that only the tree has."""
+    """Yields problems of the root, and groups that only the tree has."""
     if flows.groups.keys() != groups.keys():
         yield f"flows of groups {sorted(flows.groups)}, there are {sorted(groups)}"
     yield from _children(flows, flows.root)
 
 
 def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:
-    """Compares a group's counters with the sums over its children, and each child with the one
+    """Compares a group's counters with the sums over its children, and each child with the child
     that is served next.
     """
     if flow.children is None:
@@ -58,11 +59,11 @@ def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:
         waiting += child.waiting
         rate += child.rate
         active += child.active > 0
-        # Compared at once, because the first child is that of this moment.
+        # Compared here and not after the loop, because the first child may change during a pause.
         problems.extend(_order(flows, flow, child))
 
     children = list(flow.children.by_id.values())
-    # What was found for single children holds even if the sum is not complete.
+    # Problems of single children are valid even if the sum is not complete.
     complete = yield from add_up(children, add, lambda: flow.moves)
     yield from problems
     if not complete:
@@ -80,8 +81,8 @@ def _children(flows: FlowTree, flow: Flow) -> Iterator[Finding]:
 
 
 def _order(flows: FlowTree, flow: Flow, child: Flow) -> Iterator[str]:
-    """Checks that exactly active children take part in the order, and that none is less than the
-    first.
+    """Checks that a child is in the order if and only if it is active, and that it does not come
+    before the first child.
     """
     first = flows.first_child(flow)
     if (child.active > 0) != (child.seat >= 0):
@@ -92,7 +93,7 @@ def _order(flows: FlowTree, flow: Flow, child: Flow) -> Iterator[str]:
     below_minimum = not reached
     if below_minimum != child.below_minimum or below_minimum > first.below_minimum:
         yield f"{flow.id} has {first} first, and {child} lacks its minimum: {below_minimum}"
-    # Only flows of the same kind are ordered by virtual time.
+    # A flow below its minimum and one above it cannot be compared by virtual time.
     if below_minimum != first.below_minimum:
         return
     least = flows.sort_key(first)[1]

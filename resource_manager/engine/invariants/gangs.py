@@ -22,18 +22,18 @@ def gang_problems(
     items: NonBatchables,
     endings: dict[str, Ending],
 ) -> Iterator[str]:
-    """Yields what is wrong with a gang.
+    """Yields problems of a gang.
 
     Args:
-        gang_id: the gang, if it still exists.
+        gang_id: the gang; nothing is checked if it no longer exists.
         requests: all requests.
         slots: all slots.
         gangs: all gangs.
-        items: what waits beside job queues.
-        endings: jobs that end.
+        items: queued gangs and resizes, which are not in job queues.
+        endings: jobs that are ending.
     """
     gang = gangs.by_id.get(gang_id)
-    if gang is None:  # deleted since the sweep began
+    if gang is None:  # it was deleted after the sweep began
         return
     for name in gang.members:
         request = requests.get(name)
@@ -50,7 +50,7 @@ def gang_problems(
 
 
 def gang_ledger_problems(ledger: GangLedger) -> Iterator[str]:
-    """Yields gangs that the ledger names and does not know."""
+    """Yields gangs that are waiting or unconfirmed in the ledger, but that do not exist in it."""
     for name in (ledger.waiting.keys() | ledger.unconfirmed.keys()) - ledger.by_id.keys():
         yield f"gang {name} is not known, and waits or is being confirmed"
 
@@ -58,7 +58,7 @@ def gang_ledger_problems(ledger: GangLedger) -> Iterator[str]:
 def _gang(
     requests: Requests, slots: Slots, gangs: GangLedger, endings: dict[str, Ending], gang: Gang
 ) -> Iterator[str]:
-    """Compares a gang with its members: one state, one place in the queue, confirmations."""
+    """Compares a gang with its members: their states, their place in the queue, confirmations."""
     title, ledger = f"gang {gang.gang_id}", gangs
     first = requests.get(gang.members[0])
     if first is None or first.arrival_number != gang.arrival_number:
@@ -67,12 +67,13 @@ def _gang(
     if any(each.job_id != gang.job_id or each.spec.gang_id != gang.gang_id for each in members):
         yield f"{title} has members that are not its own"
     states = {each.state for each in members}
-    over = gang.job_id in endings  # some of its members may have left the queue already
-    # All members move together until the grant; one that was lost ends or takes all others along.
+    over = gang.job_id in endings  # then some members may have left the queue already
+    # Until the grant, all members change state together. If a member is lost, either only that
+    # member ends, or all members change state.
     if len(states) > 1:
         yield f"{title} has members that are {sorted(states)}; expected all alike"
     waiting = ledger.waiting.get(gang.gang_id)
-    # While its job ends, a gang leaves the queue before its members end.
+    # If the job is ending, the gang leaves the queue before its members end.
     if (waiting is not None) != (states == {RequestState.PENDING}) and (
         waiting is not None or not over
     ):

@@ -21,7 +21,7 @@ from resource_manager.engine.state import State
 
 
 def host_problems(hosts: Hosts, host_id: str) -> Iterator[str]:
-    """Yields what is wrong with a host: sums, sizes of slots, and cpus."""
+    """Yields problems of a host: sums, sizes of slots, and cpus."""
     host = hosts.get(host_id)
     if host is None:
         return
@@ -31,7 +31,7 @@ def host_problems(hosts: Hosts, host_id: str) -> Iterator[str]:
 
 
 def slot_problems(state: State, key: SlotKey) -> Iterator[str]:
-    """Yields what is wrong with a slot: its order, host, request, job and place in the queue."""
+    """Yields problems of a slot: its order, host, request, job, and waiting resize."""
     slot = state.slots.get(key)
     if slot is None:
         return
@@ -59,7 +59,7 @@ def superseded_problems(slots: Slots, allocation_id: str) -> Iterator[str]:
 
 
 def host_sums(hosts: Hosts, slots: Slots) -> Iterator[str]:
-    """Yields what is wrong with the counters of all hosts together."""
+    """Yields problems of the counters over all hosts."""
     on_hosts = [len(host.slots) for host in hosts.values()]
     if sum(on_hosts) != len(slots):
         yield f"executors hold {sum(on_hosts)} slots, there are {len(slots)}"
@@ -69,15 +69,15 @@ def host_sums(hosts: Hosts, slots: Slots) -> Iterator[str]:
 
 
 def index_problems(hosts: Hosts, labels: Labels) -> Iterator[str]:
-    """Yields what is wrong within the index of hosts with these labels."""
+    """Yields problems within the index of hosts with these labels."""
     index = hosts.indexes.all().get(labels)
     yield from index.problems() if index is not None else ()
 
 
 def indexed_problems(hosts: Hosts, host_id: str) -> Iterator[str]:
-    """Compares the entries of a host in the capacity indexes with it."""
+    """Compares a host with its entries in the capacity indexes."""
     host = hosts.get(host_id)
-    # A touched host has changed since the index was brought up to date.
+    # A touched host has changed after the last update of the indexes.
     if host is None or host_id in hosts.touched:
         return
     # The index stores no zeros.
@@ -102,7 +102,7 @@ def _sums(host: Host) -> Iterator[str]:
         yield f"{title} counts {host.unreported} as not reported, it is {unreported}"
     total = host.total
     over = {name for name, amount in host.booked.items() if amount > total.get(name, 0)}
-    # A host that has become smaller may owe more than it has.
+    # A host that has become smaller may have booked more than its total.
     if over and not host.shrunk:
         yield f"{title} has promised more than it has of {sorted(over)}"
     limit = executor.registration.slots_max
@@ -131,18 +131,18 @@ def _order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
     """Checks that an order is queued or in flight for a slot that starts or is being freed."""
     if (slot.allocation_id, slot.generation) != key:
         yield f"slot {slot.allocation_id}/{slot.generation} is filed under {key}"
-    # Orders for an executor that is not there are made again when it registers.
+    # Orders for an executor that is not active are created again when it registers.
     if host.executor.state is not ExecutorState.ACTIVE:
         return
     command = host.in_flight
     if slot.state is SlotState.PENDING:
         queued = key in host.to_allocate
         sent = command is not None and command.number == slot.placed_with_command
-        # the next report or answer will say that it has ended
+        # the executor already ends the slot, and the next report or answer will say so
         ends = host.reported.get(key) is SlotState.FREEING
         if queued == sent and not (ends and not queued):
             yield f"slot {key} is PENDING; its order queued: {queued}, in flight: {sent}"
-    # One of these brings the end of the slot; without any it would stay forever.
+    # Each of these leads to the deletion of the slot. Without one, the slot would never be deleted.
     if slot.state is SlotState.FREEING and not (
         key in host.to_free
         or (command is not None and key in command.keys)

@@ -22,11 +22,11 @@ from resource_manager.engine.state import State
 
 
 def job_problems(state: State, job_id: str) -> Iterator[Finding]:
-    """Yields what is wrong with a job."""
+    """Yields problems of a job."""
     job = state.jobs.get(job_id)
     if job is None:
         return
-    # Equal is right: all events may be trimmed.
+    # Both may be equal, because all events may be trimmed.
     if not job.trimmed_sequence <= job.last_sequence:
         yield f"job {job_id} forgot events that never were"
     flow = state.flows.jobs.get(job_id)
@@ -42,7 +42,7 @@ def job_problems(state: State, job_id: str) -> Iterator[Finding]:
 
 
 def job_sums(jobs: dict[str, Job], live_jobs: int, requests: Requests) -> Iterator[str]:
-    """Yields what is wrong with the counters of all jobs together."""
+    """Yields problems of the counters over all jobs."""
     if (there := sum(len(job.arrivals) for job in jobs.values())) != len(requests.by_arrival):
         yield f"jobs name {there} requests, there are {len(requests.by_arrival)}"
     numbers = len(requests.by_arrival) + len(requests.ranges.members)
@@ -57,7 +57,7 @@ def job_sums(jobs: dict[str, Job], live_jobs: int, requests: Requests) -> Iterat
 def unknown_jobs(
     jobs: dict[str, Job], flows: FlowTree, queue: WaitingQueue, gangs: GangLedger
 ) -> Iterator[str]:
-    """Yields jobs that ledgers name and that do not exist."""
+    """Yields jobs that are in a ledger, but do not exist."""
     for owners, what in ((flows.jobs, "flow"), (queue.by_job, "queue"), (gangs.by_job, "gang")):
         if unknown := owners.keys() - jobs.keys():
             yield f"jobs {sorted(unknown)} have a {what}, and do not exist"
@@ -86,7 +86,7 @@ def _active(queue: WaitingQueue, job: Job, flow: Flow | None) -> Iterator[str]:
     """Compares counts of active queues with the job's queues."""
     job_queues = queue.by_job.get(job.job_id, {})
     active = sum(each.position != INACTIVE for each in job_queues)
-    # All queues of a job share the counter, so one of them is enough.
+    # All queues of a job share one counter, so checking one queue is enough.
     for each in list(job_queues)[:1]:
         if each.active_queues.active_count != active:
             yield f"job {job.job_id} counts {each.active_queues.active_count} active, not {active}"
@@ -120,10 +120,10 @@ def _requests(
             )
 
     def version() -> object:
-        # of a job that ends, requests leave the queue before they end
+        # If a job ends, its requests leave the queue (`moves`) before they end (`live_requests`).
         return flow and flow.moves, job.live_requests, len(job.arrivals)
 
-    # Sums can pause. They are compared only if `version` shows that nothing moved meanwhile.
+    # The sums may pause. They are compared only if `version` shows that nothing changed meanwhile.
     complete = yield from add_up(job.arrivals, add_request, version)
     if missing:
         yield f"job {job.job_id} names a request that does not exist"
@@ -135,7 +135,7 @@ def _requests(
     if living != job.live_requests:
         yield f"job {job.job_id} counts {job.live_requests} live requests, there are {living}"
     queued = sum(len(each.numbers) for each in queue.by_job.get(job.job_id, ()))
-    if queued != pending and not over:  # a job that ends leaves the queue first
+    if queued != pending and not over:  # requests of an ending job leave the queue first
         yield f"job {job.job_id} has {queued} requests in queues, {pending} are PENDING"
 
 

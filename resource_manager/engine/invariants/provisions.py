@@ -16,7 +16,7 @@ from resource_manager.engine.placement.hosts import Hosts
 def provision_problems(
     provisions: dict[str, Provision], hosts: Hosts, elastic: Elastic, executor_id: str
 ) -> Iterator[str]:
-    """Yields what is wrong with a provision."""
+    """Yields problems of a provision."""
     provision = provisions.get(executor_id)
     if provision is None:
         return
@@ -28,7 +28,7 @@ def provision_problems(
 def plan_problems(
     provisions: dict[str, Provision], elastic: Elastic, limits: Amounts
 ) -> Iterator[str]:
-    """Yields what is wrong with the sums of all provisions, and with the last plan."""
+    """Yields problems of the sums over all provisions, and of the last plan."""
     for name, amount in elastic.asked_up_to.items():
         if amount > limits.get(name, amount):
             yield f"{amount} of {name} were asked for, at most {limits[name]} may be"
@@ -43,7 +43,7 @@ def _provision(hosts: Hosts, elastic: Elastic, provision: Provision) -> Iterator
         yield f"{title} has number {provision.number}, the last one was {elastic.number}"
     if provision.state in PENDING and host is not None:
         yield f"{title} is {provision.state}, but its executor has registered"
-    # From the order to stop on, the executor may go at any moment.
+    # A STOPPING executor may end at any time, so no slot may be placed on it.
     if (
         provision.state is ProvidedExecutorState.STOPPING
         and host is not None
@@ -68,11 +68,11 @@ def _plan(provisions: dict[str, Provision], elastic: Elastic) -> Iterator[str]:
 
 
 def _needed(capacity: Capacity, content: Content) -> dict[str, int]:
-    """Returns what all planned requests need there, without members of gangs."""
+    """Returns the sum of all planned requests on one executor, without members of gangs."""
     sums: dict[str, int] = {}
     for scheduling_class, count in content.classes.items():
         need = needs_of(scheduling_class).amounts[capacity.separate]
-        # A default slot books what the shape announces, and counts as one slot.
+        # A default slot books the default of the executor shape, and counts as one slot.
         if DEFAULT_SLOTS in need:
             need = {**capacity.default, SLOTS: 1}
         for dimension, amount in need.items():

@@ -16,10 +16,10 @@ from resource_manager.engine.queue.scheduling_classes import INACTIVE, JobQueue,
 def class_problems(
     requests: Requests, queue: WaitingQueue, scheduling_class: SchedulingClass
 ) -> Iterator[Finding]:
-    """Checks that a class is in one list of the queue only, and compares its counters with its
-    queues.
+    """Checks that a class is in exactly one list of the queue, and compares its counters with its
+    job queues.
     """
-    if not queue.is_pending(scheduling_class):  # it lost its last request since the sweep began
+    if not queue.is_pending(scheduling_class):  # it lost its last request after the sweep began
         return
     title = f"scheduling class {scheduling_class.number}"
     # Places: the class is in one list of the queue, and knows its own job queues.
@@ -64,7 +64,7 @@ def class_problems(
 def _job_queue(
     requests: Requests, queue: WaitingQueue, scheduling_class: SchedulingClass, job_id: str
 ) -> Iterator[str]:
-    """Checks that a job queue is in one place only, and that its requests belong there."""
+    """Checks that a job queue is in exactly one place, and that its requests belong to it."""
     job_queue = scheduling_class.job_queues[job_id]
     title = f"queue of {job_id} in scheduling class {scheduling_class.number}"
     if (
@@ -82,10 +82,10 @@ def _job_queue(
     ]
     if places.count(True) != 1:
         yield f"{title} is active, inactive, blocked by a quota: {places}; expected one"
-    # The position may be before the first, never after it.
+    # The position may be before the first number of the queue, but never after it.
     if job_queue.position != INACTIVE and job_queue.position > job_queue.numbers.first:
         yield f"{title} is at {job_queue.position}, after its first, {job_queue.numbers.first}"
-    # One request of each run is enough: members of a run are equal.
+    # Checking one request per run is enough, because all requests of a run are equal.
     for start, _ in job_queue.numbers.runs():
         request = requests.at(start)
         if request.job_id != job_id or queue.class_of(request.spec) is not scheduling_class:
@@ -95,7 +95,7 @@ def _job_queue(
 def item_problems(
     items: NonBatchables, gangs: GangLedger, slots: Slots, number: int
 ) -> Iterator[str]:
-    """Checks that the item with this arrival number is a gang that waits, or a waiting resize."""
+    """Checks that the item with this arrival number is a waiting gang or a waiting resize."""
     item = items.get(number)
     if item is None:
         return
@@ -110,7 +110,7 @@ def item_problems(
 
 
 def quota_block_problems(queue: WaitingQueue, job_queue: JobQueue) -> Iterator[str]:
-    """Yields a job queue that a quota blocks although it does not exist."""
+    """Yields a problem if a job queue is blocked by quota but does not exist."""
     if job_queue in queue.quota_blocked and (
         job_queue.scheduling_class.job_queues.get(job_queue.job_id) is not job_queue
     ):
@@ -118,7 +118,7 @@ def quota_block_problems(queue: WaitingQueue, job_queue: JobQueue) -> Iterator[s
 
 
 def queue_problems(queue: WaitingQueue, *, fair: bool) -> Iterator[str]:
-    """Yields what is wrong with the counters of all classes together."""
+    """Yields problems of the counters over all classes."""
     classes = queue.classes()
     waiting = sum(scheduling_class.waiting for scheduling_class in classes)
     if len(queue) != waiting:
@@ -132,7 +132,7 @@ def queue_problems(queue: WaitingQueue, *, fair: bool) -> Iterator[str]:
     if of_jobs != of_classes:
         yield f"jobs have {of_jobs} queues, classes have {of_classes}"
     yield from queue.non_batchables.problems()
-    # In the order of arrival, the count is one for all jobs instead of one for each.
+    # With the order "arrival", all jobs share one count of active queues.
     if not fair:
         active = sum(each.position != INACTIVE for some in queue.by_job.values() for each in some)
         counted = sum(each.active_count for each in queue.order.active().values())

@@ -23,10 +23,10 @@ def part_problems(
     endings: dict[str, Ending],
     part: Part,
 ) -> Iterator[str]:
-    """Yields what is wrong with a part of a range."""
+    """Yields problems of a part of a range."""
     ranges = requests.ranges
     if ranges.at(part.row.arrival_number) is not part:
-        # it was deleted since the sweep began, or it cannot be found
+        # either it was deleted after the sweep began, or the lookup is wrong
         if part in ranges.by_job.get(part.row.job_id, ()):
             yield f"part {part.id_of(part.first)} of a range is not at its arrival number"
         return
@@ -39,7 +39,7 @@ def part_problems(
 
 
 def member_problems(ranges: RangeLedger, number: int) -> Iterator[str]:
-    """Yields what is wrong with the materialized member that has this arrival number."""
+    """Yields problems of the materialized member with this arrival number."""
     part = ranges.at(number)
     if number in ranges.members and (
         part is None or part.index_of(number) not in part.materialized
@@ -48,8 +48,8 @@ def member_problems(ranges: RangeLedger, number: int) -> Iterator[str]:
 
 
 def _queued(queue: WaitingQueue, endings: dict[str, Ending], part: Part) -> Iterator[str]:
-    """Checks that the queue has the waiting members, unless their job is ending, and none that has
-    ended.
+    """Checks that the queue has all waiting members (unless their job is ending), and no ended
+    member.
     """
     job_queue = queue.queue_of(part.spec.request, part.row.job_id)
     first, end = part.row.arrival_number, part.last_arrival + 1
@@ -61,7 +61,7 @@ def _queued(queue: WaitingQueue, endings: dict[str, Ending], part: Part) -> Iter
     )
     if waiting != len(part.waiting) and part.row.job_id not in endings:
         yield f"has {len(part.waiting)} members that wait, {waiting} are queued"
-    # Members that had a slot before are queued like the others, but counted as materialized.
+    # A member that lost its slot is queued, too, but it counts as materialized and not as waiting.
     placed_before = sum(
         job_queue is not None and part.arrival_of(index) in job_queue.numbers
         for index in part.materialized
@@ -76,7 +76,7 @@ def _members(requests: Requests, ranges: RangeLedger, part: Part) -> Iterator[st
     everywhere = IntervalSet(run for place in places for run in place.runs())
     if everywhere != IntervalSet([(part.first, part.end)]):
         yield "has members who stand nowhere"
-    # The union is as large as the sum only if no member is in two places.
+    # The union has the same size as the sum only if no member is in two places.
     if len(everywhere) != sum(map(len, places)):
         yield "has members who stand in several places"
     for index in part.materialized:

@@ -20,7 +20,7 @@ def numbers_of_requests(jobs: dict[str, Job], requests: Requests, *, ended: bool
     Args:
         jobs: all jobs.
         requests: all requests.
-        ended: also those of requests that have ended.
+        ended: if true, numbers of ended requests are included.
     """
     for job in list(jobs.values()):
         for number in job.arrivals:  # a list: it grows and shrinks at its end
@@ -31,10 +31,10 @@ def numbers_of_requests(jobs: dict[str, Job], requests: Requests, *, ended: bool
 
 
 def request_problems(state: State, number: int) -> Iterator[str]:
-    """Yields what is wrong with the request that has this arrival number."""
+    """Yields problems of the request with this arrival number."""
     request = state.requests.known_at(number)
     if request is None:
-        return  # a member that has ended; `job_problems` finds requests that a job lacks
+        return  # a range member that has ended; `job_problems` reports requests that are missing
     name = request.allocation_id
     title = f"request {name}"
     if state.requests.get(name) is not request or request.arrival_number != number:
@@ -50,7 +50,7 @@ def request_problems(state: State, number: int) -> Iterator[str]:
     if gang_id and gang_id not in state.gangs.by_id:
         yield f"{title} belongs to gang {gang_id}, which is not known"
     waits = request in state.queue or state.gangs.waits(request)
-    over = request.job_id in state.endings  # it may have left the queue already
+    over = request.job_id in state.endings  # then it may have left the queue already
     if waits != (request.state is RequestState.PENDING) and (waits or not over):
         yield f"{title} is {request.state}, in queue: {waits}"
     if request.state in ENDED_REQUEST_STATES and request.end_time_ms is None:
@@ -60,19 +60,21 @@ def request_problems(state: State, number: int) -> Iterator[str]:
 def _job(
     job: Job | None, request: Request, title: str, *, is_member: bool, over: bool
 ) -> Iterator[str]:
-    """Compares a request with its job. `over`: the job is ending, and its requests with it."""
+    """Compares a request with its job. `over` is true while the requests of an ended job are being
+    ended.
+    """
     if job is None or not (is_member or _is_among(request.arrival_number, job.arrivals)):
         yield f"{title} is not known to its job {request.job_id}"
     elif job.state is JobState.ENDED and request.state not in ENDED_REQUEST_STATES and not over:
         yield f"{title} is {request.state}, but its job {job.job_id} has ended"
-    # One job asks either with profiles or without; see `_refuse_mix`.
+    # Either all requests of a job have a profile, or none has; see `_refuse_mix`.
     if job is not None and job.specified is not (request.spec.profile is not None):
         yield f"{title} is of another kind than its job's other requests"
 
 
 def _slot(slots: Slots, request: Request, title: str) -> Iterator[str]:
     slot = slots.get((request.allocation_id, request.generation))
-    # a gang is granted as a whole, so a carved slot may wait for others
+    # A gang is granted as a whole, so a carved slot may have to wait for the other members.
     in_gang = bool(request.spec.gang_id)
     carved = slot is not None and slot.state is SlotState.ALLOCATED and in_gang
     if request.state is RequestState.ALLOCATING and not (

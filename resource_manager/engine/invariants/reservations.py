@@ -11,7 +11,7 @@ from resource_manager.engine.state import State
 
 
 def reservations(state: State) -> Iterator[str]:
-    """Yields what is wrong with reservations. Must be called right after a scheduling cycle."""
+    """Yields problems of reservations. Must be called right after a scheduling cycle."""
     reservations = state.reservations
     most = state.settings.fairness.reservations_max
     if len(reservations) > most:
@@ -21,7 +21,7 @@ def reservations(state: State) -> Iterator[str]:
     for number, each in reservations.by_number.items():
         if each.owner.number != number:
             yield f"a reservation for {each.owner.title} is filed under {number}"
-        # A job with two reservations could keep the cluster from all others.
+        # One reservation per job, so that no job can reserve most of the cluster.
         if each.owner.job_id in jobs:
             yield f"job {each.owner.job_id} has another reservation beside {each.owner.title}"
         jobs.add(each.owner.job_id)
@@ -32,7 +32,7 @@ def reservations(state: State) -> Iterator[str]:
     on_host = {name: each.hosts.get(name) for name, each in reservations.on_host.items()}
     if on_host != reserved:
         yield f"{sorted(reserved)} are reserved, {sorted(on_host)} are listed"
-    # Compared by identity: host and reservation must share the object.
+    # Compared by identity, because the host and the reservation must share one object.
     for name, host in state.hosts.items():
         if host.reserved is not reserved.get(name):
             yield f"executor {name} keeps {host.reserved}, not {reserved.get(name)}"
@@ -52,6 +52,6 @@ def _one(state: State, each: Reservation) -> Iterator[str]:
         if any(amount > host.total.get(dim, 0) for dim, amount in kept.amounts.items()):
             yield f"{title} is on executor {name}, which is too small for it"
         room = room and not any(kept.missing(host.free(), host.slots_left()))
-    # An owner whose capacity is all free should have been placed by the cycle.
+    # If all reserved capacity is free, the cycle should have placed the owner.
     if room and can_be_placed(state, each):
         yield f"{title} is for what is all free, and its owner was not placed"

@@ -11,9 +11,9 @@ from resource_manager.engine.model.entities import Slot, SlotKey
 
 
 def size_problems(host: Host) -> Iterator[str]:
-    """Yields what is wrong with the bookings of a host's slots, and with their ordered resizes.
+    """Yields problems of the bookings and the resizes of a host's slots.
 
-    Each ordered resize must be queued for a command or be in the command in flight.
+    Each ordered resize must be queued for a command, or be part of the command in flight.
     """
     for key, slot in host.slots.items():
         yield from _booking(host, key, slot)
@@ -26,8 +26,8 @@ def size_problems(host: Host) -> Iterator[str]:
 
 
 def is_waiting_in_queue(host: Host, slot: Slot) -> bool:
-    """Returns True if the waiting resize of a slot belongs into the queue: it is neither blocked by
-    an order nor in back-off.
+    """Returns True if the waiting resize of a slot must be queued: no other resize is ordered, and
+    it is not in back-off.
     """
     key = (slot.allocation_id, slot.generation)
     backoff = host.resize_backoffs.get(key)
@@ -48,7 +48,7 @@ def _booking(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
 def _numbers(key: SlotKey, slot: Slot) -> Iterator[str]:
     ordered, wanted = slot.ordered, slot.wanted
     numbers = [each.number for each in (ordered, wanted) if each is not None]
-    # In this order: the ordered resize was asked for before the one that waits.
+    # The ordered resize was requested before the waiting one, so its number must be lower.
     if numbers != sorted(set(numbers)) or any(n > slot.resize_number or n < 1 for n in numbers):
         yield f"slot {key} has changes {numbers}, the last number given is {slot.resize_number}"
 
@@ -57,7 +57,7 @@ def _order(host: Host, key: SlotKey, slot: Slot) -> Iterator[str]:
     command = host.in_flight
     queued = key in host.to_resize
     sent = command is not None and command.resizes and key in command.keys
-    # A slot that is being taken down keeps its order, but it is not sent again.
+    # `ordered` stays set while a slot is being freed, but the order is not sent again.
     due = slot.ordered is not None and slot.state is SlotState.ALLOCATED
     if due and not (queued or sent):
         yield f"slot {key} has a new size, and no order for its executor"

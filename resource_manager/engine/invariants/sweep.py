@@ -1,7 +1,7 @@
-"""How checks go through many entities, with pauses: one sweep over all invariants.
+"""Runs checks over many entities, with pauses. One sweep runs all checks once.
 
-A check yields one sentence for each finding, and None wherever it may pause: the state may change
-before it goes on, because what follows is consistent by itself.
+A check yields one sentence for each problem, and None at each point where it may pause. The state
+may change during a pause, because the rest of the check does not depend on what was read before.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TypeVar
 
 Finding = str | None
-"""What is wrong; None: the check may pause here."""
+"""A problem in one sentence; None: the check may pause here."""
 
 PART = 500
-"""After how many entries a sum may pause."""
+"""Number of entries after which a sum may pause."""
 
 _Key = TypeVar("_Key")
 _Entry = TypeVar("_Entry")
@@ -23,9 +23,9 @@ def each(keys: Iterable[_Key], check: Callable[[_Key], Iterator[Finding]]) -> It
     """Checks many entities, with a pause after each.
 
     Args:
-        keys: of the entities. They are copied, or fetched one at a time from a list that changes at
-            its end only, because the state may change in a pause.
-        check: checks one entity, unless it was deleted since the keys were copied.
+        keys: keys of the entities. The state may change in a pause, so they must be a copy, or come
+            from a list that changes only at its end.
+        check: checks one entity. It must accept the key of an entity that was deleted meanwhile.
     """
     for key in keys:
         yield from check(key)
@@ -38,13 +38,13 @@ def add_up(
     """Adds up a sum, with pauses.
 
     Args:
-        entries: what is added up; it may change in a pause if `version` does.
+        entries: the entries to add up. If they change in a pause, `version` must change, too.
         add: adds one entry.
-        version: changes whenever the sum may have changed.
+        version: returns a value that changes whenever the sum may have changed.
 
     Returns:
-        False if the version changed in a pause, so that the sum says nothing. The next sweep adds
-        it up again.
+        True if the sum is complete. False if the version changed in a pause: the sum is useless,
+        and the next sweep adds it up again.
     """
     before = version()
     for at, entry in enumerate(entries, start=1):

@@ -1,8 +1,8 @@
 """Creates, changes and deletes resource groups at an operator's request.
 
-This module checks which changes are allowed, also while jobs live in a group. The fairness tree is
-in `fairness/`, quota checks are in `lifecycle/quota_checks.py`, and walking the tree of groups is
-in `fairness/groups.py`.
+This module checks which changes are allowed, for example while a group has live jobs. The fairness
+tree is in `fairness/`, quota checks are in `lifecycle/quota_checks.py`, and functions that list the
+groups above or below a group are in `fairness/groups.py`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ DESCRIPTION_LENGTH_MAX = 500
 GROUPS_MAX = 10_000
 
 DEPTH_MAX = 16
-"""Levels of groups; each choice of the next request takes one step per level."""
+"""The most levels of groups. The choice of the next request takes one step per level."""
 
 _NAMED_MAX = 20
-"""How many groups the error about an unknown group names."""
+"""How many existing groups are named in the error about an unknown group."""
 
 
 def known_group(groups: dict[str, Group], name: str) -> Group:
@@ -70,20 +70,21 @@ def set_group(context: EventContext, event: GroupSet) -> Group:
             the maximum; the parent is the group itself or below it; or there would be too many
             levels.
         NotFound: no such parent.
-        FailedPrecondition: the parent of a group in which jobs live would change.
-        ResourceExhausted: there are as many groups as allowed.
+        FailedPrecondition: the parent would change, but the group has live jobs.
+        ResourceExhausted: the maximum number of groups is reached.
     """
     state = context.state
     known = state.groups.get(event.name)
     if known is None:
         _check_new(state.groups, event.name)
-    # All checks come first, because an event that is refused must leave the state untouched.
+    # All checks come first, because a rejected event must not change the state.
     wanted = _wanted(event, known or Group(event.name, create_time_ms=context.at.time_ms))
     _check_minimum(wanted)
-    # Checked only if it changes: the levels of an existing tree are within the limit.
+    # The parent is checked only if it changes, because the existing tree is within the limits.
     if known is None or wanted.parent != known.parent:
         _check_parent(state.groups, wanted)
-        # The usage of a live job counts in all groups above it and would have to move with it.
+        # The usage of live jobs is part of the usage of all groups above. It cannot be moved from
+        # the old parent to the new one.
         if (
             known is not None
             and (job := _live_job_in(state.jobs, state.groups, known.name)) is not None
@@ -107,11 +108,11 @@ def set_group(context: EventContext, event: GroupSet) -> Group:
 
 
 def delete_group(context: EventContext, event: GroupDeleted) -> None:
-    """Deletes a group in which no job lives.
+    """Deletes a group without live jobs.
 
     Raises:
         NotFound: no group has this name.
-        FailedPrecondition: it is "default", jobs live in it, or other groups are part of it.
+        FailedPrecondition: it is "default", or has live jobs, or is the parent of other groups.
     """
     state = context.state
     group = known_group(state.groups, event.name)
@@ -146,7 +147,7 @@ def _check_new(groups: dict[str, Group], name: str) -> None:
 def _wanted(event: GroupSet, group: Group) -> Group:
     """Returns the group with the changes of the event, field by field."""
     weight = group.weight if event.weight is None else event.weight
-    if not WEIGHT_MIN <= weight <= WEIGHT_MAX:  # written so that NaN is rejected, too
+    if not WEIGHT_MIN <= weight <= WEIGHT_MAX:  # in this form, NaN is rejected, too
         raise InvalidArgument("weight", weight, f"{WEIGHT_MIN} to {WEIGHT_MAX:,.0f}")
     description = group.description
     if event.description is not None:
@@ -181,7 +182,7 @@ def _changed(field: str, amounts: Amounts, changes: Mapping[str, int | None]) ->
             found[name] = amount
         else:
             raise InvalidArgument(f"{field}.{name}", amount, f"an amount from 0 to {AMOUNT_MAX}")
-    # Sorted, so that equal limits look equal in rows and listings.
+    # Sorted, so that equal limits give equal rows and listings.
     return dict(sorted(found.items()))
 
 
@@ -198,18 +199,18 @@ def _check_parent(groups: dict[str, Group], group: Group) -> None:
         return
     known_group(groups, group.parent)
     levels = [each.name for each in above(groups, group.parent)]
-    # A group below itself would have no root.
+    # A group cannot be its own parent, directly or indirectly.
     if group.name in levels:
         expected = f"a group that is neither {group.name} nor part of it"
         raise InvalidArgument("parent", group.parent, expected)
-    # A group that moves takes all levels below it along.
+    # If the group moves, all levels below it move, too.
     if len(levels) + _height(groups, group.name) > DEPTH_MAX:
         expected = f"a group with which there are at most {DEPTH_MAX} levels"
         raise InvalidArgument("parent", group.parent, expected)
 
 
 def _height(groups: dict[str, Group], name: str) -> int:
-    """Returns the levels from a group down to its lowest part; 1 if it has no parts or does not
+    """Returns the number of levels of a group's subtree; 1 if the group has no children or does not
     exist yet.
     """
     own = sum(1 for _ in above(groups, name))
@@ -219,7 +220,7 @@ def _height(groups: dict[str, Group], name: str) -> int:
 def _live_job_in(jobs: dict[str, Job], groups: dict[str, Group], name: str) -> Job | None:
     """Returns a live job in the group or below it; None if there is none."""
     names = below(groups, name)
-    # A scan: groups are changed rarely, and an index would cost every job.
+    # A scan over all jobs, because groups change rarely and an index would need work for every job.
     return next((job for job in jobs.values() if job.group in names and is_live(job)), None)
 
 

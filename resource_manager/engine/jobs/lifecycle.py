@@ -1,7 +1,7 @@
 """Registers jobs, keeps them alive, ends them and deletes them.
 
-A job whose lease expires ends. Its requests end step by step (`Journal.is_full`), so that a large
-job does not hold up all others.
+A job ends when its lease expires. The requests of a large job end in several steps
+(`Journal.is_full`), so that other jobs need not wait.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from resource_manager.engine.queue.non_batchable import Kind
 from resource_manager.engine.state import State
 
 DEQUEUED_AT_ONCE = 500
-"""How many job queues and gangs of ended jobs one step takes out of the queue."""
+"""How many job queues and gangs of ended jobs one step removes from the queue."""
 
 LOOKED_AT_AT_ONCE = 10_000
-"""How many requests of an ended job one step looks at, to find those that have not ended."""
+"""How many requests of an ended job one step examines to find live ones."""
 
 _RETENTION_RETRY_MS = 1_000
 
@@ -37,19 +37,19 @@ def register_job(context: EventContext, event: JobRegistered) -> Job:
     """Registers a job. Repeating the same call renews the lease.
 
     Raises:
-        AlreadyExists: the id exists with other content or another secret.
+        AlreadyExists: the id exists with other values or another secret.
         NotFound: its resource group does not exist.
-        ResourceExhausted: there are as many live jobs as allowed.
+        ResourceExhausted: the maximum number of live jobs is reached.
     """
     state = context.state
     known = state.jobs.get(event.job_id)
-    # The caller may not have received the answer to the first call.
+    # The caller repeats the call if it did not receive the answer.
     if known is not None:
         if not _same(known, event):
             raise AlreadyExists(f"job {event.job_id} exists with other content or another owner")
         _renew(state.timers, known, context.now_ms)
         return known
-    # Only for new jobs: groups with live jobs cannot be deleted.
+    # Checked only for new jobs, because a group with live jobs cannot be deleted.
     known_group(state.groups, event.group)
     if state.live_jobs >= state.settings.jobs_max:
         raise ResourceExhausted(
@@ -65,7 +65,7 @@ def register_job(context: EventContext, event: JobRegistered) -> Job:
         lease_ms=event.lease_ms,
         secret_sha256=event.secret_sha256,
         request_id_sha256=event.request_id_sha256,
-        # Jobs and requests share the counter, so that all of them have one order.
+        # Jobs and requests share one counter, so that they have a common order.
         arrival_number=state.numbers.next_arrival(),
         create_time_ms=context.at.time_ms,
     )
@@ -79,7 +79,7 @@ def register_job(context: EventContext, event: JobRegistered) -> Job:
 
 
 def keep_alive(context: EventContext, event: JobKeptAlive) -> Job:
-    """Renews the lease of a job, and notes which of its events the job master has processed.
+    """Renews the lease of a job, and records which of its events the job master has processed.
 
     Raises:
         NotFound, FailedPrecondition: see `active_job`.
@@ -104,33 +104,33 @@ def request_job_end(context: EventContext, event: JobEndRequested) -> Job:
 def end_job(context: EventContext, job: Job, reason: str, grace_ms: int | None = None) -> None:
     """Ends a job: cancels queued requests and releases slots. Its ids stay reserved for a while.
 
-    What one step cannot end is ended by the following scheduling cycles (`continue_ending`).
+    If the step becomes full, the next scheduling cycles end the rest (`continue_ending`).
 
     Args:
-        context: of the event.
+        context: context of the event.
         job: the job.
         reason: why it ends, for its events and the history.
         grace_ms: how long the slots' tasks have to end; None: the executor's default.
     """
-    if job.state is JobState.ENDED:  # its requests end already, or have ended
+    if job.state is JobState.ENDED:  # its requests are being ended, or have ended
         return
     state = context.state
     state.transitions.move_job(job, JobInput.END)
     state.live_jobs -= 1
     job.end_reason = reason
     job.end_time_ms = context.at.time_ms
-    # Stored first, as ended: after a restart `endings` is derived from it.
+    # The job is stored as ENDED now. After a restart, `endings` is derived from its row.
     state.changes.job(job)
     state.endings[job.job_id] = Ending(grace_ms)
-    # Begun at once, so that small jobs end within this step.
+    # Begins at once, so that a small job ends within this step.
     _continue_ending(context, job)
 
 
 def continue_ending(context: EventContext) -> None:
-    """Ends some more of the requests of jobs that have ended.
+    """Ends more of the remaining requests of ended jobs.
 
-    First, all of them leave the queue, so that none is placed any more. That costs as much as the
-    jobs have scheduling classes, however many requests there are.
+    First, the job queues of these jobs are removed from the queue, so that no request of them is
+    placed. The cost depends on the number of scheduling classes and not of requests.
     """
     state = context.state
     left = DEQUEUED_AT_ONCE
@@ -138,7 +138,7 @@ def continue_ending(context: EventContext) -> None:
         left -= _dequeue(state, job_id, left)
         if left <= 0:
             break
-    for job_id in list(state.endings):  # a copy: jobs that are finished leave `endings`
+    for job_id in list(state.endings):  # a copy, because finished jobs are removed in the loop
         if context.journal.is_full:
             return
         _continue_ending(context, state.jobs[job_id])
@@ -147,13 +147,13 @@ def continue_ending(context: EventContext) -> None:
 def _continue_ending(context: EventContext, job: Job) -> None:
     """Ends requests of an ended job until the step is full.
 
-    With the last one, the job itself is finished: its usage is stored and the retention timer
-    starts.
+    After the last request, the job is finished: its usage is stored and the retention timer starts.
     """
     state = context.state
     ending = state.endings[job.job_id]
     message = f"its job ended: {job.end_reason}"
-    # Most may have ended already, and looking at those changes no row that would fill the step.
+    # Most requests may have ended already. They change no row and so do not fill the step, so the
+    # number of examined requests has a limit of its own.
     until = min(ending.given_up + LOOKED_AT_AT_ONCE, len(job.arrivals))
     while job.live_requests and ending.given_up < until and not context.journal.is_full:
         request = state.requests.by_arrival[job.arrivals[ending.given_up]]
@@ -162,16 +162,16 @@ def _continue_ending(context: EventContext, job: Job) -> None:
             reason, grace_ms = Reason.JOB_OVER, ending.grace_ms
             state.gang_moves.give_up(request, reason=reason, message=message, grace_ms=grace_ms)
     why = Why(Reason.JOB_OVER, message, ending.grace_ms)
-    # Ranges only after all single requests, so that `given_up` tells how far the job is.
+    # Ranges are ended after all single requests.
     parts = state.ranges.by_job.get(job.job_id, ())
     while ending.given_up == len(job.arrivals) and ending.parts_ended < len(parts):
         if not state.range_moves.end_members([parts[ending.parts_ended]], why):
             return
         ending.parts_ended += 1
-    if job.live_requests:  # some requests were not looked at yet, or the step is full
+    if job.live_requests:  # the limit of examined requests was reached, or the step is full
         return
     del state.endings[job.job_id]
-    # Stored before `retire` may remove the flow.
+    # The usage is stored before `retire` may remove the flow.
     state.usage_checkpoints.keep_ended(job.job_id)
     state.usage.retire(job.job_id)
     state.timers.arm(
@@ -183,10 +183,10 @@ def _continue_ending(context: EventContext, job: Job) -> None:
 
 
 def _dequeue(state: State, job_id: str, most: int) -> int:
-    """Takes up to `most` queues and gangs of an ended job out of the queue; returns how many."""
+    """Removes up to `most` job queues and gangs of an ended job from the queue; returns how many."""
     taken = state.queue.remove_job(job_id, most)
     items = state.queue.non_batchables.of_job(job_id)
-    # Resizes stay: they end with their slots.
+    # Resizes are not removed here: they end with their slots.
     gangs = [state.gangs.by_id[item.name] for item in items if item.kind is Kind.GANG]
     for gang in gangs[: most - taken]:
         state.gangs.stop_waiting(gang, state.queue.non_batchables)
@@ -198,10 +198,11 @@ def lease_timer_fired(context: EventContext, job_id: str) -> None:
     """Ends a job whose lease has expired."""
     timers = context.state.timers
     job = context.state.jobs.get(job_id)
-    # Ended meanwhile, or has no lease.
+    # The job has ended meanwhile, or has no lease.
     if job is None or job.state is JobState.ENDED or job.lease_ms is None:
         return
-    # Keep-alives cannot arrive before the service listens, so a full lease is granted from then.
+    # While this process was stopped, it could receive no keep-alives. So the job gets a full lease
+    # from the time when the process continued.
     until_ms = max(job.lease_until_ms, timers.listening_since_ms + job.lease_ms)
     if context.now_ms < until_ms:
         timers.arm(Timer.LEASE, job_id, until_ms)
@@ -212,19 +213,19 @@ def lease_timer_fired(context: EventContext, job_id: str) -> None:
 def retention_timer_fired(context: EventContext, job_id: str) -> None:
     """Deletes an ended job with its requests after the retention time.
 
-    Waits until none of its slots exists, which can take long on a lost executor. Otherwise a new
-    request with the same id could be mistaken for the owner of that slot.
+    It waits until all its slots are deleted, which can take long on a lost executor. Otherwise a
+    new request with the same id could be mistaken for the owner of an old slot.
     """
     state = context.state
     job = state.jobs.get(job_id)
     if job is None or job.state is not JobState.ENDED:
         return
-    # Retried by time, because nothing reports that the last slot has ended.
+    # The timer is armed again, because no event tells that the last slot was deleted.
     if job.slot_keys or job_id in state.endings:
         state.timers.arm(Timer.RETENTION, job_id, context.now_ms + _RETENTION_RETRY_MS)
         return
-    # Ranges and requests are deleted from the last one backwards.
-    # Popping the last entry is cheap, and leaves the job consistent if the step is full.
+    # Ranges and requests are deleted from the end. Removing the last entry is cheap, and the job
+    # stays consistent if the step becomes full.
     while (parts := state.ranges.by_job.get(job_id)) and not context.journal.is_full:
         part = parts[-1]
         state.ranges.forget(part)
@@ -236,7 +237,8 @@ def retention_timer_fired(context: EventContext, job_id: str) -> None:
         state.changes.delete_request(request)
         if (gang := state.gangs.forget(request)) is not None:
             state.changes.delete_gang(gang)
-    # Left over: the next decision continues. The job's row goes last, because rows refer to it.
+    # If entries are left, the next `Decide` continues. The job's row is deleted last, because other
+    # rows refer to it.
     if job.arrivals or job_id in state.ranges.by_job:
         state.timers.put_off(Timer.RETENTION, job_id)
         return
@@ -247,7 +249,8 @@ def retention_timer_fired(context: EventContext, job_id: str) -> None:
 
 def _renew(timers: Timers, job: Job, now_ms: int) -> None:
     if job.lease_ms is not None and job.state is JobState.ACTIVE:
-        job.lease_until_ms = now_ms + job.lease_ms  # an earlier timer stays armed, and checks
+        # An earlier timer stays armed. When it fires, it compares with `lease_until_ms`.
+        job.lease_until_ms = now_ms + job.lease_ms
         timers.arm(Timer.LEASE, job.job_id, job.lease_until_ms)
 
 

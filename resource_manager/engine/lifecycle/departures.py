@@ -1,6 +1,6 @@
 """Removes executors: marks them lost, or deletes them with their slots.
 
-"Lost" means out of sight, not stopped. The slots of a lost executor stay booked until it returns or
+A lost executor is unreachable, but may still be running. Its slots stay booked until it returns or
 is deleted.
 """
 
@@ -45,14 +45,14 @@ class Departures:
     usage: UsageAccounting
 
     def lose_executor(self, host: Host, message: str) -> None:
-        """Marks an executor lost and frees its slots, as far as that can be known."""
+        """Marks an executor lost. Its slots become FREEING, and their requests lose them."""
         executor = host.executor
-        # The clock that rejects infeasible requests does not run while an executor is unconfirmed.
-        # It starts again once that executor is lost.
+        # The clock that rejects infeasible requests stands while an executor is unconfirmed. It
+        # starts again when that executor is lost.
         if executor.state is ExecutorState.UNCONFIRMED:
             self.rejection_clock.restart(self.journal.now_ms)
-        # LOST first: if the process stops before all slots are freed, the silence timer continues
-        # after the restart.
+        # The state LOST is set first. If the process stops before all slots are freed, the silence
+        # timer frees the rest after the restart.
         self.transitions.move_executor(executor, RegistrationInput.FALL_SILENT)
         self.journal.cluster_event("executor_lost", executor_id=host.host_id, message=message)
         self.free_lost_slots(host, message)
@@ -62,42 +62,41 @@ class Departures:
     def free_lost_slots(self, host: Host, message: str) -> None:
         """Frees slots of a lost executor until the step is full; its silence timer continues."""
         self.free_slots(host, Reason.EXECUTOR_LOST, message, then=Timer.SILENCE)
-        # An answer that still comes belongs to the old registration and must find no command in
-        # flight.
+        # A late answer belongs to the old registration, so it must find no command in flight.
         host.start_conversation()
 
     def delete_executor(self, host: Host) -> None:
-        """Deletes an executor with its slots; the caller knows that nothing is left of them.
+        """Deletes an executor with its slots. The caller knows that neither exists any more.
 
-        All in this step, however many they are.
+        All slots are deleted in this step, even if there are very many.
         """
         message = f"executor {host.host_id} was forgotten"
         self.free_slots(host, Reason.EXECUTOR_LOST, message, then=None)
-        # `free_slots` leaves slots that are being taken down. They vanish while the host is still
-        # known, because `vanish` looks it up.
+        # `free_slots` leaves all slots FREEING. They are deleted before the host, because `vanish`
+        # needs the host.
         for slot in list(host.slots.values()):
             self.moves.vanish(slot)
-        # The next registration under this id must get a higher number than any before.
+        # The next registration with this id must get a higher number than all earlier ones.
         self.numbers.keep_registration(host.executor.registration_number)
         self.hosts.forget(host)
         self.outbox.pop(host.host_id, None)
         self.rejection_clock.restart(self.journal.now_ms)
-        # The cost of a slot is its share of all totals, so this total must leave the sum.
+        # The cost of a slot is its share of the sum of all totals, so this total is removed.
         self.costs.count(host.host_id, {})
         self.changes.delete_executor(host.host_id)
         self.journal.cluster_event("executor_forgotten", executor_id=host.host_id)
 
     def free_slots(self, host: Host, reason: Reason, message: str, *, then: Timer | None) -> None:
-        """Takes down the slots of an executor that may get no others.
+        """Frees the slots of an executor that gets no new ones.
 
         Args:
             host: the executor.
-            reason: for the requests that lose their slots.
-            message: the same reason, for people.
-            then: the timer that continues with the others once the step is full; None: take down
-                all slots in this step.
+            reason: reason for the requests that lose their slots.
+            message: reason for people.
+            then: the timer that continues if the step becomes full; None: free all slots in this
+                step.
         """
-        slots: list[Slot] = [  # a copy: the loop removes slots of the host
+        slots: list[Slot] = [  # a copy, because the loop may delete slots of the host
             slot for slot in host.slots.values() if slot.state is not SlotState.FREEING
         ]
         for slot in slots:
@@ -105,14 +104,12 @@ class Departures:
                 self.timers.put_off(then, host.host_id)
                 return
             if host.slots.get(key_of(slot)) is not slot or slot.state is SlotState.FREEING:
-                continue  # taken down together with an earlier member of its gang
-            # In this order: `free` marks the slot as superseded only if its request continues.
+                continue  # it was freed together with an earlier member of its gang
+            # `lose` first: `free` marks the slot as superseded only if its request is still live.
             self.gang_moves.lose(slot, reason, message)
             self.moves.free(slot)
 
     def forget_settings(self, executor_id: str) -> None:
-        """Deletes the host settings of an executor that is gone for good; its id is never used
-        again.
-        """
+        """Deletes the host settings of an executor whose id is never used again."""
         if self.host_settings.pop(executor_id, None) is not None:
             self.changes.delete_host_setting(executor_id)

@@ -1,15 +1,16 @@
 """Moves a gang as a whole: placed, granted, broken up, ended.
 
-All living members of a gang are in the same state until the gang is granted. A queued gang has one
-place in the queue, that of its first member. It is placed in one decision or not at all, and its
-members stay ALLOCATING until the executors have confirmed all of them. So a job master never sees
-part of a gang, and no two gangs each hold half of the capacity they need.
+All live members of a gang are in the same state until the gang is granted. A queued gang has one
+place in the queue: the arrival number of its first member. Either all members are placed in one
+scheduling cycle, or none is. They stay ALLOCATING until the executors have confirmed all of them.
+So a job master never gets a part of a gang. And two gangs cannot block each other by each having
+half of the capacity that they need.
 
-After the grant, each slot goes its own way, with one exception: members that want a new slot after
-a loss (`restart_on_loss`) go back to the queue together.
+After the grant, the slots are independent, with one exception. If a member with `restart_on_loss`
+loses its slot, the whole gang is queued again.
 
-`GangMoves` has the methods of `lifecycle/moves.py` that concern a whole gang, under the same names.
-For a request without a gang they do the same as there.
+`GangMoves` has the methods of `lifecycle/moves.py` that may concern a whole gang, with the same
+names. For a request without a gang, they call the method there.
 
 Example: gang "g" has the members m1 and m2, both with `restart_on_loss`.
 
@@ -63,7 +64,7 @@ from resource_manager.engine.queue.requests import Requests
 
 
 def waiting_gangs(gangs: GangLedger) -> Iterator[tuple[Gang, list[Request]]]:
-    """Yields the queued gangs in queue order, each with its living members in order of arrival."""
+    """Yields the queued gangs in queue order, each with its live members in order of arrival."""
     for waiting in gangs.in_order():
         yield waiting.gang, waiting.members
 
@@ -86,11 +87,11 @@ class GangMoves:
     moves: RequestMoves
 
     def current_requests(self, waiting: WaitingGang) -> tuple[MemberRequest, ...]:
-        """Returns what a queued gang asks for, with the hosts that members must avoid now.
+        """Returns the requests of a queued gang, with the hosts that members must avoid now.
 
-        A member avoids a host where its previous slot is still being taken down.
+        A member must avoid a host where its previous slot is still being freed.
         """
-        # Few gangs have such members. All others use the answer that all gangs of the kind share.
+        # Few gangs have such members. All other gangs of a kind share one list of requests.
         if any(each.allocation_id in self.slots.superseded for each in waiting.members):
             return tuple(self._by_request(waiting))
         return waiting.kind.member_requests
@@ -102,26 +103,26 @@ class GangMoves:
         self.queue_gang(gang)
 
     def queue_gang(self, gang: Gang, *, tried: bool = False) -> None:
-        """Queues a gang at its place. `tried` says that a search for room was made before."""
+        """Queues a gang at its arrival number. `tried` is true if a search was already made for it."""
         members = list(living(self.requests, gang))
         self.gangs.begin_to_wait(gang, members, self.queue.non_batchables, tried=tried)
-        # A gang that is queued again keeps its deadline, so its timer is armed for what is left.
+        # A gang that is queued again keeps its deadline.
         if gang.waiting_until_ms is not None:
             self.timers.arm(Timer.GANG, gang.gang_id, gang.waiting_until_ms)
 
     def try_gang(self, placing: Placer, item: NonBatchable) -> bool:
-        """Places all members of a queued gang if there is room for all of them.
+        """Places all members of a queued gang if all of them fit.
 
         Args:
-            placing: the placement pass that is running; its view of the booked hosts is updated.
+            placing: the current placement pass; its view of the booked hosts is updated.
             item: the queue entry of the gang.
 
         Returns:
-            False if there is no room; the gang stays queued.
+            False if they do not fit; the gang stays queued.
         """
         waiting = self.gangs.waiting[item.name]
         waiting.tried, waiting.steps = True, 0
-        # A search costs much more than this check, and would find nothing again.
+        # This check is much cheaper than a search. If it is true, a search would fail again.
         if passed_by(self.hosts, waiting.kind):
             return False
         requests = self.current_requests(waiting)
@@ -129,7 +130,7 @@ class GangMoves:
         if found is None:
             return False
         self.place_together(waiting, requests, found)
-        # The pass has its own view of free capacity, and did not book these slots itself.
+        # The placement pass has its own view of free capacity, which does not have these slots yet.
         placing.follow(
             [self.hosts[name] for name in dict.fromkeys(share.host_id for share in found)]
         )
@@ -145,11 +146,11 @@ class GangMoves:
 
         Args:
             waiting: the gang.
-            requests: what its members ask for, from `current_requests`.
-            found: how many members of each entry of `requests` go to which host; the hosts have
-                room.
+            requests: the requests of its members, from `current_requests`.
+            found: number of members of each entry of `requests` per host. The caller has checked
+                that they fit.
         """
-        # Members that ask for the same are interchangeable, so each share takes the next ones.
+        # Members with equal requests are interchangeable, so each share takes the next ones.
         groups = self._by_request(waiting)
         members = [iter(groups[request_kind]) for request_kind in requests]
         for share in found:
@@ -160,7 +161,7 @@ class GangMoves:
         self.gangs.stop_waiting(waiting.gang, self.queue.non_batchables)
 
     def confirm(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
-        """Records that the executor has carved the slot. The last one grants the whole gang.
+        """Records that the executor has carved the slot. The last slot of a gang grants the gang.
 
         Args:
             slot: the slot.
@@ -183,9 +184,9 @@ class GangMoves:
             self.moves.grant(self.slots[request.allocation_id, request.generation])
 
     def requeue(self, request: Request, slot: Slot, reason: str, message: str) -> None:
-        """Sends a request back to its place in the queue; a gang goes back as a whole.
+        """Sends a request back to its place in the queue; a gang is queued again as a whole.
 
-        The arguments are those of `RequestMoves.requeue`.
+        For the arguments, see `RequestMoves.requeue`.
         """
         gang = self.gangs.of(request)
         if gang is None:
@@ -196,8 +197,8 @@ class GangMoves:
     def lose(self, slot: Slot, reason: str, message: str) -> None:
         """Handles the loss of a request's slot.
 
-        A member that was not granted yet, or that has `restart_on_loss`, sends its whole gang back
-        to the queue. The arguments are those of `RequestMoves.lose`.
+        If a member is lost that was not granted yet, or that has `restart_on_loss`, its whole gang
+        is queued again. For the arguments, see `RequestMoves.lose`.
         """
         request = self.requests.served_by(slot)
         gang = self.gangs.of(request) if request is not None else None
@@ -211,10 +212,11 @@ class GangMoves:
         self._break_up(gang, request, reason, message)
 
     def decline(self, slot: Slot) -> None:
-        """Handles a direct offer of the executor that the job master did not accept.
+        """Handles a slot that the executor offered directly, and that the job master did not
+        accept.
 
-        Members of a gang are not offered directly. If an executor does it all the same, a gang that
-        is not granted yet goes back to the queue.
+        Executors must not offer members of gangs directly. If one does, and the gang is not granted
+        yet, the gang is queued again.
         """
         request = self.requests.served_by(slot)
         if (
@@ -227,7 +229,7 @@ class GangMoves:
         self.lose(
             slot, Reason.OFFER_NOT_ACCEPTED, "its executor reports that no job master accepted it"
         )
-        self.moves.vanish(slot)  # the executor has taken it down already
+        self.moves.vanish(slot)  # the executor has already freed it
 
     def give_up(
         self,
@@ -238,42 +240,42 @@ class GangMoves:
         message: str = "",
         grace_ms: int | None = None,
     ) -> None:
-        """Ends a living request on demand. With a member of a gang that is not granted, all members
-        end.
+        """Ends a live request on demand. If it is a member of a gang that is not granted, all
+        members end.
 
         Args:
             request: the request.
-            alone: the caller named a granted slot. If its gang went back to the queue while the
+            alone: true if the caller named a granted slot. If the gang was queued again while the
                 call was on its way, only this member ends, and the others stay queued.
-            reason: as for `RequestMoves.give_up`.
-            message: as for `RequestMoves.give_up`.
-            grace_ms: as for `RequestMoves.give_up`.
+            reason: see `RequestMoves.give_up`.
+            message: see `RequestMoves.give_up`.
+            grace_ms: see `RequestMoves.give_up`.
         """
         gang = self.gangs.of(request)
         if gang is None or request.state is RequestState.GRANTED:
             self.moves.give_up(request, reason=reason, message=message, grace_ms=grace_ms)
             return
         waiting = self.gangs.waiting.get(gang.gang_id)
-        # The others stay queued. With the last member, the gang itself ends below.
+        # The other members stay queued. If it is the last member, the gang itself ends below.
         if alone and waiting is not None and len(waiting.members) > 1:
             self.gangs.stop_waiting(gang, self.queue.non_batchables)
             self.moves.give_up(request, reason=reason, message=message, grace_ms=grace_ms)
-            # Queued again, because its kind, and so the search for room, depends on its members.
+            # The gang is queued again, because its kind depends on its members.
             self.queue_gang(gang, tried=waiting.tried)
             return
         self._leave(gang, GangInput.END)
         gang.waiting_until_ms = None
-        for member in list(living(self.requests, gang)):  # a copy: members stop living in the loop
+        for member in list(living(self.requests, gang)):  # a copy, because members end in the loop
             self.moves.give_up(member, reason=reason, message=message, grace_ms=grace_ms)
 
     def gang_timer_fired(self, gang_id: str) -> None:
         """Ends a gang whose timeout is over."""
         waiting = self.gangs.waiting.get(gang_id)
-        # It was placed or has ended; timers are not disarmed.
+        # It was placed or has ended. Timers are not disarmed, so this one may fire later.
         if waiting is None or waiting.gang.waiting_until_ms is None:
             return
         gang = waiting.gang
-        # A gang that was granted and lost since has a later deadline than the timer.
+        # If the gang was granted and then lost, its deadline is later than this timer.
         if self.journal.now_ms < (gang.waiting_until_ms or 0):
             self.timers.arm(Timer.GANG, gang_id, gang.waiting_until_ms or 0)
             return
@@ -286,8 +288,8 @@ class GangMoves:
 
         Args:
             waiting: the gang.
-            outcomes: reason and message of every member, by allocation id; the job events are
-                written in this order.
+            outcomes: reason and message of every member, by allocation id. Job events are written
+                in the same order.
         """
         self._leave(waiting.gang, GangInput.END)
         waiting.gang.waiting_until_ms = None
@@ -295,13 +297,13 @@ class GangMoves:
             self.moves.reject(self.requests[allocation_id], reason, message)
 
     def _leave(self, gang: Gang, what: GangInput) -> None:
-        """Takes a gang out of placement: it is not queued, and no confirmations are counted."""
+        """Removes a gang from the queue, and stops counting its confirmations."""
         self.transitions.move_gang(gang, what)
         self.gangs.stop_waiting(gang, self.queue.non_batchables)
         self.gangs.unconfirmed.pop(gang.gang_id, None)
 
     def _by_request(self, waiting: WaitingGang) -> dict[MemberRequest, list[Request]]:
-        """Groups the members by what they ask for and which hosts they must avoid."""
+        """Groups the members by their requests and the hosts that they must avoid."""
         alike: dict[tuple[SchedulingKey, frozenset[str]], list[Request]] = {}
         for request in waiting.members:
             superseded = self.slots.superseded.get(request.allocation_id, ())
@@ -313,11 +315,10 @@ class GangMoves:
         }
 
     def _break_up(self, gang: Gang, culprit: Request, reason: str, message: str) -> None:
-        """Sends all living members back to their place in the queue, and frees all slots but the
-        culprit's.
+        """Queues the whole gang again, and frees the slots of all live members but the culprit.
 
-        The timeout starts again only if the gang had been granted. A gang that was never granted
-        goes on with what is left of its time.
+        `culprit` is the member that lost its slot. The timeout starts again only if the gang had
+        been granted; otherwise the gang keeps its deadline.
         """
         was_granted = culprit.state is RequestState.GRANTED
         members = list(living(self.requests, gang))
@@ -329,24 +330,24 @@ class GangMoves:
             reason=reason,
             message=f"gang {gang.gang_id} is queued again: {message}",
         )
-        # Confirmations of its slots count no more: these slots are freed below.
+        # Confirmations are no longer counted, because the slots are freed below.
         self._leave(gang, GangInput.BREAK)
         for member in members:
             slot = self.slots[member.allocation_id, member.generation]
             if member is culprit:
-                # The caller knows what happened to this slot, and decides whether it is freed or
-                # deleted.
+                # The caller decides whether this slot is freed or deleted.
                 self.moves.requeue(member, slot, reason, message)
             else:
                 self.moves.requeue(member, slot, Reason.GANG_BROKEN, others)
                 self.moves.free(slot)
         if was_granted:
             gang.waiting_since_time_ms = self.journal.at.time_ms
-            # Stored, because after a restart the starvation clock of the gang starts from it.
+            # The gang is stored, because the time is needed for its starvation clock after a
+            # restart.
             self.changes.gang(gang)
             if gang.spec.timeout_ms is not None:
                 gang.waiting_until_ms = self.journal.now_ms + gang.spec.timeout_ms
-        # The members of an ended job are given up by the next decisions, and must get no slots.
+        # If the job has ended, the next `Decide` ends the members, so the gang must not be queued.
         if gang.job_id not in self.endings:
             self.queue_gang(gang)
             self.rejection_clock.gang_requeued(gang.gang_id, self.journal.now_ms)

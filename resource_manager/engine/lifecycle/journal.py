@@ -1,4 +1,4 @@
-"""The journal: the moment of the event that is handled, its effects, and the logs of jobs and
+"""The journal: the time of the current event, its effects, and the entries for the logs of jobs and
 cluster.
 
 All log entries are numbered, trimmed and published here.
@@ -22,24 +22,24 @@ from resource_manager.engine.model.settings import EngineSettings
 from resource_manager.engine.placement.hosts import Hosts
 
 ACKNOWLEDGED_TRIM_STEP = 1_000
-"""Acknowledged events are deleted this many at a time, so that a keep-alive rarely writes to the
-store.
+"""Acknowledged events are deleted in portions of at least this size. So most keep-alives write
+nothing to the store.
 """
 
 STEP_ROWS_MAX = 400
-"""A step begins no new piece of work once it has changed this many rows, log entries included. That
-takes 5 to 15 ms. A piece is a request with its gang, a slot, or a run of members of a range.
+"""A step is full after it has changed this many rows, including log entries; this takes 5 to 15 ms.
+A full step finishes its current piece of work and begins no other. A piece is a request with its
+gang, a slot, or a run of members of a range.
 """
 
 
 class Journal:
-    """Collects what the current event leads to: effects, and entries of the logs of jobs and
-    cluster.
+    """Collects the effects and log entries of the current event.
 
     Attributes:
-        at: the moment of the event.
-        effects: what to do once the changes are durable.
-        snapshot_number: how many events have begun; caches use it as the version of the ledgers.
+        at: the time of the event.
+        effects: actions that the caller performs after the changes are durable.
+        snapshot_number: number of events so far; caches use it as the version of the ledgers.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Journal:
 
     @property
     def now_ms(self) -> int:
-        """Returns the monotonic time of the event."""
+        """Monotonic time of the event."""
         return self.at.monotonic_ms
 
     @property
     def is_full(self) -> bool:
-        """Returns True if this step has done as much as one step may (`STEP_ROWS_MAX`).
+        """True if this step has changed as many rows as one step may (`STEP_ROWS_MAX`).
 
-        What is left is done by the next decision, or when the caller asks for it again.
+        The next `Decide` does the rest, or the caller sends the rest in another event.
         """
         return self._changes.noted - self._noted_before >= STEP_ROWS_MAX
 
@@ -96,9 +96,9 @@ class Journal:
         Args:
             request: the request.
             reason: machine-readable reason of the state.
-            message: the same for people.
+            message: reason for people.
             slot: the slot that the entry is about, if any.
-            count: how many members of a range the entry covers: `request` and those after it.
+            count: number of range members that the entry covers: `request` and the next ones.
         """
         job = self._jobs[request.job_id]
         job.last_sequence += 1
@@ -117,15 +117,15 @@ class Journal:
         self._changes.job(job)  # its row has the last sequence number
         self._changes.job_event(event)
         self.effects.append(PublishJobEvent(event))
-        # Trims a tenth more than needed, so that the next entries do not trim again.
+        # A tenth of the maximum is trimmed at once, so that the next entries need not trim again.
         most = self._settings.job_events_max
         if job.last_sequence - job.trimmed_sequence > most:
             self._trim(job, job.last_sequence - most + most // 10)
 
     def acknowledge(self, job: Job, sequence: int) -> None:
-        """Notes that the job master has processed its events up to this sequence number."""
-        # Never beyond what was written: later events would be deleted before the job master sees
-        # them.
+        """Records that the job master has processed its events up to this sequence number."""
+        # A number above the last event is reduced. Otherwise later events would be deleted before
+        # the job master has received them.
         job.acknowledged_sequence = max(job.acknowledged_sequence, min(sequence, job.last_sequence))
         if job.acknowledged_sequence - job.trimmed_sequence >= ACKNOWLEDGED_TRIM_STEP:
             self._trim(job, job.acknowledged_sequence)
@@ -144,10 +144,9 @@ class Journal:
 
         Args:
             kind: what has happened, such as "slot_granted".
-            executor_id: the executor that it is about; empty: none. The same holds for the next
-                two.
-            job_id: the job.
-            allocation_id: the request.
+            executor_id: the executor that it is about; empty: none.
+            job_id: the job that it is about; empty: none.
+            allocation_id: the request that it is about; empty: none.
             reason: machine-readable reason.
             message: for people.
         """

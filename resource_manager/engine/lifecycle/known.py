@@ -1,6 +1,4 @@
-"""Looks up jobs, requests and executors that callers name; raises an error that says what is
-wrong.
-"""
+"""Looks up jobs, requests and executors by id, and raises an error for people if there is none."""
 
 from __future__ import annotations
 

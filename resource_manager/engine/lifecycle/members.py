@@ -1,7 +1,7 @@
-"""Keeps the rows of requests in step with their moves, members of ranges included.
+"""Decides which rows are written when a request changes its state, also for members of ranges.
 
-A member of a range has no row and no object until it is placed (`queue/ranges.py` keeps it in an
-interval). For requests that belong to no range, these methods do what is done for every request.
+A range member has no row and no object until it is placed: it is part of an interval
+(`queue/ranges.py`). A request outside of ranges always has its own row.
 
 Example: range "r" has the members r.0 to r.9, and its part has one row.
 
@@ -27,14 +27,14 @@ from resource_manager.engine.queue.ranges import Part, RangeLedger
 from resource_manager.engine.queue.requests import Requests
 
 KINDS_OF_ENDS_MAX = 64
-"""How many different ways of ending one part keeps with their messages. Further ones are kept
-without a message, so that the part's row stays small.
+"""The most different ends (state, reason, message) in the row of one part. Further ends are stored
+without a message, so that the row stays small.
 """
 
 
 @dataclass(slots=True, eq=False)
 class MemberRows:
-    """Keeps the rows of requests, members of ranges included."""
+    """Writes the rows of requests and of range members."""
 
     changes: ChangeTracker
     jobs: dict[str, Job]
@@ -42,18 +42,18 @@ class MemberRows:
     requests: Requests
 
     def materialize(self, request: Request) -> None:
-        """Makes a request object of a range member that is placed for the first time."""
+        """Adds the request object of a range member that is placed for the first time."""
         part = self.ranges.at(request.arrival_number)
-        # A member that is placed again after a loss has its object still.
+        # A member that is placed again after a loss still has its object.
         if part is not None and request.arrival_number not in self.ranges.members:
             self.ranges.materialize(part, request)
             self.requests[request.spec.allocation_id] = request
 
     def keep_move(self, request: Request) -> None:
-        """Stores a living request that has changed its state.
+        """Stores a live request that has changed its state.
 
-        A member of a range has a row of its own from now on. The row keeps its generation, so that
-        the next placement gets a higher one even after a restart.
+        A range member has a row of its own from now on. The row stores its generation, so that the
+        next placement gets a higher one even after a restart.
         """
         part = self.ranges.at(request.arrival_number)
         if part is None:
@@ -63,7 +63,7 @@ class MemberRows:
         self.changes.request(request)
 
     def keep_end(self, request: Request) -> None:
-        """Stores that a request has ended. Only the index of a range member is kept."""
+        """Stores that a request has ended. Of a range member, only its index in the part is stored."""
         self.jobs[request.job_id].live_requests -= 1
         self.requests.live -= 1
         part = self.ranges.at(request.arrival_number)
@@ -71,11 +71,11 @@ class MemberRows:
             self.changes.request_moved(request)
             return
         index = part.index_of(request.arrival_number)
-        # The part's row keeps the end from now on, so the member's own row is deleted.
+        # The part's row has the end from now on, so the member's own row is deleted.
         if index in part.stored:
             self.changes.delete_request(request)
         part.end_run(index, index + 1, _how(part, request))
-        # An ended member is only an index in the part, so that long jobs do not fill the memory.
+        # The object of an ended member is dropped, so that long jobs do not fill the memory.
         self.ranges.members.pop(request.arrival_number, None)
         self.requests.pop(request.spec.allocation_id, None)
         self.changes.request_range(part.row)
@@ -85,8 +85,8 @@ class MemberRows:
 
         Args:
             part: the part that they belong to.
-            first: the first one, in its ended state.
-            count: how many they are.
+            first: the first member, in its ended state.
+            count: number of members.
         """
         self.jobs[first.job_id].live_requests -= count
         self.requests.live -= count
@@ -97,7 +97,7 @@ class MemberRows:
 
 def _how(part: Part, request: Request) -> Ended:
     how = (request.state, str(request.reason), request.message)
-    # A known way costs nothing more: members that end in the same way share one entry.
+    # Members with an equal end share one entry, so a known end needs no further space.
     if how in part.row.ended or len(part.row.ended) < KINDS_OF_ENDS_MAX:
         return how
     return (request.state, str(request.reason), "")

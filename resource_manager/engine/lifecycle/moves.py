@@ -1,8 +1,9 @@
-"""Moves a request together with its slot: placed, confirmed, given up, lost, deleted.
+"""Moves a request together with its slot through their states: placed, confirmed, given up, lost,
+deleted.
 
-Every move goes through the state tables and keeps the ledgers, the queue and both logs in step. The
-handlers decide when to move something. They call `lifecycle/gangs.py` first where it has a method
-of the same name, because a move of one member may concern its whole gang.
+Every move goes through the state tables, and updates the ledgers, the queue and both logs. Handlers
+of events decide when to call a move. If `lifecycle/gangs.py` has a method of the same name,
+handlers call that one, because a move of one member may concern its whole gang.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class RequestMoves:
     def place(self, requests: Sequence[Request], host: Host) -> None:
         """Books slots for queued requests on a host, and queues the orders to its executor.
 
-        The caller has made sure that the host has room for all of them, and takes the requests out
-        of the queue.
+        The caller has checked that all of them fit on the host. It also removes the requests from
+        the queue.
 
         Args:
             requests: requests of one job and one scheduling class.
@@ -104,17 +105,18 @@ class RequestMoves:
         # Equal slots have equal cost, so amounts and cost are computed once for all of them.
         cost = self.costs.of(booked)
         assignments: Iterable[CpuAssignment | None] = repeat(None)
-        # Cpus and nodes are chosen for all slots together, before the loop changes the ledger of
-        # cpus.
+        # Cpus and NUMA nodes are chosen for all slots together, before the loop changes the ledger
+        # of cpus.
         if host.aligning or policy is not PLAIN or profile.devices:
             scheduling_class = self.queue.class_of(requests[0].spec)
             assignments = host.assignments(scheduling_class, len(requests))
-        # The first slot makes an empty host one that is in use.
+        # A host without slots gets its first slot, so it counts as in use from now on.
         self.hosts.in_use += not host.slots
-        # `repeat` has no end, so strict would fail.
+        # Not strict, because `repeat` never ends.
         for request, assignment in zip(requests, assignments, strict=False):
             spec = request.spec
-            # The floor keeps generations rising across restarts.
+            # After a restore of an older backup, the floor keeps new generations above those that
+            # were used after the backup was taken.
             request.generation = max(request.generation, self.numbers.generation_floor) + 1
             slot = _slot_of(
                 spec,
@@ -127,10 +129,10 @@ class RequestMoves:
                 booked=booked,
                 cost=cost,
             )
-            # Without ranges, this saves a lookup for each slot.
+            # If there are no ranges, this saves a lookup for each slot.
             if self.ranges:
                 self.members.materialize(request)
-            # All ledgers learn of the slot in this step, so that they agree after it.
+            # The slot is added to all ledgers here, so that they agree after the step.
             self.transitions.move_request(request, RequestInput.PLACE)
             request.reason = request.message = ""
             key = key_of(slot)
@@ -139,11 +141,11 @@ class RequestMoves:
             host.slots[key] = slot
             if host.cpus is not None:
                 host.cpus.add(key, assignment)
-            # Until the order is sent, the slot can still be deleted without asking the executor.
+            # Until the order is sent, the slot can be deleted without an order to the executor.
             host.to_allocate[key] = None
-            # The request has no row of its own: a restart derives its state from its slot.
+            # The request's row is not written: a restart derives its state from the slot's row.
             self.changes.slot(slot)
-        # Counted once for all of them, because they are equal.
+        # Booked and counted once for all slots, because they are equal.
         host.book(booked, len(requests))
         self.flows.place(requests[0].job_id, booked, len(requests), cost)
         self.outbox[host.host_id] = None
@@ -151,7 +153,7 @@ class RequestMoves:
     def confirm(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
         """Records that the executor has carved the slot, and grants it to its request.
 
-        The arguments are those of `carve`.
+        For the arguments, see `carve`.
         """
         self.carve(slot, isolation=isolation, cpus=cpus)
         self.grant(slot)
@@ -159,12 +161,12 @@ class RequestMoves:
     def carve(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
         """Records that the executor has carved the slot.
 
-        Its request may still wait for others of its gang.
+        The slot is not granted yet: its request may have to wait for other members of its gang.
 
         Args:
             slot: the slot.
             isolation: how the executor isolates it; None: not reported.
-            cpus: the cpus that it has; empty: not reported.
+            cpus: the cpus that the slot has; empty: not reported.
         """
         self.transitions.move_slot(slot, SlotInput.CONFIRM)
         slot.allocated_time_ms = self.journal.at.time_ms
@@ -172,7 +174,7 @@ class RequestMoves:
         self.changes.slot_moved(slot)
 
     def grant(self, slot: Slot) -> None:
-        """Grants a carved slot to its request. This is the moment of the slot offer."""
+        """Grants a carved slot to its request. The job event of this call is the slot offer."""
         request = self.requests[slot.allocation_id]
         self.transitions.move_request(request, RequestInput.CONFIRM)
         threads.begin(slot, self.journal.now_ms)
@@ -181,19 +183,19 @@ class RequestMoves:
         self.journal.slot_event("slot_granted", slot)
 
     def _serves(self, host: Host, request: Request) -> None:
-        """Ends the host's refusal of the request's scheduling class, so that others of the class
-        may go there.
+        """Ends the host's refusal of the request's scheduling class, so that other requests of the
+        class may be placed there.
         """
         refusal = host.refusals.pop(scheduling_key(request.spec), None) if host.refusals else None
-        # Nothing became free, but blocked requests of the class may go to this host now.
+        # No capacity became free, but blocked requests of the class may now be placed here.
         if refusal is not None and refusal.active:
             self.hosts.indexes.log_growth(host, self.queue)
 
     def reclaim(self, slot: Slot, *, isolation: Isolation | None = None, cpus: str = "") -> None:
-        """Gives a slot back to its request when the lost executor returns with it.
+        """Gives a slot back to its request when a lost executor returns with the slot.
 
-        The request must still be queued, so that it does not have another slot. The arguments are
-        those of `carve`.
+        The request must still be queued, because otherwise it could have two slots. For the
+        arguments, see `carve`.
         """
         request = self.requests[slot.allocation_id]
         self.queue.remove(request)
@@ -201,11 +203,11 @@ class RequestMoves:
         self.transitions.move_slot(slot, SlotInput.RECLAIM)
         self.usage.resume_accruing(slot)
         self.transitions.move_request(request, RequestInput.RECLAIM)
-        # A slot that was lost before it was confirmed has no such time yet.
+        # A slot that was lost before it was confirmed has no allocation time yet.
         slot.allocated_time_ms = slot.allocated_time_ms or self.journal.at.time_ms
         slot.grace_ms = None
         _describe(slot, isolation, cpus)
-        # The order to take it down may not have been sent yet.
+        # If the order to free it was not sent yet, it is withdrawn.
         self.hosts.of(slot).to_free.pop(key_of(slot), None)
         self.resizes.resume(slot)
         self.changes.slot_moved(slot)
@@ -214,10 +216,11 @@ class RequestMoves:
         self.journal.slot_event("slot_reclaimed", slot)
 
     def free(self, slot: Slot, grace_ms: int | None = None) -> None:
-        """Starts to take a slot down. A slot whose order was never sent is deleted at once.
+        """Starts to free a slot. If the order to carve it was never sent, the slot is deleted at
+        once.
 
-        The slot's row is not written. After a restart, a slot that is not the current one of a
-        living request counts as one that is being taken down.
+        The slot's row is not written. After a restart, a slot that is not the current slot of a
+        live request counts as FREEING.
 
         Args:
             slot: the slot.
@@ -225,24 +228,26 @@ class RequestMoves:
         """
         host = self.hosts.of(slot)
         key = key_of(slot)
-        # Nothing was sent, so no report or answer needs to be waited for.
+        # The executor does not know the slot, so no report or answer must be awaited.
         if key in host.to_allocate:
             self.vanish(slot)
             return
-        # A slot may be freed again, such as with a shorter grace period; it stops accruing once.
+        # `free` may be called again, for example with a shorter grace period. Then the slot has
+        # already stopped accruing.
         if slot.state is not SlotState.FREEING:
             self.usage.stop_accruing(slot)
         self.transitions.move_slot(slot, SlotInput.FREE)
         self.mark_superseded(slot)
         self.resizes.stop(slot)
-        # `give_up` has ended the thread before, if it counts. In all other cases it must not count.
+        # If the thread counts, `give_up` has already recorded it. Otherwise it must not be
+        # recorded.
         slot.thread_since_ms = None
         slot.grace_ms = grace_ms
         host.to_free[key] = None
         self.outbox[host.host_id] = None
 
     def vanish(self, slot: Slot) -> None:
-        """Deletes a slot that is known not to exist on its executor. Its capacity is free again."""
+        """Deletes a slot that no longer exists on its executor. Its capacity is free again."""
         was_freeing = slot.state is SlotState.FREEING
         if not was_freeing:
             self.usage.stop_accruing(slot)
@@ -254,7 +259,7 @@ class RequestMoves:
         self.hosts.in_use -= not host.slots
         self.unmark_superseded(slot)
         if slot.assignment is not None and (slot.assignment.cpus or slot.assignment.numa):
-            # A request may wait for just these cpus and nodes, however much capacity is free.
+            # Blocked requests may need just these cpus and nodes, even if other capacity was free.
             self.hosts.indexes.log_growth(host, self.queue)
         del self.slots[key]
         if slot.job_id in self.jobs:
@@ -262,28 +267,27 @@ class RequestMoves:
         self.usage.remove_slot(slot)
         self.changes.delete_slot(slot)
         self.hosts.touch(host)
-        # A slot that was not being freed was lost or declined, which the caller has recorded.
+        # If the slot was not FREEING, it was lost or declined, and the caller has logged that.
         if was_freeing:
             self.journal.slot_event("slot_freed", slot)
 
     def requeue(self, request: Request, slot: Slot, reason: str, message: str) -> None:
-        """Sends a request back to its place in the queue, unless its job has ended.
+        """Sends a request back to its old place in the queue, unless its job has ended.
 
         A member of a gang is not queued here: `lifecycle/gangs.py` queues the gang. The job master
-        gets an event if it had been offered the slot.
+        gets an event if the slot had been granted.
 
         Args:
             request: the request that has lost its slot.
-            slot: that slot; the caller decides what happens to it.
-            reason: for the event.
-            message: for the event, for people.
+            slot: that slot. The caller decides whether it is freed or deleted.
+            reason: reason in the event.
+            message: message in the event, for people.
         """
         was_granted = request.state is RequestState.GRANTED
         self.transitions.move_request(request, RequestInput.REQUEUE)
         if request.job_id not in self.endings and not request.spec.gang_id:
             self.queue.add(request)
-            # Only requests that may not wait for a suitable executor are rejected, so only they are
-            # checked.
+            # The rejection clock is only for requests that may not wait for a suitable executor.
             if not request.spec.allow_pending:
                 scheduling_class = self.queue.class_of(request.spec)
                 self.rejection_clock.requeued(scheduling_class, self.journal.now_ms)
@@ -294,13 +298,14 @@ class RequestMoves:
     def lose(self, slot: Slot, reason: str, message: str) -> None:
         """Handles the loss of a request's slot.
 
-        The request goes back to the queue if the slot was never granted, or if it asked for another
-        one (`restart_on_loss`). Otherwise it ends. The caller decides what happens to the slot.
+        The request is queued again if the slot was never granted, or if the request has
+        `restart_on_loss`. Otherwise it ends. The caller decides whether the slot is freed or
+        deleted.
 
         Args:
             slot: the slot.
-            reason: for the events.
-            message: for the events, for people.
+            reason: reason in the events.
+            message: message in the events, for people.
         """
         request = self.requests.served_by(slot)
         if request is None:  # the slot serves no request, so nothing is lost
@@ -323,16 +328,16 @@ class RequestMoves:
         """Ends a request and reports that to its job master.
 
         Args:
-            request: a living request.
+            request: a live request.
             how: the input of the state table; it must lead to an ended state.
-            reason: for the job event.
-            message: for the job event, for people.
+            reason: reason in the job event.
+            message: message in the job event, for people.
             slot: the slot that the request had, if any.
         """
         self.transitions.move_request(request, how)
         if request.state not in ENDED_REQUEST_STATES:
             raise AssertionError(f"{how} does not end a request")
-        self.queue.remove(request)  # no effect if it was placed
+        self.queue.remove(request)  # no effect if the request is not queued
         request.reason = reason
         request.message = message
         request.end_time_ms = self.journal.at.time_ms
@@ -345,7 +350,7 @@ class RequestMoves:
         Args:
             request: a queued request.
             reason: machine-readable reason.
-            message: the same for people.
+            message: reason for people.
         """
         self.end_request(request, RequestInput.REJECT, reason=reason, message=message)
         self.journal.cluster_event(
@@ -364,23 +369,23 @@ class RequestMoves:
         message: str = "",
         grace_ms: int | None = None,
     ) -> None:
-        """Ends a living request because its job master or an operator asked for it.
+        """Ends a live request on behalf of its job master or an operator.
 
-        A queued request is cancelled. A granted one is released and its slot taken down.
+        A granted request is released; any other one is cancelled. Its slot, if any, is freed.
 
         Args:
             request: the request.
-            reason: for the job event; empty when its own job master releases the slot.
-            message: for the job event, for people.
+            reason: reason in the job event; empty if its own job master releases the slot.
+            message: message in the job event, for people.
             grace_ms: how long the slot's tasks have to end; None: the executor's default.
         """
-        # Looked up first: an ended request has no slot.
+        # The slot is looked up first, because an ended request has no slot.
         slot = self.slots.of(request)
         how = RequestInput.RELEASE if request.state is RequestState.GRANTED else RequestInput.CANCEL
         self.end_request(request, how, reason=reason, message=message, slot=slot)
         if slot is not None:
-            # Without a reason it is the job master that releases the slot: its thread of work is
-            # done, so its duration counts. A slot that was taken away says nothing about durations.
+            # Without a reason, the job master itself releases the slot: its thread of work has
+            # ended, so the duration counts. The duration of a slot that was taken away does not.
             if how is RequestInput.RELEASE and not reason:
                 threads.end(self.jobs[slot.job_id], slot, self.journal.now_ms)
             self.free(slot, grace_ms)
@@ -394,9 +399,10 @@ class RequestMoves:
             )
 
     def decline(self, slot: Slot) -> None:
-        """Handles a direct offer of the executor that the job master did not accept.
+        """Handles a slot that the executor offered directly, and that the job master did not
+        accept.
 
-        The request ends, and the slot is deleted: the executor has taken it down already.
+        The request ends. The slot is deleted, because the executor has already freed it.
         """
         request = self.requests.served_by(slot)
         if request is not None:
@@ -409,23 +415,21 @@ class RequestMoves:
         self.vanish(slot)
 
     def mark_superseded(self, slot: Slot) -> None:
-        """Marks a slot that is being taken down while its request lives on and will get another
-        one.
-        """
+        """Marks a slot that is being freed while its request is still live and gets another slot."""
         request = self.requests.get(slot.allocation_id)
-        # An ended request gets no other slot, so nothing needs to avoid this host.
+        # The mark keeps the request's next slot off this host. An ended request gets no other slot.
         if request is not None and request.state not in ENDED_REQUEST_STATES:
             self.slots.mark_superseded(slot)
 
     def unmark_superseded(self, slot: Slot) -> None:
-        """Removes that mark: the slot no longer exists, or belongs to its request again."""
+        """Removes the mark, because the slot was deleted, or belongs to its request again."""
         if not self.slots.unmark_superseded(slot):
             return
         # None: the request is an ended member of a range.
         request = self.requests.get(slot.allocation_id)
         gang = self.gangs.of(request) if request is not None else None
         if gang is not None:
-            # The gang could not use the host of the old slot until now.
+            # Until now the gang could not use the host of the old slot, so it is tried again.
             self.queue.non_batchables.unblock(gang.arrival_number)
 
 

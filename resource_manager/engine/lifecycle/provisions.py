@@ -1,9 +1,9 @@
-"""Moves provisions through their states, from the order until the provider says that nothing is
-left.
+"""Moves provisions through their states, from the request until the provider reports that nothing
+is left.
 
-A provision is stored as ASKED before its provider starts the executor. A resource manager
-that is killed in between therefore knows of everything that it may have started.
-`scaling/passes.py` decides when an executor is ordered or given back.
+A provision is stored as ASKED before its provider starts the executor. So a resource manager that
+is killed in between knows after its restart of every executor that it may have requested.
+`scaling/passes.py` decides when an executor is requested or given back.
 
 Example: an executor of the shape "small", which may take 60 s to register.
 
@@ -50,14 +50,12 @@ PROVISION_MOVES = frozenset(
         (_P.REGISTERED, _P.STOPPING),
     }
 )
-"""Allowed moves; any other one is a bug. A provision may end in any state: its row is deleted
-then.
-"""
+"""Allowed moves; any other move is a bug. In any state, a provision may end: its row is deleted."""
 
 
 @dataclass(slots=True, eq=False)
 class ProvisionMoves:
-    """Moves provisions through their states, and counts what they have."""
+    """Moves provisions through their states, and adds up their totals."""
 
     journal: Journal
     changes: ChangeTracker
@@ -71,15 +69,15 @@ class ProvisionMoves:
     usage: UsageAccounting
 
     def request_executor(self, shape: ExecutorShape, cause: str) -> Provision:
-        """Orders one more executor.
+        """Requests one more executor from its provider.
 
         Args:
-            shape: what kind of executor.
-            cause: why, for people.
+            shape: the executor shape.
+            cause: why it is requested, for people.
         """
         number = self.next_number()
         provision = Provision(
-            # The epoch makes the id unique, also after a restore of a backup with a lower counter.
+            # The epoch keeps the id unique even if a restored backup has a lower counter.
             executor_id=f"{shape.name}-{self.rm_epoch}-{number}",
             shape=shape.name,
             number=number,
@@ -88,8 +86,8 @@ class ProvisionMoves:
             deadline_at_ms=self.journal.now_ms + shape.start_timeout_ms,
         )
         self.provisions[provision.executor_id] = provision
-        # Stored before the order is sent: effects are carried out only once the changes are
-        # durable.
+        # The row is durable before the order is sent, because effects are performed after the
+        # commit.
         self.keep(provision)
         self.journal.effects.append(StartExecutor(provision.executor_id, shape.name))
         self.record("provision_asked", provision, cause)
@@ -108,7 +106,8 @@ class ProvisionMoves:
     ) -> None:
         """Repeats unfinished orders to providers after a restart, because their outcome is unknown.
 
-        A pending provision gets a new deadline. One whose shape is no longer configured is stopped.
+        A pending provision gets a new deadline. If its shape is no longer configured, it is
+        stopped.
         """
         for provision in self.provisions.values():
             shape = self.elastic.shapes.get(provision.shape)
@@ -116,9 +115,10 @@ class ProvisionMoves:
                 if shape is None:
                     self.stop(provision, f"no shape {provision.shape} is configured any more")
                     continue
-                # The time that the resource manager was away must not make the executor late.
+                # While the resource manager was down, the executor could not register. So it gets
+                # the full time again.
                 provision.deadline_at_ms = self.journal.now_ms + shape.start_timeout_ms
-            # The provider may have received the order or not. `again` lets it find out by the id.
+            # The provider may have received the order or not. `again` tells it to check by the id.
             if provision.state is ProvidedExecutorState.ASKED:
                 again = StartExecutor(provision.executor_id, provision.shape, again=True)
                 self.journal.effects.append(again)
@@ -126,23 +126,22 @@ class ProvisionMoves:
                 self._send_stop(provision)
 
     def fail(self, provision: Provision, message: str) -> None:
-        """Gives up a provision whose executor does not come, and backs off from its shape."""
+        """Gives up a provision whose executor does not register, and backs off from its shape."""
         self.back_off(provision.shape, f"{provision.executor_id}: {message}")
         self.record("provision_failed", provision, message)
         self.stop(provision, message)
 
     def back_off(self, shape: str, message: str) -> None:
-        """Pauses orders of a shape after a failure.
+        """Pauses requests for executors of a shape after a failure.
 
-        Failures during a pause count as one: the pause doubles only with the first failure after
-        it.
+        The pause doubles with each failure, but failures during a pause do not count.
         """
         backoff = self.elastic.backoffs.get(shape)
         if backoff is None:
             return
         backoff.last_failure = message
-        # One cause, such as an exhausted quota, fails all orders of a pause; it must not double
-        # each time.
+        # One cause, such as an exhausted quota, makes all outstanding requests fail. Only the first
+        # failure may double the pause.
         if self.journal.now_ms < backoff.until_ms:
             return
         settings = self.settings.provisioning
@@ -158,14 +157,12 @@ class ProvisionMoves:
             self._send_stop(provision)
 
     def stop(self, provision: Provision, message: str) -> None:
-        """Gives an executor back. Its slots, if any, go with it, and no new ones are placed
-        there.
-        """
+        """Gives an executor back. No new slots are placed on it, and its slots end with it."""
         self.move(provision, ProvidedExecutorState.STOPPING, message)
         provision.deadline_at_ms = None
         self.unplan(provision.executor_id)
         host = self.hosts.get(provision.executor_id)
-        # Until the provider has stopped it, the executor can still register and report.
+        # The host exists if the executor has registered. It must get no slots until it is stopped.
         if host is not None:
             self.drain(host, message)
         self.record("provision_stopping", provision, message)
@@ -182,7 +179,9 @@ class ProvisionMoves:
         self.usage.total_changed(host)
 
     def registered(self, provision: Provision, host: Host) -> None:
-        """Records that the executor has registered; drains it if it is being given back already."""
+        """Records that the executor has registered. If it is already being given back, it is
+        drained.
+        """
         if provision.state is ProvidedExecutorState.STOPPING:
             self.drain(host, provision.message)
         elif provision.state in PENDING:
@@ -190,7 +189,7 @@ class ProvisionMoves:
             provision.deadline_at_ms = provision.idle_since_ms = None
 
     def proved(self, provision: Provision) -> None:
-        """Notes that an executor of the shape works, which ends the back-off of the shape."""
+        """Records that an executor of the shape works, which ends the back-off of the shape."""
         self.elastic.verdicts[provision.executor_id] = True
         backoff = self.elastic.backoffs.get(provision.shape)
         if backoff is not None:
@@ -202,10 +201,10 @@ class ProvisionMoves:
         Args:
             provision: the provision.
             to: its new state.
-            message: why, for people.
+            message: why it moves, for people.
 
         Raises:
-            IllegalTransition: the table does not list the move.
+            IllegalTransition: the move is not in `PROVISION_MOVES`.
         """
         if (provision.state, to) not in PROVISION_MOVES:
             raise IllegalTransition(
@@ -222,11 +221,12 @@ class ProvisionMoves:
         effect = StopExecutor(provision.executor_id, provision.shape, provision.handle)
         self.journal.effects.append(effect)
         patience_ms = self.settings.provisioning.backoff_max_ms
-        # Armed with the longest pause: a provider may take minutes to stop a machine.
+        # The timer waits for the longest back-off, because a provider may take minutes to stop a
+        # machine.
         self.timers.arm(Timer.PROVISION, provision.executor_id, self.journal.now_ms + patience_ms)
 
     def unplan(self, executor_id: str) -> None:
-        """Removes an executor from the plan and from all notes about it."""
+        """Removes an executor from the plan, and deletes all notes about it."""
         self.elastic.plan.drop(executor_id)
         self.elastic.surplus.discard(executor_id)
         self.elastic.lost_since_ms.pop(executor_id, None)
@@ -258,11 +258,10 @@ class ProvisionMoves:
     def counted(
         self,
     ) -> dict[str, int]:
-        """Returns the total of all executors that are not lost and of all provisions that have not
-        registered.
+        """Returns the total that the configured maximum limits.
 
-        Provisions that are being stopped count, because they may still run. This is the total that
-        the configured maximum limits.
+        It counts all executors that are not lost, and all provisions that have not registered.
+        Provisions that are being stopped count, because they may still run.
         """
         return add(
             self.present(),
@@ -272,10 +271,10 @@ class ProvisionMoves:
     def retained_total(
         self,
     ) -> dict[str, int]:
-        """Returns the total of what there is and what was ordered, without what is being given
+        """Returns the total of present and requested executors, without those that are being given
         back.
         """
-        # Stopping executors that have not registered are left out of `there` already.
+        # Only registered executors must be subtracted: `there` has no other stopping ones.
         leaving = total_of(
             host.executor.registration.total
             for provision in self.provisions.values()
@@ -289,7 +288,7 @@ class ProvisionMoves:
     def room_below_maximum(
         self,
     ) -> dict[str, int]:
-        """Returns how much may still be ordered, for each dimension that has a maximum."""
+        """Returns the amounts that may still be requested, for each dimension with a maximum."""
         there = self.counted()
         return {
             name: max(0, most - there.get(name, 0))
@@ -299,15 +298,17 @@ class ProvisionMoves:
     def requestable_shapes(
         self,
     ) -> list[ExecutorShape]:
-        """Returns the shapes that may be ordered now: neither in back-off nor above count or
-        maximum.
+        """Returns the executor shapes that may be requested now.
+
+        A shape may be requested if it is not in back-off, and one more executor stays within
+        the maximum count of the shape and the maximum total.
         """
         elastic = self.elastic
         room = self.room_below_maximum()
         return [
             shape
             for name, shape in elastic.shapes.items()
-            # A shape is offered only if one more executor of it stays below all maxima.
+            # Not in back-off; below the count of the shape; within the maximum total.
             if elastic.backoffs[name].until_ms <= self.journal.now_ms
             and (not shape.count_max or of_shape(self.provisions, name) < shape.count_max)
             and all(shape.total.get(each, 0) <= left for each, left in room.items())
@@ -322,7 +323,7 @@ class ProvisionMoves:
             shapes[provision.shape].total
             for provision in self.provisions.values()
             if provision.state in states
-            # An executor that has registered counts with its own total, not with that of its shape.
+            # A registered executor is counted with its actual total, in `present`.
             and provision.executor_id not in self.hosts
             and provision.shape in shapes
         )

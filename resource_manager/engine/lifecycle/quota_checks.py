@@ -1,8 +1,8 @@
 """Checks pending requests against the maxima of resource groups.
 
-A request that a maximum does not admit is blocked by quota: it is not tried until the group has
-less booked or may have more. Requests of other groups are not held back. Each slot is counted with
-the most that it could book on any executor.
+A request that a maximum does not admit is blocked by quota. It is not tried again until the group
+has less booked, or has a higher maximum. Requests of other groups are not delayed. Each slot counts
+with the largest amounts that it could book on any executor.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from resource_manager.engine.queue.queue import WaitingQueue
 from resource_manager.engine.queue.scheduling_classes import JobQueue, SchedulingClass
 
 CLASSES_CHECKED_MAX = 64
-"""With more scheduling classes than this that fit, job queues are blocked one at a time instead of
-per group.
+"""If more scheduling classes than this fit on some host, job queues are blocked one at a time. With
+fewer classes, it is checked whether the whole group can be paused.
 """
 
 
@@ -52,14 +52,14 @@ class QuotaChecks:
         return [] if flow is None else [group for group in flow.ancestors() if group.maximum]
 
     def admitted(self, job_queue: JobQueue, most: int) -> int:
-        """Returns how many requests of a job queue may be placed now.
+        """Returns how many requests of a job queue the quotas admit now.
 
-        If none, the job queue is blocked. The whole group is paused instead if it admits no other
-        scheduling class that fits on some host either.
+        If they admit none, the job queue is blocked. But if the group admits no scheduling class
+        that fits on some host, the whole group is paused instead.
 
         Args:
             job_queue: requests of one job and one scheduling class.
-            most: the upper bound of the answer.
+            most: upper bound of the result.
         """
         groups = self.limited(job_queue.job_id)
         # Most jobs are in no group with a maximum.
@@ -68,8 +68,8 @@ class QuotaChecks:
         need = self.largest_booking(job_queue.scheduling_class)
         found = room(groups, need, most)
         block = quota_block(groups, need) if not found else None
-        # If nothing of the group can be placed, skipping the group is cheaper than blocking each of
-        # its job queues in turn.
+        # If no request of the group can be placed, pausing the group is cheaper than blocking each
+        # of its job queues.
         if block is not None and not (
             self._is_full(groups, block.group_id) and self.queue.order.pause(block.group_id)
         ):
@@ -80,50 +80,48 @@ class QuotaChecks:
         """Returns True if a group admits none of the scheduling classes that fit on some host."""
         group = [each for each in groups if each.id == group_id]
         fitting = self.queue.fitting
-        # Beyond the limit, the check would cost more than blocking job queues one at a time.
+        # With more classes, this check would cost more than blocking job queues one at a time.
         return len(fitting) <= CLASSES_CHECKED_MAX and not any(
             room(group, self.largest_booking(scheduling_class), 1) for scheduling_class in fitting
         )
 
     def admitted_of(self, scheduling_class: SchedulingClass, job_id: str, most: int) -> int:
-        """Returns how many requests of a job quotas admit now. Unlike `admitted`, it blocks no job
-        queue.
+        """Returns how many requests of a job the quotas admit now. Unlike `admitted`, it blocks no
+        job queue.
 
         Args:
-            scheduling_class: what the requests ask for.
+            scheduling_class: the class of the requests.
             job_id: the job.
-            most: the upper bound of the answer.
+            most: upper bound of the result.
         """
         groups = self.limited(job_id)
         return room(groups, self.largest_booking(scheduling_class), most) if groups else most
 
     def request_block(self, scheduling_class: SchedulingClass, job_id: str) -> QuotaBlock | None:
-        """Returns the maximum that keeps one request of a job from being placed; None if there is
-        none.
-        """
+        """Returns the maximum that blocks one request of a job; None if there is none."""
         groups = self.limited(job_id)
         return quota_block(groups, self.largest_booking(scheduling_class)) if groups else None
 
     def gang_block(self, waiting: WaitingGang) -> QuotaBlock | None:
-        """Returns the maximum that keeps a whole gang from being placed; None if there is none."""
+        """Returns the maximum that blocks a whole gang; None if there is none."""
         groups = self.limited(waiting.gang.job_id)
         return quota_block(groups, self.gang_need(waiting)) if groups else None
 
     def gang_need(self, waiting: WaitingGang) -> Amounts:
-        """Returns the most that the members of a gang book together. The result is cached with the
-        kind of the gang until some host changes.
+        """Returns the largest amounts that the members of a gang book together. The result is
+        cached with the kind of the gang until `Hosts.version` changes.
         """
         kind, version = waiting.kind, self.hosts.version
         if kind.need is None or kind.need[0] != version:
             members = (
                 (self.queue.class_for(each.key), each.count) for each in kind.member_requests
             )
-            # The whole gang must be admitted: part of it is never placed.
+            # All members are added up, because a gang is only placed as a whole.
             kind.need = version, total_need((self.largest_booking(c), n) for c, n in members)
         return kind.need[1]
 
     def growth_block(self, job_id: str, more: Amounts) -> QuotaBlock | None:
-        """Returns the maximum that keeps a slot of a job from growing by `more`; None if there is
+        """Returns the maximum that blocks the growth of a job's slot by `more`; None if there is
         none.
         """
         groups = self.limited(job_id)
@@ -139,22 +137,22 @@ class QuotaChecks:
         slot = self.slots.get((item.name, item.generation))
         if slot is None or slot.wanted is None:
             return None
-        # Only the growth counts: the slot's present size is booked already.
+        # Only the growth counts, because the slot's current size is already booked.
         return self.growth_block(slot.job_id, growth(self.hosts[slot.executor_id], slot))
 
     def unblock(self, most: int) -> int:
-        """Unblocks job queues whose blocking maximum may admit them now.
+        """Unblocks job queues that their blocking maximum may now admit.
 
         Args:
             most: how many job queues to unblock at most.
 
         Returns:
-            How many were unblocked. `flows.freed_groups` keeps the groups of which some are left.
-            An unblocked job queue is blocked by the same group again only after that group has
-            more booked.
+            The number of unblocked job queues. If a group has more, it stays in
+            `flows.freed_groups`. The same group blocks an unblocked job queue again only after the
+            group has booked more.
         """
         queue, freed_groups = self.queue, self.flows.freed_groups
-        # Hosts have changed, so default slots may book other amounts: every block is checked again.
+        # Hosts have changed, so default slots may book other amounts. All blocks are checked again.
         if queue.quota_version != self.hosts.version:
             queue.quota_version = self.hosts.version
             freed_groups.update(
@@ -165,8 +163,7 @@ class QuotaChecks:
         while freed_groups and left > 0:
             group_id = next(iter(freed_groups))
             left -= queue.unblock_by_quota(group_id, partial(self._admits, group_id), left)
-            # If the budget is used up, the group may block more job queues and stays for the next
-            # call.
+            # If `most` is reached, the group may block more job queues. It stays for the next call.
             if left:
                 del freed_groups[group_id]
         return most - left
@@ -178,11 +175,11 @@ class QuotaChecks:
         return group is None or bool(room([group], self.largest_booking(scheduling_class), 1))
 
     def largest_booking(self, scheduling_class: SchedulingClass) -> Amounts:
-        """Returns the most that one slot books on any executor, in the dimensions that limits
-        count.
+        """Returns the largest amounts that one slot books on any executor, in the form of
+        `counted`.
 
-        For a default slot, this is the maximum over all executors in each dimension. Empty: no
-        executor is known. The result is cached until some host changes.
+        For a default slot, this is the maximum over all executors in each dimension; empty if no
+        executor is known. The result is cached until `Hosts.version` changes.
         """
         version = self.hosts.version
         if scheduling_class.need is None or scheduling_class.need[0] != version:
@@ -190,7 +187,7 @@ class QuotaChecks:
         return scheduling_class.need[1]
 
     def cost_of(self, scheduling_class: SchedulingClass) -> float:
-        """Returns what one slot costs per second at most."""
+        """Returns the highest cost per second of one slot."""
         return self.costs.of(self.largest_booking(scheduling_class))
 
     def _largest_booking(self, scheduling_class: SchedulingClass) -> dict[str, int]:
@@ -202,7 +199,7 @@ class QuotaChecks:
                     scheduling_class.best_effort,
                 )
             )
-        # Which executor serves a default slot, and so what it books, is not known yet.
+        # The amounts of a default slot depend on the executor, which is not chosen yet.
         most: dict[str, int] = {}
         for host in self.hosts.values():
             for name, amount in counted(host.booking_for(scheduling_class)).items():
@@ -211,10 +208,9 @@ class QuotaChecks:
 
 
 def maxima(flows: FlowTree) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Returns for each group that has a maximum what it may still book, by dimension of the
-    maximum.
+    """Returns the amounts that each group with a maximum may still book, by dimension.
 
-    While the result stays the same, so does what the groups admit.
+    As long as two results are equal, the groups admit the same requests.
     """
     return tuple(
         (flow.id, tuple(limit - flow.used.get(name, 0) for name, limit in flow.maximum.items()))

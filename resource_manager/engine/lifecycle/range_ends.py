@@ -1,8 +1,8 @@
 """Ends members of ranges: cancelled, released, rejected, or ended with their job.
 
-Members that were never placed end many at once, as one interval with one log entry. Members that
-were placed end one at a time. Each method stops when the step is full (`Journal.is_full`), and says
-whether something is left.
+Consecutive members that were never placed end together, with one entry in each log. Members that
+were placed end one at a time. A method stops when the step is full (`Journal.is_full`), and returns
+whether members are left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from resource_manager.engine.queue.ranges import INDEX_END, Part, RangeLedger, d
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why members end; it goes into the events for their job master."""
+    """The reason why members end, for the events to their job master."""
 
     reason: str
     message: str
@@ -34,7 +34,7 @@ class Why:
 
 @dataclass(slots=True, eq=False)
 class RangeMoves:
-    """Ends members of ranges, many at once where they were never placed."""
+    """Ends members of ranges."""
 
     journal: Journal
     queue: WaitingQueue
@@ -50,18 +50,18 @@ class RangeMoves:
         *,
         job_id: str | None,
     ) -> ItemOutcome | None:
-        """Ends those of the given members that live: first never-placed ones, then placed ones.
+        """Ends the given members that are live: first members never placed, then placed members.
 
         Args:
             members: range id, first index and count.
             why: the reason for the events.
-            job_id: the job that must own the range; None: any (an operator asks).
+            job_id: the job that must own the range; None: any job (a call of an operator).
 
         Returns:
-            The outcome; None: the step is full and members are left, so the caller asks again.
+            The outcome. None: the step is full and members are left, so the caller must call again.
         """
         range_id, first, count = members
-        # Found before the check: the result is empty if the range is not known.
+        # Empty if the range is not known.
         parts = self.ranges.overlapping(range_id, first, first + count)
         if range_id not in self.ranges or not self._is_of(range_id, job_id):
             owner = "" if job_id is None else f" in job {job_id}"
@@ -84,18 +84,19 @@ class RangeMoves:
             False if the step is full and members are left.
         """
         first, end = indexes
-        # A scheduling cycle may run before the next step: it must not find members that were never
-        # placed next to capacity that others just gave back. So those end first.
+        # Members that were never placed end first. If the step becomes full, a scheduling cycle may
+        # run before the next step. It must not place them on the capacity of members that just
+        # ended.
         for part in parts:
             until = min(end, part.end)
-            # Asked again each time, because ending a run changes the intervals.
+            # Looked up again each time, because ending a run changes the intervals.
             while (run := next(part.waiting.runs_within(first, until), None)) is not None:
                 if self.journal.is_full:
                     return False
                 self._end_waiting(part, *run, why)
         for part in parts:
             until = min(end, part.end)
-            # Ended members leave `materialized`, so the first one that is left is the next one.
+            # Ended members are removed from `materialized`, so the search always starts at `first`.
             while (index := part.materialized.next_from(first)) is not None and index < until:
                 if self.journal.is_full:
                     return False
@@ -110,8 +111,8 @@ class RangeMoves:
 
         Args:
             part: the part that they belong to.
-            start: index of the first one.
-            end: index after the last one.
+            start: index of the first member.
+            end: index after the last member.
             why: the reason for the events.
         """
         self._end_waiting(part, start, end, why, how=RequestInput.REJECT)
@@ -127,7 +128,8 @@ class RangeMoves:
     ) -> None:
         """Ends consecutive members that were never placed, with one entry in each log."""
         count = end - start
-        # The first member stands for all of them: they have the same state and the same end.
+        # Only the first member is moved. It represents all of them, because they are in equal
+        # states.
         first = part.member(start)
         dequeue_members(self.queue, part, start, end)
         self.transitions.move_request(first, how)

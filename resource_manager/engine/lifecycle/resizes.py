@@ -1,20 +1,21 @@
 """Moves resizes through their states: waiting, ordered, confirmed or refused.
 
-A slot has at most one resize that waits (`slot.wanted`) and one that was sent to its executor
-(`slot.ordered`). From the order until the executor confirms, each dimension is booked at the larger
-of the two sizes.
+A slot has at most one waiting resize (`slot.wanted`), and at most one that was ordered from its
+executor (`slot.ordered`). While a resize is ordered, each dimension is booked at the larger of the
+old and the new size.
 
 The rules:
-- A resize gets the slot's next number when the job master asks for it.
-- A resize that needs no more than the slot has booked is ordered at once. Growth is queued at an
-  arrival number of its own, and is ordered when it fits on the slot's executor.
-- A new resize replaces one that waits. While one is ordered, the new one waits behind it.
-- What an executor reports is what it enforces. A report with the resize's number confirms it; only
-  then is capacity that shrank free for others.
-- The order is repeated until a report or an answer settles it. A resize that the executor could not
-  carry out goes back to its place in the queue after a pause, or ends.
-- A slot with dedicated cpus or bound to NUMA nodes keeps them. Additional ones are chosen when the
-  resize is ordered (`cpus/resizing.py`); old and new ones stay booked until the executor confirms.
+- A resize gets the slot's next number when the job master requests it.
+- A resize that needs no more than the slot has booked is ordered at once. A resize that needs more
+  is queued with an arrival number of its own. It is ordered when it fits on the slot's executor.
+- A new resize replaces a waiting one. While a resize is ordered, the new one waits until that order
+  is settled.
+- An executor reports the size that it enforces. A report with the resize's number confirms the
+  resize. Only then, capacity that the slot gave up is free for others.
+- The order is repeated until a report or an answer settles it. If the executor could not carry out
+  the resize, the resize ends, or goes back to its place in the queue after a pause.
+- A slot keeps its dedicated cpus and its NUMA nodes. Additional ones are chosen when the resize is
+  ordered (`cpus/resizing.py`). Old and new ones stay booked until the executor confirms.
 
 Example: a host with 4 cpus has slot A with 1 cpu and slot B with 2 cpus, so 1 cpu is free.
 `booked` is what A has booked.
@@ -92,7 +93,7 @@ class ResizeMoves:
         """Orders a queued resize if its growth fits on the slot's executor now.
 
         Args:
-            placing: the placement pass that is running; its view of the host is updated.
+            placing: the current placement pass; its view of the host is updated.
             item: the queue entry of the resize.
 
         Returns:
@@ -107,24 +108,24 @@ class ResizeMoves:
             return False
         needed = growth(host, slot)
         self.order(slot, found)
-        # A resize that moves no capacity and no cpus leaves the view of the pass as it is.
+        # If neither amounts nor cpus changed, the view of the placement pass is still right.
         if needed or found is not None:
             placing.follow([host])
         return True
 
     def assignment_for(self, host: Host, slot: Slot) -> CpuAssignment | HostRefusal | None:
-        """Returns the cpus and NUMA nodes that the slot gets with the resize that waits.
+        """Returns the cpus and NUMA nodes that the slot gets with the waiting resize.
 
         Returns:
-            The assignment; a `HostRefusal` if there is none now; None if the slot runs in the whole
-            shared pool before and after.
+            The assignment; a `HostRefusal` if no assignment is possible now; None if the slot has no
+            assignment and needs none.
         """
         current, wanted = slot.assignment, slot.wanted
         # Without an assignment there are no cpus or NUMA nodes to keep or extend.
         if current is None or wanted is None:
             return current
         if host.cpus is None:
-            # Held cpus cannot be extended where the host no longer reports its cores.
+            # If the host no longer reports its cores, dedicated cpus or nodes cannot be extended.
             return NO_TOPOLOGY if current.cpus or current.numa else current
         return resized(
             host.cpus,
@@ -134,19 +135,19 @@ class ResizeMoves:
         )
 
     def unsuited(self, host: Host, slot: Slot, size: Resize) -> HostRefusal | None:
-        """Returns why the host's cpus and NUMA nodes could not suit a slot of this size.
+        """Returns why the host's cpus and NUMA nodes could never suit a slot of this size.
 
-        Other slots are ignored: the check is made as if this slot were the only one on the host.
+        The check assumes that this slot is the only one on the host.
 
         Args:
             host: the slot's host.
-            slot: the slot; cpus and nodes that it has are kept.
-            size: the size that it would get.
+            slot: the slot; it keeps its cpus and nodes.
+            size: the new size.
 
         Returns:
-            None if the host could suit it.
+            The refusal; None if the host could suit the slot.
         """
-        # By the time this resize is ordered, the slot will have the cpus of the order in flight.
+        # Before this resize is ordered, the order in flight ends. The slot then has its cpus.
         current = slot.assignment
         if slot.ordered is not None:
             current = slot.ordered.assignment or current
@@ -156,16 +157,16 @@ class ResizeMoves:
         return fits_alone(host.cpus, key, current, self.cpu_request_of(host, slot, size))
 
     def cpu_request_of(self, host: Host, slot: Slot, size: Resize) -> CpuRequest:
-        """Returns what a slot of this size needs of its host's cpus and NUMA nodes."""
+        """Returns the cpu request of a slot of this size, for its host's cpu ledger."""
         request = self.requests.get(slot.allocation_id)
         policy = request.spec.cpu_policy if request is not None else PLAIN
         booked = host.booking_of(size.profile, best_effort=slot.best_effort)
         return CpuRequest.of(policy, booked, size.cpu_limit_milli, size.profile.devices)
 
     def advance(self, slot: Slot) -> None:
-        """Takes the next step with the resize that waits, if any: orders it or queues it.
+        """Orders or queues the waiting resize of a slot, if there is one.
 
-        Does nothing while another resize is ordered, while a back-off runs, or while the slot is
+        It does nothing while another resize is ordered, while a back-off runs, or while the slot is
         not ALLOCATED.
         """
         wanted = slot.wanted
@@ -175,8 +176,8 @@ class ResizeMoves:
         backoff = host.resize_backoffs.get((slot.allocation_id, slot.generation))
         if backoff is not None and backoff.active:
             return
-        # This happens when the resize ordered before it was refused: the slot kept the size that
-        # the waiting resize asks for.
+        # The slot already has this size. This happens if the order before was refused, and this
+        # resize restores the size from before that order.
         if has_size(slot, wanted):
             self.withdraw(host, slot)
             self.changes.slot(slot)
@@ -184,19 +185,19 @@ class ResizeMoves:
             return
         found = self.assignment_for(host, slot)
         if not (growth(host, slot) or isinstance(found, HostRefusal)):
-            # It may be queued from when it needed growth.
+            # It may still be queued, if it needed growth before.
             self.queue.non_batchables.remove(wanted.arrival_number)
             self.order(slot, found)
         elif wanted.arrival_number not in self.queue.non_batchables:
             self.queue.add_resize(slot)
         else:
-            # The slot may need less growth than when the resize last failed to fit.
+            # The growth may now be smaller than when the resize last failed to fit.
             self.queue.non_batchables.unblock(wanted.arrival_number)
 
     def stop(self, slot: Slot) -> None:
-        """Stops resizing a slot that is being taken down.
+        """Stops resizing a slot that is being freed.
 
-        `wanted` is kept for the case that the slot is reclaimed. `ordered` is kept because the
+        `wanted` stays set, because the slot may be reclaimed. `ordered` stays set, because the
         executor may have carried it out.
         """
         host = self.hosts.of(slot)
@@ -210,7 +211,7 @@ class ResizeMoves:
         """Continues the resize of a slot after its executor registered again or returned with the
         slot.
 
-        A resize that was ordered and is not confirmed is ordered again; one that waits is advanced.
+        An ordered resize is ordered again. If there is none, the waiting resize is advanced.
         """
         if slot.state is not SlotState.ALLOCATED:
             return
@@ -222,25 +223,25 @@ class ResizeMoves:
         self.outbox[host.host_id] = None
 
     def adopt_reported_size(self, slot: Slot, seen: ReportedSlot) -> None:
-        """Sets the slot to the size that a newer report of its executor shows.
+        """Sets the slot to the size in a newer report of its executor.
 
-        A reported size is believed even if it is not the one that was ordered. There are three
-        cases:
-        - The number is higher than any that this resource manager gave out, or carries another
-          size. It was ordered from a newer state of the resource manager that was lost since.
-        - An executor that crashed when its disk was full carries out a resize that it had refused.
-        - The same executor takes back a resize that it had confirmed.
+        A reported size is adopted even if it was not ordered. There are three such cases:
+        - The number is higher than any that this resource manager has used, or belongs to another
+          size. It comes from a newer state of the resource manager that was lost (a restored
+          backup).
+        - An executor refused a resize, crashed with a full disk, and carried it out after all.
+        - An executor confirmed a resize, crashed with a full disk, and went back to the old size.
 
         Args:
-            slot: the slot, as it is known here.
-            seen: the slot, as the executor reports it.
+            slot: the slot as this resource manager knows it.
+            seen: the slot as the executor reports it.
         """
         ordered, wanted, number = slot.ordered, slot.wanted, seen.resize_number
         if ordered is not None and number == ordered.number and _size(seen) == _size(ordered):
             self._adopt(slot, seen)
             return
-        # The lowest number that cannot be a resize settled before: a report with a lower number and
-        # the known size says nothing new.
+        # Numbers below `unknown_from` belong to settled resizes. A report with such a number and
+        # the known size has no news.
         if ordered is not None:
             unknown_from = ordered.number
         else:
@@ -248,18 +249,17 @@ class ResizeMoves:
         # Most reports only repeat the known size.
         if number < unknown_from and _size(seen) == _size(slot):
             return
-        # Numbers must keep rising, also above one that a lost state of the resource manager gave
-        # out.
+        # The next number must also be above numbers from a lost state of the resource manager.
         slot.resize_number = max(slot.resize_number, number)
-        # A waiting resize with this number or a lower one is older than what the executor did.
+        # A waiting resize with this number or a lower one is older than the reported size.
         if wanted is not None and wanted.number <= number:
             self.withdraw(self.hosts.of(slot), slot)
         self._adopt(slot, seen)
-        # The reported size may be more than the host has left.
+        # The reported size may be more than the free capacity of the host.
         self.hosts.of(slot).notice_shrinking()
 
     def _adopt(self, slot: Slot, seen: ReportedSlot) -> None:
-        """Books the reported size. An order with a higher number than the reported one stays in
+        """Books the reported size. An order with a higher number than in the report stays in
         flight.
         """
         host = self.hosts.of(slot)
@@ -269,7 +269,7 @@ class ResizeMoves:
         if ordered is not None and ordered.number <= number:
             ordered = None
             host.to_resize.pop(key, None)
-        # The size is another one now, so the earlier refusal may no longer hold.
+        # The size has changed, so the reason of an earlier refusal may no longer be valid.
         host.resize_backoffs.pop(key, None)
         slot.assignment = _assignment_seen(slot, seen)
         confirmed = slot.ordered is not None and ordered is None
@@ -284,7 +284,7 @@ class ResizeMoves:
         if seen.isolation is not None:
             slot.isolation = seen.isolation
         self.changes.slot(slot)
-        # The executor has the requested size already, so no order is needed.
+        # The slot already has the size of the waiting resize, so no order is needed.
         if slot.wanted is not None and ordered is None and has_size(slot, slot.wanted):
             number = slot.wanted.number
             self.withdraw(host, slot)
@@ -292,9 +292,7 @@ class ResizeMoves:
         self.advance(slot)
 
     def _report(self, slot: Slot, number: int) -> None:
-        """Reports to the job master that a resize is done, if the slot is still granted to a
-        request.
-        """
+        """Sends the job master an event that a resize is done, if the slot is still granted."""
         request = self._granted(slot)
         if request is not None:
             message = f"change {number}: {size_text(slot)}"
@@ -310,8 +308,8 @@ class ResizeMoves:
         Args:
             host: the slot's executor.
             key: the slot.
-            number: the number of the resize that was answered; an answer to an older one is
-                ignored.
+            number: the number of the resize in the answered order. The answer is ignored if
+                another resize is ordered by now.
             outcome: the executor's result for this slot.
         """
         slot = host.slots.get(key)
@@ -324,34 +322,35 @@ class ResizeMoves:
         self.hosts.touch(host)
         self.changes.slot(slot)
         request = self._granted(slot)
-        if request is None:  # its request has ended, so no event is due
+        if request is None:  # the slot is no longer granted, so no event is due
             return
         message = outcome.message or f"executor {host.host_id} did not do what it said"
         reason = outcome.reason or Reason.RESIZE_REFUSED
         ends = _ends(outcome, ordered)
-        # Without a newer resize, this one waits again. A newer one replaces it, and is tried below.
+        # If there is no newer resize, this one waits again. A newer one replaces it, and is tried
+        # below.
         if slot.wanted is None and not ends:
             with self.transitions.moving_resize(slot, ResizeInput.RETRY):
-                # the free cpus may be others at the next attempt
+                # no assignment: other cpus may be free at the next attempt
                 slot.wanted = replace(ordered, assignment=None)
             self._back_off(host, slot, outcome, message)
             return
         text = f"change {number} to {size_text(ordered)}: {message}"
         self.journal.slot_event("slot_resize_refused", slot, reason=reason, message=text)
-        # The pause was for the refused resize; the next one must not wait for it.
+        # The back-off belongs to the refused resize. The next resize must not wait for it.
         host.resize_backoffs.pop(key, None)
         self.journal.job_event(request, reason=Reason.RESIZE_REFUSED, message=text, slot=slot)
         self.advance(slot)
 
     def _back_off(self, host: Host, slot: Slot, outcome: ItemOutcome, message: str) -> None:
-        """Pauses a resize that the executor could not carry out; its place in the queue stays."""
+        """Pauses a resize that the executor could not carry out. It keeps its place in the queue."""
         settings, key = self.settings, (slot.allocation_id, slot.generation)
         before = host.resize_backoffs.get(key)
         failures = before.failures if before is not None else 0
         delay = backoff_ms(failures, settings.resize_retry_min_ms, settings.resize_retry_max_ms)
         until_ms = self.journal.now_ms + delay
-        # A report does not show how much a slot uses. A new report therefore ends other back-offs
-        # early, but not this one.
+        # BELOW_USE: the tasks use more than the new size. A report does not show how much a slot
+        # uses, so a new report ends other back-offs early, but not this one.
         below_use = outcome.reason == Reason.BELOW_USE
         host.resize_backoffs[key] = ResizeBackoff(
             number=slot.wanted.number if slot.wanted is not None else 0,
@@ -365,14 +364,14 @@ class ResizeMoves:
         self.timers.arm(Timer.RESIZE, slot.allocation_id, until_ms)
 
     def resize_timer_fired(self, allocation_id: str) -> None:
-        """Tries a resize again whose back-off is over."""
+        """Tries a resize again after its back-off."""
         request = self.requests.get(allocation_id)
         slot = self.slots.of(request) if request is not None else None
         if slot is None:
             return
         backoff = self.hosts.of(slot).resize_backoffs.get((allocation_id, slot.generation))
         if backoff is None or not backoff.active:
-            return  # it ended early, with a newer report
+            return  # a newer report has ended the back-off early
         if self.journal.now_ms < backoff.until_ms:
             self.timers.arm(Timer.RESIZE, allocation_id, backoff.until_ms)
             return
@@ -380,9 +379,7 @@ class ResizeMoves:
         self.advance(slot)
 
     def end_backoffs(self, host: Host) -> None:
-        """Ends the back-offs of resizes that were refused when the host was in another reported
-        state.
-        """
+        """Ends back-offs early if the host's reported state has changed since the refusal."""
         present = host.state_seen()
         for key, backoff in list(host.resize_backoffs.items()):
             if backoff.active and backoff.state_seen is not None and backoff.state_seen != present:
@@ -390,10 +387,10 @@ class ResizeMoves:
                 self.advance(host.slots[key])
 
     def order(self, slot: Slot, assignment: CpuAssignment | None) -> None:
-        """Orders the resize that waits.
+        """Orders the waiting resize from the executor.
 
-        The caller has made sure that the growth fits on the host, and that `assignment` is
-        available there (see `assignment_for`).
+        The caller has checked that the growth fits on the host, and that `assignment` is available
+        there (see `assignment_for`).
 
         Args:
             slot: the slot; its `wanted` becomes `ordered`.
@@ -406,7 +403,7 @@ class ResizeMoves:
         if slot.wanted is None:
             raise InvariantBroken(f"slot {slot.allocation_id} waits for no other size")
         ordered = replace(slot.wanted, assignment=assignment)
-        # Counted as a placement: starvation clocks of others count what is placed meanwhile.
+        # Counts as a placement: a request is starved only if others were placed while it waited.
         self.usage.flows.placements += 1
         with self.transitions.moving_resize(slot, ResizeInput.ORDER):
             slot.wanted = None
@@ -428,13 +425,13 @@ class ResizeMoves:
         profile: ResourceProfile,
         ordered: Resize | None,
     ) -> None:
-        # `set_size` replaces `booked`; the charge is the difference.
+        # `set_size` replaces `booked`, so the old amounts are saved for the usage accounting.
         before = slot.booked
         host.set_size(slot, profile, ordered)
         self.usage.rebooked([(slot, before)])
 
     def withdraw(self, host: Host, slot: Slot) -> None:
-        """Withdraws the resize that waits, if any."""
+        """Withdraws the waiting resize, if any."""
         if slot.wanted is not None:
             self.queue.non_batchables.remove(slot.wanted.arrival_number)
             host.resize_backoffs.pop((slot.allocation_id, slot.generation), None)
@@ -442,13 +439,15 @@ class ResizeMoves:
                 slot.wanted = None
 
     def _granted(self, slot: Slot) -> Request | None:
-        """Returns the request that this slot is granted to; None if it was given up or replaced."""
+        """Returns the request to which this slot is granted; None if it is no longer granted."""
         request = self.requests.served_by(slot)
         return request if request is not None and request.state is RequestState.GRANTED else None
 
 
 def growth(host: Host, slot: Slot) -> Amounts:
-    """Returns what the waiting resize needs beyond what the slot has booked; empty if nothing."""
+    """Returns the amounts that the waiting resize needs in addition to the slot's booking; empty if
+    none.
+    """
     if slot.wanted is None:
         return {}
     need = host.booking_of(slot.wanted.profile, best_effort=slot.best_effort)
@@ -457,30 +456,30 @@ def growth(host: Host, slot: Slot) -> Amounts:
 
 @dataclass(frozen=True, slots=True)
 class _Growing:
-    """A slot that must grow, as a request for the placement constraints."""
+    """A growing slot in the form of a request, so that placement constraints can check it."""
 
     profile: ResourceProfile | None
     best_effort: bool
-    topology_constrained: bool  # it has cpus or NUMA shares of its own
+    topology_constrained: bool  # it has dedicated cpus or is bound to NUMA nodes
     labels: Labels = ()
     cpus: CpuKey | None = None
 
     @property
     def key(self) -> SchedulingKey:
-        """Everything that a host is chosen by."""
+        """The scheduling key: all attributes that matter for the choice of a host."""
         return self.profile, self.labels, self.cpus
 
 
 def growth_obstacles(host: Host, slot: Slot) -> tuple[Obstacle, ...]:
-    """Returns what stands between the waiting resize of a slot and the growth that it needs, quotas
-    and cpus aside (see `ResizeMoves.assignment_for`); none if it needs no growth.
+    """Returns the obstacles to the growth of a slot's waiting resize; none if it needs no growth.
 
-    A resize by the owner of a reservation on the host is not checked with this function.
+    Quotas are not checked here, and cpus only by `ResizeMoves.assignment_for`. If the host is
+    reserved for this resize itself, this function is not used.
     """
     needed = growth(host, slot)
     if slot.wanted is None or not needed:
         return ()
-    # A slot that lives in the shared pool needs no further cpus, only amounts.
+    # A slot on the shared pool needs only amounts and no dedicated cpus.
     had = slot.assignment
     own_cpus = had is not None and bool(had.cpus or had.numa)
     request = _Growing(slot.wanted.profile, slot.best_effort, own_cpus)
@@ -493,13 +492,13 @@ def growth_obstacles(host: Host, slot: Slot) -> tuple[Obstacle, ...]:
 
 
 def _assignment_seen(slot: Slot, seen: ReportedSlot) -> CpuAssignment | None:
-    """Returns the cpus and NUMA nodes that the slot has once the reported size is adopted."""
+    """Returns the slot's cpus and NUMA nodes after the reported size was adopted."""
     if seen.assignment is not None:
         return seen.assignment
     ordered = slot.ordered
     if ordered is not None and ordered.number == seen.resize_number and ordered.assignment:
         return ordered.assignment
-    # The report says nothing of cpus, and this resize was not the one that is ordered.
+    # The report has no cpus and is not about the ordered resize, so the assignment is unchanged.
     return slot.assignment
 
 
@@ -507,8 +506,8 @@ def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
     """Returns True if a refused resize ends; False if it is tried again after a pause."""
     if outcome.reason == Reason.BELOW_USE:
         return not ordered.wait_for_use
-    # A retry hardly helps where the executor or its kernel rejected the resize itself: the job
-    # master decides what to do.
+    # For these reasons the executor or its kernel rejected the resize itself, so a retry would
+    # hardly help. The job master must decide.
     return outcome.reason in (
         Reason.STALE_RESIZE,
         Reason.VERSION_MISMATCH,
@@ -518,12 +517,12 @@ def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
 
 
 def _size(of: ReportedSlot | Slot | Resize) -> tuple[ResourceProfile, int]:
-    """Returns what makes two sizes equal; a cpu limit that is not set counts as the booked cpu."""
+    """Returns the values by which sizes are compared. An unset cpu limit counts as the booked cpu."""
     return of.profile, max(of.cpu_limit_milli, of.profile.cpu_milli)
 
 
 def has_size(slot: Slot, target: Resize) -> bool:
-    """Returns True if the slot's confirmed size is that of `target`."""
+    """Returns True if the slot's confirmed size equals that of `target`."""
     return _size(slot) == _size(target)
 
 

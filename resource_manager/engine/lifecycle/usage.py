@@ -1,7 +1,7 @@
 """Charges slots to jobs and groups in the fairness tree.
 
-A slot accrues usage from placement until its teardown starts: a slot that is being torn down serves
-no request. Its capacity counts as used until the slot is deleted.
+A slot accrues usage from its placement until the order to free it. Its capacity counts against
+quotas until it is deleted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from resource_manager.engine.placement.hosts import Hosts
 
 @dataclass(slots=True, eq=False)
 class UsageAccounting:
-    """Charges slots to jobs and groups, and notes the total of each executor."""
+    """Charges slots to jobs and groups, and tracks the total of all executors."""
 
     costs: Costs
     flows: FlowTree
@@ -34,11 +34,11 @@ class UsageAccounting:
     def register(
         self,
     ) -> None:
-        """Adds all hosts, groups and live jobs to the fairness tree after state was loaded from the
-        store.
+        """Adds the totals of all hosts, and adds all groups and live jobs to the fairness tree.
+        Called after the state was loaded from the store.
         """
         flows = self.flows
-        # Totals first: the cost of a slot is its share of them.
+        # The totals are added first, because the cost of a slot is its share of them.
         for host in self.hosts.values():
             self.count_total(host)
         for group in self.groups.values():  # parents come before their children
@@ -52,63 +52,58 @@ class UsageAccounting:
     def adopt(
         self,
     ) -> None:
-        """Charges all slots after state was loaded from the store."""
+        """Charges all slots. Called after the state was loaded from the store."""
         for slot in self.slots.values():
-            # A slot may outlive its job, which then has no flow.
+            # A slot may exist longer than its job's flow.
             if slot.job_id in self.flows.jobs:
                 slot.cost = self.costs.of(slot.booked)
                 accrues = slot.state is not SlotState.FREEING
                 self.flows.adopt(slot.job_id, slot.booked, slot.cost if accrues else 0.0)
 
     def count_total(self, host: Host) -> None:
-        """Notes the total of an executor; the cost of a slot is its share of the total of all
-        executors.
-        """
+        """Updates the total of an executor in the sum over all executors, on which costs depend."""
         executor = host.executor
-        # A lost executor serves nothing, so it must not make the cluster look larger.
+        # A lost executor counts as empty, because its capacity cannot be used.
         lost = executor.state is ExecutorState.LOST
         self.costs.count(host.host_id, {} if lost else host.total)
 
     def total_changed(self, host: Host) -> None:
-        """Updates everything that depends on what a host could give when empty, or whether it
-        may.
-        """
-        # Everything that is cached by `version` depends on totals or on which hosts are online.
+        """Updates all values that depend on the total of a host, or on whether it may get slots."""
+        # Values that are cached with `version` depend on totals, or on the set of usable hosts.
         self.hosts.version += 1
         self.count_total(host)
         self.hosts.touch(host)
 
     def stop_accruing(self, slot: Slot) -> None:
-        """Stops charging a slot whose teardown starts."""
+        """Stops charging for a slot that is being freed."""
         if slot.job_id in self.flows.jobs:
             self.flows.stop_accruing(slot.job_id, slot.cost)
 
     def resume_accruing(self, slot: Slot) -> None:
-        """Charges a slot again that was being taken down and was reclaimed."""
+        """Charges again for a slot that was being freed and was reclaimed."""
         self.flows.resume_accruing(slot.job_id, slot.cost)
 
     def remove_slot(self, slot: Slot) -> None:
-        """Removes a deleted slot, which has stopped accruing; also its job's flow if that was the
-        last of it.
+        """Removes a deleted slot that has stopped accruing. If its job has ended and has nothing
+        else, the job's flow is removed, too.
         """
         if slot.job_id in self.flows.jobs:
             self.flows.remove_slot(slot.job_id, slot.booked)
             self.retire(slot.job_id)
 
     def rebooked(self, slots: Iterable[tuple[Slot, Amounts]]) -> None:
-        """Updates what slots are charged for after their bookings changed.
+        """Updates quotas and costs after the bookings of slots changed.
 
         Args:
-            slots: the slots, each with what it had booked before.
+            slots: the slots, each with its previous booking.
         """
         for slot, before in slots:
-            # The same object: its booking did not change.
+            # The same object means that the booking did not change.
             if slot.booked is before or slot.job_id not in self.flows.jobs:
                 continue
             self.flows.rebook(slot.job_id, before, slot.booked)
             cost = self.costs.of(slot.booked)
-            # A slot that is being taken down has stopped accruing, but its capacity still counts as
-            # used.
+            # A slot that is being freed has stopped accruing; only its capacity counts.
             if slot.state is not SlotState.FREEING:
                 self.flows.recost(slot.job_id, slot.cost, cost)
             slot.cost = cost
@@ -116,6 +111,6 @@ class UsageAccounting:
     def retire(self, job_id: str) -> None:
         """Removes the flow of a job that has ended and has no requests or slots left."""
         job = self.jobs.get(job_id)
-        # `is_live` also looks at the slots and requests that are left.
+        # `is_live` is true while the job has slots or live requests.
         if job_id in self.flows.jobs and (job is None or not is_live(job)):
             self.flows.remove_job(job_id)

@@ -1,9 +1,9 @@
 """Stores the usage of jobs and groups, so that it survives a restart.
 
-Changed usage is stored now and then. It is stored at once in three cases: a flow's virtual time was
-raised as it became active; a flow starts to accrue; a job ends, with its groups. After a
-restart, nothing else would show that a flow was raised, or since when it accrues.
-`fairness/checkpoints.py` limits how much usage a crash may lose.
+Changed usage is stored in intervals; `fairness/checkpoints.py` decides when. It is stored with the
+next batch in three cases: a flow was raised as it became active; a flow starts to accrue; a job
+ends (its usage and that of its groups). After a restart, nothing else would show that a flow was
+raised, or when it began to accrue.
 """
 
 from __future__ import annotations
@@ -34,34 +34,33 @@ class UsageCheckpoints:
     settings: EngineSettings
     slots: Slots
     timers: Timers
-    restarted: int = 0  # flows whose stored usage was in another unit
+    restarted: int = 0  # stored flows that start again at 0: their usage was in another measure
 
     def restore(self, usage_records: Iterable[UsageRecord], at: Instant) -> None:
         """Loads the stored usage into the fairness tree.
 
-        Must be called when all requests are queued: a flow that becomes active later would be
-        raised.
+        Must be called after all requests are queued, because queueing raises flows.
 
         Args:
-            usage_records: as they were stored.
-            at: the present moment.
+            usage_records: the stored rows.
+            at: now.
         """
         self.restarted = restore_usage(
             self.flows, usage_records, _running(self.slots), self.settings.fairness, at.time_ms
         )
-        # What the restore raised or started comes from stored rows; the timer below stores the
-        # rest.
+        # These flows are urgent only because the restore set them from stored rows. So nothing must
+        # be stored at once.
         self.flows.urgent.clear()
         self.flows.accrued_while_down = {
             flow.id: flow for flow in self.flows.changed.values() if flow.rate
         }
-        # stores the usage that accrued while no resource manager was leading
+        # The timer stores usage that accrued while no resource manager was running.
         self.timers.arm(Timer.USAGE, "", at.monotonic_ms)
 
     def usage_timer_fired(
         self,
     ) -> None:
-        """Stores the usage that has changed enough to be due."""
+        """Stores the usage of flows that are due, and arms the timer again."""
         due, again_ms = self.checkpoints.due(self.journal.now_ms, self.journal.at.time_ms)
         for record in due:
             self._keep(record)
@@ -70,19 +69,19 @@ class UsageCheckpoints:
     def keep_urgent(
         self,
     ) -> None:
-        """Stores the usage of flows that were raised, or started to accrue, since the last
-        batch.
+        """Stores the usage of flows that were raised, began to accrue or got another weight since
+        the last batch.
         """
         flows = self.flows
         for flow in flows.urgent.values():
             self._keep_flow(flow)
-        # Stored with this batch: a flow is raised only once, and a crash must not undo that.
+        # They are now part of this batch, so a crash cannot undo a raise.
         flows.urgent.clear()
 
     def keep_ended(self, job_id: str) -> None:
         """Stores the usage of a job that ends, and of its groups."""
         flow: Flow | None = self.flows.jobs.get(job_id)
-        # Also its groups: their usage includes that of the job, whose flow is removed.
+        # The groups are stored, too, because their usage includes that of the job.
         while flow is not None:
             self._keep_flow(flow)
             flow = flow.parent

@@ -1,7 +1,7 @@
-"""Says why requests and gang members wait, and whether a new request can be accepted at all.
+"""Finds why requests and gang members wait, and whether a new request can be accepted at all.
 
-The answers come from the capacity indexes and not from each host, so the caller must have refreshed
-the indexes.
+It reads the capacity indexes, because reading every host would cost too much. So the caller must
+refresh the indexes first.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _MEMBER_REASONS = frozenset(
         Reason.WAITING_EXECUTOR,
     }
 )
-"""A member with one of these reasons would wait for the same reason if it were not in a gang."""
+"""Reasons that a member has by itself: it would wait for the same reason without its gang."""
 
 VERDICTS_MAX = 1_000
-"""Different kinds of gangs whose feasibility is cached, at most."""
+"""The most kinds of gangs whose feasibility is cached."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,9 +76,9 @@ class WaitingReasons:
     _gang_verdicts_as_of: tuple[int, int] = (-1, -1)
 
     def waiting_reason(self, scheduling_class: SchedulingClass) -> Reason:
-        """Returns why a scheduling class waits that does not fit. The indexes must be fresh.
+        """Returns why requests of a scheduling class wait. The indexes must be up to date.
 
-        The answer is cached until the next event.
+        The result is cached until the next event.
         """
         if not scheduling_class.tried:
             return Reason.NOT_YET_CONSIDERED
@@ -92,10 +92,10 @@ class WaitingReasons:
         return Reason(scheduling_class.reason[1])
 
     def _waiting_reason(self, scheduling_class: SchedulingClass) -> Reason:
-        """Checks feasibility first, then sums of free capacity, and single hosts last.
+        """Checks feasibility first, then the sums of free capacity, and single hosts last.
 
-        Enough in sum but on no host means fragmented. Enough on a host, but not on suitable cpus or
-        NUMA nodes, means topology.
+        The reason is fragmentation if the sum over all hosts is enough, but no single host has
+        enough. It is topology if a host has the amounts, but no suitable cpus or NUMA nodes.
         """
         match feasibility(self.hosts, self.elastic, scheduling_class):
             case Feasibility.NEVER:
@@ -110,16 +110,17 @@ class WaitingReasons:
                 return Reason.WAITING_RESERVATION
             case Feasibility.POSSIBLE:
                 pass
-        # The sums are an upper bound of what any host has free, and cheaper than looking at hosts.
+        # No host has more free than the sum of all, and the sums are cheaper than reading hosts.
         sums = free_sums(self.hosts, scheduling_class)
         amounts = list[Need](needs_of(scheduling_class).amounts)
-        # A class may be served in several ways; one that the sums cover is enough.
+        # A class has different amounts for hosts with one memory pool and for hosts with separate
+        # ones. It is enough if the sums cover one of the two.
         if not any(all(sums.get(name, 0) >= amount for name, amount in n.items()) for n in amounts):
             return Reason.WAITING_CAPACITY
-        # There is room on a host, but others are served first.
+        # It fits on a host, but other requests are served first.
         if has_room(self.hosts, scheduling_class):
             return Reason.WAITING_CAPACITY
-        # Amounts suffice on some host, so only its cpus or NUMA nodes can be the reason.
+        # If some host has all amounts, only its cpus or NUMA nodes can be the reason.
         if is_exact_somewhere(self.hosts, scheduling_class) and some_host_covers(
             self.hosts, scheduling_class.labels, amounts
         ):
@@ -131,7 +132,7 @@ class WaitingReasons:
     ) -> Feasibility:
         """Returns whether a gang could be placed as a whole if all executors were empty.
 
-        The answer costs a search, so it is cached until executors or what can be ordered change.
+        The result needs a search, so it is cached until executors or requestable shapes change.
         """
         versions = self.hosts.version, self.elastic.version
         if self._gang_verdicts_as_of != versions or len(self._gang_verdicts) >= VERDICTS_MAX:
@@ -145,8 +146,8 @@ class WaitingReasons:
         return self._gang_verdicts[key]
 
     def kind_feasibility(self, kind: GangKind) -> Feasibility:
-        """Returns the same for the kind of a gang; cached until a host's size, labels or
-        availability changes.
+        """Returns `gang_feasibility` of a kind of gang. It is cached with the kind until a host's
+        size, labels or availability changes.
         """
         version = self.hosts.version
         if kind.verdict is None or kind.verdict[0] != version:
@@ -154,24 +155,22 @@ class WaitingReasons:
         return Feasibility(kind.verdict[1])
 
     def member_reason(self, request: Request) -> Reason:
-        """Returns why a member of a gang waits. The indexes must be fresh."""
+        """Returns why a member of a gang waits. The indexes must be up to date."""
         spec = request.spec
         waiting = self.gangs.waiting.get(spec.gang_id)
         if waiting is None:  # its job has ended, so the gang is not queued
-            # The member counts as a request of its own.
+            # The reason is that of a single request.
             return self.waiting_reason(self.queue.class_of(spec))
         return self._member_reason(waiting, scheduling_key(spec))
 
     def reasons(self, waiting: WaitingGang) -> Iterator[tuple[Reason, int]]:
-        """Yields the reasons for which the members of a gang wait, each with a number of
-        members.
-        """
+        """Yields the reasons why the members of a gang wait, each with its number of members."""
         for member in waiting.kind.member_requests:
             yield self._member_reason(waiting, member.key), member.count
 
     def _member_reason(self, waiting: WaitingGang, key: SchedulingKey) -> Reason:
-        """Returns why a member waits: its own reason if it would also wait alone, else that of the
-        gang.
+        """Returns why a member waits: its own reason if it would also wait without the gang, else
+        the reason of the gang.
         """
         if not waiting.tried:
             return Reason.NOT_YET_CONSIDERED
@@ -183,8 +182,7 @@ class WaitingReasons:
             reason = self.waiting_reason(scheduling_class)
             if reason not in _MEMBER_REASONS:
                 whole = self._gang_reason(waiting.kind)
-                # Where even one member finds no room, its own reason says more than "waiting for
-                # the gang".
+                # If not even this member fits, its own reason is more helpful than WAITING_GANG.
                 if whole is not Reason.WAITING_GANG or has_room(self.hosts, scheduling_class):
                     reason = whole
             known[key] = reason
@@ -200,21 +198,22 @@ class WaitingReasons:
                 return Reason.WAITING_GANG
 
     def refusal(self, spec: RequestSpec) -> ItemOutcome | None:
-        """Returns why a new request cannot be accepted, because of its values or of the hosts; else
-        None.
+        """Returns why a new request cannot be accepted: invalid values, or no possible host. None
+        if it can be accepted.
         """
         return _invalid(self.settings, spec) or self.rejection(spec)
 
     def rejection(self, spec: RequestSpec) -> ItemOutcome | None:
-        """Returns why a request cannot be accepted; None if it can. The indexes must be fresh.
+        """Returns why no host could ever serve a request; None if it can be accepted. The indexes
+        must be up to date.
 
-        A request is rejected at once if neither a known executor nor one that could be ordered
-        would ever fit it, unless it has `allow_pending`. While no executor is known and none can be
-        ordered, everything waits; `scheduling/rejecting.py` checks those requests later.
+        A request without `allow_pending` is rejected at once if no known executor could host it,
+        and no executor that could be requested from a provider either. But if no executor is known
+        and none can be requested, every request waits; `scheduling/rejecting.py` checks them later.
         """
         scheduling_class = self.queue.class_of(spec)
         verdict = feasibility(self.hosts, self.elastic, scheduling_class)
-        # The reason here is final, so requests that may wait for new executors are never rejected.
+        # A rejection is final, so requests with `allow_pending` are never rejected here.
         if spec.allow_pending or verdict not in INFEASIBLE:
             return None
         amounts = (
@@ -228,7 +227,7 @@ class WaitingReasons:
             lack = f"no executor that could host {asked} carries the labels {labels}"
         else:
             lack = f"no executor could host {asked}, even when empty"
-        # Without this, the message would contradict what a list of hosts shows.
+        # A list of executors may show one with enough capacity, so the message explains that case.
         if unsuited := large_and_unsuited(self.hosts, scheduling_class):
             host, refusal = unsuited
             lack += f" ({host.host_id} has that much, but {refusal.text})"
@@ -244,7 +243,7 @@ class WaitingReasons:
 
 
 def _invalid(settings: EngineSettings, spec: RequestSpec) -> ItemOutcome | None:
-    """Returns what is wrong with a request whatever the hosts are; None if nothing is."""
+    """Returns the error of a request that is invalid on any host; None if it is valid."""
     profile = spec.profile
     if profile is None:
         return None

@@ -1,1 +1,1 @@
-"""Entities, events, effects, settings and state tables, which all other engine packages use."""
+"""Entities, events, effects, settings and state tables. All other engine packages use them."""

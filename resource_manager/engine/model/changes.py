@@ -1,4 +1,4 @@
-"""Collects the rows that a batch touched."""
+"""Collects the rows that a batch of events has changed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from resource_manager.engine.model.entities import (
 
 
 class ChangeTracker:
-    """Collects rows by identity until `take`, so that each is stored once, with its state as of
-    then.
+    """Collects changed rows, by id, until `take` is called. So each row is stored once per batch,
+    with its state at that time.
 
     Attributes:
-        noted: how often a row was noted of which one step may change many, or a log entry; rises.
+        noted: counter of noted rows and log entries, for kinds of rows of which one step may change
+            many. It only increases.
     """
 
     def __init__(self) -> None:
@@ -166,7 +167,7 @@ class ChangeTracker:
         self._deleted_gangs[gang.gang_id] = None
 
     def delete_provision(self, provision: Provision) -> None:
-        """Notes that nothing is left of a requested executor."""
+        """Notes that a provision is deleted, because nothing is left of its executor."""
         self._provisions.pop(provision.executor_id, None)
         self._deleted_provisions[provision.executor_id] = None
 
@@ -183,7 +184,7 @@ class ChangeTracker:
         self._deleted_groups[group.name] = None
 
     def delete_usage(self, flow_id: str) -> None:
-        """Notes that a flow is deleted."""
+        """Notes that the stored usage of a flow is deleted."""
         self._usage_records.pop(flow_id, None)
         self._deleted_usage_records[flow_id] = None
 
@@ -208,8 +209,10 @@ class ChangeTracker:
         self._deleted_jobs[job.job_id] = None
 
     def take(self) -> Changes:
-        """Returns everything since the last call. Rows are the live objects: store them before the
-        next step.
+        """Returns all changes since the last call.
+
+        The rows are the entities themselves and not copies, so they must be stored before the next
+        step.
         """
         changes = Changes(
             jobs=list(self._jobs.values()),

@@ -1,8 +1,9 @@
-"""How long the threads of one job took: a histogram of bounded size with quantiles to 5 %.
+"""A histogram of the durations of one job's threads. Its size is bounded, and its quantiles have a
+relative error of at most 5 %.
 
 Source: Masson, Rim, Lee, "DDSketch: a fast and fully-mergeable quantile sketch with relative-error
-guarantees", VLDB 2019. The bounds of buckets grow by a constant factor. Each bucket is represented
-by the value that has the same relative error at both of its ends.
+guarantees", VLDB 2019. The bounds of buckets grow by a constant factor. All durations in a bucket
+are read as one value, which has the same relative error at both ends of the bucket.
 """
 
 from __future__ import annotations
@@ -13,23 +14,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 RELATIVE_ERROR = 0.05
-"""Largest relative error of a duration that is read from the histogram."""
+"""The largest relative error of a duration that is read from the histogram."""
 
 _GROWTH = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _LOG_GROWTH = math.log(_GROWTH)
 
 BUCKETS_MAX = 256
-"""The last bucket contains everything from some 3.8 years on."""
+"""Number of buckets. The last bucket contains all durations from about 3.8 years on."""
 
 _VERSION = 1
 
 
 @dataclass(slots=True)
 class Durations:
-    """Counts of durations by bucket. Number, sum, shortest and longest are exact.
+    """The number of durations in each bucket. Count, sum, shortest and longest are exact.
 
     Bucket b contains durations above `_GROWTH ** (b - 1)` ms, up to `_GROWTH ** b` ms. Bucket 0
-    contains those up to 1 ms.
+    contains durations up to 1 ms.
     """
 
     count: int = 0
@@ -50,7 +51,7 @@ class Durations:
         self.total_ms += duration_ms
 
     def merge(self, other: Durations) -> None:
-        """Adds everything that another one contains."""
+        """Adds the contents of another histogram."""
         self.handed_on += other.handed_on
         if not other.count:
             return
@@ -69,13 +70,14 @@ class Durations:
         return self.total_ms / self.count if self.count else 0.0
 
     def quantile_ms(self, quantile: float) -> float:
-        """Returns the duration that at least this share of all did not exceed; 0 if there are none.
+        """Returns a quantile: this fraction of all durations is not longer. 0 if there are none.
 
-        It is one that occurred (nearest rank), within `RELATIVE_ERROR`.
+        It is the duration at the nearest rank, within `RELATIVE_ERROR`. Example: for 20 durations,
+        the quantile 0.95 is the 19th shortest.
         """
         if not self.count:
             return 0.0
-        # The tolerance keeps a rounding error of the product from raising the rank.
+        # The tolerance prevents that a rounding error of the product increases the rank.
         left = max(1, math.ceil(quantile * self.count - 1e-9))
         for at in sorted(self.buckets):
             left -= self.buckets[at]
@@ -84,14 +86,15 @@ class Durations:
         raise AssertionError("the buckets hold as many as were counted")
 
     def share_within(self, limit_ms: float) -> float:
-        """Returns the share of durations up to `limit_ms`, from 0 to 1; 1 if there are none.
+        """Returns the fraction of durations up to `limit_ms`, from 0 to 1; 1 if there are none.
 
-        If the limit is inside a bucket, the part of the bucket below it counts, by the logarithm.
+        If the limit is inside a bucket, the part below the limit is estimated: durations are
+        assumed to be evenly distributed in the bucket, on a logarithmic scale.
         """
         return self.count_within(limit_ms) / self.count if self.count else 1.0
 
     def count_within(self, limit_ms: float) -> float:
-        """Returns the number of durations up to `limit_ms`, estimated like the share."""
+        """Returns the number of durations up to `limit_ms`, estimated as in `share_within`."""
         if limit_ms >= self.longest_ms:
             return float(self.count)
         if limit_ms < self.shortest_ms:
@@ -106,8 +109,8 @@ class Durations:
         return found
 
     def beyond(self, limit_ms: float) -> tuple[int, float]:
-        """Returns how many took longer than `limit_ms`, and their sum in ms, with the precision of
-        buckets.
+        """Returns the number of durations above `limit_ms`, and their sum in ms. Both have the
+        precision of buckets.
         """
         long = {at: count for at, count in self.buckets.items() if _value_of(at) > limit_ms}
         total = sum(count * self._within(_value_of(at)) for at, count in long.items())
@@ -124,8 +127,8 @@ class Durations:
 
     @classmethod
     def from_text(cls, text: str) -> Durations:
-        """Reads what `to_text` wrote. Text of another version or without sense gives an empty
-        histogram: advice is no reason to fail a start.
+        """Reads the text that `to_text` wrote. An invalid text, or one of another version, gives an
+        empty histogram, because lost durations must not prevent a start.
         """
         if not text:
             return cls()
@@ -145,7 +148,7 @@ class Durations:
 
 
 def merged(parts: Iterable[Durations]) -> Durations:
-    """Returns all of them in one."""
+    """Returns one histogram with the durations of all parts."""
     whole = Durations()
     for each in parts:
         whole.merge(each)

@@ -1,7 +1,7 @@
-"""What `step` wants done once the state is stored. Every effect may be repeated, since it carries
-ids and numbers.
+"""Effects: actions that `step` returns, and that the caller performs after the state is stored.
 
-Rows to store are not effects: `State.changes.take()` returns what a batch touched, each row once.
+An effect may be performed more than once, because its ids and numbers make it idempotent. Rows to
+store are not effects: `State.changes.take()` returns the changed rows of a batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from resource_manager.engine.model.entities import (
 
 @dataclass(frozen=True, slots=True)
 class SlotOrder:
-    """One slot to carve: a frozen copy of it from the time of the command."""
+    """One slot to carve. `slot` is a copy from the time of the command."""
 
     slot: Slot
     job_secret_sha256: str
@@ -36,8 +36,8 @@ class SlotOrder:
 
 @dataclass(frozen=True, slots=True)
 class SendAllocate:
-    """Order slots at an executor (TaskExecutorService.AllocateSlots). The result comes as
-    CommandAnswered, CommandRefused or CommandUndelivered.
+    """Order slots from an executor (TaskExecutorService.AllocateSlots). The result arrives as the
+    event CommandAnswered, CommandRefused or CommandUndelivered.
     """
 
     executor_id: str
@@ -49,8 +49,8 @@ class SendAllocate:
 
 @dataclass(frozen=True, slots=True)
 class SendFree:
-    """Take down slots (id, generation, grace_ms) at an executor (TaskExecutorService.FreeSlots).
-    The result comes as for SendAllocate.
+    """Free slots (id, generation, grace_ms) on an executor (TaskExecutorService.FreeSlots). The
+    result arrives as for SendAllocate.
     """
 
     executor_id: str
@@ -62,7 +62,7 @@ class SendFree:
 
 @dataclass(frozen=True, slots=True)
 class SendResize:
-    """Resize a slot at an executor (TaskExecutorService.ResizeSlot). The result comes as for
+    """Resize a slot on an executor (TaskExecutorService.ResizeSlot). The result arrives as for
     SendAllocate.
     """
 
@@ -77,8 +77,8 @@ class SendResize:
 
 @dataclass(frozen=True, slots=True)
 class ProbeExecutor:
-    """Find out whether an executor can be dialled. The result comes as ExecutorProbed. A lost
-    result does no harm, since another probe follows.
+    """Check whether the resource manager can connect to an executor. The result arrives as
+    ExecutorProbed. If the result is lost, the next probe replaces it.
     """
 
     executor_id: str
@@ -87,24 +87,24 @@ class ProbeExecutor:
 
 @dataclass(frozen=True, slots=True)
 class PublishJobEvent:
-    """Push an entry of a job's log to its watchers. It is stored with the batch."""
+    """Send an entry of a job's log to the watchers of the job. The entry is stored with the batch."""
 
     event: JobEvent
 
 
 @dataclass(frozen=True, slots=True)
 class PublishClusterEvent:
-    """Push an entry of the cluster's history to those who watch it. It is stored with the batch."""
+    """Send an entry of the cluster's history to its watchers. The entry is stored with the batch."""
 
     event: ClusterEvent
 
 
 @dataclass(frozen=True, slots=True)
 class StartExecutor:
-    """Have a provider start an executor of a shape under this id. The result comes as
+    """Tell a provider to start an executor of a shape with this id. The result arrives as
     ProvisionStarted or ProvisionFailed.
 
-    `again`: the provider may have received this before, and may have started it.
+    If `again` is true, the provider may have received this order before, and may have started it.
     """
 
     executor_id: str
@@ -114,8 +114,9 @@ class StartExecutor:
 
 @dataclass(frozen=True, slots=True)
 class StopExecutor:
-    """Have a provider stop an executor with all that belongs to it, whether or not it runs or ever
-    ran. The result comes as ProvisionEnded or ProvisionStopFailed.
+    """Tell a provider to stop an executor and to remove all that belongs to it. The executor may be
+    running, have ended, or never have started. The result arrives as ProvisionEnded or
+    ProvisionStopFailed.
     """
 
     executor_id: str
@@ -145,11 +146,11 @@ class StepResult:
 
 @dataclass(slots=True)
 class Changes:
-    """Rows that a batch touched, each once, as they are now. Stored in one transaction.
+    """All changed rows of a batch. They are stored in one transaction.
 
-    Rows in `moved_requests` and `moved_slots` are in the store already. Only their state is stored
-    again (state, reason, message, generation and end of a request; state, time, cpus and isolation
-    of a slot).
+    Rows in `moved_requests` and `moved_slots` are already in the store. Only some of their columns
+    are stored again: state, reason, message, generation and end of a request; state, time, cpus and
+    isolation of a slot.
     """
 
     jobs: list[Job] = field(default_factory=list)
@@ -168,7 +169,8 @@ class Changes:
     deleted_requests: list[str] = field(default_factory=list)
     deleted_slots: list[tuple[str, int]] = field(default_factory=list)
     deleted_executors: list[str] = field(default_factory=list)
-    deleted_gangs: list[str] = field(default_factory=list)  # a deleted job takes its gangs with it
+    # gangs of a deleted job are deleted with it, and are not listed here
+    deleted_gangs: list[str] = field(default_factory=list)
     deleted_provisions: list[str] = field(default_factory=list)
     deleted_ranges: list[tuple[str, int]] = field(
         default_factory=list
@@ -223,7 +225,7 @@ class Changes:
 
 @dataclass(slots=True)
 class Snapshot:
-    """Everything durable, as the store returns it at a start."""
+    """All stored rows, as the store returns them at a start."""
 
     rm_epoch: int
     jobs: list[Job] = field(default_factory=list)

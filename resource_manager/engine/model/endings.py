@@ -1,4 +1,4 @@
-"""How far the end of a job has come; `jobs/lifecycle.py` does the steps."""
+"""The progress of ending a job; `jobs/lifecycle.py` does the work."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Ending:
-    """Progress of a job that ends. A job with very many requests ends in several steps.
+    """The progress of ending one job. A job with very many requests ends in several steps.
 
     Attributes:
-        grace_ms: time that its slots have to stop; None: the default.
-        given_up: number of its arrivals that have ended.
+        grace_ms: how long the tasks in its slots have to end; None: the default.
+        given_up: how many entries of `Job.arrivals` have been ended, from the first one on.
         parts_ended: number of parts of its ranges whose members have ended.
     """
 

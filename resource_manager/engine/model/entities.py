@@ -1,8 +1,8 @@
 """The entities of the state: jobs, requests, slots, executors and others.
 
-Durable fields come first in each class. Fields under "runtime" are derived after a restart and
-never stored. Times named `_time_ms` are wall-clock milliseconds since 1970, mostly for people.
-Decisions depend on `_at_ms` and other monotonic milliseconds of this process.
+Stored fields come first in each class. Fields below the comment "runtime" are never stored; they
+are derived after a restart. Times named `_time_ms` are wall-clock milliseconds since 1970, mostly
+for people. Times named `_at_ms` are monotonic milliseconds of this process; decisions use these.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SlotKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """One moment: monotonic for decisions, wall clock for people."""
+    """One point in time, by two clocks: monotonic for decisions, wall clock for people."""
 
     monotonic_ms: int
     time_ms: int
@@ -43,7 +43,7 @@ class JobState(StrEnum):
     """The state of a job."""
 
     ACTIVE = "ACTIVE"  # may request slots
-    ENDED = "ENDED"  # its ids are kept for a while, nothing else
+    ENDED = "ENDED"  # its rows are kept for a while, so that its ids are still known
 
 
 ENDED_REQUEST_STATES = frozenset(
@@ -60,7 +60,7 @@ class RequestSpec:
     """A slot request as a job master sent it, already validated. `required_labels` is sorted."""
 
     allocation_id: str
-    profile: ResourceProfile | None  # None: unknown
+    profile: ResourceProfile | None  # None: an unknown request; gets the executor's default
     cpu_limit_milli: int = 0
     pids_max: int = 0
     required_labels: tuple[tuple[str, str], ...] = ()
@@ -76,13 +76,14 @@ class GangState(StrEnum):
 
     WAITING = "WAITING"  # queued, or about to end with its job
     ALLOCATING = "ALLOCATING"  # placed; some executors have not confirmed
-    GRANTED = "GRANTED"  # members are independent until one must be placed again
+    # members are independent from now on, until one of them must be placed again
+    GRANTED = "GRANTED"
     ENDED = "ENDED"
 
 
 @dataclass(frozen=True, slots=True)
 class GangSpec:
-    """A gang as a job master sent it, already validated. `label` only with SAME_LABEL."""
+    """A gang as a job master sent it, already validated. `label` is set only with SAME_LABEL."""
 
     gang_id: str
     placement: GangPlacement = GangPlacement.ANYWHERE
@@ -110,11 +111,11 @@ class RangeSpec:
 
 @dataclass(slots=True)
 class RequestRange:
-    """A part of a range: one row for all its members that were never placed or have ended."""
+    """A part of a range. One row represents all members that were never placed or have ended."""
 
     spec: RangeSpec
     job_id: str
-    arrival_number: int  # of its first member; the others have the numbers after it
+    arrival_number: int  # of its first member; the next members have the next numbers
     create_time_ms: int
     # indexes of members that have ended
     ended: dict[Ended, IntervalSet] = field(default_factory=dict)
@@ -122,40 +123,38 @@ class RequestRange:
 
 @dataclass(slots=True)
 class Group:
-    """A resource group. A dimension that is absent from `minimum` or `maximum` has no such
-    limit.
-    """
+    """A resource group. A dimension that is not in `minimum` or `maximum` has no such limit."""
 
     name: str
     parent: str = ""  # empty: none
     weight: float = 1.0
-    # guaranteed: the group is served first until it has that
+    # guaranteed amounts: the group is served first until its slots have booked this much
     minimum: Amounts = field(default_factory=dict)
-    maximum: Amounts = field(default_factory=dict)  # upper limit of what its slots have booked
+    maximum: Amounts = field(default_factory=dict)  # most that its slots may book
     description: str = ""
     create_time_ms: int = 0
 
 
 @dataclass(slots=True)
 class UsageRecord:
-    """The usage of a flow at one moment, as it is stored."""
+    """The stored usage of a flow at one time."""
 
     flow_id: str  # "group/NAME" or "job/ID"
     measure: str  # unit of service, see `Measure`
-    service: float  # received, decayed
-    raised: float  # what was added when it began to wait
+    service: float  # decayed
+    raised: float  # sum of the amounts by which the flow was raised, decayed
     time_ms: int  # wall clock
     durations: str = ""  # of a job: how long its threads took, as JSON text
 
 
 @dataclass(slots=True)
 class Gang:
-    """A gang with members that have not ended, or whose id is still kept with its job."""
+    """A gang. It is kept until its job is deleted."""
 
     spec: GangSpec
     job_id: str
     arrival_number: int  # of its first member
-    waiting_since_time_ms: int  # when it was queued last
+    waiting_since_time_ms: int  # when it was last queued
     # runtime
     state: GangState = GangState.WAITING
     members: list[str] = field(default_factory=list)  # allocation ids, in order of arrival
@@ -169,14 +168,14 @@ class Gang:
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """A resize of a slot: all that the slot must have afterwards."""
+    """A resize of a slot: the complete new size."""
 
     number: int  # +1 for every resize of the slot
     profile: ResourceProfile
     cpu_limit_milli: int
-    # if the slot uses more than the new size: wait (True) or be refused (False)
+    # if the tasks use more than the new size: the resize waits (True) or is refused (False)
     wait_for_use: bool = False
-    arrival_number: int = 0  # its place in the queue
+    arrival_number: int = 0  # determines its place in the queue
     assignment: CpuAssignment | None = None  # set when it is ordered; None: unchanged
 
 
@@ -206,9 +205,9 @@ class Job:
     acknowledged_sequence: int = 0
     arrivals: array[int] = field(
         default_factory=lambda: array("q")
-    )  # arrival numbers of all its requests that are kept, in order, including ended ones
-    live_requests: int = 0  # requests that have not ended
-    slot_keys: set[tuple[str, int]] = field(default_factory=set)  # slots that exist
+    )  # arrival numbers of its stored requests, in order, including ended ones
+    live_requests: int = 0  # number of requests that have not ended
+    slot_keys: set[tuple[str, int]] = field(default_factory=set)  # its slots
     durations: Durations | None = None  # of its threads; stored with its usage
 
 
@@ -240,28 +239,27 @@ class Slot:
     generation: int
     job_id: str
     executor_id: str
-    profile: ResourceProfile  # what it consists of, resolved
+    profile: ResourceProfile  # for an unknown request: the executor's default
     cpu_limit_milli: int
     pids_max: int
     cpus: str = ""  # empty: the executor's shared pool
     state: SlotState = SlotState.PENDING
     allocated_time_ms: int | None = None
     isolation: Isolation | None = None  # as the executor reported it
-    resize_number: int = 0  # of the last resize that was requested
-    ordered: Resize | None = None  # sent or to be sent to the executor; outcome unknown
-    wanted: Resize | None = None  # queued, or waiting after a refusal
+    resize_number: int = 0  # number of the last requested resize
+    ordered: Resize | None = None  # ordered from the executor, which has not confirmed it yet
+    wanted: Resize | None = None  # waits: queued, in back-off, or behind `ordered`
     assignment: CpuAssignment | None = None  # None: LS, in the whole shared pool
     # runtime
     booked: Amounts = field(default_factory=dict)
     cost: float = 0.0  # cost per second while it accrues
     placed_with_command: int = (
-        # number of the command of the present registration that orders it; 0: an earlier
-        # registration
+        # number of the command that ordered it; 0: that was under an earlier registration
         0
     )
-    grace_ms: int | None = None  # of the next free command
-    thread_since_ms: int | None = None  # monotonic; its thread runs since then; None: unknown
-    works_for: str = ""  # the request whose work it took over last; empty: none, or unknown
+    grace_ms: int | None = None  # grace period of the next free command
+    thread_since_ms: int | None = None  # monotonic begin of its thread; None: unknown
+    works_for: str = ""  # id of the request for which it was last reused; empty: none, or unknown
 
     @property
     def best_effort(self) -> bool:
@@ -275,7 +273,7 @@ SLOT_RUNTIME = "booked cost placed_with_command grace_ms thread_since_ms works_f
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What an executor announced about itself. `labels` is sorted."""
+    """The data that an executor sent when it registered. `labels` is sorted."""
 
     executor_id: str
     instance_id: str
@@ -286,19 +284,19 @@ class Registration:
     labels: tuple[tuple[str, str], ...] = ()
     slots_max: int = 0
     shared_cpus: str = ""
-    # HostTopology as compact JSON text, not parsed here: a tenth of the size of dicts
+    # HostTopology as compact JSON text, because dicts would take ten times the memory
     topology: str = "{}"
     isolation: Isolation = NOTHING_REPORTED
     boot_id: str = ""
     protocol_version: str = ""
     software_version: str = ""
-    provided_as: str = ""  # shape that a provider started it as; empty: no provider did
+    provided_as: str = ""  # shape with which a provider started it; empty: started otherwise
     host_cpus: str = "{}"  # HostCpus as compact JSON text, for the same reason
 
 
 @dataclass(slots=True)
 class Provision:
-    """An executor that was requested from a provider, until nothing of it is left."""
+    """An executor that was requested from a provider. The row exists until nothing of it is left."""
 
     executor_id: str  # the name that it registers with; never used again
     shape: str
@@ -306,18 +304,18 @@ class Provision:
     cause: str  # why it was requested, for people
     ask_time_ms: int
     state: ProvidedExecutorState = ProvidedExecutorState.ASKED
-    handle: str = ""  # what the provider needs to stop it
-    message: str = ""  # what has happened since, for people
+    handle: str = ""  # the provider's own id of it, with which the provider stops it
+    message: str = ""  # reason of its last state change, for people
     # runtime
-    deadline_at_ms: int | None = None  # if it has not registered by then, it is given up
+    deadline_at_ms: int | None = None  # if it has not registered by then, it is stopped
     idle_since_ms: int | None = None  # monotonic; None: it has slots, or has not registered
     stop_failures: int = 0
 
 
 @dataclass(slots=True)
 class HostSetting:
-    """Settings by an operator at runtime for one host (which need not exist yet) or for the
-    cluster.
+    """Settings that an operator made at runtime, for one host or for the cluster. The host need not
+    exist yet.
     """
 
     executor_id: str  # empty: the cluster
@@ -332,14 +330,14 @@ NOTHING_SET = HostPolicy()
 
 @dataclass(frozen=True, slots=True)
 class CpuState:
-    """What an executor sees of its host's cpus now; see CpuState in cpus.proto."""
+    """The current state of a host's cpus, as its executor reports it; see CpuState in cpus.proto."""
 
     offline_cpus: CpuSet = EMPTY
-    kubelet_cpus: CpuSet = EMPTY  # given by a kubelet to its own containers
-    kubelet_memory: tuple[tuple[int, int], ...] = ()  # the same, in bytes by NUMA node
+    kubelet_cpus: CpuSet = EMPTY  # allocated by a kubelet to its containers
+    kubelet_memory: tuple[tuple[int, int], ...] = ()  # allocated by a kubelet: NUMA node, bytes
     kubelet_policy: HostPolicy = NOTHING_SET
     kubelet: str = ""  # KubeletReport as compact JSON text, for people; empty: there is none
-    host_policy_number: int = 0  # number of the settings that it follows
+    host_policy_number: int = 0  # number of the settings that the executor has applied
     squeezed_cpus: CpuSet = EMPTY
     notes: tuple[str, ...] = ()
 
@@ -349,7 +347,7 @@ NO_CPU_STATE = CpuState()
 
 @dataclass(slots=True)
 class Executor:
-    """An executor, and what the resource manager believes about it."""
+    """An executor, and its state as the resource manager knows it."""
 
     registration: Registration
     registration_number: int
@@ -357,7 +355,7 @@ class Executor:
     drain_reason: str = ""
     drain_deadline_time_ms: int | None = None
     first_seen_time_ms: int = 0
-    lost: bool = False  # the part of `state` that is stored
+    lost: bool = False  # true if `state` is LOST; `state` itself is not stored
     # runtime
     state: ExecutorState = ExecutorState.UNCONFIRMED
     report_number: int = 0
@@ -387,7 +385,7 @@ class JobEvent:
     reason: str = ""
     message: str = ""
     slot: dict[str, object] | None = None  # see engine/model/offers.py: slot_to_dict
-    count: int = 1  # members of a range: the named one, and those with the next indexes
+    count: int = 1  # number of range members: the named one and the next ones by index
 
 
 @dataclass(frozen=True, slots=True)

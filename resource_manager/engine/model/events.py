@@ -1,8 +1,8 @@
-"""Everything that can happen to the state. Each event carries its time, since the engine has no
-clock.
+"""All events that `step` applies to the state. Each event carries its time, because the engine
+reads no clock.
 
-The docstring of each event says what `step` answers. An event that is rejected as a whole raises a
-`FinegrainError` and changes nothing.
+The docstring of an event names the answer that `step` returns. If an event is rejected as a whole,
+`step` raises a `FinegrainError` and changes nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ Members = tuple[str, int, int]
 class JobRegistered:
     """A job master registers its job.
 
-    Answer: the `Job`. AlreadyExists if the job is known with other content or another secret.
+    Answer: the `Job`. Raises AlreadyExists if the job id is known with other values or another
+    secret.
     """
 
     at: Instant
@@ -45,7 +46,10 @@ class JobRegistered:
 
 @dataclass(frozen=True, slots=True)
 class JobKeptAlive:
-    """A sign of life from a job master (a call or an open stream). Answer: the `Job`."""
+    """A job master is alive: it made a call, or has an open stream. Renews the lease.
+
+    Answer: the `Job`.
+    """
 
     at: Instant
     job_id: str
@@ -54,7 +58,7 @@ class JobKeptAlive:
 
 @dataclass(frozen=True, slots=True)
 class JobEndRequested:
-    """Ends a job, for its master (reason ENDED) or an operator (TERMINATED). Answer: the `Job`."""
+    """The job master (reason ENDED) or an operator (TERMINATED) ends a job. Answer: the `Job`."""
 
     at: Instant
     job_id: str
@@ -64,10 +68,10 @@ class JobEndRequested:
 
 @dataclass(frozen=True, slots=True)
 class RequestsSubmitted:
-    """Slot requests of one job. Answer: list[ItemOutcome] in the order sent.
+    """A job master submits slot requests. Answer: list[ItemOutcome] in the order sent.
 
-    A large call is split into several events. The first one checks limits for all of them:
-    `following` are the requests of later events. Those events are `admitted`.
+    A large call is split into several events. The first event checks the limits for all of them.
+    Its `following` has the requests of the later events. The later events have `admitted` set.
     """
 
     at: Instant
@@ -75,17 +79,17 @@ class RequestsSubmitted:
     requests: tuple[RequestSpec, ...]
     following: tuple[RequestSpec, ...] = ()
     admitted: bool = False
-    gangs: tuple[GangSpec, ...] = ()  # those with members in `requests`; never split over events
-    ranges: tuple[RangeSpec, ...] = ()  # queued behind `requests`; their outcomes come last
-    following_ranges: tuple[RangeSpec, ...] = ()  # as `following`
+    gangs: tuple[GangSpec, ...] = ()  # gangs with members in `requests`; a gang is never split
+    ranges: tuple[RangeSpec, ...] = ()  # queued after `requests`; their outcomes come last
+    following_ranges: tuple[RangeSpec, ...] = ()  # ranges of the later events
 
 
 @dataclass(frozen=True, slots=True)
 class RequestsCancelled:
-    """Requests are cancelled. `job_id` None: by an operator.
+    """A job master or an operator (`job_id` is None) cancels requests.
 
-    Answer: list[ItemOutcome], shorter than what was asked if that is more than one step may do. The
-    caller then sends the others again.
+    Answer: list[ItemOutcome]. It is shorter than the input if the step became full. The caller then
+    sends the rest in another event.
     """
 
     at: Instant
@@ -96,10 +100,10 @@ class RequestsCancelled:
 
 @dataclass(frozen=True, slots=True)
 class SlotsReleased:
-    """Slots (id, generation; 0: the current one) are given back. Pending requests among them are
-    cancelled.
+    """A job master or an operator (`job_id` is None) gives slots back.
 
-    `job_id` None: by an operator. Answer: as that of `RequestsCancelled`.
+    A slot is (id, generation); generation 0 means the current one. If a request has no slot yet, it
+    is cancelled. Answer: as for `RequestsCancelled`.
     """
 
     at: Instant
@@ -111,10 +115,10 @@ class SlotsReleased:
 
 @dataclass(frozen=True, slots=True)
 class SlotsReuseAsked:
-    """Slots whose work is done are offered for reuse by pending requests of their job; if that is
-    not agreed they are given back. Each is (id, generation, id of the pending request).
+    """A job master asks to reuse slots whose work is done for other, pending requests of the job.
 
-    Answer: list[ItemOutcome]; an outcome without reason means agreed.
+    Each item is (id, generation, id of the pending request). A slot that may not be reused is given
+    back. Answer: list[ItemOutcome]; an outcome without a reason means that the slot is reused.
     """
 
     at: Instant
@@ -125,8 +129,10 @@ class SlotsReuseAsked:
 
 @dataclass(frozen=True, slots=True)
 class GroupSet:
-    """A resource group is added or changed. What is None, or not named, stays as it is. A limit of
-    None is removed. Answer: the `Group`.
+    """An operator adds or changes a resource group. Answer: the `Group`.
+
+    A field that is None does not change. In `minimum` and `maximum`, only the named dimensions
+    change; the value None removes that limit.
     """
 
     at: Instant
@@ -140,7 +146,7 @@ class GroupSet:
 
 @dataclass(frozen=True, slots=True)
 class GroupDeleted:
-    """A resource group is deleted. Answer: None."""
+    """An operator deletes a resource group. Answer: None."""
 
     at: Instant
     name: str
@@ -148,8 +154,10 @@ class GroupDeleted:
 
 @dataclass(frozen=True, slots=True)
 class HostPolicySet:
-    """Settings of a host or of the cluster change: those in `policy` are set, those named in
-    `clear` (fields of `HostPolicy`) are removed. Answer: the `HostSetting`.
+    """An operator changes settings of a host or of the cluster. Answer: the `HostSetting`.
+
+    The settings in `policy` are set. The settings in `clear` (field names of `HostPolicy`) are
+    removed.
     """
 
     at: Instant
@@ -160,9 +168,9 @@ class HostPolicySet:
 
 @dataclass(frozen=True, slots=True)
 class ResizeRequested:
-    """A resize of a granted slot. `job_id` None: by an operator.
+    """A job master or an operator (`job_id` is None) requests a resize of a granted slot.
 
-    `resize_number` 0: the next one. Answer: the `Slot`.
+    `resize_number` 0 means the slot's next number. Answer: the `Slot`.
     """
 
     at: Instant
@@ -177,7 +185,7 @@ class ResizeRequested:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorRegistered:
-    """An executor registers with its present slots. Answer: `RegistrationAnswer`."""
+    """An executor registers, with a report of its slots. Answer: `RegistrationAnswer`."""
 
     at: Instant
     registration: Registration
@@ -192,13 +200,13 @@ class RegistrationAnswer:
 
     registration_number: int
     unowned: tuple[tuple[str, int], ...]
-    host_policy: HostPolicy | None = None  # what the operator has set for it
+    host_policy: HostPolicy | None = None  # settings that an operator made for the executor
     host_policy_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SlotsReported:
-    """A numbered report, which is also the heartbeat. Answer: `ReportAnswer`."""
+    """An executor sends a numbered report, which is also its heartbeat. Answer: `ReportAnswer`."""
 
     at: Instant
     executor_id: str
@@ -216,13 +224,13 @@ class ReportAnswer:
     send_full_report: bool = False
     unowned: tuple[tuple[str, int], ...] = ()
     acknowledged_report_number: int = 0
-    host_policy: HostPolicy | None = None  # settings that it does not follow yet
+    host_policy: HostPolicy | None = None  # settings that the executor has not applied yet
     host_policy_number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CommandAnswered:
-    """An executor answered the command in flight, item by item, with its true state.
+    """An executor answered the command in flight, with an outcome for each item and a report.
 
     Answer: None.
     """
@@ -237,12 +245,12 @@ class CommandAnswered:
 
 @dataclass(frozen=True, slots=True)
 class CommandRefused:
-    """An executor refused the command in flight as a whole (stale epoch or registration, out of
+    """An executor refused the command in flight as a whole (stale epoch or registration, or out of
     order).
 
-    The resource manager then trusts nothing that it knows of that executor until it registers
-    again. `known_rm_epoch` is the highest epoch that the executor has seen, if it said so. Answer:
-    None.
+    The resource manager then treats the executor as unconfirmed until it registers again.
+    `known_rm_epoch` is the highest epoch that the executor has seen; 0 if it was not sent.
+    Answer: None.
     """
 
     at: Instant
@@ -257,7 +265,7 @@ class CommandRefused:
 class CommandUndelivered:
     """The outcome of the command in flight is unknown (deadline, connection lost).
 
-    It is sent again. `cause` says why, for people. Answer: None.
+    The command is sent again. `cause` says why the outcome is unknown, for people. Answer: None.
     """
 
     at: Instant
@@ -269,7 +277,7 @@ class CommandUndelivered:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorProbed:
-    """An executor that could not be dialled was tried again at this address. `cause` empty: it
+    """The result of probing an unreachable executor at this address. `cause` is empty if it
     answered.
 
     Answer: None.
@@ -293,7 +301,7 @@ class ProvisionStarted:
 
 @dataclass(frozen=True, slots=True)
 class ProvisionFailed:
-    """A provider could not start an executor; it is unknown whether parts of it run.
+    """A provider could not start an executor. Parts of it may still be running.
 
     Answer: None.
     """
@@ -305,7 +313,7 @@ class ProvisionFailed:
 
 @dataclass(frozen=True, slots=True)
 class ProvisionEnded:
-    """Nothing is left of a requested executor: it was stopped, or ended by itself.
+    """A provider reports that nothing is left of an executor: it was stopped, or ended by itself.
 
     Answer: None.
     """
@@ -317,7 +325,10 @@ class ProvisionEnded:
 
 @dataclass(frozen=True, slots=True)
 class ProvisionStopFailed:
-    """A provider could not stop an executor, or does not know whether it did. Answer: None."""
+    """A provider could not stop an executor, or does not know whether it has stopped it.
+
+    Answer: None.
+    """
 
     at: Instant
     executor_id: str
@@ -326,7 +337,7 @@ class ProvisionStopFailed:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """An executor takes no new slots; at the deadline, if there is one, its slots are taken away.
+    """An operator drains an executor: it gets no new slots. At the deadline, if any, its slots end.
 
     Answer: the `Executor`.
     """
@@ -339,7 +350,7 @@ class DrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class UndrainRequested:
-    """The executor takes new slots again. Answer: the `Executor`."""
+    """An operator ends a drain: the executor may get new slots again. Answer: the `Executor`."""
 
     at: Instant
     executor_id: str
@@ -347,7 +358,7 @@ class UndrainRequested:
 
 @dataclass(frozen=True, slots=True)
 class ForgetRequested:
-    """A lost executor is deleted. Answer: None."""
+    """An operator deletes a lost executor. Answer: None."""
 
     at: Instant
     executor_id: str
@@ -355,13 +366,14 @@ class ForgetRequested:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """Time has passed: leases, lost executors, drain deadlines, retries of commands, retention.
+    """Time has passed, so timers may be due: leases, lost executors, drain deadlines, retries of
+    commands, retention.
 
     Answer: None.
 
     Attributes:
-        after_stall: this process stood still until a moment ago (it or its host was stopped). It
-            could receive nothing meanwhile, so silence and leases count from now, as after a
+        after_stall: true if this process, or its host, was stopped until just now. It could receive
+            nothing during that time. So timeouts of executors and leases count from now, as after a
             restart.
     """
 
@@ -371,7 +383,7 @@ class Ticked:
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """The last event of every batch: places what is pending, then sends commands.
+    """The last event of every batch: places pending requests, then sends commands.
 
     Answer: None.
     """

@@ -1,8 +1,8 @@
-"""How much of the cluster's history is kept: a maximum number of events, and a maximum age.
+"""Limits the cluster's history to a maximum number of events and a maximum age.
 
-This keeps sequence numbers and times; the store holds the events. Ages are derived from a few
-durable marks (time, sequence), so old events are still old after a restart. An event may exceed its
-age by the time between two marks.
+The store has the events; this module has only sequence numbers and times. The age of an event is
+derived from a few stored marks (time, sequence number), so it is known after a restart, too. An
+event may get older than the maximum by the time between two marks.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from resource_manager.engine.model.changes import ChangeTracker
 from resource_manager.engine.model.settings import EngineSettings
 
 _MARKS = 8
-"""Marks per maximum age; the ring has room for two more."""
+"""Number of marks per maximum age. The ring buffer has two more places than this."""
 
 
 class History:
-    """Sequence numbers of the cluster's history, and how far it was trimmed."""
+    """The sequence numbers of the cluster's history: the last one, and the last trimmed one."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
@@ -46,7 +46,7 @@ class History:
         return self.last_sequence
 
     def mark(self, time_ms: int, changes: ChangeTracker) -> None:
-        """Adds a mark for now, unless this interval has one, and trims events that are too old."""
+        """Adds a mark for the current interval if it has none, and trims events that are too old."""
         number = time_ms // self.mark_interval_ms
         position = number % (_MARKS + 2)
         known = self._marks.get(position)

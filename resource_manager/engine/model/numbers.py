@@ -1,5 +1,5 @@
-"""Durable counters: numbers that are given out once, and lower bounds that outlive what they are
-about.
+"""Stored counters: numbers that are used only once, and lower bounds that are still needed after
+the entities were deleted.
 """
 
 from __future__ import annotations
@@ -7,33 +7,33 @@ from __future__ import annotations
 from resource_manager.engine.model.changes import ChangeTracker
 
 GENERATION_FLOOR = "generation_floor"
-"""Counter that a restore of an older backup raises. New placements get generations above it, so
-none is mistaken for one that was made after the backup was taken.
+"""Counter that is raised when an older backup is restored. New slots get generations above it. So
+no new slot has the generation of a slot that was placed after the backup was taken.
 """
 
 REGISTERED_WITH = "registered_with/"
-"""Prefix of counters: number of the report that an executor registered with last. So a late copy of
-an earlier registration is recognized, also by the next leader.
+"""Prefix of counters: the number of the report with which an executor last registered. With it, a
+late copy of an earlier registration is recognized, also by the next leader.
 """
 
 HOST_SETTING_NUMBER = "host_setting_number"
 """Number of the last change by an operator to the settings of any host."""
 
 FORGOTTEN = "forgotten_registration_number"
-"""Highest registration number of all executors that were deleted."""
+"""Highest registration number of all deleted executors."""
 
 ARRIVAL_NUMBER = "arrival_number"
-"""The last arrival number that was given out, to jobs and requests alike."""
+"""The last used arrival number; jobs and requests share the numbers."""
 
 
 class Numbers:
-    """The counters.
+    """The current values of the counters.
 
     Attributes:
-        arrival: last arrival number, of jobs and requests alike.
-        host_setting: last number of a change to the settings of hosts.
-        forgotten_registration: highest registration number of all executors that were deleted.
-        generation_floor: new placements get generations above this.
+        arrival: last used arrival number; jobs and requests share the numbers.
+        host_setting: number of the last change to the settings of any host.
+        forgotten_registration: highest registration number of all deleted executors.
+        generation_floor: new slots get generations above this.
     """
 
     def __init__(self, changes: ChangeTracker) -> None:
@@ -44,14 +44,14 @@ class Numbers:
         self.generation_floor = 0
 
     def next_arrival(self, count: int = 1) -> int:
-        """Gives out `count` consecutive arrival numbers, and returns the first one."""
+        """Takes `count` consecutive arrival numbers, and returns the first one."""
         self.arrival += count
         self._changes.counter(ARRIVAL_NUMBER, self.arrival)
         return self.arrival - count + 1
 
     def keep_registration(self, number: int) -> None:
-        """Notes the registration number of an executor that is deleted. If the executor comes back,
-        its commands must not look like old ones.
+        """Records the registration number of an executor that is deleted. If the executor registers
+        again, it gets a higher number, so that new commands are not taken for old ones.
         """
         self.forgotten_registration = max(self.forgotten_registration, number)
         self._changes.counter(FORGOTTEN, self.forgotten_registration)

@@ -1,5 +1,5 @@
-"""Slots as job events carry them: plain data that can be stored as JSON and turned into a
-SlotStatus.
+"""Converts slots to the plain data in job events. It can be stored as JSON and converted to a
+SlotStatus message.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _OPTIONAL = tuple(
     and not each.optional
     and name not in _ALWAYS.union(SLOT_RUNTIME.split())
 )
-"""Numbers and strings that are left out if they are 0 or empty."""
+"""Fields with numbers and strings that are left out if they are 0 or empty."""
 
 
 def slot_to_dict(slot: Slot, executor_address: str) -> dict[str, object]:
     """Returns the fields of SlotStatus (slots.proto) by name, without empty ones.
 
-    `profile` is `ResourceProfile.to_dict()`. It and `isolation` are shared between calls, so
-    callers must not change them. `allocated_time_ms` is in milliseconds since 1970. `resizes` are
-    resizes under way, as `SlotResize` without `message`. `assignment` is as in
-    `finegrain/mapping/stored.py`.
+    `profile` is `ResourceProfile.to_dict()`. `profile` and `isolation` are cached and shared
+    between calls, so callers must not change them. `allocated_time_ms` is in milliseconds since
+    1970. `resizes` has the unfinished resizes, as `SlotResize` without `message`. `assignment` has
+    the form of `finegrain/mapping/stored.py`.
     """
     data: dict[str, object] = {
         "allocation_id": slot.allocation_id,

@@ -1,4 +1,4 @@
-"""What executors report: their slots, and slots that ended without a command."""
+"""The contents of an executor's report: its slots, and slots that ended without a command."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class ReportedSlot:
     pids_max: int = 0
     cpus: str = ""
     isolation: Isolation | None = None
-    resize_number: int = 0  # of the last resize that is enforced
+    resize_number: int = 0  # number of the last resize that the executor has carried out
     assignment: CpuAssignment | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EndedSlot:
-    """A slot that ended at its executor without a command."""
+    """A slot that ended on its executor without a command."""
 
     allocation_id: str
     generation: int
@@ -39,7 +39,7 @@ class EndedSlot:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One numbered state of an executor; see SlotReport in slots.proto."""
+    """One numbered report of an executor; see SlotReport in slots.proto."""
 
     report_number: int
     rm_epoch: int

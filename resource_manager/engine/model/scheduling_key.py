@@ -1,6 +1,7 @@
-"""Which requests are equal, and the columns of the capacity index that are known everywhere.
+"""The scheduling key, by which equal requests form a scheduling class, and the common columns of
+the capacity index.
 
-The index counts memory in grains. Each kind of constraint has columns of its own: see
+The index counts memory in grains (`in_grains`). Constraints can add columns of their own; see
 `placement/constraint.py`.
 """
 
@@ -21,17 +22,17 @@ if TYPE_CHECKING:
     from resource_manager.engine.model.entities import RequestSpec
 
 Labels = tuple[tuple[str, str], ...]
-"""Names and values, sorted."""
+"""Pairs of name and value, sorted."""
 
 SLOTS = "slots"
-"""Index column: slots that a host may still take."""
+"""Index column: how many more slots a host may have."""
 
 DEFAULT_SLOTS = "default_slots"
-"""Index column: default slots that a host may still take."""
+"""Index column: how many more default slots fit on a host."""
 
 IN_USE = "in_use"
-"""Index column: 1 if the host has slots. One that gets its first slots in a pass has neither this
-nor `EMPTY` until the pass ends.
+"""Index column: 1 if the host has slots. A host that gets its first slots in a placement pass has 0
+in this column and in `EMPTY` until the pass ends.
 """
 
 EMPTY = "empty"
@@ -44,17 +45,19 @@ _MEMORY = frozenset({MEMORY_BYTES, *MEMORY_PARTS})
 
 
 class Needs(NamedTuple):
-    """What a host must have at least for one request, in columns of the index: necessary, and
-    sufficient unless the request is `topology_constrained`.
+    """The least that a host must have in each column of the index to serve one request.
+
+    A host with less cannot serve it. A host with this much can serve it, unless the request is
+    `topology_constrained`.
 
     Attributes:
-        pooled: on a host with one memory pool.
-        separate: on a host with a pool for each memory part.
-        amounts: the part of both that can be compared with sums over hosts, and with executors that
-            have not started yet.
-        preferred: for each preferred policy, the columns without which no host can meet it; empty:
-            the index does not tell.
-        never_met: how many preferred policies no host can meet, whatever it has.
+        pooled: the columns for a host with one memory pool.
+        separate: the columns for a host with a pool for each memory part.
+        amounts: the columns of both that are amounts. They can be compared with sums over hosts,
+            and with executors that have not started yet.
+        preferred: for each preferred policy, the columns that a host needs to meet it; empty if the
+            index has no such column.
+        never_met: how many preferred policies no host can meet.
     """
 
     pooled: dict[str, int]
@@ -65,19 +68,21 @@ class Needs(NamedTuple):
 
     @property
     def kinds(self) -> list[dict[str, int]]:
-        """What hosts must have, by kind of memory pools, where that differs."""
+        """The different needs by kind of memory pools: one item if they are the same, else two."""
         return [self.pooled] if self.pooled == self.separate else [self.pooled, self.separate]
 
 
 CpuKey = tuple[CpuPolicy, int]
-"""CPU policy of a request, and its cpu limit if the choice of a host depends on it."""
+"""The CPU policy of a request, and its cpu limit; 0 if the choice of a host does not depend on it.
+"""
 
 SchedulingKey = tuple[ResourceProfile | None, Labels, CpuKey | None]
-"""Everything that a host is chosen by. The last item is None for requests without a CPU policy."""
+"""All attributes of a request that matter for the choice of a host: profile, labels, CPU policy.
+The last one is None for requests without a CPU policy."""
 
 
 def cpu_key(policy: CpuPolicy, cpu_limit_milli: int) -> CpuKey | None:
-    """Returns what distinguishes requests for the same amounts by their cpus; None: nothing."""
+    """Returns the CPU part of a scheduling key; None for a request without a CPU policy."""
     if policy is PLAIN or policy == PLAIN:
         return None
     burst = policy.bind is BindPolicy.CONSTRAINED_BURST
@@ -92,9 +97,10 @@ def scheduling_key(spec: RequestSpec) -> SchedulingKey:
 
 
 def is_topology_constrained(profile: ResourceProfile | None, cpus: CpuKey | None) -> bool:
-    """Returns True if amounts alone can never decide whether a host can serve the request. That
-    includes default slots of best-effort cpu, since the index counts only default slots of normal
-    cpu.
+    """Returns True if amounts alone cannot decide whether a host can serve the request.
+
+    This includes best-effort default slots, because the index counts default slots of normal cpu
+    only.
     """
     if profile is not None and profile.devices:
         return True
@@ -104,9 +110,9 @@ def is_topology_constrained(profile: ResourceProfile | None, cpus: CpuKey | None
 
 
 def in_grains(amounts: Amounts) -> dict[str, int]:
-    """Returns amounts as the index counts them: memory in whole `MEMORY_GRAIN_BYTES`.
+    """Returns amounts in the units of the index: memory in multiples of `MEMORY_GRAIN_BYTES`.
 
-    Small numbers are faster to compute with. Nothing is lost, because bookings are multiples of the
+    Computing with small numbers is faster. Nothing is lost, because bookings are multiples of the
     grain.
     """
     return {

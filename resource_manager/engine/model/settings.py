@@ -12,16 +12,16 @@ from typing import Literal
 from finegrain.resources import MIB, Amounts, ResourceProfile
 
 Strategy = Literal["pack", "spread", "balanced"]
-"""How a host is chosen among those with room; see `placement/policies.py`."""
+"""How a host is chosen among the hosts that fit; see `placement/policies.py`."""
 
 Order = Literal["fair", "arrival"]
-"""Who is served next: the least usage for its weight, or the earliest arrival (groups do not
-count).
+"""The order of service. "fair": lowest usage per weight first. "arrival": first come, first served;
+groups do not matter.
 """
 
 Measure = Literal["dominant", "slots", "cpu"]
-"""Unit of service per second of a slot: its largest share of the cluster in any dimension, 1, or
-its cores.
+"""The cost of a slot per second. "dominant": its largest share of the cluster in any dimension.
+"slots": 1. "cpu": its cores.
 """
 
 SECOND_MS = 1_000
@@ -36,28 +36,27 @@ class ExecutorShape:
     name: str
     provider: str
     total: Amounts
-    default_profile: ResourceProfile  # what a request of unknown size gets there
+    default_profile: ResourceProfile  # for requests without a profile
     labels: tuple[tuple[str, str], ...] = ()
     slots_max: int = 0  # 0: no limit
     cost: float = 1.0  # relative to other shapes
-    count_max: int = 0  # executors of it at a time; 0: no limit
-    start_timeout_ms: int = 120 * SECOND_MS  # time to register in
+    count_max: int = 0  # most executors of this shape at a time; 0: no limit
+    start_timeout_ms: int = 120 * SECOND_MS  # time within which it must register
 
 
 @dataclass(frozen=True, slots=True)
 class Provisioning:
-    """How the cluster grows and shrinks by itself. Totals are over all executors that are not lost
-    and those that were requested.
-    """
+    """Settings of autoscaling. Totals are sums over executors that are not lost and requested ones."""
 
     shapes: tuple[ExecutorShape, ...] = ()
     total_min: Amounts = field(default_factory=dict)
-    total_max: Amounts = field(default_factory=dict)  # a dimension that is absent has no limit
-    idle_timeout_ms: int = 60 * SECOND_MS  # without slots for this long: it is given back
-    provided_lost_timeout_ms: int = 300 * SECOND_MS  # lost for this long: it is given back
-    plan_interval_ms: int = 1 * SECOND_MS  # between two passes
-    planned_requests_max: int = 10_000  # requests that one pass considers
-    backoff_min_ms: int = 1 * SECOND_MS  # of a shape whose executors fail to start
+    total_max: Amounts = field(default_factory=dict)  # a missing dimension has no limit
+    idle_timeout_ms: int = 60 * SECOND_MS  # an executor without slots for this long is given back
+    # an executor from a provider that was lost for this long is given back
+    provided_lost_timeout_ms: int = 300 * SECOND_MS
+    plan_interval_ms: int = 1 * SECOND_MS  # time between two planning passes
+    planned_requests_max: int = 10_000  # requests that one planning pass considers
+    backoff_min_ms: int = 1 * SECOND_MS  # first pause for a shape whose executors fail to start
     backoff_max_ms: int = 300 * SECOND_MS
 
     def __bool__(self) -> bool:
@@ -67,20 +66,21 @@ class Provisioning:
 
 @dataclass(frozen=True, slots=True)
 class Fairness:
-    """Who is served next when there is not enough for all."""
+    """Settings of the order in which jobs and groups are served."""
 
     order: Order = "fair"
     usage_measure: Measure = "dominant"
-    # age at which service counts half; None: always in full
+    # age at which usage counts half; None: usage does not decay
     half_life_ms: int | None = 900 * SECOND_MS
-    # running slots count as if they had run for this much longer
+    # running slots count as if they had already run for this much longer
     lookahead_ms: int = 30 * SECOND_MS
-    usage_interval_ms: int = 10 * SECOND_MS  # between two times that usage is stored
-    starvation_timeout_ms: int = 300 * SECOND_MS  # starved for this long: capacity is reserved
-    # the same after this many placements of others; 0: no such limit
+    usage_interval_ms: int = 10 * SECOND_MS  # longest time between two writes of a changing usage
+    # capacity is reserved for a request that waits this long while others are placed
+    starvation_timeout_ms: int = 300 * SECOND_MS
+    # capacity is also reserved after this many placements of others; 0: no such limit
     starvation_placements: int = 0
-    reservations_max: int = 8  # at a time; 0: none
-    # of any resource, for all reservations but that of the longest starved request
+    reservations_max: int = 8  # most reservations at a time; 0: none
+    # largest part of any resource that may be reserved; the longest starved request is exempt
     reserved_part_max: float = 0.1
 
 
@@ -92,22 +92,24 @@ class EngineSettings:
     report_interval_ms: int = 3 * SECOND_MS
     lost_timeout_ms: int = 15 * SECOND_MS
 
-    # Placement. "pack" takes hosts in use before empty ones, and of the first ones by name the one
-    # that suits the request best. "spread" takes the least loaded host, "balanced" the one whose
-    # free cpu and memory come closest to proportion.
+    # Placement. "pack" takes hosts in use before empty ones. Among the first `pack_candidates`
+    # hosts by name, it takes the one that suits the request best. "spread" takes the least loaded
+    # host. "balanced" takes the host whose free cpu and memory are nearest to their usual
+    # proportion.
     strategy: Strategy = "pack"
-    pack_candidates: int = 8  # upper limit of hosts that "pack" compares; 1 is first fit
-    label_indexes_max: int = 64  # label selectors that have their own index of hosts
-    classes_tried_max: int = 1_000  # failed tries per decision; the next one goes on from there
-    # hosts per decision whose cpus and NUMA nodes are checked without success
+    pack_candidates: int = 8  # most hosts that "pack" compares; 1 is first fit
+    label_indexes_max: int = 64  # most label selectors with an index of their own
+    # failed tries per `Decide`; the next `Decide` continues with the next class
+    classes_tried_max: int = 1_000
+    # hosts per `Decide` whose cpus and NUMA nodes are checked without success
     hosts_asked_max: int = 256
 
     # Requests.
     cpu_milli_min: int = 10
     memory_bytes_min: int = 4 * MIB
-    job_requests_max: int = 1_000_000  # of one job, not ended
-    job_scheduling_classes_max: int = 10_000  # different ones among a job's pending requests
-    requests_max: int = 2_000_000  # of all jobs together; each takes about a KiB of memory
+    job_requests_max: int = 1_000_000  # live requests of one job
+    job_scheduling_classes_max: int = 10_000  # scheduling classes among a job's pending requests
+    requests_max: int = 2_000_000  # live requests of all jobs; each takes about 1 KiB of memory
     infeasible_after_ms: int = 30 * SECOND_MS  # rejected if no executor could host it for this long
 
     # Jobs.
@@ -121,29 +123,29 @@ class EngineSettings:
     command_retry_max_ms: int = 5 * SECOND_MS
     command_items_max: int = 1_000
 
-    # Executors that report and cannot be dialled: when nothing more is placed there, and how often
-    # they are probed then.
-    unreachable_after_ms: int = 10 * SECOND_MS  # of failed deliveries of one command
-    refused_commands_max: int = 5  # refusals in a row
+    # An executor that reports, but does not receive commands, counts as unreachable after one of
+    # the two limits. Then no slots are placed there, and it is probed in these intervals.
+    unreachable_after_ms: int = 10 * SECOND_MS  # time of failed deliveries of one command
+    refused_commands_max: int = 5  # refused commands in a row
     probe_min_ms: int = 1 * SECOND_MS
     probe_max_ms: int = 30 * SECOND_MS
 
-    # A host that refused a scheduling class is not tried with it before this, unless its state
-    # changes.
+    # If a host refused a slot of a scheduling class, no slot of the class is placed there for this
+    # time, unless the state of the host changes.
     refusal_backoff_min_ms: int = 1 * SECOND_MS
     refusal_backoff_max_ms: int = 300 * SECOND_MS
 
-    # Which job is served next.
+    # Order in which jobs are served.
     fairness: Fairness = field(default_factory=Fairness)
 
     # Gangs.
     gang_members_max: int = 1_000
 
-    # A resize to less memory than the slot uses is tried again after this.
+    # A resize that an executor could not carry out is tried again after this time.
     resize_retry_min_ms: int = 1 * SECOND_MS
     resize_retry_max_ms: int = 30 * SECOND_MS
 
-    # Executors that are started and stopped as needed.
+    # Executors that are started and stopped automatically.
     provisioning: Provisioning = field(default_factory=Provisioning)
 
     # Retention.

@@ -1,21 +1,23 @@
-"""The states of all entities, and what moves them: one table for each state machine. A move that is
-not listed is a bug and raises `IllegalTransition`.
+"""The states and inputs of all entities: one table for each state machine. A move that is not
+listed is a bug and raises `IllegalTransition`.
 
-- A request is pending (PENDING), is placed (ALLOCATING), is confirmed by its executor (GRANTED) and
-  ends. If a placement fails, it goes back to PENDING, any number of times.
-- A slot is one placement of a request. It exists from when capacity is booked until the executor's
-  processes are known to be gone, whatever happens to the request meanwhile. So a slot may be
-  without a request; then it is FREEING.
+- A request is pending (PENDING), then placed (ALLOCATING), then confirmed by its executor
+(GRANTED),
+  and then it ends. If a placement fails, it becomes PENDING again, any number of times.
+- A slot is one placement of a request. It exists from the booking of its capacity until its
+  processes on the executor have certainly ended. If its request ends or loses it before that, the
+  slot is FREEING.
 - A resize of a slot waits, is ordered from the executor, and is confirmed or refused. While one is
   ordered, the next one may wait.
-- A gang moves as a whole until all its slots are granted. Then its members move independently,
-  except that they go back to the queue together.
-- An executor is three machines: whether it has registered and reports, whether it is drained, and
-  whether it can be dialled.
+- A gang moves as a whole until all its slots are granted. Then its members move independently, but
+  if they must be placed again, they are queued together.
+- An executor has three state machines: whether it has registered and reports, whether it is
+drained,
+  and whether the resource manager can connect to it.
 
-Every table also lists the states that a row may be restored in. `invariants/all.py` checks what
-tables cannot express: that request and slot move together, and that every pending request is in the
-queue. Reservations have no states. Those of requested executors are in `lifecycle/provisions.py`.
+Every table also lists the states in which a row may be restored. `invariants/all.py` checks rules
+that tables cannot express: request and slot move together, and every pending request is queued.
+Reservations have no states. The table of provisions is in `lifecycle/provisions.py`.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ class StateTable(Generic[StateT, InputT]):
     """One state machine.
 
     Attributes:
-        title: its name, for people.
+        title: name of the machine, for people.
         states: all states.
-        inputs: everything that can happen.
+        inputs: all inputs.
         initial: the state of a new entity.
         moves: next state by state and input; None: the entity is deleted.
-        restored: states that an entity may be restored in.
+        restored: states in which an entity may be restored after a restart.
     """
 
     title: str
@@ -54,7 +56,7 @@ class StateTable(Generic[StateT, InputT]):
 
 
 class RequestInput(StrEnum):
-    """What can happen to a request."""
+    """The inputs of the state machine of requests."""
 
     PLACE = "PLACE"  # capacity was booked for it
     CONFIRM = "CONFIRM"  # its executor carved the slot
@@ -64,7 +66,7 @@ class RequestInput(StrEnum):
     RECLAIM = "RECLAIM"
     CANCEL = "CANCEL"  # withdrawn before it was granted
     RELEASE = "RELEASE"  # the granted slot was given back
-    REUSE = "REUSE"  # a slot that its job has already does its work
+    REUSE = "REUSE"  # another slot of its job is reused for its work
     DECLINE = "DECLINE"  # the executor's direct offer was not accepted
     REJECT = "REJECT"  # it must not wait any longer
     LOSE = "LOSE"  # the granted slot was lost, and no other one is wanted
@@ -96,12 +98,12 @@ REQUEST = StateTable(
 
 
 class SlotInput(StrEnum):
-    """What can happen to a slot."""
+    """The inputs of the state machine of slots."""
 
     CONFIRM = "CONFIRM"  # its executor carved it
-    FREE = "FREE"  # it must be taken down, or its executor is lost
-    RECLAIM = "RECLAIM"  # its executor came back with it, and it is needed
-    VANISH = "VANISH"  # it is known not to exist (any more); its capacity is free
+    FREE = "FREE"  # it must be freed, or its executor is lost
+    RECLAIM = "RECLAIM"  # its lost executor came back with it, and its request is still queued
+    VANISH = "VANISH"  # it does not exist on its executor, so its capacity is free
 
 
 SLOT = StateTable(
@@ -123,20 +125,20 @@ SLOT = StateTable(
 
 
 class ResizeState(StrEnum):
-    """The state of a slot's resizes; it follows from `Slot.wanted` and `Slot.ordered`."""
+    """The state of a slot's resizes; it is derived from `Slot.wanted` and `Slot.ordered`."""
 
     NONE = "NONE"
     WAITING = "WAITING"  # queued, or in a back-off after a refusal
-    ORDERED = "ORDERED"  # sent or to be sent to the executor; outcome unknown
-    ORDERED_AND_WAITING = "ORDERED_AND_WAITING"  # the same, and a later one waits
+    ORDERED = "ORDERED"  # ordered from the executor, which has not confirmed or refused it yet
+    ORDERED_AND_WAITING = "ORDERED_AND_WAITING"  # one is ordered, and a later one waits
 
 
 class ResizeInput(StrEnum):
-    """What can happen to the resizes of a slot."""
+    """The inputs of the state machine of a slot's resizes."""
 
     ASK = "ASK"  # another size is requested
-    WITHDRAW = "WITHDRAW"  # the waiting one is withdrawn or replaced
-    ORDER = "ORDER"  # it needs no more room, or its growth was booked
+    WITHDRAW = "WITHDRAW"  # the waiting resize is withdrawn or replaced
+    ORDER = "ORDER"  # the waiting resize needs no growth, or its growth was booked
     CONFIRM = "CONFIRM"  # the executor enforces the ordered size, or a later one
     REFUSE = "REFUSE"  # the executor did not carry it out
     RETRY = "RETRY"  # a refused one goes back to its old place in the queue
@@ -165,7 +167,7 @@ RESIZE = StateTable(
 
 
 class GangInput(StrEnum):
-    """What can happen to a gang."""
+    """The inputs of the state machine of gangs."""
 
     PLACE = "PLACE"  # capacity was booked for all its members that have not ended
     GRANT = "GRANT"  # the last of their slots was carved
@@ -192,9 +194,9 @@ GANG = StateTable(
 
 
 class JobInput(StrEnum):
-    """What can happen to a job."""
+    """The inputs of the state machine of jobs."""
 
-    END = "END"  # its owner or an operator ends it, or its lease has lapsed
+    END = "END"  # its owner or an operator ends it, or its lease has expired
 
 
 JOB = StateTable(
@@ -208,9 +210,9 @@ JOB = StateTable(
 
 
 class RegistrationInput(StrEnum):
-    """What can happen to an executor's registration."""
+    """The inputs of the state machine of an executor's registration."""
 
-    REGISTER = "REGISTER"  # it reports what it has and what it runs
+    REGISTER = "REGISTER"  # it registers, with its capacity and slots
     DISTRUST = "DISTRUST"  # commands do not arrive, or are refused: it must register again
     FALL_SILENT = "FALL_SILENT"  # nothing was received from it for too long, or it has ended
 
@@ -241,7 +243,7 @@ class DrainState(StrEnum):
 
 
 class DrainInput(StrEnum):
-    """What operators and scaling set."""
+    """The inputs of the state machine of drains; from operators and from scaling."""
 
     DRAIN = "DRAIN"  # also again, with another reason or deadline
     UNDRAIN = "UNDRAIN"
@@ -262,7 +264,7 @@ DRAIN = StateTable(
 
 
 class Reachability(StrEnum):
-    """Whether the resource manager can dial an executor."""
+    """Whether the resource manager can connect to an executor."""
 
     REACHABLE = "REACHABLE"
     UNREACHABLE = "UNREACHABLE"

@@ -1,7 +1,7 @@
-"""A timer queue: which entity must be checked when. `step.py` calls the handlers.
+"""A queue of timers: each names an entity to check at a time. `step.py` calls the handlers.
 
-A timer may fire early: its handler checks the entity's real deadline and arms it again. So a lease
-that is renewed a thousand times costs one entry, not a thousand.
+A timer may fire too early. So its handler compares with the entity's actual deadline, and arms the
+timer again if needed. So a lease that is renewed 1,000 times needs one entry and not 1,000.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ _BACKOFF_DOUBLINGS_MAX = 16
 
 
 class Timer(StrEnum):
-    """What a timer checks. The id with it names a job, an executor, a gang, or a slot's request."""
+    """The kind of a timer. Its id names a job, an executor, a gang, or the request of a slot."""
 
-    LEASE = "LEASE"  # a job's lease may have lapsed
+    LEASE = "LEASE"  # a job's lease may have expired
     RETENTION = "RETENTION"  # an ended job may be deleted
     SILENCE = "SILENCE"  # an executor may be lost
     DRAIN = "DRAIN"  # an executor's drain deadline may have passed
     COMMAND = "COMMAND"  # a command may be sent again
-    PROBE = "PROBE"  # an executor that could not be dialled may be tried again
-    REFUSAL = "REFUSAL"  # an executor may be tried again with what it refused
+    PROBE = "PROBE"  # an unreachable executor may be probed again
+    REFUSAL = "REFUSAL"  # slots of a class that an executor refused may be placed there again
     INFEASIBLE = "INFEASIBLE"  # requests that no executor could host may have to be rejected
     GANG = "GANG"  # a gang may have waited for too long
     RESIZE = "RESIZE"  # a refused resize may be tried again
     PLAN = "PLAN"  # new executors may be needed
-    PROVISION = "PROVISION"  # a requested executor may be late, idle, or to be stopped again
+    PROVISION = "PROVISION"  # the order to stop a provisioned executor may be sent again
     STARVATION = "STARVATION"  # a request may be starved
     USAGE = "USAGE"  # usage of flows is stored
     HISTORY = "HISTORY"  # old cluster events may be deleted
@@ -37,9 +37,8 @@ class Timers:
     """A lazy priority queue with at most one valid entry per timer and id.
 
     Attributes:
-        left_over: timers that are due and wait for the next decision, because a step does a limited
-            amount of work.
-        listening_since_ms: before this moment (monotonic) the process could receive nothing, so
+        left_over: due timers that the next `Decide` handles, because the work of a step is limited.
+        listening_since_ms: monotonic time before which the process could receive nothing, so that
             silence counts only from then on.
     """
 
@@ -50,13 +49,13 @@ class Timers:
         self.left_over: dict[tuple[Timer, str], None] = {}
 
     def arm(self, timer: Timer, entity_id: str, due_ms: int) -> None:
-        """Makes a timer fire at `due_ms` or earlier. If it is armed for an earlier time, it stays
-        so.
+        """Makes a timer fire at `due_ms` or earlier. If it is already armed for an earlier time, it
+        does not change.
 
         Args:
-            timer: what to check.
-            entity_id: of the entity; empty: there is only one.
-            due_ms: monotonic.
+            timer: the kind of timer.
+            entity_id: id of the entity; empty if there is only one timer of this kind.
+            due_ms: monotonic time.
         """
         armed = self._armed.get((timer, entity_id))
         if armed is None or due_ms < armed:
@@ -64,18 +63,18 @@ class Timers:
             heapq.heappush(self._heap, (due_ms, timer, entity_id))
 
     def put_off(self, timer: Timer, entity_id: str) -> None:
-        """Lets the next decision continue what a timer has begun."""
+        """Lets the next `Decide` call the handler again, because the handler has work left."""
         self.left_over[timer, entity_id] = None
 
     def due(self, now_ms: int) -> Iterator[tuple[Timer, str]]:
-        """Yields all timers that are due, each once: those left over first, then in order of time.
+        """Yields all due timers, each once: first those left over, then in order of time.
 
-        If the caller stops early, the others are left over.
+        If the caller stops early, the remaining ones are left over.
         """
         while self._heap and self._heap[0][0] <= now_ms:
             at_ms, timer, entity_id = heapq.heappop(self._heap)
-            # Otherwise it is outdated: the timer was armed for an earlier time later on, and has
-            # fired.
+            # An entry with another time is outdated: after it was added, the timer was armed for an
+            # earlier time.
             if self._armed.get((timer, entity_id)) == at_ms:
                 del self._armed[timer, entity_id]
                 self.left_over[timer, entity_id] = None
@@ -84,7 +83,7 @@ class Timers:
             yield each
 
     def next_due_ms(self) -> int | None:
-        """Returns when the next timer may fire; None: none is armed."""
+        """Returns when the next timer may fire; None if no timer is armed."""
         return self._heap[0][0] if self._heap else None
 
 
@@ -93,7 +92,7 @@ def backoff_ms(failures: int, shortest_ms: int, longest_ms: int) -> int:
 
     Args:
         failures: number of failures before this one.
-        shortest_ms: the back-off after none.
+        shortest_ms: the back-off for 0 earlier failures.
         longest_ms: upper limit.
     """
     return min(longest_ms, shortest_ms << min(failures, _BACKOFF_DOUBLINGS_MAX))

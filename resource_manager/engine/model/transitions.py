@@ -1,5 +1,5 @@
-"""Changes the states of entities: the only way, by the tables of `state_tables.py`. Remembers the
-latest moves for error messages.
+"""Changes the states of entities by the tables of `state_tables.py`. No other code changes states.
+It also remembers the latest moves, for error messages.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from resource_manager.engine.model.entities import Executor, Gang, GangState, Job, Request, Slot
 
 HISTORY_LENGTH = 4_000
-"""Moves that are remembered, over all entities, for the message of an `IllegalTransition`."""
+"""How many moves of all entities are remembered for the message of an `IllegalTransition`."""
 
 HISTORY_SHOWN = 8
-"""Moves of the entity that an error message shows."""
+"""How many moves of its entity an error message shows."""
 
 
 class Transitions:
     """Moves entities, and remembers the latest moves.
 
-    All `move_*` raise `IllegalTransition` if the table does not list the move. All `restore_*` do
-    if the table does not list the state as one that may be restored.
+    All `move_*` methods raise `IllegalTransition` if the table does not list the move. All
+    `restore_*` methods raise it if the table does not list the state as one that may be restored.
     """
 
     def __init__(self) -> None:
@@ -80,11 +80,12 @@ class Transitions:
 
     @contextmanager
     def moving_resize(self, slot: Slot, what: ResizeInput) -> Iterator[None]:
-        """Moves a slot's resizes. The body changes the slot; afterwards its state must be that of
-        the table.
+        """Moves a slot's resizes. The body of the `with` statement must change the slot so that its
+        state is the next one in the table.
 
         Raises:
-            IllegalTransition: it is not, or the table does not list the move.
+            IllegalTransition: the slot has another state afterwards, or the table does not list the
+                move.
         """
         name = f"{slot.allocation_id}/{slot.generation}"
         due = self._moved(RESIZE, name, resize_state(slot), what)
@@ -116,11 +117,11 @@ class Transitions:
 
         Args:
             executor_id: the executor.
-            unreachable: whether it is unreachable now.
-            what: what has happened.
+            unreachable: whether it was unreachable so far.
+            what: the input.
 
         Returns:
-            True if it is unreachable then.
+            True if it is unreachable after the move.
         """
         before = Reachability.UNREACHABLE if unreachable else Reachability.REACHABLE
         return self._moved(REACH, executor_id, before, what) is Reachability.UNREACHABLE

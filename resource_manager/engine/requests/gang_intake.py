@@ -1,8 +1,9 @@
-"""Accepts or refuses gangs: all members must be valid, and the gang must fit as a whole.
+"""Accepts or rejects gangs: all members must be valid, and it must be possible to place the gang as
+a whole.
 
-A problem of one member refuses all members; the answer to each of the others names the one that
-caused it. Repeating the same gang is the same call. `lifecycle/gangs.py` has a worked example of
-what follows.
+If one member has a problem, all members are rejected. The outcomes of the other members name the
+member that caused it. If a job master sends the same gang again, nothing changes.
+`lifecycle/gangs.py` has an example of how a gang continues.
 """
 
 from __future__ import annotations
@@ -30,11 +31,10 @@ from resource_manager.engine.state import State
 def refused_members(
     state: State, job: Job, gangs: Sequence[GangSpec], requests: Sequence[RequestSpec]
 ) -> dict[str, ItemOutcome]:
-    """Returns what is wrong with members of gangs, by allocation id. Members not in it may be
-    accepted.
+    """Returns the problems of gang members, by allocation id. All other members may be accepted.
 
     Args:
-        state: the engine's state; its indexes must be fresh.
+        state: the engine's state; its indexes must be up to date.
         job: the job that submits the requests.
         gangs: the gangs that the call declares.
         requests: all requests of the call.
@@ -42,18 +42,19 @@ def refused_members(
     Raises:
         InvalidArgument: a gang has no members in the call, or is declared twice.
     """
-    # Sort the call's requests by gang, and note ids that cannot be served.
+    # Group the requests of the call by gang, and find ids that are used in several gangs.
     members: dict[str, dict[str, RequestSpec]] = {}
     belongs: dict[str, set[str]] = {}
     for spec in requests:
         belongs.setdefault(spec.allocation_id, set()).add(spec.gang_id)
         if spec.gang_id:
-            # The first spec of an id counts; a second one in another gang is in `shared` below.
+            # If an id occurs twice in a gang, the first one counts. Ids in two gangs are in
+            # `shared`.
             members.setdefault(spec.gang_id, {}).setdefault(spec.allocation_id, spec)
     # Allocation ids that the call uses in more than one gang, or with and without a gang.
     shared = {name for name, gang_ids in belongs.items() if len(gang_ids) > 1}
     refused: dict[str, ItemOutcome] = {}
-    # Errors of the call as a whole: they refuse everything, not only some members.
+    # Errors in the declarations reject the whole call and not only some members.
     for gang_id, count in Counter(gang.gang_id for gang in gangs).items():
         if count > 1:
             raise InvalidArgument("gangs", gang_id, "every gang once")
@@ -66,7 +67,7 @@ def refused_members(
         some = members.pop(gang.gang_id)
         problems = _refused(state, job, gang, list(some.values()), shared)
         refused.update({each.id: each for each in problems})
-    # What is left belongs to gangs that the call does not declare.
+    # The remaining members belong to gangs that the call does not declare.
     for gang_id, some in members.items():
         for name in some:
             message = f"gang_id is {gang_id}; expected a gang that the same call declares"
@@ -77,20 +78,21 @@ def refused_members(
 def infeasible_members(
     waiting_reasons: WaitingReasons, gang: GangSpec, members: list[RequestSpec]
 ) -> list[ItemOutcome]:
-    """Returns why a queued gang cannot be placed, by the rules for a new one.
+    """Returns why a queued gang can never be placed, by the same rules as for a new gang.
 
     Args:
-        waiting_reasons: for the checks of single members.
+        waiting_reasons: makes the checks of single members.
         gang: the gang.
-        members: its living members.
+        members: its live members.
 
     Returns:
-        An outcome for each member, those that cause the problem first; empty if the gang may wait.
+        An outcome for each member, members that cause the problem first; empty if the gang may
+        wait.
     """
     problems = [each for spec in members if (each := waiting_reasons.rejection(spec)) is not None]
     if problems:
         return problems + _others(gang, members, problems)
-    # Only if all members may wait is the gang as a whole allowed to.
+    # The gang may wait for new executors only if all its members have `allow_pending`.
     if all(spec.allow_pending for spec in members):
         return []
     return _impossible(waiting_reasons, gang, members)
@@ -108,7 +110,7 @@ def join(ledger: GangLedger, request: Request, gangs: Iterable[GangSpec], *, tim
     by_id = ledger.by_id
     gang = by_id.get(request.spec.gang_id)
     if gang is None:
-        # Exists: members of undeclared gangs were refused before.
+        # It always exists, because members of undeclared gangs were rejected before.
         spec = next(each for each in gangs if each.gang_id == request.spec.gang_id)
         gang = Gang(spec, request.job_id, request.arrival_number, time_ms)
         by_id[gang.gang_id] = gang
@@ -134,13 +136,13 @@ def _refused(
     members: list[RequestSpec],
     shared: set[str],
 ) -> list[ItemOutcome]:
-    """Returns what is wrong with the members of one gang; empty if it can be accepted."""
+    """Returns the problems of the members of one gang; empty if the gang can be accepted."""
     known = state.gangs.by_id.get(gang.gang_id)
-    # A repetition is checked against what is stored; hosts may have changed since.
+    # A repeated gang is only compared with the stored one. It may no longer fit on any host.
     if known is not None:
         return [] if _same(state.requests, job, known, gang, members) else _exists(gang, members)
     most = state.settings.gang_members_max
-    # Each member gets the outcome, since a call is answered member by member.
+    # Each member gets the same outcome, because a call is answered request by request.
     if len(members) > most:
         message = f"gang {gang.gang_id} has {len(members)} members; expected at most {most}"
         return [_invalid(m.allocation_id, "gang_id", gang.gang_id, message) for m in members]
@@ -161,7 +163,7 @@ def _refused(
     if problems:
         return problems + _others(gang, members, problems)
     if all(spec.allow_pending for spec in members):
-        # Members that may all wait need no check whether the gang fits.
+        # If all members may wait for new executors, it does not matter whether the gang fits.
         return []
     return _impossible(state.waiting_reasons, gang, members)
 
@@ -174,7 +176,7 @@ def _same(
         known.job_id == job.job_id
         and known.spec == gang
         and names == set(known.members)
-        # Also with all members known, one of them may have other content in this call.
+        # All members are known, but one of them may have other values in this call.
         and all(requests[spec.allocation_id].spec == spec for spec in members)
     )
 
@@ -195,16 +197,14 @@ def _problem(
     *,
     shared: set[str],
 ) -> ItemOutcome | None:
-    """Returns what is wrong with one member; None if nothing is. `first` is the gang's first
-    member.
-    """
+    """Returns the problem of one member; None if it has none. `first` is the gang's first member."""
     name = spec.allocation_id
     if requests.is_taken(name) or name in shared:
         return taken(name)
     if spec.target_address:
         message = "a member of a gang has no target_address: a gang is offered as a whole"
         return _invalid(name, "target_address", spec.target_address, message)
-    # Members that are lost go back to the queue together, so they need the same rule.
+    # Members are queued again together after a loss, so all must have the same value.
     if spec.restart_on_loss != first.restart_on_loss:
         message = (
             f"restart_on_loss is {spec.restart_on_loss}, and {first.restart_on_loss} for"
@@ -217,7 +217,7 @@ def _problem(
 def _others(
     gang: GangSpec, members: list[RequestSpec], problems: list[ItemOutcome]
 ) -> list[ItemOutcome]:
-    """Returns outcomes for the members without a problem: refused because of another member."""
+    """Returns the outcomes of members without a problem, which are rejected because of another one."""
     culprits = {problem.id for problem in problems}
     culprit = problems[0]
     message = (
@@ -239,7 +239,7 @@ def _impossible(
     empty list.
     """
     verdict = waiting_reasons.gang_feasibility(Where.of(gang), member_requests_for(members))
-    # OFFLINE may change without a new executor, so such a gang waits.
+    # OFFLINE means that absent executors could host it, so such a gang may wait for them.
     if verdict is not Feasibility.NEVER:
         return []
     where = {

@@ -1,7 +1,7 @@
-"""Accepts or refuses ranges of requests, each as a whole.
+"""Accepts or rejects ranges of requests, each as a whole.
 
-All members ask for the same, so a problem of one is a problem of all. A range whose members are all
-known with the same content repeats an earlier call.
+All members have the same request, so they have the same problems. If all members are known with the
+same values, the call is a repetition and changes nothing.
 
 Example: PART_MEMBERS_MAX is 10,000, and a job submits members 0 to 24,999 of range "r".
 
@@ -36,7 +36,7 @@ def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcom
     """Accepts a range if it is new and valid.
 
     Args:
-        context: of the event that brought the range.
+        context: context of the event that brought the range.
         job: the job that submits it.
         spec: the range.
 
@@ -44,7 +44,7 @@ def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcom
         One outcome for the whole range.
     """
     state = context.state
-    # Known first: a repetition must be accepted even if no executor fits any more.
+    # Repetitions are found first: they must be accepted even if no executor fits any more.
     known = _known(state.requests, state.ranges, job, spec)
     if known is not None:
         return known
@@ -58,7 +58,7 @@ def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcom
             message=problem.message,
         )
         return problem
-    # Consecutive numbers, so that a member's number follows from its index.
+    # The arrival numbers are consecutive, so that a member's number follows from its index.
     first_arrival = state.numbers.next_arrival(spec.count)
     for piece in parts_of(spec):
         row = RequestRange(
@@ -75,7 +75,7 @@ def submit_range(context: EventContext, job: Job, spec: RangeSpec) -> ItemOutcom
         enqueue_members(state.queue, part, part.first, part.end)
     job.live_requests += spec.count
     state.requests.live += spec.count
-    # The first request decides whether the job asks with profiles; see `_refuse_mix`.
+    # The first request decides whether all requests of the job have profiles; see `_refuse_mix`.
     if job.specified is None:
         job.specified = request.profile is not None
         job.witness_allocation_id = f"{spec.range_id}.{spec.first_index}"
@@ -88,7 +88,7 @@ def _known(
 ) -> ItemOutcome | None:
     """Returns the outcome of a range that is known or whose ids are taken; None if it is new."""
     range_id, first, end = spec.range_id, spec.first_index, spec.first_index + spec.count
-    for part in ranges.named_parts(range_id)[:1]:  # all are of one job and ask for the same
+    for part in ranges.named_parts(range_id)[:1]:  # all parts have the same job and request
         if part.row.job_id != job.job_id or part.spec.request != spec.request:
             return taken(range_id)
     parts = ranges.overlapping(range_id, first, end)

@@ -1,6 +1,6 @@
-"""Accepts or refuses resizes: which slot, which size, which number.
+"""Accepts or rejects resizes, after it has checked the slot, the size and the resize number.
 
-`lifecycle/resizes.py` carries an accepted resize out, and has a worked example.
+`lifecycle/resizes.py` carries out accepted resizes, and has an example.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
     """Accepts a resize of a slot. Repeating the same call changes nothing.
 
     Returns:
-        The slot; its `wanted` or `ordered` is the resize, unless it has that size already.
+        The slot; its `wanted` or `ordered` is the resize, unless it already has that size.
 
     Raises:
         NotFound: no such job, or no such allocation of that job.
-        FailedPrecondition: the job has ended; the slot is not granted (any more), or has another
-            generation; the number is not the next one; the executor is too small even when empty.
+        FailedPrecondition: the job has ended; the slot is not granted, or has another generation;
+            the number is not the next one; the executor is too small even when empty.
         InvalidArgument: the size is below the minimum, or slots of this QoS class cannot have it.
     """
     state = context.state
     request, slot = _slot_to_resize(
         context.state.requests, context.state.slots, context.state.jobs, event
     )
-    # Checks come first, because an event that is refused must leave the state untouched.
+    # All checks come first, because a rejected event must not change the state.
     target = _target_of(context.state.settings, event, request.spec.cpu_policy)
-    # Before the number is checked: a repeated call has the number of the last resize.
+    # Repetitions are found before the number is checked, because they have the last number.
     if _is_same_call(slot, event.resize_number, target):
         return slot
     _refuse_number(slot, event.resize_number)
     host = context.state.hosts.of(slot)
     _refuse_too_large(host, slot, target)
     _refuse_unsuited(state.resizes, host, slot, target)
-    # The resize is accepted: it replaces one that waits.
+    # The resize is accepted, and replaces a waiting one.
     number = slot.resize_number + 1
-    # Kept for the event below: the job master must learn that this resize will not happen.
+    # The job master must get an event that the replaced resize will not happen (below).
     replaced = slot.wanted
     state.resizes.withdraw(host, slot)
     slot.resize_number = number
-    # A size that the slot has already needs no resize. While another one is ordered, the slot may
-    # still come to differ from it.
+    # If the slot already has this size, no resize is needed. But if another one is ordered, the
+    # slot may get another size, so the resize must follow.
     if slot.ordered is not None or not has_size(slot, target):
         with state.transitions.moving_resize(slot, ResizeInput.ASK):
             slot.wanted = Resize(
@@ -70,7 +70,7 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
                 state.numbers.next_arrival(),
             )
     instead = f", instead of change {replaced.number} which waited" if replaced is not None else ""
-    # The slot has the size, so the number is used up without a resize.
+    # If the slot already has the size, the number is used without a resize.
     nothing = "" if slot.wanted is not None else ": the size that it has"
     who = "an operator" if event.job_id is None else f"job {request.job_id}"
     context.journal.slot_event(
@@ -78,10 +78,10 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
         slot,
         message=f"change {number} by {who}, to {size_text(target)}{nothing}{instead}",
     )
-    # Stored before `advance`, which may only queue the resize and change no row.
+    # The slot is marked as changed here, because `advance` may only queue the resize.
     state.changes.slot(slot)
     context.state.resizes.advance(slot)
-    # The caller that waits for the replaced resize may be another one than this caller.
+    # Another caller may wait for the replaced resize, so an event reports its end.
     if replaced is not None:
         what = (
             f"{who} asked for change {number} instead"
@@ -96,7 +96,7 @@ def request_resize(context: EventContext, event: ResizeRequested) -> Slot:
 def _slot_to_resize(
     requests: Requests, slots: Slots, jobs: dict[str, Job], event: ResizeRequested
 ) -> tuple[Request, Slot]:
-    """Returns the granted slot that the caller means, with its request.
+    """Returns the granted slot that the call names, with its request.
 
     Raises:
         NotFound: no such job, or no such allocation of that job.
@@ -121,7 +121,7 @@ def _slot_to_resize(
             reason=Reason.STALE_GENERATION,
             details={"generation": event.generation, "current": request.generation},
         )
-    # A gang member that is carved and not granted yet has a slot, but no size that may change.
+    # A gang member that is carved but not granted has a slot, too. It may not be resized yet.
     slot = slots.of(request)
     if slot is None or request.state is not RequestState.GRANTED:
         raise FailedPrecondition(
@@ -154,7 +154,7 @@ def _target_of(settings: EngineSettings, event: ResizeRequested, policy: CpuPoli
             f"at least the profile's cpu_milli, {profile.cpu_milli}, or 0 for the same",
         )
     _check_class(profile.cpu_milli, limit, policy.qos)
-    # Stored with the effective limit, so that equal sizes compare as equal.
+    # The effective limit is stored, so that equal sizes compare as equal.
     return Resize(0, profile, max(limit, profile.cpu_milli), event.wait_for_use)
 
 
@@ -162,9 +162,9 @@ def _check_class(cpu_milli: int, limit: int, qos: QosClass) -> None:
     """Checks that slots of a QoS class can have this cpu amount and limit.
 
     Raises:
-        InvalidArgument: they cannot.
+        InvalidArgument: slots of this class cannot have it.
     """
-    # Pinned slots get whole cpus, so a fraction could not be enforced.
+    # A pinned slot has dedicated, whole cpus, so it cannot have a fraction of a cpu.
     if qos.is_pinned and (cpu_milli % MILLI_PER_CPU or not cpu_milli):
         expected = f"whole cpus, multiples of {MILLI_PER_CPU}, as for all {qos} slots"
         raise InvalidArgument("profile.cpu_milli", cpu_milli, expected)
@@ -174,14 +174,13 @@ def _check_class(cpu_milli: int, limit: int, qos: QosClass) -> None:
 
 
 def _is_same_call(slot: Slot, number: int, target: Resize) -> bool:
-    """Returns True if this repeats the slot's latest resize, or asks for the size that the slot
-    has.
+    """Returns True if the call repeats the slot's latest resize, or requests its current size.
 
-    A number in the call must be that of the latest resize; 0 means that the caller gave none.
+    If the call has a number, it must be the number of the latest resize. 0 means no number.
     """
     latest = slot.wanted or slot.ordered
     if latest is None:
-        # Nothing is pending: the call repeats one that is done, if the size is the present one.
+        # No resize is unfinished. The call is a repetition if it requests the current size.
         return number in (0, slot.resize_number) and has_size(slot, target)
     return (
         number in (0, latest.number)
@@ -191,13 +190,13 @@ def _is_same_call(slot: Slot, number: int, target: Resize) -> bool:
 
 
 def _refuse_number(slot: Slot, number: int) -> None:
-    """Checks that the number is the next one, or 0 (none given).
+    """Checks that the number is the next one, or 0 (no number).
 
     Raises:
-        FailedPrecondition: it is another one.
+        FailedPrecondition: it is any other number.
     """
     if number in (0, slot.resize_number + 1):
-        # The caller gave no number, or knows the slot's last resize.
+        # The next number shows that the caller knows the slot's last resize.
         return
     last = slot.resize_number
     if number == last:
@@ -212,11 +211,11 @@ def _refuse_number(slot: Slot, number: int) -> None:
 
 
 def _refuse_unsuited(resizes: ResizeMoves, host: Host, slot: Slot, target: Resize) -> None:
-    """Checks that the host's cpus and NUMA nodes could suit the slot at this size if it were alone
-    there.
+    """Checks that the host's cpus and NUMA nodes would suit a slot of this size if no other slot
+    were there.
 
     Raises:
-        FailedPrecondition: they could not.
+        FailedPrecondition: they would not suit it.
     """
     refusal = resizes.unsuited(host, slot, target)
     if refusal is not None:
@@ -230,16 +229,16 @@ def _refuse_unsuited(resizes: ResizeMoves, host: Host, slot: Slot, target: Resiz
 
 
 def _refuse_too_large(host: Host, slot: Slot, target: Resize) -> None:
-    """Checks that the host could have what the slot grows to if it were empty.
+    """Checks that the slot's new size is not above the total of the host.
 
-    A dimension that does not grow is not checked: the slot has it already.
+    A dimension that does not grow is not checked, because the slot already has that amount.
 
     Raises:
-        FailedPrecondition: it could not.
+        FailedPrecondition: the new size is above the total.
     """
     total = host.total
     need = host.booking_of(target.profile, best_effort=slot.best_effort)
-    # Against `booked`: while an order is in flight, its larger size is booked already.
+    # Compared with `booked`, which is the larger size while an order is in flight.
     grows = shortfall(need, slot.booked)
     beyond = {name: need[name] for name in grows if need[name] > total.get(name, 0)}
     if not beyond:

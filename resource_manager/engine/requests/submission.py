@@ -1,7 +1,8 @@
-"""Accepts slot requests, cancels them and releases slots. Accepted requests are queued, not placed.
+"""Accepts slot requests, cancels them and releases slots. Accepted requests are only queued; the
+next `Decide` places them.
 
-A call carries many items, and each gets its own outcome. Only what is wrong with the call as a
-whole (an unknown job, a mix of specified and unknown requests) refuses all of them.
+A call has many items, and each gets its own outcome. But a problem of the whole call (an unknown
+job, a mix of specified and unknown requests) rejects all of them.
 """
 
 from __future__ import annotations
@@ -47,17 +48,17 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
 
     Raises:
         NotFound, FailedPrecondition: see `active_job`.
-        InvalidArgument: the job would mix specified and unknown requests; a gang has no members in
-            the call, or is declared twice.
+        InvalidArgument: the job would mix requests with and without a profile; a gang has no
+            members in the call, or is declared twice.
         ResourceExhausted: the job, or all jobs together, would have too many live requests; or the
             job would have too many scheduling classes.
     """
     state = context.state
-    # Checks of the whole call come first, because a refused event must leave the state untouched.
+    # Checks of the whole call come first, because a rejected event must not change the state.
     job = active_job(state.jobs, event.job_id)
     _refuse_mix(job, chain(event.requests, (each.request for each in event.ranges)))
-    # A large call comes in several events. The limits are checked for all of it with the first one;
-    # `event.following` are the requests of the later ones.
+    # A large call is split into several events. The first event checks the limits for all of them;
+    # `event.following` has the requests of the later events.
     if not event.admitted:
         refuse = partial(
             _refuse_beyond_limits,
@@ -69,17 +70,17 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
         )
         specs = event.requests + event.following
         ranges = {each: each.count for each in event.ranges + event.following_ranges}
-        # The cheap check counts every item as new. Only if that fails are repetitions sorted out.
+        # A first, cheap check counts every item as new. Only if it fails, repetitions are left out.
         try:
             refuse(specs, ranges)
         except ResourceExhausted:
-            # What is known already is not new. To find that out for each costs more than the rest.
+            # Looking up every item costs more than all other checks, so it is done only here.
             new = {
                 spec.allocation_id: spec
                 for spec in specs
                 if state.requests.named(spec.allocation_id) is None
             }
-            # A range that is partly known adds nothing here: it is refused as a whole later.
+            # A range that is partly known counts as 0: it is rejected as a whole later.
             ranges = {each: new_members(state.ranges, each) for each in ranges}
             refuse(list(new.values()), ranges)
     # The feasibility checks below read the indexes.
@@ -88,9 +89,9 @@ def submit_requests(context: EventContext, event: RequestsSubmitted) -> list[Ite
     refused: Mapping[str, ItemOutcome] = {}
     if event.gangs or any(spec.gang_id for spec in event.requests):
         refused = refused_members(state, job, event.gangs, event.requests)
-    # Gangs that are known already were queued by an earlier call.
+    # Only new gangs are queued below: known ones were queued by an earlier call.
     gangs = [gang.gang_id for gang in event.gangs if gang.gang_id not in state.gangs.by_id]
-    # Gangs are queued after all items, when all of their members are accepted.
+    # Gangs are queued after the loop, when all their members are accepted.
     outcomes = [_submit(context, job, spec, event.gangs, refused) for spec in event.requests]
     for gang_id in gangs:
         if (gang := state.gangs.by_id.get(gang_id)) is not None:  # None: its members were refused
@@ -108,12 +109,12 @@ def _refuse_beyond_limits(
     gangs: GangLedger,
     queue: WaitingQueue,
 ) -> None:
-    """Raises ResourceExhausted if a call asks for too much.
+    """Raises ResourceExhausted if a call would exceed a limit.
 
     Args:
-        job: the job that calls.
-        specs: the requests that are new.
-        ranges: how many members of each range are new.
+        job: the job of the call.
+        specs: the new requests.
+        ranges: number of new members of each range.
         requests: all requests.
         settings: the limits.
         gangs: all gangs.
@@ -154,18 +155,19 @@ def _refuse_too_many_classes(
     job: Job,
     specs: Collection[RequestSpec],
 ) -> None:
-    """Limits a job's scheduling classes, since a cycle tries each one that waits.
+    """Raises ResourceExhausted if a job would have too many scheduling classes.
 
-    A job with very many would make others wait for long. Each different member of a gang counts as
-    one. Requests that could be placed at once count, too: that is not known yet.
+    A scheduling cycle tries each waiting class, so a job with very many would delay other jobs.
+    Each kind of member of a gang counts as one class. Requests that could be placed at once count,
+    too, because this is not known yet.
     """
     waiting = len(queue.by_job.get(job.job_id, ())) + gangs.by_job[job.job_id]
     most = settings.job_scheduling_classes_max
-    # Even if each item were a class of its own, the limit holds, so counting them is not needed.
+    # Even if each item had its own class, the limit is kept, so the classes need not be counted.
     if waiting + len(specs) <= most:
         return
     new = queue.new_classes(job.job_id, [spec for spec in specs if not spec.gang_id])
-    # Per gang, because a search treats the members of each gang apart.
+    # Counted for each gang, because each gang is searched for separately.
     new += len({(s.gang_id, *scheduling_key(s)) for s in specs if s.gang_id})
     if waiting + new > most:
         raise ResourceExhausted(
@@ -186,7 +188,7 @@ def _submit(
 ) -> ItemOutcome:
     """Accepts one request and queues it, or returns why it was not accepted.
 
-    The same request again is accepted without effect. A member of a gang is queued later, with its
+    A repeated request is accepted without effect. A member of a gang is queued later, with its
     gang.
     """
     state = context.state
@@ -231,7 +233,7 @@ def _submit(
     job.arrivals.append(request.arrival_number)
     job.live_requests += 1
     state.requests.live += 1
-    # The first request decides for the job; see `_refuse_mix`. Only this changes the job's row.
+    # The first request decides whether all requests of the job have profiles; see `_refuse_mix`.
     if job.specified is None:
         job.specified = spec.profile is not None
         job.witness_allocation_id = spec.allocation_id
@@ -241,12 +243,12 @@ def _submit(
 
 
 def cancel_requests(context: EventContext, event: RequestsCancelled) -> list[ItemOutcome]:
-    """Cancels requests. One that was granted meanwhile is released; one that has ended stays as it
-    is.
+    """Cancels requests. A request that was granted meanwhile is released. An ended one is not
+    changed.
 
     Returns:
-        One outcome for each allocation id, then one for each range, as far as this step came: the
-        caller asks again for the others.
+        One outcome for each allocation id, then one for each range. If the step becomes full, the
+        last ones are missing, and the caller must send those items again.
 
     Raises:
         NotFound: the job is not known.
@@ -258,18 +260,18 @@ def cancel_requests(context: EventContext, event: RequestsCancelled) -> list[Ite
 
 
 def release_slots(context: EventContext, event: SlotsReleased) -> list[ItemOutcome]:
-    """Releases slots. This ends their requests and never makes new ones.
+    """Releases slots. This ends their requests; they get no other slots.
 
-    A caller that names no generation means the current one.
+    The generation 0 means the current one.
 
     Returns:
-        As `cancel_requests`: one outcome for each slot, then one for each range.
+        One outcome for each slot, then one for each range; see `cancel_requests`.
 
     Raises:
         NotFound: the job is not known.
     """
     if event.job_id is not None:
-        # Also of a job that has ended: releasing again must do no harm.
+        # The job may have ended: then this call is a repetition and changes nothing.
         known_job(context.state.jobs, event.job_id)
     by = _Caller.of(event.job_id)
     return _give_up_all(context, by, event.slots, event.ranges, event.grace_ms)
@@ -277,7 +279,7 @@ def release_slots(context: EventContext, event: SlotsReleased) -> list[ItemOutco
 
 @dataclass(frozen=True, slots=True)
 class _Caller:
-    """On whose behalf requests end: their job master's, or (`job_id` None) an operator's."""
+    """The caller that ends requests: their job master, or an operator (`job_id` is None)."""
 
     job_id: str | None
     reason: str
@@ -286,7 +288,7 @@ class _Caller:
     @classmethod
     def of(cls, job_id: str | None) -> _Caller:
         if job_id is not None:
-            # Without a reason: an event would only repeat what the job master asked for.
+            # No reason is given, because the job master itself has requested the end.
             return cls(job_id, "", "")
         return cls(None, Reason.TERMINATED, "taken back by an operator")
 
@@ -298,12 +300,12 @@ def _give_up_all(
     ranges: Iterable[Members],
     grace_ms: int | None,
 ) -> list[ItemOutcome]:
-    """Ends requests, then members of ranges, until the step is full; returns the outcomes of those
-    that it came to.
+    """Ends requests, then members of ranges, until the step is full. Returns the outcomes of the
+    handled items.
     """
     outcomes: list[ItemOutcome] = []
     for allocation_id, generation in slots:
-        # At least one item per step is handled, so that the caller makes progress.
+        # A new step is never full, so at least one item is handled and the caller makes progress.
         if context.journal.is_full:
             return outcomes
         outcomes.append(_give_up(context, by, allocation_id, generation, grace_ms))
@@ -319,11 +321,12 @@ def _give_up_all(
 def _give_up(
     context: EventContext, by: _Caller, allocation_id: str, generation: int, grace_ms: int | None
 ) -> ItemOutcome:
-    """Ends one request on behalf of a caller; an ended one, or an older generation, stays as it
-    is.
+    """Ends one request on behalf of a caller. If it has ended, or the generation is older than the
+    current one, nothing changes.
     """
     request = context.state.requests.named(allocation_id)
-    # Requests of other jobs look like unknown ones, so that ids tell nothing about them.
+    # A request of another job gets the same outcome as an unknown one, so that a job cannot find
+    # out which ids other jobs have.
     if request is None or by.job_id not in (None, request.job_id):
         owner = "" if by.job_id is None else f" in job {by.job_id}"
         return ItemOutcome(
@@ -339,8 +342,7 @@ def _give_up(
             f" the current one is {request.generation}",
             (("generation", str(generation)), ("current", str(request.generation))),
         )
-    # An older generation than the current one names a slot that was lost: there is nothing to
-    # release.
+    # An older generation names a slot that was lost, so there is nothing to release.
     if generation in (0, request.generation) and request.state not in ENDED_REQUEST_STATES:
         context.state.gang_moves.give_up(
             request,
@@ -355,7 +357,7 @@ def _give_up(
 def _refuse_mix(job: Job, specs: Iterable[RequestSpec]) -> None:
     """Raises InvalidArgument if a job would have requests with and without a resource profile.
 
-    `specified` of the job is None before its first request, which then decides.
+    The first request decides; before it, `Job.specified` is None.
     """
     specified, witness = job.specified, job.witness_allocation_id
     for spec in specs:
