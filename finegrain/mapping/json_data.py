@@ -40,7 +40,9 @@ def check_list(longest: int, data: Any, where: str) -> None:
 
 
 def check_object(name: str, data: Any, where: str) -> None:
-    """Raises InvalidArgument unless the data is an object. The error has `name` for an empty path."""
+    """Raises InvalidArgument unless the data is an object. The error has `name` for an empty
+    path.
+    """
     if not isinstance(data, Mapping):
         raise InvalidArgument(where or name, data, "an object")
 

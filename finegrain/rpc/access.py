@@ -134,7 +134,9 @@ class Caller:
         return self.token_kind == "cluster"
 
     def owns(self, job_secret_sha256: str) -> bool:
-        """True if the caller showed the job secret with this hash. Always false for an empty hash."""
+        """True if the caller showed the job secret with this hash. Always false for an empty
+        hash.
+        """
         if self.job_secret is None or not job_secret_sha256:
             return False
         return same_secret(sha256_hex(self.job_secret), job_secret_sha256)

@@ -149,7 +149,7 @@ def set_host_policy(context: EventContext, event: HostPolicySet) -> HostSetting:
     # Requests that were infeasible may be feasible with the new settings.
     state.rejection_clock.restart(context.now_ms)
     # An unknown executor without settings needs no row. A known executor needs the row with the new
-    # number, so that it is told to clear its settings.
+    # number, so that it clears its settings.
     if host is None and event.executor_id != CLUSTER and wanted == NOTHING_SET:
         del state.host_settings[event.executor_id]
         state.changes.delete_host_setting(event.executor_id)

@@ -47,7 +47,7 @@ def refusal_timer_fired(context: EventContext, executor_id: str) -> None:
     host = context.state.hosts.get(executor_id)
     if host is None:
         return
-    # No capacity has grown, so the index must be told to let blocked requests try the host again.
+    # No capacity has grown, so blocked requests must be unblocked here to try the host again.
     if host.end_refusals(context.now_ms):
         context.state.hosts.indexes.log_growth(host, context.state.queue)
     # The remaining refusals have longer pauses.

@@ -136,8 +136,8 @@ def _adopt(context: EventContext, host: Host | None, registration: Registration)
     else:
         executor = host.executor
         if host.reach.unreachable:
-            # If the resource manager did not demand the registration, somebody may have removed the
-            # cause.
+            # If the resource manager did not demand the registration, the cause of the failures may
+            # have been removed.
             as_expected = executor.state is ExecutorState.UNCONFIRMED
             moved = executor.registration.address != registration.address
             unreachable_registered(

@@ -145,7 +145,9 @@ def _spots(hosts: Hosts, search: GangSearch, spec: GangSpec) -> list[GangSpot]:
 
 
 def _status_text(state: State, waiting: WaitingGang, spots: Sequence[GangSpot]) -> str:
-    """Describes a gang that waits for another reason than free capacity; empty: it waits for that."""
+    """Describes a gang that waits for another reason than free capacity; empty: it waits for
+    that.
+    """
     # The reasons are checked in the same order as in the scheduling cycle.
     if not waiting.tried:
         return "has just arrived and was not considered yet"

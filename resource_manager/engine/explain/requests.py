@@ -186,7 +186,9 @@ def _verdict(one: Verdict) -> ExecutorVerdict:
 
 
 def _verdict_message(one: Verdict) -> str:
-    """Says, for people, what one executor lacks. Obstacles that go away when slots end come first."""
+    """Says, for people, what one executor lacks. Obstacles that go away when slots end come
+    first.
+    """
     if one.fits:
         return "fits now"
     # False sorts before True, so transient obstacles come first.

@@ -163,7 +163,9 @@ class _Work:
         return max(0.0, 1 - long / threads) * within
 
     def threads_lasting(self, mean_ms: int) -> int:
-        """Returns the number of threads with which an ordinary thread takes `mean_ms` on average."""
+        """Returns the number of threads with which an ordinary thread takes `mean_ms` on
+        average.
+        """
         return max(1, int(self.threads * self.ordinary_mean_ms / mean_ms))
 
 

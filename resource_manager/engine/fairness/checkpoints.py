@@ -161,7 +161,9 @@ def _since_rows(
 
 
 def _left_of(past_ms: int, fairness: Fairness) -> float:
-    """Returns the fraction that is left of usage that is `past_ms` old. After one half-life: 0.5."""
+    """Returns the fraction that is left of usage that is `past_ms` old. After one half-life:
+    0.5.
+    """
     if fairness.half_life_ms is None:
         return 1.0
     return float(2.0 ** (-max(0, past_ms) / fairness.half_life_ms))

@@ -193,7 +193,9 @@ class FlowTree:
             flow = parent
 
     def note_reuse(self, job_id: str) -> None:
-        """Records that a job was served, because one of its slots is reused for its next request."""
+        """Records that a job was served, because one of its slots is reused for its next
+        request.
+        """
         self.placements += 1
         for flow in self._path(job_id):
             flow.served_ms = self.clock.now_ms
@@ -391,7 +393,9 @@ class FlowTree:
         return (flow.service_at(self.clock.tau) + flow.raised + ahead) / flow.weight
 
     def sort_key(self, flow: Flow) -> SortKey:
-        """Returns the key that orders a flow among its siblings. The smallest key is served first."""
+        """Returns the key that orders a flow among its siblings. The smallest key is served
+        first.
+        """
         reached = fulfilment(flow.used, flow.minimum)
         if reached < 1:
             return False, reached, flow.tie

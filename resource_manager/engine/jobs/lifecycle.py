@@ -183,7 +183,9 @@ def _continue_ending(context: EventContext, job: Job) -> None:
 
 
 def _dequeue(state: State, job_id: str, most: int) -> int:
-    """Removes up to `most` job queues and gangs of an ended job from the queue; returns how many."""
+    """Removes up to `most` job queues and gangs of an ended job from the queue; returns how
+    many.
+    """
     taken = state.queue.remove_job(job_id, most)
     items = state.queue.non_batchables.of_job(job_id)
     # Resizes are not removed here: they end with their slots.

@@ -103,7 +103,9 @@ class GangMoves:
         self.queue_gang(gang)
 
     def queue_gang(self, gang: Gang, *, tried: bool = False) -> None:
-        """Queues a gang at its arrival number. `tried` is true if a search was already made for it."""
+        """Queues a gang at its arrival number. `tried` is true if a search was already made for
+        it.
+        """
         members = list(living(self.requests, gang))
         self.gangs.begin_to_wait(gang, members, self.queue.non_batchables, tried=tried)
         # A gang that is queued again keeps its deadline.

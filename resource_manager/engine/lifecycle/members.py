@@ -63,7 +63,9 @@ class MemberRows:
         self.changes.request(request)
 
     def keep_end(self, request: Request) -> None:
-        """Stores that a request has ended. Of a range member, only its index in the part is stored."""
+        """Stores that a request has ended. Of a range member, only its index in the part is
+        stored.
+        """
         self.jobs[request.job_id].live_requests -= 1
         self.requests.live -= 1
         part = self.ranges.at(request.arrival_number)

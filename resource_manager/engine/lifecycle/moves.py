@@ -415,7 +415,9 @@ class RequestMoves:
         self.vanish(slot)
 
     def mark_superseded(self, slot: Slot) -> None:
-        """Marks a slot that is being freed while its request is still live and gets another slot."""
+        """Marks a slot that is being freed while its request is still live and gets another
+        slot.
+        """
         request = self.requests.get(slot.allocation_id)
         # The mark keeps the request's next slot off this host. An ended request gets no other slot.
         if request is not None and request.state not in ENDED_REQUEST_STATES:

@@ -343,7 +343,9 @@ class ResizeMoves:
         self.advance(slot)
 
     def _back_off(self, host: Host, slot: Slot, outcome: ItemOutcome, message: str) -> None:
-        """Pauses a resize that the executor could not carry out. It keeps its place in the queue."""
+        """Pauses a resize that the executor could not carry out. It keeps its place in the
+        queue.
+        """
         settings, key = self.settings, (slot.allocation_id, slot.generation)
         before = host.resize_backoffs.get(key)
         failures = before.failures if before is not None else 0
@@ -517,7 +519,9 @@ def _ends(outcome: ItemOutcome, ordered: Resize) -> bool:
 
 
 def _size(of: ReportedSlot | Slot | Resize) -> tuple[ResourceProfile, int]:
-    """Returns the values by which sizes are compared. An unset cpu limit counts as the booked cpu."""
+    """Returns the values by which sizes are compared. An unset cpu limit counts as the booked
+    cpu.
+    """
     return of.profile, max(of.cpu_limit_milli, of.profile.cpu_milli)
 
 

@@ -87,14 +87,18 @@ class ProbeExecutor:
 
 @dataclass(frozen=True, slots=True)
 class PublishJobEvent:
-    """Send an entry of a job's log to the watchers of the job. The entry is stored with the batch."""
+    """Send an entry of a job's log to the watchers of the job. The entry is stored with the
+    batch.
+    """
 
     event: JobEvent
 
 
 @dataclass(frozen=True, slots=True)
 class PublishClusterEvent:
-    """Send an entry of the cluster's history to its watchers. The entry is stored with the batch."""
+    """Send an entry of the cluster's history to its watchers. The entry is stored with the
+    batch.
+    """
 
     event: ClusterEvent
 

@@ -296,7 +296,9 @@ class Registration:
 
 @dataclass(slots=True)
 class Provision:
-    """An executor that was requested from a provider. The row exists until nothing of it is left."""
+    """An executor that was requested from a provider. The row exists until nothing of it is
+    left.
+    """
 
     executor_id: str  # the name that it registers with; never used again
     shape: str
@@ -330,7 +332,9 @@ NOTHING_SET = HostPolicy()
 
 @dataclass(frozen=True, slots=True)
 class CpuState:
-    """The current state of a host's cpus, as its executor reports it; see CpuState in cpus.proto."""
+    """The current state of a host's cpus, as its executor reports it; see CpuState in
+    cpus.proto.
+    """
 
     offline_cpus: CpuSet = EMPTY
     kubelet_cpus: CpuSet = EMPTY  # allocated by a kubelet to its containers

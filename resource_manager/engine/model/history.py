@@ -46,7 +46,9 @@ class History:
         return self.last_sequence
 
     def mark(self, time_ms: int, changes: ChangeTracker) -> None:
-        """Adds a mark for the current interval if it has none, and trims events that are too old."""
+        """Adds a mark for the current interval if it has none, and trims events that are too
+        old.
+        """
         number = time_ms // self.mark_interval_ms
         position = number % (_MARKS + 2)
         known = self._marks.get(position)

@@ -46,7 +46,9 @@ class ExecutorShape:
 
 @dataclass(frozen=True, slots=True)
 class Provisioning:
-    """Settings of autoscaling. Totals are sums over executors that are not lost and requested ones."""
+    """Settings of autoscaling. Totals are sums over executors that are not lost and requested
+    ones.
+    """
 
     shapes: tuple[ExecutorShape, ...] = ()
     total_min: Amounts = field(default_factory=dict)

@@ -197,7 +197,9 @@ def _problem(
     *,
     shared: set[str],
 ) -> ItemOutcome | None:
-    """Returns the problem of one member; None if it has none. `first` is the gang's first member."""
+    """Returns the problem of one member; None if it has none. `first` is the gang's first
+    member.
+    """
     name = spec.allocation_id
     if requests.is_taken(name) or name in shared:
         return taken(name)
@@ -217,7 +219,9 @@ def _problem(
 def _others(
     gang: GangSpec, members: list[RequestSpec], problems: list[ItemOutcome]
 ) -> list[ItemOutcome]:
-    """Returns the outcomes of members without a problem, which are rejected because of another one."""
+    """Returns the outcomes of members without a problem, which are rejected because of another
+    one.
+    """
     culprits = {problem.id for problem in problems}
     culprit = problems[0]
     message = (
