@@ -1,4 +1,4 @@
-"""Shared vocabulary: value types, cpu sets, topology, errors.
+"""Types that all programs share: values, cpu sets, topology, errors.
 
-It imports no other package of ours.
+It imports no other package of this project.
 """

@@ -1,6 +1,6 @@
-"""The capacity of one executor for slots, as a value for planning and for people.
+"""The total capacity of one executor for slots, as a value for planning and for people.
 
-`task_executor/host/capacity.py` computes it. What slots have taken of it is not part of it.
+`task_executor/host/capacity.py` computes it. It does not say how much of it is allocated.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from finegrain.topology import HugePages
 
 @dataclass(frozen=True, slots=True)
 class NodeCapacity:
-    """The part of one NUMA node.
+    """The part of the capacity that is on one NUMA node.
 
     The nodes' memory may add up to more than the executor's total, because a memory limit applies
     to all nodes together. So both are separate limits.
     """
 
     id: int
-    cpus: CpuSet  # the cpus of Capacity.cpus on this node
+    cpus: CpuSet  # those of `Capacity.cpus` that are on this node
     memory_bytes: int  # a multiple of 64 KiB; 0 if unknown or not usable
     default_memory: bool  # False: not part of the total; HBM, CXL, persistent or GPU memory
     hugepages: tuple[HugePages, ...] = ()
@@ -31,8 +31,8 @@ class Capacity:
     """Totals of one executor, after all reserves and limits."""
 
     cpus: CpuSet  # every cpu that slots may run on
-    isolated_cpus: CpuSet  # the part of cpus that only exclusive slots may use
-    core_count: int  # number of physical cores with at least one of cpus
+    isolated_cpus: CpuSet  # those of `cpus` that only exclusive slots may use
+    core_count: int  # number of physical cores with at least one of `cpus`
     cpu_milli_total: int  # 1000 per cpu (hardware thread), or less under a CPU time quota
     memory_bytes_total: int  # a multiple of 64 KiB
     nodes: tuple[NodeCapacity, ...]
@@ -47,9 +47,9 @@ class Capacity:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> "Capacity":
-        """Reads the data of `to_dict`.
+        """Reads the data that `to_dict` returned.
 
         Raises:
-            InvalidArgument: names the wrong field.
+            InvalidArgument: a field is wrong; the error names it.
         """
         return from_json(cls, data)

@@ -24,7 +24,7 @@ class PoolName(NamedTuple):
 
 
 class NodeShare(NamedTuple):
-    """What a slot takes of one NUMA node: (dimension, amount) pairs, sorted, without zeros."""
+    """The amounts that a slot has on one NUMA node: (dimension, amount) pairs, sorted, no zeros."""
 
     node: int
     amounts: tuple[tuple[str, int], ...]

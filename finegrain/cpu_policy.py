@@ -1,8 +1,8 @@
 """CPU policies of requests and hosts: their words, and how layers of host settings are combined.
 
-The words are those of the field: QoS classes, bind policies, exclusive policies and NUMA alignment
-policies of Koordinator, NUMA strategies of its scheduler, and alignment policies of the kubelet.
-Whether a host can satisfy a policy is decided in the engine's `cpus` package.
+The words come from Koordinator (QoS classes, bind policies, exclusive policies, NUMA alignment
+policies), from its scheduler (NUMA strategies), and from the kubelet (alignment policies). The
+engine's `cpus` package decides whether a host can satisfy a policy.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BindPolicy(StrEnum):
 
 
 class ExclusivePolicy(StrEnum):
-    """What a slot does not share with other slots of the same policy."""
+    """The parts of a host that a slot does not share with other slots of the same policy."""
 
     DEFAULT = "Default"  # as configured
     NONE = "None"
@@ -73,7 +73,7 @@ class NumaStrategy(StrEnum):
 
 
 class HostBindPolicy(StrEnum):
-    """What a host requires of slots with dedicated cpus."""
+    """The bind policy that a host requires for all slots with dedicated cpus."""
 
     NONE = "None"
     FULL_PCPUS_ONLY = "FullPCPUsOnly"  # whole physical cores only
@@ -84,7 +84,8 @@ class HostBindPolicy(StrEnum):
 class CpuPolicy(Value):
     """The CPU policies of a request.
 
-    A required policy is never relaxed. A preferred one never keeps a slot from a host.
+    A slot is placed only on hosts that satisfy its required policies. A preferred policy that a
+    host cannot satisfy is ignored there, with a note.
     """
 
     qos: QosClass = QosClass.LS
@@ -102,18 +103,18 @@ class CpuPolicy(Value):
 
     @property
     def topology_constrained(self) -> bool:
-        """True if amounts alone are not enough to tell whether a host can serve it."""
+        """True if amounts alone do not show whether a host can serve the request."""
         constrained = self.bind is BindPolicy.CONSTRAINED_BURST
         return self.qos.is_pinned or self.numa.aligns or constrained
 
 
 PLAIN = CpuPolicy()
-"""The policy of a request that sets nothing."""
+"""The policy of a request without any CPU policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostPolicy(Value):
-    """One layer of a host's settings. None: this layer does not set it."""
+    """One layer of a host's settings. None: the layer does not set the field."""
 
     bind: HostBindPolicy | None = None
     numa_strategy: NumaStrategy | None = None
@@ -128,8 +129,8 @@ class PolicyOrigin(StrEnum):
     """Where a setting of a host comes from; an earlier origin takes precedence over a later one."""
 
     OPERATOR = "operator"  # set at runtime, for this host
-    CONFIGURATION = "configuration"  # the executor's own
-    KUBELET = "kubelet"  # of a kubelet on the same host
+    CONFIGURATION = "configuration"  # the configuration of the executor
+    KUBELET = "kubelet"  # the settings of a kubelet on the same host
     CLUSTER = "cluster"  # set at runtime, for all hosts
     BUILT_IN = "built-in"
 
@@ -165,7 +166,7 @@ class EffectivePolicy:
         return self.shared_reserved_cpus | self.strictly_reserved_cpus
 
     def origin(self, name: str) -> PolicyOrigin:
-        """Returns which layer a setting comes from; `name` is that of the field in `HostPolicy`."""
+        """Returns the layer that a setting comes from; `name` is a field of `HostPolicy`."""
         return dict(self.origins).get(name, PolicyOrigin.BUILT_IN)
 
 
@@ -173,8 +174,8 @@ def settle(layers: Iterable[tuple[PolicyOrigin, HostPolicy]]) -> EffectivePolicy
     """Combines layers of settings, which must be in order of precedence.
 
     For each setting, the first layer that sets it counts. Reserved cpus are the union of all
-    layers. For the reserved cpus of one layer, `reserved_strict` is that of the layer itself, or
-    else of the next layer after it that sets `reserved_strict`.
+    layers. Whether the reserved cpus of a layer are strict depends on `reserved_strict` of that
+    layer. If the layer does not set it, the next layer below that sets it counts.
     """
     # The built-in layer sets every setting, so each of them has a value below.
     given = [*layers, (PolicyOrigin.BUILT_IN, BUILT_IN)]
@@ -188,7 +189,7 @@ def settle(layers: Iterable[tuple[PolicyOrigin, HostPolicy]]) -> EffectivePolicy
     for at, (origin, layer) in enumerate(given):
         if not layer.reserved_cpus:
             continue
-        # Layers of higher precedence say nothing about the cpus that this one reserves.
+        # `reserved_strict` of layers above does not apply to the cpus of this layer.
         says = (each.reserved_strict for _, each in given[at:] if each.reserved_strict is not None)
         if next(says, False):
             strict |= layer.reserved_cpus
@@ -197,7 +198,7 @@ def settle(layers: Iterable[tuple[PolicyOrigin, HostPolicy]]) -> EffectivePolicy
         origins.setdefault("reserved_cpus", origin)
     return EffectivePolicy(
         **values,
-        # Where two layers reserve the same cpu, the strict one wins: no pool may have it.
+        # If two layers reserve the same cpu, and one is strict, the cpu is strictly reserved.
         shared_reserved_cpus=shared - strict,
         strictly_reserved_cpus=strict,
         origins=tuple(sorted(origins.items())),

@@ -23,16 +23,16 @@ NODE_UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """The cpus of a host from which pools are made; the later fields are removed from `places`.
+    """The cpus from which the pools of a host are made: `places` without the cpus in other fields.
 
-    Cpus that are reserved, but not strictly, are not listed here. They are in the pools like all
-    others, but are never dedicated to a slot.
+    Cpus that are reserved, but not strictly, have no field. They are in the pools like all other
+    cpus, but are never dedicated to a slot.
     """
 
     places: tuple[tuple[PoolName, CpuSet], ...]  # the executor's cpus; see `places_of`
     kubelet_pinned: CpuSet = EMPTY  # dedicated to pods by a kubelet of the same host
     strictly_reserved: CpuSet = EMPTY
-    isolated: CpuSet = EMPTY  # from the kernel's load balancing: nothing is spread over them
+    isolated: CpuSet = EMPTY  # isolated from the kernel's load balancing
     offline: CpuSet = EMPTY
 
     @classmethod
@@ -47,7 +47,7 @@ class Pooled:
         kubelet_pinned: CpuSet = EMPTY,
         offline: CpuSet = EMPTY,
     ) -> Pooled:
-        """Combines what an executor registers and reports with the settings in effect.
+        """Combines the cpus that an executor registers and reports with the effective settings.
 
         Args:
             cores: place and cpus of every core of the host.
@@ -69,7 +69,7 @@ class Pooled:
 
     @property
     def excluded(self) -> CpuSet:
-        """Cpus that are in no pool, whatever slots there are."""
+        """Cpus that are never in a pool."""
         return union((self.kubelet_pinned, self.strictly_reserved, self.isolated, self.offline))
 
 
@@ -113,18 +113,21 @@ class Pools:
     def cpus_of(self, assignment: CpuAssignment | None) -> CpuSet:
         """Returns the cpus that a slot is confined to; None as assignment means a plain LS slot.
 
-        These are the slot's dedicated cpus that are online. If there are none, they are the pools
-        that it is bound to. If these are empty (cpus went offline, or a kubelet took them), they
-        are all pools of its class, where the class is LS for a slot that had dedicated cpus. The
-        result is empty only if these are empty, too; the caller must then leave the slot's cpus
-        unchanged.
+        The first of these that is not empty is returned:
+        1. the slot's dedicated cpus that are online;
+        2. the pools that the slot is bound to (empty if their cpus went offline, or a kubelet took
+           them);
+        3. all pools of its class, which is LS for a slot that had dedicated cpus.
+
+        If all are empty, the caller must leave the slot's cpus unchanged.
         """
         if assignment is None:
             return self.shared
         if own := assignment.cpus - self.offline:
             return own
         qos = QosClass.BE if assignment.qos is QosClass.BE else QosClass.LS
-        # A slot must have cpus to run on, so empty pools widen to all pools of its class.
+        # A slot needs cpus to run on, so if its own pools are empty, it gets all pools of its
+        # class.
         return self.of_class(qos, assignment.pools) or self.of_class(qos)
 
 
@@ -147,7 +150,7 @@ def pools_of(host: Pooled, assignments: Iterable[tuple[QosClass, CpuSet]]) -> Po
     return Pools(
         members=tuple(
             Pool(name, cpus - shared_lacks, cpus - best_effort_lacks)
-            # By name only: `<` between cpu sets means subset, so it cannot order them.
+            # Sorted by name only, because `<` between cpu sets means subset and is no order.
             for name, cpus in sorted(host.places, key=lambda place: place[0])
         ),
         offline=host.offline,

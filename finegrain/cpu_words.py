@@ -1,7 +1,7 @@
-"""CPU policies as people write them: "lsr", "FullPCPUs:required".
+"""Reads and writes CPU policies as people type them: "lsr", "FullPCPUs:required".
 
-Upper and lower case are the same, and a strength follows a colon. An unknown word is rejected with
-the nearest known one. Which words may be combined is checked elsewhere.
+Upper and lower case do not matter. A strength follows after a colon. The error for an unknown word
+names the nearest known one. Other modules check which words may be combined.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def policy_text(policy: StrEnum, required: bool | None) -> str:
 
 def _nearest(text: str, known: dict[str, WordT]) -> str:
     said = text.strip().casefold()
-    # Short beginnings of a word are too dissimilar for `get_close_matches`, so they come first.
+    # `get_close_matches` does not find a word by a short prefix, so prefixes are tried first.
     begun = [each for each in known if said and each.startswith(said)]
     close = begun or difflib.get_close_matches(said, known, n=1, cutoff=0.5)
     return f"; did you mean {known[close[0]]}?" if close else ""

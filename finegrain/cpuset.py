@@ -40,7 +40,7 @@ class CpuSet:
         bits = 0
         for member in members:
             bits |= 1 << _checked(member)
-        # The class's own `__setattr__` always raises.
+        # Through `object`, because the `__setattr__` of this class always raises.
         object.__setattr__(self, "_bits", bits)
 
     @classmethod
@@ -57,7 +57,7 @@ class CpuSet:
         """
         if bits < 0 or bits.bit_length() > MAX_ID + 1:
             raise InvalidArgument("cpu mask", hex(bits), f"bits 0 to {MAX_ID}")
-        # `__init__` would add the members one by one; every set operation passes here.
+        # Not through `__init__`, which adds members one by one: all set operations come here.
         made = cls.__new__(cls)
         object.__setattr__(made, "_bits", bits)
         return made
@@ -125,8 +125,7 @@ class CpuSet:
         """Returns the ``count`` lowest members, or all if there are fewer."""
         bits, taken = self._bits, 0
         for _ in range(count):
-            # This isolates the lowest one-bit. It is 0 when the set has run out, so the rest does
-            # nothing.
+            # This isolates the lowest one-bit. It is 0 if no member is left; then nothing changes.
             lowest = bits & -bits
             taken |= lowest
             bits ^= lowest

@@ -109,8 +109,8 @@ class Reason(StrEnum):
 class FinegrainError(Exception):
     """The base class of all errors.
 
-    `message` is one sentence for people, with the field, the value and what to do. `details` has
-    the variable parts of it for programs (keys in lower_snake_case, values as text).
+    `message` is one sentence for people. It names the field, the value and the remedy. `details`
+    has the variable parts of the message for programs (keys in lower_snake_case, values as text).
     """
 
     default_reason: Reason = Reason.INTERNAL
@@ -137,7 +137,7 @@ class InvalidArgument(FinegrainError):
     def __init__(
         self, field: str, value: object, expected: str, *, reason: Reason | None = None
     ) -> None:
-        # Callers choose the value, and it goes into messages and logs.
+        # The value is shortened, because callers choose it and it goes into messages and logs.
         shown = _shorten(value)
         super().__init__(
             f"{field} is {shown}; expected {expected}",
@@ -149,7 +149,7 @@ class InvalidArgument(FinegrainError):
 
 
 class NotFound(FinegrainError):
-    """There is nothing with that id, or no longer."""
+    """Nothing has that id, or it was deleted."""
 
     default_reason = Reason.ALLOCATION_UNKNOWN
 
@@ -164,13 +164,13 @@ class AlreadyExists(FinegrainError):
 
 
 class FailedPrecondition(FinegrainError):
-    """The object exists, but its state or its incarnation does not allow this."""
+    """The object exists, but its state or generation does not allow the call."""
 
     default_reason = Reason.SLOT_NOT_READY
 
 
 class OutOfRange(FinegrainError):
-    """A position in a stream that is no longer kept."""
+    """The position in a stream is no longer stored."""
 
     default_reason = Reason.OUT_OF_RANGE
 
@@ -188,7 +188,10 @@ class PermissionDenied(FinegrainError):
 
 
 class ResourceExhausted(FinegrainError):
-    """A limit or overload; if `retry_after_s` is set, retry after that many seconds."""
+    """A limit is reached, or the server is overloaded.
+
+    If `retry_after_s` is set, retry after that many seconds.
+    """
 
     default_reason = Reason.OVER_LIMIT
 
@@ -205,7 +208,7 @@ class ResourceExhausted(FinegrainError):
 
 
 class Unavailable(FinegrainError):
-    """Not reachable, starting, or not the leader; worth retrying."""
+    """The server is not reachable, is starting, or is not the leader. A retry may succeed."""
 
     default_reason = Reason.UNREACHABLE
 
@@ -223,7 +226,7 @@ class ConfigurationError(FinegrainError):
 
 
 class IllegalTransition(FinegrainError):
-    """A transition that the state tables do not list: a bug, never a caller's mistake."""
+    """The state tables do not list a transition: a bug, and never a mistake of the caller."""
 
     default_reason = Reason.ILLEGAL_TRANSITION
 

@@ -1,12 +1,12 @@
-"""A set of whole numbers, kept as intervals, for ranges of requests and queues of them.
+"""A set of whole numbers, stored as intervals. Ranges of requests and job queues use it.
 
-A million consecutive numbers cost as much as one. The set is a flat array of boundaries, `start,
-end, start, end, ...`, strictly ascending. A number is in the set if and only if an odd number of
-boundaries are at or below it, so one binary search answers every query. For example, {3, 4, 5, 9}
-is the array 3, 6, 9, 10, and below or at 5 there is one boundary.
+A million consecutive numbers need as much memory as one. The set is a flat, ascending array of
+boundaries, `start, end, start, end, ...`. A number is in the set if and only if an odd number of
+boundaries is less than or equal to it. So each query is one binary search. Example: {3, 4, 5, 9} is
+the array 3, 6, 9, 10. One boundary (3) is at or below 5, so 5 is in the set.
 
-Queues are consumed from the front. So removed boundaries at the front are only skipped, and deleted
-when they are more than half of the array.
+Queues remove numbers at the front. So removed boundaries at the front are only skipped at first.
+They are deleted when they are more than half of the array.
 """
 
 from array import array
@@ -18,15 +18,15 @@ Run = tuple[int, int]
 """An interval of numbers: from the first up to, but not including, the second."""
 
 CUT_OFF_FROM = 64
-"""Number of skipped boundaries from which it is worth deleting them, which moves the others."""
+"""Fewer skipped boundaries than this are never deleted, because that would move all others."""
 
 
 class IntervalSet:
     """A set of whole numbers (64 bits, signed), as sorted intervals that neither overlap nor touch.
 
-    Search is O(log intervals). A change moves the boundaries behind it (a memory move of 16 bytes
-    per interval), but at either end it costs nothing. Iteration is in ascending order; the set must
-    not be changed during it.
+    A search takes O(log intervals). A change moves all boundaries behind it (16 bytes per
+    interval), but a change at either end moves none. Iteration is in ascending order; the set must
+    not be changed meanwhile.
     """
 
     __slots__ = ("_bounds", "_count", "_head")
@@ -132,7 +132,7 @@ class IntervalSet:
         if start >= end:
             return 0
         bounds = self._bounds
-        # Behind all others: append without a search.
+        # Behind all other numbers, a run is appended without a search.
         if not bounds or start > bounds[-1]:
             bounds.append(start)
             bounds.append(end)
@@ -253,7 +253,7 @@ class IntervalSet:
     def _move_head(self, head: int) -> None:
         self._head = head
         if not self._count:
-            # Else `add_run` would compare with, and extend, boundaries that are only skipped.
+            # Otherwise `add_run` would compare with skipped boundaries, and extend them.
             self.clear()
         elif head >= CUT_OFF_FROM and head * 2 > len(self._bounds):
             # More than half is skipped, so each boundary is moved at most about once per one

@@ -71,7 +71,7 @@ def configure_logging(options: LogOptions) -> None:
     # Replaced, because a second call must not write each line twice.
     root.handlers[:] = [handler]
     root.setLevel(options.level.upper())
-    # Their routine messages at info level would drown the daemon's own events.
+    # These libraries log so much at level info that the daemon's own events would be hard to find.
     for noisy in ("alembic", "asyncio", "grpc", "sqlalchemy"):
         logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
 
@@ -106,5 +106,5 @@ def _renderers(form: str) -> list[Any]:
     tracebacks = structlog.processors.ExceptionRenderer(
         structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
     )
-    # A value that JSON cannot have must not lose the whole line.
+    # A value that JSON does not support is written as text, so that the line is not lost.
     return [tracebacks, structlog.processors.JSONRenderer(default=str)]

@@ -1,7 +1,8 @@
 """Converts shared values from and to messages, and checks them: amounts, labels, times, durations.
 
 The argument `field` is always the path of the message in the request ("requests[3].profile"), so
-that an error names what to change. The functions of `wire_topology.py` are available here, too.
+that errors name the wrong field. The functions of `wire_topology.py` can be imported from here,
+too.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ LABEL_VALUE_LENGTH_MAX = 128
 DURATION_MS_MAX = 10 * 366 * 24 * 3600 * 1000
 
 KNOWN_MAX = 16_384
-"""Largest number of cached profiles. Clusters use few different ones, but callers choose them."""
+"""The most profiles that are cached. Clusters have few different profiles, but remote callers could
+send many.
+"""
 
 _PROFILE_FIELDS = (
     "cpu_milli",
@@ -109,8 +112,8 @@ def profile_from_proto(message: resources_pb2.ResourceProfile, field: str) -> Re
     profile = _profiles.get(data)
     if profile is None:
         profile = _checked_profile(message, field)
-        # Only valid ones are kept, so the field's path, which only errors show, is not part of the
-        # key.
+        # Only valid profiles are cached. The path `field` matters only for errors, so it is not
+        # part of the key.
         _profiles.keep(data, profile)
     return profile
 
@@ -125,7 +128,7 @@ def _checked_profile(message: resources_pb2.ResourceProfile, field: str) -> Reso
         extended=extended_items(extended),
         devices=requests_from_proto(message, field),
     )
-    # Each part may be within the limit while their sum is not.
+    # The sum may be above the limit even if each part is within it.
     if profile.memory_bytes > AMOUNT_MAX:
         raise InvalidArgument(
             f"{field}.*_memory_bytes", profile.memory_bytes, f"a sum of at most {AMOUNT_MAX}"

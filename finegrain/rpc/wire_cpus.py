@@ -1,7 +1,7 @@
 """Converts CPU policies and assignments from and to messages (cpus.proto), and checks them.
 
-It also supplies the defaults of what a message leaves out. Words of a newer version are rejected.
-It does not check which policies may be combined: the resource manager does that for requests.
+It sets defaults for fields that a message does not set. Words of a newer version are rejected. The
+resource manager checks which policies a request may combine.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ STRICT_BY_DEFAULT = frozenset({NumaPolicy.RESTRICTED, NumaPolicy.SINGLE_NUMA_NOD
 _STRENGTHS: dict[int, bool] = {pb.STRENGTH_PREFERRED: False, pb.STRENGTH_REQUIRED: True}
 
 POOL_NAME = Writing(PoolName, pb.PoolName, {"package_index": "package", "numa_node_id": "node"})
-"""How the name of a pool is written; other messages contain it, too."""
+"""The mapping of a pool's name, which several messages contain."""
 
 _write = Writer(
     (

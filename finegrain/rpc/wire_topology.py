@@ -1,6 +1,6 @@
 """Converts a host's topology and isolation reports from and to messages.
 
-The message has what planning and people need, not everything that detection found. The resource
+The message has only the part of the detected topology that planning and people need. The resource
 manager stores it as JSON data (`topology_from_proto`).
 """
 
@@ -89,7 +89,7 @@ def topology_from_proto(message: resources_pb2.HostTopology, field: str) -> dict
         _check_not_negative(device.memory_bytes, f"{where}.memory_bytes")
     _check_not_negative(message.memory_bytes, f"{field}.memory_bytes")
     _check_lines(message.warnings, f"{field}.warnings")
-    # Field names, so that `topology_dict_to_proto` and readers of JSON see those of the protocol.
+    # The keys are the protocol's field names and not camelCase.
     return MessageToDict(message, preserving_proto_field_name=True)
 
 

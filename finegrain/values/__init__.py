@@ -1,1 +1,1 @@
-"""Values that several programs exchange; each has one class for all of them."""
+"""Values that several programs exchange. All programs use the same class for a value."""

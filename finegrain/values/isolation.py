@@ -1,4 +1,4 @@
-"""What the kernel really enforces for a slot, or for all slots of a host."""
+"""The isolation that the kernel enforces for a slot, or for all slots of a host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from finegrain.mapping.value import Value
 
 @dataclass(frozen=True, slots=True)
 class Isolation(Value):
-    """What is really enforced, per dimension.
+    """The enforcement of each dimension.
 
     "none" means that it is only booked; an empty text means that the executor did not report it.
     The words are those of IsolationReport (resources.proto).

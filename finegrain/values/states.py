@@ -1,7 +1,6 @@
-"""States in reports of the resource manager and executors, as words.
+"""The states of requests, slots, executors, tasks and resizes, as words.
 
-Each word is an enum value of the same name in the protocol; the comments there list the
-transitions.
+The protocol has an enum value for each word. The comments there list the transitions.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class GangPlacement(StrEnum):
 class ResizeState(StrEnum):
     """State of a resize of a slot."""
 
-    WAITING = "WAITING"  # queued: no room yet, or the slot uses more than its new size
+    WAITING = "WAITING"  # its growth does not fit yet, or the slot uses more than its new size
     ORDERED = "ORDERED"  # sent to the executor; the larger of both sizes is booked
 
 

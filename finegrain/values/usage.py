@@ -1,4 +1,4 @@
-"""What slots use, and what NUMA nodes have."""
+"""The measured use of slots, and the capacity of NUMA nodes."""
 
 from __future__ import annotations
 

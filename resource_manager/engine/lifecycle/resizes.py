@@ -117,8 +117,8 @@ class ResizeMoves:
         """Returns the cpus and NUMA nodes that the slot gets with the waiting resize.
 
         Returns:
-            The assignment; a `HostRefusal` if no assignment is possible now; None if the slot has no
-            assignment and needs none.
+            The assignment; a `HostRefusal` if no assignment is possible now; None if the slot has
+            no assignment and needs none.
         """
         current, wanted = slot.assignment, slot.wanted
         # Without an assignment there are no cpus or NUMA nodes to keep or extend.
