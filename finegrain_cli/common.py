@@ -68,7 +68,7 @@ HINTS: dict[Reason, str] = {
 def enter_command(
     output: OutputFormat, manager: str = "", token_file: str = "", config_file: str = ""
 ) -> None:
-    """Makes these common options those of the current invocation.
+    """Stores these common options, so that `current()` returns them.
 
     Args:
         output: form of the output.

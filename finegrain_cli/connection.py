@@ -43,9 +43,8 @@ def resolve_target(invocation: Invocation | None = None) -> Target:
         invocation: None: the current one.
 
     Raises:
-        ConfigurationError: the configuration is invalid; or several resource managers run on this
-            host
-            and no address was given.
+        ConfigurationError: the configuration is invalid, or no address was given although several
+            resource managers run on this host.
     """
     from finegrain_cli.config.daemon_options import rm_state_dir, tls_options
 
@@ -74,7 +73,8 @@ def open_cluster(budget_s: float = PATIENCE_S) -> blocking.Cluster:
     """Returns a blocking client of this invocation's cluster, for use in `with`.
 
     Args:
-        budget_s: limit of one call including all retries; short by default, as a person waits.
+        budget_s: limit of one call including all retries; short by default, because a person
+            waits for it.
     """
     from finegrain_client import blocking
 

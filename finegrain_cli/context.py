@@ -27,8 +27,7 @@ class Invocation:
     _configuration: Configuration | None = None
 
     def configuration(self) -> Configuration:
-        """Returns the merged configuration (flag > environment > file > default); reads it only
-        once.
+        """Returns the merged configuration (flag > environment > file > default); reads it once.
 
         Raises:
             ConfigurationError: a file cannot be read, a key is unknown, or a value is invalid.

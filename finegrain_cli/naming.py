@@ -63,13 +63,13 @@ def _described(jobs: list[JobStatus]) -> str:
 
 
 def only(what: str, text: str, found: list[str], reason: Reason) -> str:
-    """Returns the one id that equals `text` or, failing that, begins with it.
+    """Returns the id that equals `text`; if there is none, the only id that begins with it.
 
     Args:
         what: kind of the thing, for errors.
         text: what the user typed.
-        found: candidates.
-        reason: reason of NotFound.
+        found: the ids to choose from.
+        reason: reason of the error NotFound.
 
     Raises:
         NotFound: there is none.

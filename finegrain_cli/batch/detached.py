@@ -55,10 +55,9 @@ def log_file_of(state_file: Path) -> Path:
 
 
 def start_detached(state_file: Path) -> BatchStatus:
-    """Starts a runner that outlives this process and its terminal; returns when the batch has
-    started.
+    """Starts a runner that outlives this process and its terminal, and waits for its first progress.
 
-    It also returns after `START_TIMEOUT_S`, with the runner still at work.
+    After `START_TIMEOUT_S` the function returns even if the runner has reported nothing yet.
 
     Raises:
         NotStartedError: the runner ended with an error.
@@ -71,7 +70,7 @@ def start_detached(state_file: Path) -> BatchStatus:
     start_time, deadline = datetime.now(UTC), time.monotonic() + START_TIMEOUT_S
     process = _start(state_file, log)
     while True:
-        exit_code = process.poll()  # before the read: an ended runner has then written all
+        exit_code = process.poll()  # polled before the read: a runner that has ended writes no more
         batch = read_status(state_file)
         if exit_code not in (None, ExitCode.OK, ExitCode.THREADS_FAILED):
             raise NotStartedError(exit_code or 0, log, _last_output(log, log_offset))

@@ -1,6 +1,4 @@
-"""Shows progress of a batch on standard error: a bar on a terminal, else a line from
-time to time.
-"""
+"""Shows the progress of a batch on standard error: a bar on a terminal, otherwise single lines."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from finegrain_client.batch.values import Progress
 
 GOING_ON = ("OPEN", "STOPPING")
-"""States in which the display says what a batch waits for; later its summary says why it ended."""
+"""States in which the display shows what a batch waits for. In other states the batch has ended."""
 
 LINE_EVERY_S = 10.0
 """Shortest time between two lines without a terminal."""
@@ -81,7 +79,7 @@ class _Quiet:
 
 
 class _Lines:
-    """Prints the first and the last state, and one every `LINE_EVERY_S` if anything changed."""
+    """Prints the first and the last state; in between, at most one line every `LINE_EVERY_S`."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,6 +1,4 @@
-"""Output of a batch: a summary on standard output, and results.json and results.csv in its
-directory.
-"""
+"""Writes a batch's summary to standard output, and its results to results.json and results.csv."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ TAILS = ("stdout_tail", "stderr_tail")
 
 
 def print_outcome(batch: BatchStatus, form: OutputFormat) -> None:
-    """Prints the summary of a batch; as JSON lines the result of each thread, one per line."""
+    """Prints the summary of a batch; with `jsonl` instead one line for the result of each thread."""
     from finegrain_client.batch.status import read_thread_results
 
     if form is OutputFormat.JSONL:
@@ -35,7 +33,7 @@ def print_outcome(batch: BatchStatus, form: OutputFormat) -> None:
             print_json_line(result.to_dict())
         return
     found = read_thread_results(batch.state_file, failed_only=True)
-    if form is not OutputFormat.JSON:  # there may be a million failures
+    if form is not OutputFormat.JSON:  # there may be a million failures; people need a few
         found = islice(found, FAILURES_SHOWN)
     failures = list(found)
     shown = {**batch_dict(batch), "failures": [each.to_dict() for each in failures]}
@@ -43,15 +41,14 @@ def print_outcome(batch: BatchStatus, form: OutputFormat) -> None:
 
 
 def batch_dict(batch: BatchStatus) -> dict[str, Any]:
-    """Returns a batch in a form for JSON. Of its environment only the names are shown."""
+    """Returns a batch as data for JSON. Only the names of its environment variables are shown."""
     shown = {"batch": short_name(batch), **batch.to_dict()}
     shown["spec"]["env"] = sorted(shown["spec"]["env"])
     return shown
 
 
 def write_results(batch: BatchStatus) -> None:
-    """Writes results.json (everything) and results.csv (a row per thread) into the results
-    directory.
+    """Writes results.json (everything) and results.csv (a row per thread).
 
     Each file is replaced atomically. A batch without a results directory writes nothing.
 
@@ -74,7 +71,7 @@ def write_results(batch: BatchStatus) -> None:
 
 def _write_json(file: TextIO, batch: BatchStatus, results: Iterable[dict[str, Any]]) -> None:
     head = {"api_version": API_VERSION, "kind": "BatchResults", **batch_dict(batch)}
-    # Results are written one by one after the head's other keys: there may be a million.
+    # There may be a million results. They are written one at a time, after the other keys.
     text = json.dumps(head, indent=2, ensure_ascii=False)
     file.write(text.removesuffix("\n}") + ',\n  "results": [')
     lines = (json.dumps(each, ensure_ascii=False) for each in results)

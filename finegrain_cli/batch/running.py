@@ -31,9 +31,9 @@ from finegrain_client.batch.values import BatchState
 if TYPE_CHECKING:
     from finegrain_client.batch.spec import BatchSpec
 
-OUTAGE_S = 60.0  # limit of one call with all retries; the runner itself keeps retrying
+OUTAGE_S = 60.0  # limit of one call with all retries; the runner then calls again
 COMPANION_SUFFIXES = ("-wal", "-shm", ".lock", detached.LOG)
-"""Files beside a state file that are removed together with it; no others are."""
+"""Suffixes of the files that are removed together with a state file."""
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -55,7 +55,7 @@ def start(spec: BatchSpec, state: str, results: str, options: BatchOptions) -> i
         spec: the batch.
         state: path of the state file; empty: a new file in the default folder.
         results: directory for results; empty: none.
-        options: of the command.
+        options: the options of the command.
 
     Raises:
         FinegrainError: the batch could not be started; nothing is left of it.
@@ -81,7 +81,8 @@ def attach(name: str, options: BatchOptions) -> int:
     path = state_file_of(name)
     if options.detach and (batch := read_status(path)).is_worked_on:
         return _print_detached(batch, options, f"pid {batch.runner_pid} runs it already")
-    # Between two looks, another process may resume the batch, which is then followed again.
+    # Another process may resume the batch after we have read its status. The loop then follows
+    # the batch again.
     while True:
         try:
             batch = attached.follow(path, quiet=options.quiet)
@@ -115,10 +116,10 @@ def stop(name: str, options: BatchOptions) -> int:
 
 
 def work_on(path: Path, options: BatchOptions) -> int:
-    """Works on a batch that no other process works on; reports the outcome and returns the exit
-    code.
+    """Runs a batch in this process, prints the outcome, and returns the exit code.
 
-    It returns when the batch is done or stopped, or after Ctrl-C.
+    The caller has checked that no other process works on the batch. The function returns when the
+    batch is done or stopped, or after Ctrl-C.
 
     Raises:
         FinegrainError: the batch could not be continued.
@@ -148,9 +149,7 @@ async def _work(path: Path, shown: Display, *, retry_failed: bool) -> int:
 
 
 class _Signals:
-    """Handles SIGINT, SIGTERM and SIGHUP: the first stops the batch, the second ends
-    this process.
-    """
+    """Handles SIGINT, SIGTERM and SIGHUP: the first stops the batch, the second this process."""
 
     def __init__(self, job: BatchJob, path: Path, shown: Display) -> None:
         self.first = 0
@@ -160,7 +159,7 @@ class _Signals:
         self._cancelling: asyncio.Future[None] | None = None
         loop = asyncio.get_running_loop()
         for number in ENDING_SIGNALS:
-            # asyncio would replace the ignored signal's handler, and undo nohup.
+            # nohup starts this process with SIGHUP ignored. A handler would undo that.
             hardened = number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN
             if not hardened:  # under nohup, SIGHUP stays ignored
                 loop.add_signal_handler(number, self._take, number)
@@ -210,9 +209,7 @@ def _print_detached(batch: BatchStatus, options: BatchOptions, where: str) -> in
 
 
 def _remove_unless_started(path: Path) -> None:
-    """Removes the state file of a batch that never had a job, since there is nothing to
-    continue.
-    """
+    """Removes the state file of a batch that never had a job: it has nothing to continue."""
     with suppress(FinegrainError):
         batch = read_status(path)
         if not (batch.job_id or batch.is_worked_on):

@@ -1,3 +1,4 @@
-"""The commands, one module per topic. Each module registers its commands, and imports
-inside them.
+"""The commands, one module per topic.
+
+Imports of heavy modules are inside the functions, so that `finegrain --help` starts fast.
 """

@@ -205,6 +205,7 @@ def batch(
     once. The summary goes to standard output: as JSON with -o json, one result per line with
     -o jsonl.
     """
+    # Stage 1: choose between a new batch, --attach, --stop and the hidden --runner.
     form = OutputFormat.JSON if json_ else output
     enter_command(form, manager, token_file, config)
     is_new = bool(command) or threads is not None
@@ -221,6 +222,7 @@ def batch(
         raise typer.Exit(running.work_on(Path(runner), options))
     if attach:
         raise typer.Exit(running.attach(attach, options))
+    # Stage 2: a new batch needs both the command and the number of threads.
     if not command or threads is None:
         raise InvalidArgument("batch", " ".join(command or ()), ONE_OF)
     from finegrain_cli.run.options import environment_of

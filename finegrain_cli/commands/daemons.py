@@ -190,9 +190,7 @@ def serve_helper(config: ConfigOption = "", **given: Any) -> None:
 
 
 def _need(extra: str, *modules: str) -> None:
-    """Raises an error that names the extra to install if modules are missing; imports
-    none of them.
-    """
+    """Raises an error that names the extra to install if a module is missing; imports none."""
     from importlib.util import find_spec
 
     missing = [module for module in modules if find_spec(module) is None]
@@ -205,9 +203,7 @@ def _need(extra: str, *modules: str) -> None:
 
 
 class _LateGroup(TyperGroup):
-    """A group whose commands are created when they are used, since their flags are costly to
-    generate.
-    """
+    """A group that creates a command only when it is used: generating its flags takes time."""
 
     sections: tuple[str, ...]
     serves: ClassVar[dict[str, Any]]

@@ -124,14 +124,14 @@ def restore(
     from resource_manager.storage import schema
 
     url = _url(database, make=True)
-    # Checked before any question, so that no user confirms what cannot be done.
+    # Checked before the user is asked to confirm, so that no one confirms an impossible restore.
     schema.check_restorable(url)
     say(
         f"{_shown(url)} will be replaced by {file}; the present database is kept in the same "
         "directory"
     )
-    # The epoch must exceed all that executors have seen, else they would reject the restored
-    # manager.
+    # Executors reject commands of an older epoch than the highest that they have seen. So the new
+    # epoch must be higher than that.
     epoch = _epoch(above_epoch)
     if not yes and _can_ask():
         typer.confirm("go on?", abort=True, err=True)

@@ -89,6 +89,7 @@ def resize(
     if not (withdraw or cpu or memory or cpu_limit or extended):
         expected = "at least one of --cpu, --memory, --cpu-limit, --resource, or --withdraw"
         raise InvalidArgument("size", "", expected)
+    # All options are decoded above, so that a bad one fails before any call.
     with open_cluster() as cluster:
         allocation_id = full_allocation_id(cluster, slot)
         if withdraw:
@@ -125,7 +126,7 @@ def _explaining_wait(cluster: Cluster, allocation_id: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        # The explanation must not be printed after the result.
+        # The timer thread may be printing now. The result must come after its explanation.
         timer.join()
 
 

@@ -34,7 +34,7 @@ WATCH_INTERVAL_S = 1.0
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 NONE = "none"
 
-_AMOUNT = re.compile(r"[0-9]{1,18}")  # the client checks for too large amounts
+_AMOUNT = re.compile(r"[0-9]{1,18}")  # the client rejects amounts that are too large
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME")]
 JsonOption = Annotated[bool, typer.Option("--json", help="The same as -o json.")]

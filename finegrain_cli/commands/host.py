@@ -1,6 +1,4 @@
-"""Commands about hosts: what this host has, what is wrong with it, how an executor's
-cpus are used.
-"""
+"""Commands about hosts: `detect`, `topo` and `doctor`."""
 
 from __future__ import annotations
 
@@ -67,6 +65,7 @@ def detect(
     options = task_executor_options(current().configuration().settings)
     topology = detect_host(Path("/"), PynvmlSource())
     plan = plan_host(options, topology)
+    # The plan has only totals. The capacity also has the cpus, which the drawing needs.
     capacity = plan_capacity(
         topology,
         CapacityOptions(

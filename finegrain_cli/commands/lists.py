@@ -1,6 +1,4 @@
-"""Commands that list executors, slots, requests, jobs and events, and one that summarises the
-state.
-"""
+"""Commands that list executors, slots, requests, jobs and events; `status` summarises them."""
 
 from __future__ import annotations
 
@@ -134,8 +132,8 @@ def requests(
     with open_cluster() as cluster:
 
         def read() -> Rows:
-            # "ID.7" is a member of a range. A list without ids may show it within an entry that
-            # has the id of another member, so the request names it.
+            # "ID.7" is a member of a range. In a list of all requests it may be part of an entry
+            # that has the id of another member. So this call names it.
             only = [allocation_id] if "." in allocation_id else []
             found = cluster.requests(job_id=job, allocation_ids=only)
             if all_ or allocation_id:
@@ -207,22 +205,21 @@ def _follow_events(cluster: Cluster, subject_id: str, newest: int, output: Outpu
 
 
 def _chosen(rows: Rows, what: str, key: str, wanted: str, reason: Reason) -> Rows:
-    """Returns the row with this id, or else those whose id begins with it; all rows for an empty
-    id.
+    """Returns the row with the id `wanted`; if there is none, all rows whose id begins with it.
 
     Args:
         rows: the rows.
-        what: what a row is, for the error.
-        key: key of the id in a row.
-        wanted: the id, or its beginning.
-        reason: reason of NotFound.
+        what: what a row is ("slot"), for the error.
+        key: the key under which a row has its id.
+        wanted: the id, or its beginning; empty: all rows are returned.
+        reason: the reason of the error.
 
     Raises:
         NotFound: there is no such row.
     """
     if not wanted:
         return rows
-    # A full id may itself be the beginning of other ids, so it counts first.
+    # A full id may be the beginning of other ids, so an exact match has priority.
     exact = [row for row in rows if row[key] == wanted]
     found = exact or [row for row in rows if str(row[key]).startswith(wanted)]
     if not found:
@@ -253,9 +250,7 @@ def _show(
 
 
 def _watch_lines(key: str, read: Callable[[], Rows]) -> None:
-    """Prints a line per row that is new or changed, and {key: id, "gone": true} per row that is
-    gone.
-    """
+    """Prints a JSON line per row that is new or changed; {key: id, "gone": true} for a removed one."""
     before: dict[str, Mapping[str, Any]] = {}
     while True:
         now = {str(row[key]): row for row in read()}

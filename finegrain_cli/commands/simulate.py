@@ -1,6 +1,4 @@
-"""`finegrain simulate ...`: runs the real engine in virtual time; no cluster is needed
-or changed.
-"""
+"""`finegrain simulate ...`: runs the real engine in virtual time, without a cluster."""
 
 from __future__ import annotations
 
@@ -153,7 +151,7 @@ def trace(
         reserved_part_max=reserved_part_max,
     )
     orders = _policies(policy)
-    # All options are checked before the replay, which may take minutes.
+    # Stage 1: check all options before the replay, which may take minutes.
     _check_plots(plot)
     _check_output_files([*plot, *filter(None, [json_file])])
     if not 0 < speedup < float("inf"):
@@ -170,6 +168,7 @@ def trace(
             "recorded on"
         )
         raise InvalidArgument("--nodes", nodes, expected)
+    # Stage 2: replay the log once per policy.
     cluster = read_nodes(nodes or workload.nodes)
     plan = Plan(EngineSettings(fairness=fairness), group_by, _weights(weights), moldable)
     outcomes = []
@@ -177,6 +176,7 @@ def trace(
         ordered = replace(plan, settings=_ordered(plan.settings, order))
         outcomes.append(replay(workload, cluster, ordered, _progress(order)))
         _clear_progress()
+    # Stage 3: write the report. Its text goes to standard output last.
     data = trace_data(workload, cluster, plan, outcomes)
     if json_file:
         _write(json_file, json.dumps(data, indent=2) + "\n")

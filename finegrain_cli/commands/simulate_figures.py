@@ -1,6 +1,4 @@
-"""`finegrain simulate figures`: runs Figures 3-1 to 3-10 with the real engine; draws
-text and PNG.
-"""
+"""`finegrain simulate figures`: runs Figures 3-1 to 3-10 with the real engine, and draws them."""
 
 from __future__ import annotations
 
@@ -62,6 +60,7 @@ def figures(
     for name in figure:
         if name not in set_ups:
             raise InvalidArgument("--figure", name, f"one of {', '.join(set_ups)}")
+    # Checked before the figures run, because they take a while.
     if out and not text_only:
         require_matplotlib()
     results = {name: run_figure(set_ups[name]) for name in set_ups if not figure or name in figure}

@@ -1,6 +1,6 @@
-"""Checks of a configuration beyond single values: their combinations, and the files they name.
+"""Checks combinations of values in a configuration, and the files that they name.
 
-Nothing is started and no connection is opened.
+The checks start no process and open no connection.
 """
 
 from __future__ import annotations
@@ -126,9 +126,7 @@ def _cpus(settings: Settings) -> Iterator[str]:
 
 
 def _providers(settings: Settings) -> Iterator[str]:
-    """Reports what is invalid in the providers' file, including shares that this host does not
-    have.
-    """
+    """Yields the problem of the providers' file, such as a share that this host does not have."""
     file = Path(settings.rm.providers_file)
     if not settings.rm.providers_file or not os.access(file, os.R_OK):
         return  # `_files` reports it

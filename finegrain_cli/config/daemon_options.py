@@ -1,4 +1,4 @@
-"""Converts settings to the daemons' options. What is not set keeps the daemon's own default."""
+"""Converts settings to the daemons' options. A key that is not set keeps the daemon's default."""
 
 from __future__ import annotations
 
@@ -164,9 +164,11 @@ def tls_options(ca: str, certificate: str, key: str) -> TlsOptions | None:
 def _executor_tls(rm: RmSection) -> TlsOptions | None:
     """Returns the resource manager's TLS options as a client of executors.
 
-    Certificate and key are only replaced together, since a key fits only its own certificate.
+    If one of certificate and key is set for this, both are taken from there: a key fits only its
+    own certificate.
     """
-    # Either of the two counts, so that one that is missing is reported and not silently replaced.
+    # If only one of them is set, the other stays empty, and an error reports that. It is not
+    # silently replaced by that of the server.
     own = rm.executor_tls_certificate or rm.executor_tls_key
     certificate, key = (
         (rm.executor_tls_certificate, rm.executor_tls_key)

@@ -1,6 +1,4 @@
-"""Default directories of state and sockets: system directories for root, XDG directories for
-others.
-"""
+"""Default directories of state and sockets: for root those of the system, for others XDG's."""
 
 from __future__ import annotations
 
@@ -63,9 +61,7 @@ def make_private(directory: Path) -> None:
 
 
 def is_private(path: Path) -> bool:
-    """Returns whether only this user or root can write to a file or directory, and it is no
-    symlink.
-    """
+    """Returns True if only this user or root can write to the path, and it is not a symlink."""
     try:
         # Not `stat`: a symlink of another user could lead to a directory of this user.
         found = path.lstat()

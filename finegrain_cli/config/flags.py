@@ -21,9 +21,9 @@ _METAVARS = {"manager": "HOST:PORT[,...]", "labels": "KEY=VALUE", "memory_pools"
 
 
 def parameters(*sections: str) -> list[inspect.Parameter]:
-    """Returns one parameter of a typer command per key, and a hidden one per old name of the key.
+    """Returns a typer parameter for each key, and a hidden one for each old name of a key.
 
-    The value None means that the flag was not given.
+    A parameter has the value None if its flag was not given.
     """
     keys = [key for section in sections for key in keys_of(section)]
     return [
@@ -106,5 +106,5 @@ def _value(given: Any) -> Any:
     if not isinstance(given, list):
         return given
     if not all("=" in each for each in given):
-        return ",".join(given)  # decoding fails with this key's error
+        return ",".join(given)  # not NAME=VALUE: decoding then fails with this key's error
     return {name: text for name, _, text in (each.partition("=") for each in given)}

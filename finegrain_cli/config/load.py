@@ -62,8 +62,8 @@ def load_configuration(
     """Reads and merges the configuration.
 
     Args:
-        config_file: replaces the user's own file.
-        environment: replaces that of the process.
+        config_file: read in place of the user's file; empty: the user's file is read.
+        environment: environment variables; None: those of this process.
         flags: of the command line; they have the highest priority.
 
     Raises:
@@ -78,7 +78,7 @@ def load_configuration(
 
 
 def _merged(layers: Iterable[tuple[str, list[Value]]]) -> Configuration:
-    """Merges layers, lowest priority first; each is the origin and its values."""
+    """Merges layers, lowest priority first. A layer is the name of a source, and its values."""
     merged: dict[str, dict[str, Any]] = {}
     origins: dict[str, str] = {}
     warnings: list[str] = []
@@ -148,7 +148,7 @@ def _from_file(path: Path) -> list[Value]:
                 values.append(Value(section, key, value))
                 continue
             old, new = f"{section}.{name}", f"{section}.{key}"
-            # Neither value can be preferred without surprising the user.
+            # The user may have forgotten one of the two. To choose silently would surprise the user.
             if key in table:
                 raise ConfigurationError(
                     f"{path}: {old} is the old name of {new}, and both are set; keep {new}"

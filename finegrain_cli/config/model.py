@@ -89,7 +89,7 @@ DurationOrNever = Annotated[
     int | None,
     _reader(parse_duration_ms),
     Kind.DURATION,
-    # The last validator runs first, so the parser never sees "never".
+    # pydantic runs the last validator first, so the parser does not get the word "never".
     BeforeValidator(lambda value: None if value == "never" else value),
 ]
 HalfLife = Annotated[

@@ -1,6 +1,6 @@
-"""Converts values of the configuration to text, and lists all keys with their meaning.
+"""Converts values of the configuration to text, and lists all keys.
 
-The text can be put into a file again and has the same meaning there.
+The text of a value can be copied into a configuration file and means the same there.
 """
 
 from __future__ import annotations

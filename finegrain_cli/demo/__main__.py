@@ -32,7 +32,8 @@ def main() -> int:
     log = DemoLog()
     cpus = sorted(os.sched_getaffinity(0))
     share_milli = min(1000, 1000 * len(cpus) // len(EXECUTORS))
-    dedicated_cpus = len(cpus) >= len(EXECUTORS)  # else they share the time of one cpu
+    dedicated_cpus = len(cpus) >= len(EXECUTORS)  # otherwise both share the time of one cpu
+    # Each executor gets one cpu of its own or, on a host with one cpu, half of its time.
     shares = [
         ExecutorShare(
             executor_id=name,
@@ -47,6 +48,7 @@ def main() -> int:
     cluster = LocalCluster(shares=shares)
     with cluster:
         words = asyncio.run(_run(cluster, plan, log))
+        # Stopped here and not by `with`, because only `stop` returns what is left behind.
         leftovers = cluster.stop()
     for left in leftovers:
         log.expect(False, f"left behind: {left}")

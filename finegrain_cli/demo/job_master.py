@@ -32,9 +32,7 @@ EAT_MEMORY = "held = []\nwhile True: held.append(bytearray(1 << 20))"
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """Input of the job. `share_milli` is the cpu of each of the two executors, in thousandths of a
-    core.
-    """
+    """Input of the job. `share_milli`: CPU of each of the two executors, in thousandths of a core."""
 
     files: tuple[Path, ...]
     share_milli: int
@@ -69,6 +67,7 @@ async def count_words(cluster: fg.Cluster, plan: DemoPlan, log: DemoLog) -> Coun
             await slot.run([sys.executable, SCRIPT, "map", str(REDUCES), *chunk])
             for slot, chunk in zip(slots, plan.chunks(), strict=True)
         ]
+        # This request needs more than is free now. It gets a slot when map tasks have ended.
         big = await _waiting_request(job, plan, log)
         await cluster.drain(plan.drained_executor, reason="demo")
         log.progress(
@@ -123,9 +122,7 @@ async def _waiting_request(job: fg.Job, plan: DemoPlan, log: DemoLog) -> fg.Requ
 async def _finish_maps(
     slots: Sequence[fg.Slot], tasks: Sequence[fg.Task], log: DemoLog
 ) -> list[str]:
-    """Waits for the maps and releases each slot when its task ends; returns the lines
-    of all maps.
-    """
+    """Waits for the map tasks, releases each slot when its task ends; returns all output lines."""
 
     async def finish(index: int) -> list[str]:
         result = (await tasks[index].wait()).check()
@@ -154,6 +151,7 @@ async def _reduce(job: fg.Job, plan: DemoPlan, lines: list[str], log: DemoLog) -
     async def reduce(part: int) -> Counter[str]:
         slot = await requests[part].granted(GRANT_TIMEOUT_S)
         log.expect(slot.executor_id == plan.steady_executor, "a reduce ran on a drained executor")
+        # Each map wrote REDUCES lines, one per part, so every REDUCES-th line belongs to this part.
         data = "\n".join(lines[part::REDUCES]).encode()
         task = await slot.run([sys.executable, SCRIPT, "reduce"], stdin=data)
         result = log.record(f"reduce {part}", slot, (await task.wait()).check())

@@ -52,9 +52,7 @@ class DemoLog:
 
 
 def report(records: Sequence[Record]) -> str:
-    """Returns the table of all tasks: where they ran, their limits, what they used, how
-    they ended.
-    """
+    """Returns a table of all tasks with their executors, limits, usage and results."""
     columns = [
         Column("task", lambda each: each.what),
         Column("executor", lambda each: each.executor_id),

@@ -24,9 +24,7 @@ NONE_MEANS = "executors run with isolation none: amounts are booked, but not enf
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The control groups of the calling process: by controller (v1), and in the unified hierarchy
-    (v2).
-    """
+    """The cgroups of the calling process: one per v1 controller, and the one of v2."""
 
     v1: dict[str, Path] = field(default_factory=dict)
     v2: Path | None = None
@@ -56,12 +54,15 @@ def examine_cgroups(root: Path = ROOT) -> Iterator[Finding]:
 
 
 def read_groups(root: Path = ROOT) -> Groups:
-    """Finds mounts and own groups in /proc/self rather than at the usual paths."""
+    """Reads the mounts and the groups of this process from /proc/self; mount points may be unusual."""
+    # Stage 1: the group of this process in each hierarchy. A line is "4:cpu,cpuacct:/path"; the
+    # unified hierarchy (v2) has no names: "0::/path".
     own: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
         _number, names, path = line.split(":", 2)
         for name in names.split(",") if names else ["unified"]:
             own[name] = path
+    # Stage 2: where these hierarchies are mounted.
     v1: dict[str, Path] = {}
     v2: Path | None = None
     for line in _lines(root / "proc/self/mountinfo"):
@@ -70,8 +71,8 @@ def read_groups(root: Path = ROOT) -> Groups:
         kind, _source, options = right.split(" ", 2)
 
         def place(name: str, top: str = mount_root, point: str = mount_point) -> Path:
-            # In a container, the mount shows only a part of the hierarchy, whose path is cut off
-            # here.
+            # In a container the mount shows only the subtree below `top`. Paths of groups begin with
+            # `top`, but below the mount point that part is missing.
             inside = own.get(name, "/").removeprefix(top.rstrip("/"))
             return root / f"{point}/{inside}".lstrip("/")
 
@@ -119,7 +120,7 @@ def _v2(own: Path) -> Iterator[Finding]:
             "delegate them: Delegate=cpu cpuset memory pids in the unit of the user manager "
             "(systemctl edit user@.service) or of the executor",
         )
-    # Creating a group is not enough: processes must be moved, and controllers switched on.
+    # An executor also moves processes and enables controllers, so it must write these files.
     closed = [each for each in V2_CONTROL_FILES if not os.access(own / each, os.W_OK)]
     why = f"{closed[0]} is not writable" if closed else _cannot_make(own)
     if why:

@@ -17,8 +17,8 @@ class Grade(StrEnum):
     """How serious a finding is."""
 
     OK = "ok"
-    WARN = "warn"  # it works, but something could be better
-    FAIL = "fail"  # it cannot work in this state
+    WARN = "warn"  # works, but could be better
+    FAIL = "fail"  # does not work in this state
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ def examine_kubelet(settings: Settings, root: Path = Path("/")) -> Iterator[Find
     """Compares the kubelet's files, as far as they are readable, with an executor's slots.
 
     Args:
-        settings: the executor is examined as this configuration would start it.
+        settings: the configuration of the executor.
         root: stands for "/" in tests.
     """
     from finegrain_cli.config.daemon_options import task_executor_options
@@ -36,6 +36,7 @@ def examine_kubelet(settings: Settings, root: Path = Path("/")) -> Iterator[Find
     config = str(options.kubelet_config) if options.kubelet_config else None
     found = KubeletFiles(str(options.kubelet_dir), config).read("")
     texts, failures = dict(found["texts"]), dict(found["failures"])
+    # A file that cannot be read is a warning. The readable files are compared nevertheless.
     for failure in failures.values():
         yield warn(NAME, failure, "run the doctor, and the executor's helper, as root")
     if not texts:
@@ -52,7 +53,7 @@ def examine_kubelet(settings: Settings, root: Path = Path("/")) -> Iterator[Find
 
 
 def _apart(state: KubeletState, online: CpuSet, slot_cpus: CpuSet) -> Finding:
-    """Checks that no cpu is given away by both the kubelet and the executor."""
+    """Checks that no cpu can be dedicated by both the kubelet and the executor."""
     if state.cpu_manager_policy != "static":
         return ok(NAME, "it dedicates no cpus to containers (cpu manager policy none)")
     both = (online - state.reserved_cpus) & slot_cpus

@@ -100,11 +100,9 @@ def _is_ours(words: list[str]) -> bool:
 
 
 def _owner(port: int) -> tuple[int, list[str]] | None:
-    """Returns pid and command line of the process that listens at a port; None if it is not
-    visible.
-    """
+    """Returns pid and command line of the process that listens at a port; None if not visible."""
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
-    # The kernel's tables name sockets by inode, and /proc/PID/fd links to the same numbers.
+    # /proc/net/tcp has the inode of each socket, and /proc/PID/fd links to "socket:[INODE]".
     marks = {f"socket:[{inode}]" for inode in inodes}
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and _has_open(process, marks):

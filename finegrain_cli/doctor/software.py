@@ -18,7 +18,7 @@ PARTS = {
     "task executor": ("task-executor", ("grpc", "structlog", "prometheus_client")),
 }
 CLOCK_UNSYNCHRONISED = 0x0040  # STA_UNSYNC of adjtimex(2)
-SIZE_OF_TIMEX = 208  # struct timex on 64 bit Linux; a larger buffer does no harm
+SIZE_OF_TIMEX = 208  # of struct timex on 64-bit Linux, in bytes
 OFFSET_OF_STATUS = 40
 
 
@@ -57,7 +57,8 @@ def examine_gpus() -> Iterator[Finding]:
 def examine_clock() -> Iterator[Finding]:
     """Checks whether the kernel regards the clock as synchronised."""
     libc = ctypes.CDLL(None, use_errno=True)
-    buffer = ctypes.create_string_buffer(SIZE_OF_TIMEX * 2)  # modes = 0: only read
+    # Twice the size, in case the struct is larger here. All zeros: modes = 0, which only reads.
+    buffer = ctypes.create_string_buffer(SIZE_OF_TIMEX * 2)
     if libc.adjtimex(buffer) < 0:
         yield warn("clock", f"cannot be read: {os.strerror(ctypes.get_errno())}", "none needed")
         return

@@ -59,6 +59,7 @@ def examine_tokens(settings: Settings) -> Iterator[Finding]:
             else:
                 yield ok(name, f"{path}: created at the first start of the resource manager")
             continue
+        # Permission bits beyond those that this token file needs.
         excess = path.stat().st_mode & 0o777 & ~TOKEN_MODES[name]
         try:
             read_token(path)
@@ -75,9 +76,7 @@ def examine_tokens(settings: Settings) -> Iterator[Finding]:
 
 
 def examine_database(settings: Settings) -> Iterator[Finding]:
-    """Checks whether the database can be reached and has the right schema, and who has
-    locked it.
-    """
+    """Checks the connection, the schema and the content of the database; reports its lock owner."""
     from finegrain_cli.config.daemon_options import database_url
     from resource_manager.storage import schema
     from resource_manager.storage.location import DatabaseUrl
@@ -89,6 +88,7 @@ def examine_database(settings: Settings) -> Iterator[Finding]:
         fix = "restore a backup: finegrain db restore" if location.is_sqlite else "see the message"
         yield fail("database", error.message, fix)
         return
+    # An empty or missing database has version 0.
     if version == 0:
         yield ok("database", f"{location}: created at the first start of the resource manager")
         return

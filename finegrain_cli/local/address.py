@@ -1,7 +1,7 @@
-"""The address of the resource manager of `finegrain up` when its state directory is used again.
+"""Keeps the resource manager's address when `finegrain up` uses a state directory again.
 
-The former address is kept if possible, because batches, jobs and executors that outlived the
-resource manager look for it there.
+Batches, jobs and executors that outlived the former resource manager call its address. So the new
+one listens at the same port, if that is free.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from pathlib import Path
 from finegrain.options import ListenOptions
 
 ADDRESS_FILE = "up.address"
-"""A file in the state directory. Unlike the manager's own note it stays after
-`finegrain up` ends.
-"""
+"""A file in the state directory. It remains after `finegrain up` has ended."""
 
 
 def write_address(state_dir: Path, address: str) -> None:
@@ -26,9 +24,7 @@ def write_address(state_dir: Path, address: str) -> None:
 
 
 def previous_address(state_dir: Path, wanted: ListenOptions) -> ListenOptions:
-    """Returns `wanted` with the former port, if `wanted` has port 0 and the former port is free
-    now.
-    """
+    """Returns `wanted`; if its port is 0, with the former port, provided that this is free now."""
     host, _, port = wanted.address.rpartition(":")
     if port != "0":
         return wanted

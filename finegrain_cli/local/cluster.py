@@ -160,22 +160,19 @@ class LocalCluster:
 
         Raises:
             ConfigurationError: a daemon did not start; the message has its last log line. Nothing
-                is left
-                behind.
+                is left behind.
         """
         try:
             self._prepare()
             self._start_manager()
             self._start_executors()
         except BaseException:
-            # Also after Ctrl-C: whatever has started by now must not be left behind.
+            # Also after Ctrl-C: processes that have started by now must not be left behind.
             self.stop()
             raise
 
     def ended(self) -> str:
-        """Returns which daemon ended by itself, with its last log line; empty while all of them
-        run.
-        """
+        """Returns which daemon ended by itself, with its last log line; empty while all run."""
         for daemon in self._daemons():
             if not daemon.runs():
                 return describe_exit(daemon)
@@ -200,7 +197,8 @@ class LocalCluster:
         if self._base is None:
             return []
         with signals_deferred():
-            # Before the resource manager, so that executors can still report to it; all at once.
+            # Executors first, because they report their last changes to the resource manager. All get
+            # the signal before any is waited for, so that they stop at the same time.
             for executor in self._executors:
                 executor.terminate()
             for executor in self._executors:
@@ -210,7 +208,7 @@ class LocalCluster:
             if self._manager is not None:
                 self._manager.terminate()
                 self._end(self._manager)
-            # After the resource manager has ended, so that it starts no further executor.
+            # The resource manager has ended and starts no more executors, so none escapes the sweep.
             left = self.scaled.sweep() if self.scaled else []
             folders = [self.state_dir / "executors" / each.executor_id for each in self.shares]
             left += find_leftovers(self._base, self.state_dir, folders)
@@ -240,7 +238,7 @@ class LocalCluster:
                 "another one with --state-dir",
                 details={"state_dir": self.state_dir},
             ) from None
-        # Before any file is changed: another cluster may use the directory, with live executors.
+        # Locked before any file is changed: another cluster may be using the directory.
         self._lock = take_lock(self.state_dir)
         if self._scale is not None:
             self.scaled = ScaledExecutors(
@@ -267,7 +265,7 @@ class LocalCluster:
         )
         if self.scaled is not None:
             assert self._lock is not None  # noqa: S101 - _prepare has run
-            # Before the resource manager, which may start executors from its first moment on.
+            # Started before the resource manager, which may start executors at once.
             self.scaled.start_sweeper(self._lock)
         self._manager = manager = self._daemon("resource manager", "rm", options)
         manager.start()
@@ -282,7 +280,7 @@ class LocalCluster:
             options = self._executor_options(share)
             name = f"executor {share.executor_id}"
             self._executors.append(self._daemon(name, share.executor_id, options))
-        for executor in self._executors:  # all at once: their start-up times then overlap
+        for executor in self._executors:  # all at once, so that they start in parallel
             executor.start()
         for share, executor in zip(self.shares, self._executors, strict=True):
             self._await(executor, partial(_registered, executor))

@@ -1,8 +1,8 @@
 """One daemon as a child process: starts it with given options, stops it, reads its last log line.
 
-This module has both sides, parent and child. The child receives its options over standard input,
-which stays open. When the parent ends, even by SIGKILL, the child reads the end of the input and
-stops in order.
+This module contains the code of the parent and of the child. The child receives its options over
+standard input, which stays open. When the parent ends, even by SIGKILL, the child reads the end of
+the input and stops in order.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class DaemonProcess:
             self._process.kill()
 
     def last_words(self) -> str:
-        """Returns the last log line as text, of a JSON line the message; empty if there is none."""
+        """Returns the last log line (of a JSON line only the message); empty if there is none."""
         try:
             lines = self._log_file.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:

@@ -1,7 +1,7 @@
 """`finegrain up`: runs a local cluster in the foreground.
 
-This module prints what people see. Whatever ends the cluster (Ctrl-C, SIGTERM, a closed terminal, a
-daemon that ended by itself), all of it is stopped.
+This module prints the messages for people. All daemons are stopped after Ctrl-C, SIGTERM, a closed
+terminal, or when one daemon has ended by itself.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run_in_foreground(cluster: LocalCluster, output: OutputFormat) -> None:
         except FinegrainError as error:
             failure = error
         finally:
-            # In any case, even if a signal arrives while the cluster starts.
+            # In `finally`, because a signal may arrive while the cluster starts.
             left = cluster.stop()
     for each in left:
         _say(f"left behind: {each}")
@@ -117,7 +117,7 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
 
 
 def _example_size(cluster: LocalCluster) -> str:
-    """Returns the size for the first command in the help: at most what a future executor has."""
+    """Returns `--cpu` and `--memory` of the example command, at most what a new executor has."""
     total = cluster.scaled.total if cluster.scaled else {}
     cpu_milli = min(500, total.get(CPU_MILLI, 500))
     memory_bytes = min(256 * MIB, total.get(MEMORY_BYTES, 256 * MIB))

@@ -1,7 +1,7 @@
-"""Finds what a stopped local cluster has left on this host; removes nothing.
+"""Finds processes and cgroups that a stopped local cluster has left on this host; removes nothing.
 
-It looks for processes that have paths of its directories in their command lines, and for control
-groups that its helpers created.
+A process belongs to the cluster if its command line contains a path in the cluster's directories.
+The cgroups are those that the cluster's helpers created.
 """
 
 from __future__ import annotations

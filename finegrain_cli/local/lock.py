@@ -22,11 +22,12 @@ POLL_INTERVAL_S = 0.1
 
 
 def take_lock(state_dir: Path, *, wait_s: float = SWEEP_WAIT_S) -> int:
-    """Locks a state directory; returns a descriptor that holds the lock until all copies are
-    closed.
+    """Locks a state directory and returns a descriptor.
+
+    The lock is released when all copies of the descriptor are closed.
 
     Args:
-        state_dir: of the cluster.
+        state_dir: state directory of the cluster.
         wait_s: how long to wait for the sweeper of a cluster that was killed.
 
     Raises:
@@ -46,7 +47,7 @@ def take_lock(state_dir: Path, *, wait_s: float = SWEEP_WAIT_S) -> int:
     except BaseException:
         os.close(descriptor)
         raise
-    with suppress(OSError):  # the pid is only for others' errors; the disk may be full
+    with suppress(OSError):  # the disk may be full; the pid is only for error messages
         os.ftruncate(descriptor, os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0))
     return descriptor
 
@@ -58,7 +59,7 @@ def _lock(descriptor: int, state_dir: Path, deadline: float) -> None:
             return
         except OSError:
             owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-        # A running `finegrain up` will not give the lock up, but a sweeper will.
+        # A running `finegrain up` keeps the lock, so waiting is useless. A sweeper releases it soon.
         if _is_running(owner) or time.monotonic() > deadline:
             _refuse(state_dir, owner)
         time.sleep(POLL_INTERVAL_S)

@@ -1,4 +1,4 @@
-"""How a command in another terminal finds the resource managers that this user runs on this host.
+"""Lets commands in other terminals find the resource managers that this user runs on this host.
 
 `finegrain up` writes a note into the user's run directory and locks it while it runs. An unlocked
 note belongs to a process that has ended; it is removed. If several managers run, `connection.py`
@@ -38,7 +38,7 @@ class LocalManager:
 
 @contextmanager
 def published(note: Mapping[str, Any]) -> Iterator[None]:
-    """Lets other commands of this user find what `note` describes (`address`, `rm_state_dir`).
+    """Publishes `note` (`address`, `rm_state_dir`) to other commands of this user; removes it at the end.
 
     Raises:
         ConfigurationError: the user's run directory is not safe to use.
@@ -48,7 +48,7 @@ def published(note: Mapping[str, Any]) -> Iterator[None]:
     path = directory / f"{os.getpid()}.json"
     fresh = directory / f".{os.getpid()}.new"
     with fresh.open("w", encoding="utf-8") as file:
-        # Locked before the rename: a visible note without a lock counts as left over.
+        # Locked before the rename, because readers remove a note without a lock.
         fcntl.flock(file, fcntl.LOCK_EX)
         json.dump(note, file)
         file.flush()
@@ -57,15 +57,13 @@ def published(note: Mapping[str, Any]) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)
-            with suppress(OSError):  # this user may run other clusters
+            with suppress(OSError):  # not empty if this user runs other clusters
                 directory.rmdir()
                 directory.parent.rmdir()
 
 
 def find_local_managers() -> list[LocalManager]:
-    """Returns the managers of `finegrain up`, then those of `finegrain rm serve` in default
-    directories.
-    """
+    """Returns managers of `finegrain up`, then of `finegrain rm serve` in default directories."""
     found = [*_of_up(), *_of_daemons((state_directory("rm"), SYSTEM_STATE / "rm"))]
     return list(dict.fromkeys(found))
 

@@ -22,7 +22,8 @@ from finegrain_cli.local.leftovers import groups_of
 from finegrain_cli.local.shares import cpu_milli_of, equal_parts
 from finegrain_cli.local.stop import KILL_GRACE_MS, STOP_TIMEOUT_S
 
-# Imported here rather than at the end: another version may be installed in the meantime.
+# Imported at the start, not when the executors are stopped: by then another version of finegrain
+# may be installed.
 from resource_manager.providers.process_executor import ExecutorDirectory, executor_paths
 from resource_manager.providers.process_sweep import stop_everything
 
@@ -51,9 +52,8 @@ def check_unscaled(state_dir: Path) -> None:
     """Checks that a cluster without `--scale` may use a state directory.
 
     Raises:
-        ConfigurationError: the directory was used with `--scale`, and executors may be left that
-            only
-            a cluster with `--scale` manages.
+        ConfigurationError: the directory was used with `--scale`, and may have executors that only
+            a cluster with `--scale` can manage.
     """
     if (state_dir / PROVIDERS_FILE).exists():
         raise ConfigurationError(
@@ -116,13 +116,11 @@ class ScaledExecutors:
         self.providers_file.write_text(self._providers(), encoding="utf-8")
 
     def start_sweeper(self, lock: int) -> None:
-        """Starts the sweeper, which stops the executors if this process and the resource manager
-        are gone.
+        """Starts the sweeper, which stops the executors if this process is killed.
 
         Args:
-            lock: descriptor of the state directory's lock; the sweeper inherits it and holds it
-                until all
-                executors have ended.
+            lock: descriptor of the state directory's lock. The sweeper inherits it and holds it
+                until all executors have ended.
         """
         self._sweeper = subprocess.Popen(
             [sys.executable, "-P", "-m", "finegrain_cli.local.sweeper"],
@@ -145,9 +143,7 @@ class ScaledExecutors:
         return f"the sweeper of executors ended with exit code {self._sweeper.returncode}"
 
     def stop_executors(self) -> None:
-        """Stops all executors in order, while the resource manager still runs and receives their
-        reports.
-        """
+        """Stops all executors in order. The resource manager must still run, to get their reports."""
         fronts = [
             front
             for path in executor_paths(self.directory)
@@ -160,12 +156,12 @@ class ScaledExecutors:
             front.wait(deadline - time.monotonic())
 
     def sweep(self) -> list[str]:
-        """Ends what is left of all executors; called after the resource manager has ended.
+        """Ends all remaining processes of executors, after the resource manager has ended.
 
         Returns:
             One line for each thing that could not be ended.
         """
-        # Read before the sweep, which may remove the notes that name them.
+        # Read before the sweep, because it may remove the files that list the groups.
         groups = [
             group for path in executor_paths(self.directory) for group in groups_of(path / "state")
         ]

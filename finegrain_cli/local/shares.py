@@ -41,8 +41,7 @@ class ExecutorShare:
 def divide_host(
     names: Sequence[str], *, cpus: str = "", memory_bytes: int | None = None
 ) -> list[ExecutorShare]:
-    """Returns equal shares of this host, or of the given part. A single executor gets all of that
-    part.
+    """Returns equal shares of this host, or of the given part of it.
 
     Args:
         names: ids of the executors.
@@ -70,7 +69,7 @@ def equal_parts(
     """
     topology, capacity = _host(cpus, memory_bytes)
     shares = divide(names, topology, capacity)
-    # They become executors of one shape, which has one size.
+    # The executors are of one executor shape, so all must have the same size.
     if len({cpu_milli_of(share) for share in shares}) == 1:
         return shares
     usable = str(capacity.cpus - capacity.isolated_cpus)
@@ -130,10 +129,10 @@ def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> 
 
 
 def _parts(topology: HostTopology, usable: CpuSet, count: int) -> list[CpuSet]:
-    """Returns `count` disjoint sets of cpus, of whole cores if there are enough cores, else of
-    cpus.
+    """Returns `count` disjoint sets of cpus, or an empty list if there are fewer cpus than `count`.
 
-    Empty: there are fewer cpus than `count`. Sizes differ by at most one core.
+    A set has whole cores if there are at least `count` cores, otherwise single cpus. The sizes
+    differ by at most one core.
     """
     cores = [core.cpus & usable for core in topology.cores if not core.cpus.isdisjoint(usable)]
     # Cores are only split between executors if there are too few of them.

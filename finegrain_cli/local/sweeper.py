@@ -1,10 +1,9 @@
-"""Stops the executors that a local cluster's resource manager started, if `finegrain up` was
-killed.
+"""Stops the executors of a local cluster with `--scale`, if `finegrain up` was killed.
 
-The sweeper is its own process in its own session. It receives on standard input what to sweep; the
-end of the input tells it that `finegrain up` is gone. It then waits for the resource manager to
-end, kills it after a timeout, and holds its state directory, so that no new one can start
-meanwhile.
+The sweeper is a separate process in its own session. It reads the directories on standard input.
+The end of the input means that `finegrain up` has ended. The sweeper then waits until the resource
+manager has ended, and kills it after a timeout. It locks the state directory of the resource
+manager, so that no new one can start meanwhile.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from pathlib import Path
 
 from finegrain.errors import ConfigurationError
 
-# Imported here rather than at the end: another version may be installed in the meantime.
+# Imported at the start, not when the executors are stopped: by then another version of finegrain
+# may be installed.
 from resource_manager.providers.process_sweep import stop_everything
 from resource_manager.providers.process_tree import this_process
 from resource_manager.service.state_dir import locked_state_dir
@@ -59,7 +59,7 @@ def _after_manager(state_dir: Path) -> Iterator[None]:
                 owner = error.details.get("pid", "")
             if time.monotonic() > deadline:
                 if not owner.isdecimal() or (manager := this_process(int(owner))) is None:
-                    break  # no manager holds it; the directory is unusable
+                    break  # no manager has locked the directory; it is unusable
                 manager.signal(signal.SIGKILL)
             time.sleep(POLL_INTERVAL_S)
         yield

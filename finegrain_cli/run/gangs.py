@@ -41,7 +41,7 @@ async def run_gang(
         job: the job that requests the slots.
         options: the command and its slot.
         wanted: size and placement of the gang.
-        environment: of the commands; each gets variables of the gang in addition.
+        environment: variables of all commands; those of the gang are added.
         signals: forwards signals to all members.
 
     Raises:
@@ -89,8 +89,7 @@ class _Members:
         self._error: FinegrainError | None = None
 
     async def run(self) -> int:
-        """Runs all members until they have ended; returns 0, or the exit code of the first that
-        failed.
+        """Runs all members to their end; returns 0, or the exit code of the first that failed.
 
         Raises:
             FinegrainError: the first failure had no exit code, such as a lost slot; the others are
@@ -117,7 +116,7 @@ class _Members:
         else:
             if code:
                 self._fail(code, f"member {index} failed; the other members are stopped")
-        # Counted after the report: while the last member ends, no other is left to stop.
+        # Counted down last: `_fail` must still count this member while it reports its failure.
         self._left -= 1
 
     async def _code_of(self, index: int) -> int:
@@ -153,7 +152,7 @@ class _Members:
             return
         self._code, self._error = code, error
         if self._signals.ask_for_the_end:
-            return  # the signal went to all members; each has the grace period to end by itself
+            return  # all members got the signal and have the grace period to end
         if self._left > 1:
             say(f"finegrain: {message}")
         for each in self._tasks.values():
@@ -170,4 +169,4 @@ async def _cancel(task: fg.Task, grace_s: float) -> None:
     try:
         await task.cancel(grace_s)
     except FinegrainError:
-        pass  # whatever awaits `task.wait` gets the error
+        pass  # `_code_of` gets the error from `task.wait`

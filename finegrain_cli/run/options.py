@@ -1,6 +1,6 @@
 """Options of `finegrain run`, and code that single commands and gangs share.
 
-This is the environment of a command, its exit code, and the report after it has ended.
+The shared code is about a command's environment, its exit code, and the report after its end.
 """
 
 from __future__ import annotations
@@ -75,18 +75,16 @@ def start_failure(reason: Reason) -> int:
 
 
 def exit_code_of_task(result: fg.TaskResult) -> int:
-    """Returns the exit code as a shell does: 128 plus the signal's number if a signal ended the
-    task.
-    """
+    """Returns the exit code; after a signal, 128 plus the signal's number, as shells do."""
     return ExitCode.SIGNAL + result.signal if result.signal else result.exit_code
 
 
 def report(result: fg.TaskResult, options: RunOptions, member: int | None = None) -> None:
-    """Prints on standard error what output and exit code do not show.
+    """Prints on standard error: an exceeded limit, dropped output and, with `stats`, the usage.
 
     Args:
-        result: of the task.
-        options: of this run; with `stats` also memory and cpu time are printed.
+        result: the result of the task.
+        options: the options of this run.
         member: index in the gang; None: a single command.
     """
     what = "the command" if member is None else f"member {member}"

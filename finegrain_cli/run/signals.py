@@ -64,13 +64,13 @@ class Signals:
         raise EndedEarlyError(self._ending.result())
 
     def forward_to(self, task: fg.Task) -> None:
-        """Forwards signals to this task, too, including an earlier termination signal."""
+        """Forwards signals to this task as well, including a termination signal that came before."""
         if not self._tasks:
             for number in OTHER_SIGNALS:
-                # Not before there is a task: until then, these signals have their usual effect.
+                # Handled only from here on: without a task, these signals must have their usual effect.
                 self._loop.add_signal_handler(number, self._take, number)
         self._tasks.append(task)
-        # The signal came while the task was being started.
+        # The signal arrived while the task was being started.
         if self._ending.done():
             self._forward(task, self._ending.result())
 

@@ -42,9 +42,10 @@ def write(name: str, data: bytes) -> None:
 
 
 class LabelledLines:
-    """Passes on a command's output line by line, each after a label.
+    """Writes a command's output line by line, with a label before each line.
 
-    So lines of several commands never mix. A line longer than 64 KiB is split.
+    Whole lines are written at once, so lines of several commands never mix. A line longer than
+    64 KiB is split.
     """
 
     def __init__(self, label: str) -> None:

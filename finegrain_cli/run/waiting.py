@@ -35,7 +35,7 @@ async def granted(request: fg.Request, timeout_s: float | None) -> fg.Slot:
         return await request.granted()
     try:
         return await request.granted(max(0.0, timeout_s - (loop.time() - started)))
-    except fg.StillWaiting as error:  # report the whole timeout, not the part that was left
+    except fg.StillWaiting as error:  # name the whole timeout, not the rest of it
         raise fg.StillWaiting(
             request.allocation_id, timeout_s, request.state, error.reason
         ) from None

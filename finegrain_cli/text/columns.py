@@ -31,9 +31,7 @@ def age(row: Row, key: str) -> str:
 
 
 def memory_of(amounts: Mapping[str, int]) -> int:
-    """Returns the memory of amounts, in bytes: of the one pool, or the sum of the pools
-    per part.
-    """
+    """Returns the memory in bytes: that of the one pool, or the sum over all pools."""
     return amounts.get(MEMORY_BYTES, 0) or sum(amounts.get(part, 0) for part in MEMORY_PARTS)
 
 

@@ -35,7 +35,7 @@ ID_LENGTH_MIN: Final = 8
 SHARED, RESERVED, STRICT, KUBELET = "s", "r", "x", "k"
 ISOLATED, OFFLINE, FOREIGN, UNLETTERED = "i", "-", ".", "*"
 LETTERS: Final = string.ascii_uppercase + string.digits + "abcdefghjlmnopqtuvwyz"
-"""Marks of pinned slots. Missing letters have another meaning (`SHARED`, `RESERVED`, ...)."""
+"""Marks of pinned slots. The letters left out mark other uses (`SHARED`, `RESERVED`, ...)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ def _amounts(zone: Zone) -> Iterator[str]:
 
 
 def _rows(cores: Sequence[_Core], by_cpu: Mapping[int, str]) -> list[str]:
-    """Returns rows of cores; each kind of core starts a new row, and so does a full row."""
+    """Returns rows of cores. A new row begins when the kind of core changes or the row is full."""
     first: dict[str, int] = {}
     for core in cores:
         first[core.kind] = min(core.cpus[0], first.get(core.kind, core.cpus[0]))
@@ -299,9 +299,7 @@ class ShortIds:
 
 
 def _folded(line: str, indent: int) -> list[str]:
-    """Breaks a line at commas to the limited width: between parts, else within a list
-    of numbers.
-    """
+    """Breaks a line that is too long: at commas between parts, or else within a list of numbers."""
     lines = []
     while len(line) > WIDTH:
         end = line.rfind(", ", indent, WIDTH) + 1 or line.rfind(",", indent, WIDTH) + 1

@@ -38,9 +38,7 @@ def class_text(slot: Row) -> str:
 
 
 def cpus_text(slot: Row) -> str:
-    """Returns where a slot runs: its dedicated cpus or pool: "2-3", "shared", "shared
-    of node 1".
-    """
+    """Returns a slot's dedicated cpus or its pool: "2-3", "shared", "shared of node 1"."""
     assignment = slot["assignment"] or {}
     if slot["cpus"]:
         return str(slot["cpus"])

@@ -24,7 +24,7 @@ SLOTS_LISTED_MAX = 20
 """The most slots listed per pool. A pool may have thousands; `finegrain slots` lists all."""
 
 _PoolKey = tuple[str, tuple[tuple[int, int], ...]]
-"""QoS class, and package and node of each pool; without pools: all pools of the class."""
+"""A slot's QoS class, and package and node of each of its pools; no pools: all of the class."""
 
 
 def executor_text(executor: Data, report: TopologyReport) -> str:

@@ -1,6 +1,4 @@
-"""Prints an explanation: what was requested, what each host lacks, and which change would make it
-fit.
-"""
+"""Explains a request as text: its size, what each host lacks, and a change that would fit."""
 
 from __future__ import annotations
 

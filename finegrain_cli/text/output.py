@@ -91,10 +91,10 @@ def print_list(
     """Prints rows: as a table, as one JSON object with `items`, or one JSON object per line.
 
     Args:
-        kind: of the list, for JSON.
+        kind: value of "kind" in JSON.
         rows: the data.
-        columns: of the table.
-        form: of the output.
+        columns: columns of the table.
+        form: table or JSON.
     """
     if form is OutputFormat.JSON:
         print_json({"api_version": API_VERSION, "kind": kind, "items": list(rows)})
@@ -110,10 +110,10 @@ def print_object(kind: str, data: Mapping[str, Any], form: OutputFormat, text: s
     """Prints one thing: `text` for people, or the data with its kind for programs.
 
     Args:
-        kind: of the thing, for JSON.
-        data: for JSON.
-        form: of the output.
-        text: for people.
+        kind: value of "kind" in JSON.
+        data: printed as JSON.
+        form: table or JSON.
+        text: printed for people.
     """
     if form is OutputFormat.JSON:
         print_json({"api_version": API_VERSION, "kind": kind, **data})
@@ -132,9 +132,7 @@ def print_table(columns: Sequence[Column], rows: Iterable[Any]) -> None:
 
 
 def table_lines(columns: Sequence[Column], rows: Iterable[Any]) -> list[str]:
-    """Returns a table, with headings in capitals and columns two spaces apart; nothing
-    is cut off.
-    """
+    """Returns a table with headings in capitals and columns two spaces apart. No cell is cut."""
     cells = [[column.text(row) for column in columns] for row in rows]
     headings = [column.heading.upper() for column in columns]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
@@ -167,9 +165,7 @@ def say(message: str) -> None:
 
 
 def discard_standard_error() -> None:
-    """Redirects standard error to /dev/null after its reader has gone (a pipe, a closed
-    terminal).
-    """
+    """Redirects standard error to /dev/null; called when its pipe or terminal is closed."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)
@@ -179,8 +175,8 @@ def print_error(error: FinegrainError, form: OutputFormat, hint: str = "") -> No
     """Prints an error with code and hint on standard error; with JSON also on standard output.
 
     Args:
-        error: to print.
-        form: of the output.
+        error: the error.
+        form: table or JSON.
         hint: what the user can do; empty: none.
     """
     say(f"finegrain: {error.message} [{error.reason}]")

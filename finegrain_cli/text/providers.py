@@ -46,9 +46,7 @@ def _limits_lines(data: Mapping[str, Any]) -> list[str]:
 
 
 def pending_rows(found: Providers) -> list[dict[str, Any]]:
-    """Returns executors that were requested and have not registered, as rows of the executors'
-    table.
-    """
+    """Returns rows of the executors' table for executors that have not registered yet."""
     totals = {each.name: dict(each.total) for each in found.shapes}
     labels = {each.name: dict(each.labels) for each in found.shapes}
     return [
