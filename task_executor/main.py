@@ -114,7 +114,7 @@ async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event
             finally:
                 await front.stop()
         except BaseException:
-            # A helper that this start has made must not be left without a front.
+            # If this process started the helper and then failed, it must not remain idle.
             if prepared.helper_is_ours:
                 await _end_idle_helper(helper)
             raise
@@ -128,7 +128,7 @@ async def _serve(prepared: Prepared, *, ready: Ready | None, stop: asyncio.Event
 async def _until_first(*works: Coroutine[Any, Any, object]) -> None:
     """Runs all coroutines until one ends, then cancels the others.
 
-    It raises what the first one raised.
+    If the first one ended with an exception, that exception is raised.
     """
     tasks = [asyncio.create_task(work) for work in works]
     try:

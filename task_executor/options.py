@@ -1,6 +1,6 @@
-"""All options of a task executor.
+"""All options of a task executor. The command line sets them from the configuration.
 
-The command line fills them. No default here depends on the host.
+No default here depends on the host.
 """
 
 from __future__ import annotations

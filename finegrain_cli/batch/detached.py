@@ -55,7 +55,7 @@ def log_file_of(state_file: Path) -> Path:
 
 
 def start_detached(state_file: Path) -> BatchStatus:
-    """Starts a runner that outlives this process and its terminal, and waits for its first progress.
+    """Starts a runner that outlives this process and its terminal; waits for its first progress.
 
     After `START_TIMEOUT_S` the function returns even if the runner has reported nothing yet.
 

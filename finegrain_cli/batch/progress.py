@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from finegrain_client.batch.values import Progress
 
 GOING_ON = ("OPEN", "STOPPING")
-"""States in which the display shows what a batch waits for. In other states the batch has ended."""
+"""States in which a batch has not ended. Only then the display shows what the batch waits for."""
 
 LINE_EVERY_S = 10.0
 """Shortest time between two lines without a terminal."""

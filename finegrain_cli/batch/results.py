@@ -25,7 +25,7 @@ TAILS = ("stdout_tail", "stderr_tail")
 
 
 def print_outcome(batch: BatchStatus, form: OutputFormat) -> None:
-    """Prints the summary of a batch; with `jsonl` instead one line for the result of each thread."""
+    """Prints the summary of a batch or, with `jsonl`, the result of each thread on one line."""
     from finegrain_client.batch.status import read_thread_results
 
     if form is OutputFormat.JSONL:

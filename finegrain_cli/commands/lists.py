@@ -250,7 +250,7 @@ def _show(
 
 
 def _watch_lines(key: str, read: Callable[[], Rows]) -> None:
-    """Prints a JSON line per row that is new or changed; {key: id, "gone": true} for a removed one."""
+    """Prints a JSON line per new or changed row; {key: id, "gone": true} for a removed row."""
     before: dict[str, Mapping[str, Any]] = {}
     while True:
         now = {str(row[key]): row for row in read()}

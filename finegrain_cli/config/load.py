@@ -148,7 +148,7 @@ def _from_file(path: Path) -> list[Value]:
                 values.append(Value(section, key, value))
                 continue
             old, new = f"{section}.{name}", f"{section}.{key}"
-            # The user may have forgotten one of the two. To choose silently would surprise the user.
+            # To choose one of the two silently could surprise the user.
             if key in table:
                 raise ConfigurationError(
                     f"{path}: {old} is the old name of {new}, and both are set; keep {new}"

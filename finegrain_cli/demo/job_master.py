@@ -32,7 +32,7 @@ EAT_MEMORY = "held = []\nwhile True: held.append(bytearray(1 << 20))"
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """Input of the job. `share_milli`: CPU of each of the two executors, in thousandths of a core."""
+    """Input of the job. `share_milli`: CPU of each executor, in thousandths of a core."""
 
     files: tuple[Path, ...]
     share_milli: int

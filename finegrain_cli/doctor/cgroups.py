@@ -54,7 +54,7 @@ def examine_cgroups(root: Path = ROOT) -> Iterator[Finding]:
 
 
 def read_groups(root: Path = ROOT) -> Groups:
-    """Reads the mounts and the groups of this process from /proc/self; mount points may be unusual."""
+    """Reads mounts and own groups from /proc/self, because mount points may be unusual."""
     # Stage 1: the group of this process in each hierarchy. A line is "4:cpu,cpuacct:/path"; the
     # unified hierarchy (v2) has no names: "0::/path".
     own: dict[str, str] = {}
@@ -71,8 +71,8 @@ def read_groups(root: Path = ROOT) -> Groups:
         kind, _source, options = right.split(" ", 2)
 
         def place(name: str, top: str = mount_root, point: str = mount_point) -> Path:
-            # In a container the mount shows only the subtree below `top`. Paths of groups begin with
-            # `top`, but below the mount point that part is missing.
+            # In a container the mount shows only the subtree below `top`. Paths of groups begin
+            # with `top`; paths below the mount point do not.
             inside = own.get(name, "/").removeprefix(top.rstrip("/"))
             return root / f"{point}/{inside}".lstrip("/")
 

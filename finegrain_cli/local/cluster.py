@@ -197,8 +197,8 @@ class LocalCluster:
         if self._base is None:
             return []
         with signals_deferred():
-            # Executors first, because they report their last changes to the resource manager. All get
-            # the signal before any is waited for, so that they stop at the same time.
+            # Executors first, because they report their last changes to the resource manager. All
+            # get the signal before the first wait, so that they stop at the same time.
             for executor in self._executors:
                 executor.terminate()
             for executor in self._executors:
@@ -208,7 +208,7 @@ class LocalCluster:
             if self._manager is not None:
                 self._manager.terminate()
                 self._end(self._manager)
-            # The resource manager has ended and starts no more executors, so none escapes the sweep.
+            # The resource manager has ended, so it can start no executor during the sweep.
             left = self.scaled.sweep() if self.scaled else []
             folders = [self.state_dir / "executors" / each.executor_id for each in self.shares]
             left += find_leftovers(self._base, self.state_dir, folders)

@@ -59,7 +59,7 @@ def _lock(descriptor: int, state_dir: Path, deadline: float) -> None:
             return
         except OSError:
             owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-        # A running `finegrain up` keeps the lock, so waiting is useless. A sweeper releases it soon.
+        # A running `finegrain up` keeps the lock, so waiting is useless. A sweeper releases it.
         if _is_running(owner) or time.monotonic() > deadline:
             _refuse(state_dir, owner)
         time.sleep(POLL_INTERVAL_S)

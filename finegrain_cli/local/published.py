@@ -38,7 +38,7 @@ class LocalManager:
 
 @contextmanager
 def published(note: Mapping[str, Any]) -> Iterator[None]:
-    """Publishes `note` (`address`, `rm_state_dir`) to other commands of this user; removes it at the end.
+    """Publishes `note` (`address`, `rm_state_dir`) to other commands of this user, until the end.
 
     Raises:
         ConfigurationError: the user's run directory is not safe to use.

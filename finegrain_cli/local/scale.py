@@ -143,7 +143,7 @@ class ScaledExecutors:
         return f"the sweeper of executors ended with exit code {self._sweeper.returncode}"
 
     def stop_executors(self) -> None:
-        """Stops all executors in order. The resource manager must still run, to get their reports."""
+        """Stops all executors in order. The resource manager must still run: it gets reports."""
         fronts = [
             front
             for path in executor_paths(self.directory)

@@ -64,10 +64,10 @@ class Signals:
         raise EndedEarlyError(self._ending.result())
 
     def forward_to(self, task: fg.Task) -> None:
-        """Forwards signals to this task as well, including a termination signal that came before."""
+        """Forwards signals to this task as well, including an earlier termination signal."""
         if not self._tasks:
             for number in OTHER_SIGNALS:
-                # Handled only from here on: without a task, these signals must have their usual effect.
+                # Handled only from here on: before, these signals must have their usual effect.
                 self._loop.add_signal_handler(number, self._take, number)
         self._tasks.append(task)
         # The signal arrived while the task was being started.

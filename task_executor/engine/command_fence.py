@@ -1,8 +1,8 @@
 """Fencing: which commands of the RM may still be executed.
 
-Three numbers decide. The epoch never decreases, a command names the present registration, and
-within both, commands are numbered 1, 2, 3 without gaps. The caller must make a higher epoch durable
-before it calls `admit`.
+Each command carries three numbers. Its epoch must not be lower than the highest one seen. Its
+registration number must be that of the present registration. Within both, commands are numbered 1,
+2, 3 without gaps. The caller must make a higher epoch durable before it calls `admit`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CommandFence(Generic[Answer]):
         self._restart_numbering()
 
     def check_epoch(self, rm_epoch: int) -> None:
-        """Rejects an incarnation of the RM that has been replaced.
+        """Rejects an epoch that is lower than the highest one seen: that RM has been replaced.
 
         Raises:
             FailedPrecondition: STALE_EPOCH.
@@ -73,7 +73,7 @@ class CommandFence(Generic[Answer]):
             )
 
     def admit(self, numbers: CommandNumbers) -> Answer | None:
-        """Admits a command, or finds the recorded answer of a repeated one.
+        """Admits a new command, or returns the recorded answer if the command is a repetition.
 
         Returns:
             None: the caller must execute the command and then call `record`. Otherwise the answer

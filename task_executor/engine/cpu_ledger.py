@@ -1,8 +1,9 @@
 """Which cpus are dedicated to slots of this executor, and on which cpus the other slots run.
 
-A cpu is dedicated to a slot from the order until nothing of the slot is left. During a resize both
-the old and the new cpus are dedicated. No slot may take the last cpu of a pool that other slots run
-in. The arithmetic of the pools is in `finegrain.cpu_pools`.
+A cpu is dedicated to a slot from the moment the slot is ordered until the slot's last process and
+its cgroup are gone. During a resize both the old and the new cpus are dedicated. No slot may take
+the last cpu of a pool that other slots run in. The arithmetic of the pools is in
+`finegrain.cpu_pools`.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ NO_SETTINGS: Final = HostPolicy()
 class HostCpus:
     """The host's cpus as found at the start. `CpuConditions` has what changes later."""
 
-    slot_cpus: CpuSet  # the cpus that the total counts
+    slot_cpus: CpuSet  # the cpus that are part of the executor's total
     reserved: CpuSet = EMPTY  # reserved by the configuration; not in the total
-    isolated: CpuSet = EMPTY  # of both: the kernel does not balance load over them
+    isolated: CpuSet = EMPTY  # part of both sets above; the kernel does not balance load there
     pools: tuple[tuple[PoolName, CpuSet], ...] = ()  # by NUMA node and package; empty: one
     memory_nodes: NodeSet = EMPTY  # nodes that memory can be bound to; empty: not known
     policy: HostPolicy = NO_SETTINGS  # from the configuration
@@ -157,7 +158,7 @@ class CpuLedger:
         self._slots[key] = held
 
     def drop(self, key: SlotKey) -> None:
-        """Removes a slot of which nothing is left."""
+        """Removes a slot that has no process and no cgroup left."""
         if _dedicated(self._slots.pop(key, ())):
             self.version += 1
 
@@ -165,11 +166,12 @@ class CpuLedger:
         """Checks that a slot can have the cpus, NUMA nodes and pools of its order beside others.
 
         Args:
-            key: the slot; what it has already does not count as taken.
+            key: the slot; cpus that it has already do not count as taken.
             spec: the order.
 
         Raises:
-            InvalidArgument: the order is inconsistent, or names what this host does not have.
+            InvalidArgument: the order is inconsistent, or names cpus, nodes or pools that this host
+                does not have.
             ResourceExhausted: CPUS_UNAVAILABLE; the details say which cpus, and why.
         """
         assignment = spec.assignment or WHOLE_SHARED_POOL
@@ -235,13 +237,13 @@ class CpuLedger:
                 + "; ".join(parts),
                 details | {"asked.cpus": str(wanted.cpus)},
             )
-        # The old cpus count as well: both are dedicated until the resize is complete.
+        # During a resize the old cpus count as well, until the resize is complete.
         pools = self._pools_with([*self._assignments(), wanted])
         # Part 2: each pool keeps a cpu. A set, because thousands of slots share few assignments.
         sharing = {each for each in chain.from_iterable(others.values()) if not each.cpus}
         # Sorted, so that the error names the same pool at every attempt.
         for each in sorted(sharing, key=lambda one: (one.qos, one.pools)):
-            # A pool that is empty already is no reason to reject this slot.
+            # A pool that was empty before is not emptied by this slot, so it does not matter here.
             if not self._room_for(each, pools) and self._room_for(each, self.pools):
                 which = ", ".join(map(_name, each.pools)) or "the whole pool"
                 raise _unavailable(

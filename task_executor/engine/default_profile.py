@@ -1,4 +1,4 @@
-"""Computes the default slot: what a request without a resource profile gets on this executor.
+"""Computes the default slot: the amounts that a request without a resource profile gets here.
 
 It is computed once, when the executor starts. Executors may differ: with the same fraction, such a
 request gets a larger slot on a larger host (as in Flink's dynamic slot allocation, FLIP-56).

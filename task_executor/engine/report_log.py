@@ -87,8 +87,8 @@ class ReportLog:
 
     def ended(self, slot: EndedSlot) -> None:
         """Adds a slot that ended by itself, for all reports until the RM acknowledges one."""
-        # Not replaced if known: the report number would be lost, and an acknowledgement that is on
-        # its way would no longer remove the entry.
+        # A known entry is not replaced. Its report number would be lost, and an acknowledgement
+        # that is on its way would no longer remove it.
         self._ended.setdefault(slot.key, (slot, 0))
 
     def all_ended(self) -> tuple[EndedSlot, ...]:
@@ -130,7 +130,8 @@ class ReportLog:
     def require_full_report(self) -> None:
         """Makes the next report full.
 
-        Needed if the RM has lost the base of `unchanged`, or is another incarnation.
+        Needed if the RM may not have the slots that an `unchanged` report would refer to, for
+        example because another RM has become the leader.
         """
         self._acknowledged = None
 
@@ -143,8 +144,8 @@ class ReportLog:
 
     def _ended_to_report(self) -> tuple[EndedSlot, ...]:
         for key, (slot, number) in self._ended.items():
-            # The first report that contains an end counts: an acknowledgement of it or a later one
-            # is enough.
+            # The entry keeps the number of the first report that contains this end. An
+            # acknowledgement of that report, or of a later one, removes the entry.
             if not number:
                 self._ended[key] = (slot, self.report_number)
         return self.all_ended()

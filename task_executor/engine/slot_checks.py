@@ -31,7 +31,7 @@ def check_fit(subject: str, need: Amounts, free: Amounts, total: Amounts) -> Non
     """Checks that `need` fits into `free`.
 
     Args:
-        subject: what does not fit, for the message.
+        subject: the name of the slot or resize, for the message.
         need: the amounts to book.
         free: the amounts that are available.
         total: the capacity of the executor, for the message.

@@ -1,9 +1,9 @@
 """The slots of this executor and the capacity that they book.
 
-The table accepts or rejects slots by what is free on this host, whatever the resource manager (RM)
-believes. It never releases capacity early. A slot is booked from the order (CARVING) until its last
-process has ended (`freed`). While a slot is being resized, the larger of its old and new size is
-booked in each dimension.
+The table accepts or rejects an ordered slot by the capacity that is free on this host, even if the
+resource manager (RM) has another view of it. It never releases capacity early. A slot is booked
+from the order (CARVING) until its last process has ended (`freed`). While a slot is being resized,
+the larger of its old and new size is booked in each dimension.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class SlotTable:
     def _allocate(self, spec: SlotSpec) -> Outcome:
         known = self._slots.get(spec.key)
         try:
-            # A repeated order is answered before the checks: its amounts are booked, so on a full
-            # host it would be rejected because of itself.
+            # A repeated order is recognized before the checks. Its amounts are booked already, so
+            # on a full host the checks would reject it because of its own booking.
             if known is not None:
                 return Outcome(spec.key, slot=self._existing(known, spec))
             self._check(spec)
@@ -420,8 +420,8 @@ class SlotTable:
             amounts: the amounts that are known.
             dedicated_cpus: cpus that other slots must not get meanwhile.
         """
-        # The remains of an unknown slot may use anything, so what is not known counts as used in
-        # full.
+        # The remains of an unknown slot may use anything. So each dimension without a known amount
+        # counts as fully used.
         self._withheld[key] = {
             name: amounts.get(name, amount) for name, amount in self.share.total.items()
         }
@@ -430,7 +430,7 @@ class SlotTable:
         self.version += 1
 
     def release_withheld(self, key: SlotKey) -> None:
-        """Releases what was withheld for this slot: nothing of it is left on the host."""
+        """Releases the capacity withheld for this slot, once nothing of it is left on the host."""
         if self._withheld.pop(key, None) is not None:
             self.cpus.drop(key)
             self.version += 1

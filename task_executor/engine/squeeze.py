@@ -1,4 +1,4 @@
-"""Computes which cpus best-effort slots are confined to, so that other slots find their cpus idle.
+"""Computes which cpus best-effort slots are confined to, so that other slots can use the rest.
 
 Pure arithmetic on measurements. The rule is that of Koordinator's node agent (cpu suppress). The
 budget is the part of the host that may be busy, minus what everything else uses, rounded up to
@@ -160,7 +160,7 @@ def squeeze(
     # Stage 1: cpus that no slot can have as dedicated ones cost the least.
     set_aside = [location for location in locations if location.cpu in pool & first]
     taken = pick(min(count, len(set_aside)), set_aside)
-    # Stage 2: the rest, in proportion to what LSR slots lend and what is in no use.
+    # Stage 2: the other cpus, in proportion: those of LSR slots, and those that are not dedicated.
     left = [location for location in locations if location.cpu in pool - first]
     lent = [location for location in left if location.cpu in lsr_cpus]
     others = [location for location in left if location.cpu not in lsr_cpus]

@@ -48,7 +48,7 @@ class Helper:
         self.config = config
         state = Path(config["state_dir"])
         known = read_json(state / "helper.json") or {}
-        # Groups do not outlive a reboot, so the base of an earlier boot says nothing.
+        # A reboot removes all groups, so a base of an earlier boot no longer exists.
         base = known.get("base") if known.get("boot_id") == boot_id() else None
         if base and next((state / "slots").glob("*.json"), None):
             config = config | {"isolation": "auto"}  # existing slots in cgroups stay in them
@@ -71,14 +71,14 @@ class Helper:
         for unfinished in self.slots.adopt():
             self.loop.run(unfinished)
         self.strangers: list[dict[str, Any]] = []  # not reported to a front yet
-        # After the adoption, because every group that no adopted slot explains is killed.
+        # After the adoption, because every group without an adopted slot is killed.
         self._destroy_strangers()
 
     def send_event(self, event: dict[str, Any]) -> None:
         self.server.broadcast(event)
 
     def handle(self, verb: str, args: dict[str, Any]) -> Any:
-        return getattr(self, verb)(args)  # safe: the server accepts only verbs of the table
+        return getattr(self, verb)(args)  # safe: the server has checked that the verb is known
 
     def hello(self, _args: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -122,7 +122,7 @@ class Helper:
         return self.tasks.forget(args["task_id"])
 
     def _destroy_strangers(self) -> None:
-        """Kills groups among the slots that no record explains; `inspect` reports them."""
+        """Kills groups in the folder of slots that have no record; `inspect` reports them."""
         for name in self.slots.strangers():
             pids = sorted(self.driver.pids(self.driver.slot(name), []))
             sys.stderr.write(f"{name} is not a known slot: killed with processes {pids[:10]}\n")
@@ -166,11 +166,11 @@ class Helper:
         return self.kubelet_files.read(args["seen"])
 
     def _page(self, after: str) -> tuple[list[str], list[str], str]:
-        """Returns slots and tasks with names after `after`, and where the next page begins.
+        """Returns slots and tasks with names after `after`, and the name to continue after.
 
-        The latter is '' at the end.
+        That name is empty on the last page.
         """
-        # In the order of names, so that items which come or go between two pages hide no other
+        # Sorted by name, so that an item that is added or removed between two pages shifts no other
         # item.
         both = sorted({*self.slots.limits, *self.tasks.known})
         names = [name for name in both if name > after][:_PAGE]

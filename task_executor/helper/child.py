@@ -61,7 +61,7 @@ def become_task(
 ) -> NoReturn:
     """Becomes the task's program; if that fails, writes the reason to error_fd as JSON."""
     try:
-        # First of all, so that no code of the task, and no fork of it, is ever outside the slot.
+        # First step, so that no code of the task, and no fork of it, is ever outside the slot.
         driver.enter(groups)
         os.setsid()
         default_signals()
@@ -77,7 +77,7 @@ def become_task(
         # enter.
         _change_directory(spec["cwd"])
         _execute(spec["argv"], spec["env"])
-    # Nothing may escape from here, because an exception would run the helper's code in this fork.
+    # Every exception is caught, because one that escapes would run the helper's code in this fork.
     except BaseException as problem:
         error = as_fault(problem, "START_FAILED").as_dict()
     os.write(error_fd, json.dumps(error).encode())

@@ -1,8 +1,8 @@
 """Event loop: one thread, one selector for descriptors, timers, dead children, and jobs.
 
 A job is a generator that yields how long it wants to wait: seconds, or a pair (descriptor, seconds)
-that also ends when the descriptor becomes readable. So a slow operation reads like a loop and
-blocks no other.
+that also ends when the descriptor becomes readable. So a slow operation is written as a plain loop
+and does not block other operations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lists processes and threads from /proc, where no cgroup keeps them together."""
+"""Lists processes and threads from /proc, for hosts where slots have no cgroup."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def run_shim(
     try:
         os.setsid()
         default_signals()
-        # Whatever ends the helper must not end the shim: it has to record how the task ends.
+        # A signal that ends the helper must not end the shim, which has to record the task's end.
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
@@ -240,8 +240,8 @@ class _Shim:
         """
         while True:
             try:
-                # Looked at before it is reaped, because afterwards the flag in /proc no longer
-                # exists.
+                # WNOWAIT: the flag in /proc is read before the process is reaped. Afterwards it no
+                # longer exists.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return

@@ -124,7 +124,9 @@ class Slots:
             # The record comes first: after a crash the next helper sees that a resize was in
             # progress.
             self._write(name, old, limits)
-            for wanted in (limits, old, limits):  # on, or back; on if tasks outgrew the old
+            # The new limits, or else the old ones again. If tasks now use more than the old size,
+            # the new limits are tried once more.
+            for wanted in (limits, old, limits):
                 try:
                     yield from self.driver.make_room(self.driver.slot(name), wanted["memory_bytes"])
                     # Shims leave new cpus before the slot gets them.
@@ -208,7 +210,7 @@ class Slots:
             if grace_s:
                 yield from self._ask_to_end(name, grace_s)
             yield from within(_DESTROY_S, self._empty(name), lambda: self._not_empty(name))
-            # Only now: until it is empty, a helper that restarts must know the slot and its limits.
+            # Deleted last: until the slot is empty, a restarted helper must know it and its limits.
             (self.directory / f"{name}.json").unlink(missing_ok=True)
             self.limits.pop(name, None)
             self._rebind_shims()

@@ -1,4 +1,4 @@
-"""The tasks of this executor: their directories and shims, also those from before a restart.
+"""The tasks of this executor, with their directories and shims; also tasks of an earlier helper.
 
 This module starts shims, watches whether they live, and checks which user a task may run as. Output
 and exit records are written by the shims.
@@ -158,8 +158,9 @@ class Tasks:
     def start(self, args: dict[str, Any], limits: Callable[[], dict[str, Any]]) -> Job:
         """Starts a task; returns its pid and start time.
 
-        The same task again is the same task; an id with other content is a conflict. `limits` is
-        called last, because the slot may move or go while this waits. Raises Fault.
+        A repeated call with the same content returns the existing task; other content under the
+        same id is a conflict. `limits` is called last, because the slot may be moved or destroyed
+        while this job waits. Raises Fault.
         """
         task_id = args["task_id"]
         digest = hashlib.sha256(json.dumps(args, sort_keys=True).encode()).hexdigest()

@@ -4,8 +4,8 @@ CPUs: those that the kernel allows this process, minus isolated ones, minus the 
 or exactly the operator's share. Memory: the sum of the nodes (without huge pages), capped by the
 machine's total and the control group's limit, minus the reserve.
 
-A *reserve* is what the operating system and our own daemons keep. A *share* is an explicit part of
-a host that several executors divide. A share is net: no reserve is deducted from it.
+A *reserve* is the capacity kept for the operating system and our own daemons. A *share* is an
+explicit part of a host that several executors divide. No reserve is deducted from a share.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ def plan_capacity(topology: HostTopology, options: CapacityOptions | None = None
     cpus = _cpus(topology, options, warnings)
     memory = node_memory(topology, warnings)
     reserved_bytes, total_bytes = _memory(topology, options, memory, warnings)
-    # Reserved cpus that this process may not use anyway are left out: they take nothing away.
+    # Reserved cpus that this process may not use are left out: they reduce no capacity.
     reserved_cpus = (options.reserved_cpus or EMPTY) & topology.allowed
     return Capacity(
         cpus=cpus,

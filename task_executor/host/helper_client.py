@@ -142,7 +142,7 @@ class HelperClient:
             yield await self._events.get()
 
     async def hello(self) -> HelperInfo:
-        """Returns who the helper is, and which limits it can enforce."""
+        """Returns the identity of the helper, and the limits that it can enforce."""
         return FRAMES.from_json(HelperInfo, await self._call("hello", {}))
 
     async def create_slot(self, limits: SlotLimits) -> IsolationReport:

@@ -194,7 +194,7 @@ class HelperState:
 
 @dataclass(frozen=True)
 class Stranger:
-    """A group among the slots that no record explains. The helper has killed it; reported once."""
+    """A group in the folder of slots without a record. The helper has killed it; reported once."""
 
     group: str
     pids: list[int]  # some of its processes

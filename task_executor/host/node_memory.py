@@ -35,7 +35,7 @@ def node_memory(topology: HostTopology, warnings: list[str]) -> NodeMemory:
     unknown = any(
         node.memory_bytes is None for node in topology.numa_nodes if node.id in default_ids
     )
-    # One node of unknown size makes the sum meaningless.
+    # The sum is unknown if the size of one node is.
     together = None if unknown else sum(default.values())
     machine = _machine_bytes(topology, default_ids)
     # The nodes show too little, so only the machine's total is known.

@@ -1,9 +1,9 @@
 """Reads the GPUs of this host by NVIDIA's management library (NVML).
 
-No failure ends the daemon: no library, no driver, a driver of another version, a GPU that fell off
-the bus, an unsupported query. It leads to no or unknown GPU capacity, with a reason. The output of
-``nvidia-smi`` is not parsed, because it truncates its tables. Detection adds NUMA nodes and
-cpusets.
+No failure ends the daemon: a missing library or driver, a driver of another version, a GPU that
+fell off the bus, an unsupported query. The GPU capacity is then zero or unknown, with a reason.
+The output of ``nvidia-smi`` is not parsed, because it truncates its tables. Detection adds NUMA
+nodes and cpusets.
 
 A GPU is identified by its UUID. Index, minor number and PCI order differ from one another, and
 CUDA's order differs from all of them.

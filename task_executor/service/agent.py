@@ -79,8 +79,8 @@ class Agent:
     Args:
         keeper: slots, fence and report numbers.
         link: the connection to the RM.
-        registration: builds the registration request around a first report.
-        measure: returns the usage that was measured.
+        registration: builds the registration request; it contains the first report.
+        measure: returns the measured usage of slots.
         tokens: receives the hash of the user token that the RM sends.
         orphan_timeout_ms: how long slots are kept without a reachable RM; None: indefinitely.
     """
@@ -162,9 +162,9 @@ class Agent:
     async def _announce(self) -> tuple[resource_manager_pb2.RegisterExecutorResponse, int]:
         """Sends the registration; returns the answer and the number of its report.
 
-        After a restart with a lost checkpoint the report number can be lower than what the RM
-        knows. The RM then rejects the registration as stale, and the agent repeats it with a higher
-        number.
+        After a restart with a lost checkpoint, the report number can be lower than the highest one
+        that the RM has received. The RM then rejects the registration as stale, and the agent
+        repeats it with a higher number.
         """
         reports = self._keeper.reports
         for attempt in (1, 2):
@@ -265,7 +265,7 @@ class Agent:
         wanted = []
         for each in slots:
             latest = self._keeper.table.latest(each.allocation_id)
-            # Generation 0 means the latest one here.
+            # Generation 0 means the latest generation on this executor.
             generation = each.generation or (latest.spec.generation if latest else 0)
             wanted.append((SlotKey(each.allocation_id, generation), None))
             log.warning("unowned_slot", allocation_id=each.allocation_id, generation=generation)
@@ -290,7 +290,7 @@ class Agent:
         self.state.contact_at = self._clock()
 
     async def _handle_failure(self, error: FinegrainError) -> None:
-        """Handles an RM that is unreachable or rejects us; tasks continue until orphaned."""
+        """Handles an RM that is unreachable or rejects us. Tasks continue until orphaned."""
         if error.reason is not self._logged_reason or not self.state.registered:
             self._logged_reason = error.reason
             log.warning(

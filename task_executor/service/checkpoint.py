@@ -57,7 +57,7 @@ class SavedState:
 
 @dataclass(slots=True)
 class StateDirectory:
-    """A locked state directory. `damage` collects what could not be read, for the log."""
+    """A locked state directory. `damage` has a sentence for each file that could not be read."""
 
     path: Path
     damage: list[str] = field(default_factory=list)
@@ -163,7 +163,7 @@ class StateDirectory:
         """Writes one task durably.
 
         Raises:
-            OSError: it could not be written; what was there is unchanged.
+            OSError: it could not be written; the old file is unchanged.
         """
         write_document(self._task_path(task_id), content)
 
@@ -199,8 +199,8 @@ class Saver:
         async with self._lock:
             if self._written >= mine:
                 return  # covered by a write that began after our change
-            # Counted together with the snapshot. A caller that comes during the write needs the
-            # next one.
+            # Read at the same time as the snapshot. A caller that arrives during the write needs
+            # the next write.
             covers = self._wanted
             await asyncio.to_thread(self._directory.save, self._snapshot())
             self._written = covers
@@ -237,7 +237,7 @@ def write_document(path: Path, content: dict[str, Any], mode: int = 0o600) -> No
         with contextlib.suppress(OSError):
             fresh.unlink(missing_ok=True)
         raise
-    # Without this a power cut may bring the old file back.
+    # The directory is synced too. Otherwise a power cut may bring the old file back.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
@@ -311,7 +311,7 @@ def state_content(state: SavedState) -> dict[str, Any]:
 
 
 def parse_state(content: dict[str, Any], damage: list[str]) -> SavedState:
-    """Reads what `state_content` made, also in earlier versions.
+    """Decodes the output of `state_content`, including that of earlier versions.
 
     A slot or policy that cannot be read is left out; the rest is kept.
 

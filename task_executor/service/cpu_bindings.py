@@ -26,7 +26,7 @@ log = get_logger(__name__)
 
 
 class Mover(Protocol):
-    """The part of the helper that is needed here."""
+    """The calls of the helper that this module uses."""
 
     async def place_slots(self, bindings: Iterable[SlotPlace]) -> None: ...
 
@@ -41,7 +41,7 @@ class CpuBindings:
     def __init__(self, table: SlotTable, helper: Mover) -> None:
         self._table = table
         self._helper = helper
-        self._applied: dict[SlotKey, CpuBinding] = {}  # what slots on the host were last set to
+        self._applied: dict[SlotKey, CpuBinding] = {}  # the last confirmed binding of each slot
         self._version = -1  # ledger version that all slots follow; -1: unknown
         self.lock = asyncio.Lock()
 

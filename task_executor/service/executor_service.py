@@ -1,7 +1,7 @@
 """TaskExecutorService: passes each call to the part that handles it.
 
-The server (finegrain/rpc/server.py) has checked token and size before, and converts errors that are
-raised here into statuses.
+The server (finegrain/rpc/server.py) has checked token and size of the call. It converts errors that
+are raised here into gRPC statuses.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One running task executor: creates its parts, and starts and stops them in order.
 
-It recovers before it serves, serves before it registers, and sends a last report before it leaves.
+The order is: recover slots and tasks, serve, register. A planned stop sends a last report.
 """
 
 from __future__ import annotations

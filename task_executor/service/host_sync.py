@@ -2,7 +2,8 @@
 
 This happens at the start and whenever events may have been missed. Known slots and tasks are
 adopted, unknown ones are destroyed, missing ones are reported as broken, and unsettled resizes are
-completed. What exists on the host is decided by the helper's state; who owns it, by the checkpoint.
+completed. The helper knows which slots and tasks exist on the host. The checkpoint knows which of
+them belong to this executor.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
     Slots of an earlier boot no longer exist and are reported as ended. Slots that were being freed
     are freed further.
     """
-    # Stage 1: numbers. Commands and reports of earlier starts must look older from here on.
+    # Stage 1: restore the numbers, so that commands and reports of earlier starts count as older.
     keeper.fence.raise_epoch(saved.rm_epoch)
     keeper.starts = saved.starts + 1
     keeper.user_token_sha256 = saved.user_token_sha256
@@ -83,9 +84,9 @@ async def recover(keeper: SlotKeeper, saved: SavedState) -> None:
 
 
 def _adopt(keeper: SlotKeeper, slot: Slot, on_host: set[SlotKey], why_missing: Reason) -> None:
-    """Adopts a saved slot that is on the host.
+    """Adopts a saved slot if it is on the host; otherwise reports it as ended.
 
-    Any other is reported as ended, unless the RM had freed it.
+    A slot that the RM had ordered to free is not reported.
     """
     if slot.key in on_host:
         keeper.table.adopt(slot)
@@ -279,7 +280,8 @@ class HostSync:
         keeper = self._keeper
         # The task has not ended although its slot is gone, so its event was missed.
         missed = any(t.slot_removed_at is not None and not t.has_ended for t in keeper.tasks)
-        # A slot is also `becoming` while its resize is in progress, which is no reason to step in.
+        # `becoming` is also set during a normal resize, which holds the lock. Only a resize that
+        # is not being executed is unsettled.
         idle = not keeper.resize_lock.locked()
         return missed or (idle and any(slot.becoming is not None for slot in keeper.table))
 

@@ -59,7 +59,7 @@ class KubeletWatch:
             self._failure = str(error)
             return self.state
         self._failure = ""
-        # The files have not changed since the last mark.
+        # None: the files have not changed since the last read.
         if found is None:
             return self.state
         before, self._mark = self.state, found.mark

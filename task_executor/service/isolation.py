@@ -1,6 +1,6 @@
-"""Converts the helper's isolation report into what users see.
+"""Converts the helper's isolation report into the isolation and notes that users see.
 
-Notes say in plain sentences what is not enforced.
+A note is a sentence about a limit that is not enforced.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ def dedicated_cpus(limits: SlotLimits) -> CpuSet:
 
 
 def amounts_of(limits: SlotLimits) -> dict[str, int]:
-    """Returns the amounts of a slot with these limits, as far as they show them."""
-    # Both dimensions are named, because `withhold` takes a dimension that is missing in full.
+    """Returns the CPU and memory of a slot with these limits; they do not show other dimensions."""
+    # Both dimensions are named, because `withhold` withholds all of a dimension that is missing.
     cpu = {CPU_MILLI: 0, BEST_EFFORT_CPU_MILLI: 0}
     cpu[BEST_EFFORT_CPU_MILLI if limits.best_effort else CPU_MILLI] = limits.cpu_milli
     return cpu | {MEMORY_BYTES: limits.memory_bytes}

@@ -1,4 +1,4 @@
-"""The connection to the resource managers: one channel at a time, to the one that seems to lead.
+"""The connection to the resource managers: one channel, to the supposed leader.
 
 If a call fails, the link moves to the next address with a backoff. `finegrain/rpc/leaders.py`
 chooses the address.
@@ -28,7 +28,7 @@ from finegrain.v1.resource_manager_pb2 import (
 from finegrain.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
 
 CALL_S_MAX = 5.0
-LEAVE_FROZEN_AFTER_S = 4.0  # if there are several; each ping of many executors costs the RM
+LEAVE_FROZEN_AFTER_S = 4.0  # used with several RMs; shorter: more pings for each RM
 BACKOFF_S_MIN, BACKOFF_S_MAX = 0.1, 5.0
 
 

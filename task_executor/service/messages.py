@@ -51,7 +51,7 @@ def spec_from_proto(
         raise InvalidArgument(f"{where}.pids_max", slot.pids_max, f"0 to {PIDS_MAX}")
     assignment = _assignment_from_proto(slot, where)
     cpus = CpuSet.parse(slot.cpus, f"{where}.cpus")
-    # For a pinned slot the assignment decides. `cpus` may repeat it, but must not differ.
+    # The cpus of a pinned slot are those of its assignment. `cpus` may repeat them, unchanged.
     if assignment is not None and assignment.qos.is_pinned:
         if cpus not in (EMPTY, assignment.cpus):
             expected = f"those of the assignment ({assignment.cpus}), or none"

@@ -88,14 +88,14 @@ class Offers:
         if rejected:
             log.warning("offer_not_accepted", target_address=address, slots=len(rejected))
             await self._keeper.free(rejected, reason=Reason.OFFER_NOT_ACCEPTED.value)
-        # `free` saves the checkpoint too, so what was accepted is saved in both cases.
+        # `free` also saves the checkpoint, so acceptances are saved in both cases.
         elif taken:
             await self._keeper.save_or_log()
 
     async def _ask(self, address: str, slots: Sequence[Slot]) -> set[SlotKey]:
         """Retries until the job master answers; returns the accepted slots.
 
-        `_settle` limits the time.
+        The caller (`_settle`) limits the time.
         """
         pause_s = PAUSE_S_MIN
         while True:

@@ -80,7 +80,7 @@ def prepare(options: TaskExecutorOptions) -> Prepared:
         raise ConfigurationError(
             f"the helper {what}: {error}", details={"state_dir": directory.path}
         ) from None
-    # Nothing is left behind: another start may lock the directory at once.
+    # The lock is released, so that another start can lock the directory at once.
     except BaseException:
         directory.close()
         raise

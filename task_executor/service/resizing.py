@@ -1,8 +1,8 @@
 """Resizes slots.
 
 The new size is booked, saved, enforced in the kernel, saved again, and only then reported. If the
-front or the helper crashes in between, the resize is completed when both are back. If tasks use
-more than the new size by then, it is not. Until the helper has confirmed what is enforced, both
+front or the helper crashes in between, the resize is completed when both run again, unless tasks
+use more than the new size by then. Until the helper has confirmed which limits are enforced, both
 sizes stay booked and the old one is reported.
 """
 

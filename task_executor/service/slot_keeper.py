@@ -79,7 +79,8 @@ class SlotKeeper:
         self.user_token_sha256 = ""  # from the last registration; empty: not known
         self.fence: CommandFence[Any] = CommandFence()
         self.on_change: Callable[[], None] = lambda: None  # wakes the report loop
-        self.on_slot_removed: Callable[[SlotKey], None] = lambda _key: None  # tasks may go
+        # Starts the time after which the tasks of the removed slot are deleted.
+        self.on_slot_removed: Callable[[SlotKey], None] = lambda _key: None
         self.on_carve: Callable[[float, bool], None] = lambda _seconds, _ok: None
         self.on_free: Callable[[float], None] = lambda _seconds: None
         self.on_resize: Callable[[float, FinegrainError | None], None] = lambda _s, _error: None
@@ -201,7 +202,7 @@ class SlotKeeper:
         outcomes = [self._refuse_while_cleaning(outcome) for outcome in self.table.allocate(specs)]
         new = list({o.key: o.slot for o in outcomes if o.must_carve and o.slot}.values())
         enforced: list[Slot] = []
-        # Held from reading the ledger until the helper has confirmed; see `CpuBindings`.
+        # Locked from reading the cpu ledger until the helper has confirmed; see `CpuBindings`.
         async with self.cpu_bindings.lock:
             failed = await self._clear_cpus(new)
             new = [slot for slot in new if slot.key not in failed]
@@ -301,14 +302,14 @@ class SlotKeeper:
                 del self._enforced[slot.key]
 
     def _clean_up(self, key: SlotKey) -> None:
-        """Removes the remains of a failed carve: the helper may have been interrupted."""
+        """Removes in the background what a failed carve may have left on the host."""
         self._cleaning[key] = asyncio.create_task(self._clean(key))
 
     async def _clean(self, key: SlotKey) -> None:
         try:
             await self._destroy(key, grace_ms=0)
-            # A failed carve is still in the table. An unknown slot was only withheld. One of both
-            # applies.
+            # The slot is either in the table (its carve has failed), or unknown with its capacity
+            # withheld.
             if self.table.get(key) is not None:
                 self.table.carve_failed(key)
             self.table.release_withheld(key)

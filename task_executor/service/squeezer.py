@@ -45,7 +45,7 @@ class _Counters:
 
 
 class Squeezer:
-    """Confines best-effort slots, by measured use.
+    """Confines best-effort slots to fewer cpus, depending on the measured CPU use.
 
     Args:
         table: the slots, and the ledger of their cpus.
@@ -98,7 +98,7 @@ class Squeezer:
             await self._confine(None)
             return
         now = await self._count()
-        # Use is the difference between two measurements, so the first step only counts.
+        # Use is the difference between two measurements. The first step has only one.
         before, self._before = self._before, now
         if now is None or before is None or now.at <= before.at:
             return
@@ -128,7 +128,7 @@ class Squeezer:
             for each in usage.slots
             if each.cpu_usec is not None
         }
-        # With one slot unknown, its use would count as use of the system.
+        # The use of an unknown slot would be taken for use of the system.
         if len(slots) < len(usage.slots):
             self._warn_once("the kernel does not count what slots use here")
             return None

@@ -1,6 +1,6 @@
 """Runs tasks in slots: submit, cancel, signal, write input, and delete.
 
-A caller may touch a task only with the secret of its job. A repeated submission is the same task.
+A caller may use a task only with the secret of its job. A repeated submission is the same task.
 The helper creates the processes. Ended tasks are kept as long as their slot exists, and some time
 after for late watchers. If a slot has run very many tasks, its oldest ended tasks are deleted
 earlier.
@@ -243,7 +243,7 @@ class TaskRunner:
                 return (await self._helper.start_task(spec)).pid
             except Unavailable as error:
                 log.warning("task_start_waits", task_id=task.task_id, error=error.message)
-                # Without its slot the task cannot start any more, whatever the helper would answer.
+                # The task cannot start without its slot, so the helper is not called again.
                 if self._keeper.table.get(task.key) is None:
                     raise
             await asyncio.sleep(HELPER_RETRY_S)
@@ -367,8 +367,7 @@ class TaskRunner:
             accepted = await self._helper.write_input(task.task_id, offset, data, eof)
             if accepted >= end:
                 return accepted
-            # A task that reads gets its input without delay. A task that does not is asked less
-            # often.
+            # If the task reads, the next chunk follows at once. If it does not, the pause grows.
             pause_s = (
                 INPUT_PAUSE_S_MIN if accepted > offset else min(pause_s * 2, INPUT_PAUSE_S_MAX)
             )

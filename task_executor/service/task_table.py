@@ -152,7 +152,7 @@ class TaskTable:
                 f"this executor keeps {TASKS_MAX} tasks already; release slots that are no longer "
                 "needed"
             )
-        # Counting the running ones is linear, so it is done only if there are enough tasks at all.
+        # `running` is linear in all tasks, so it is called only if there are enough tasks at all.
         elif len(self) >= running_max and self.running() >= running_max:
             why = f"{running_max} tasks run on this executor already; wait for some of them to end"
         else:
@@ -243,7 +243,7 @@ class TaskTable:
 
 def outcome_of(task: Task, record: ExitRecord) -> str:
     """Returns the outcome of a task in one word, for metrics and logs."""
-    # The first cause counts: a task that is killed for memory can be cancelled as well.
+    # The order of the checks matters: a task that was killed for memory may be cancelled as well.
     if record.oom_killed:
         return "oom_killed"
     if record.timed_out:

@@ -1,4 +1,4 @@
-"""Measures what slots really use. For reports and metrics only, never for placement."""
+"""Measures the CPU and memory that slots use, for reports and metrics; placement ignores it."""
 
 from __future__ import annotations
 

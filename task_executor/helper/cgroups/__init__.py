@@ -40,7 +40,7 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
         return Driver(kernel, {}, "isolation is configured as none", fix)
     root, parent = config["cgroup_root"].rstrip("/"), config["cgroup_parent"]
     holder = config.get("holder_pid")
-    # Stage 1: find our own groups, and by them which cgroup version is mounted.
+    # Stage 1: find our own groups. They show which cgroup version is mounted.
     groups = _own_groups(root, parent, kernel, holder or "self")
     own = {name: path for name, path in groups.items() if name in v1.CONTROLLERS}
     if not own and "unified" not in groups:
@@ -59,7 +59,9 @@ def choose_driver(config: dict[str, Any], kernel: Kernel, known: Group | None = 
     drivers = [kind(kernel, base) for base in places]
     # Stage 3: take the first place that works.
     for driver in drivers:
-        elsewhere = [] if driver is drivers[-1] else [errno.EBUSY]  # others in an inner node
+        # EBUSY: the group above has processes of others and cannot become an inner node. The next
+        # place is then tried at once.
+        elsewhere = [] if driver is drivers[-1] else [errno.EBUSY]
         is_known, permanent_errors = driver.base is known, (*_PERMANENT_ERRORS, *elsewhere)
         failure = _prepare(driver, is_known, config["front_pid"], permanent_errors)
         if failure is None:

@@ -1,4 +1,4 @@
-"""What the cgroup drivers have in common: how groups are created, entered, emptied and removed.
+"""Base of the cgroup drivers: creates, enters, empties and removes groups.
 
 A slot is a group, a task is a child of it, and shims are in a leaf beside the slots. A group is a
 mapping from controller (v2: "unified") to directory. The files of limits differ (v1, v2).
@@ -59,7 +59,7 @@ class Kernel:
         return Path(path).exists()
 
     def is_delegated(self, path: str) -> bool:
-        """True if systemd has promised to leave the inside of this group alone."""
+        """True if systemd has marked this group as delegated: it does not change what is inside."""
         try:
             return os.getxattr(path, "user.delegate") == b"1"
         except OSError:
@@ -238,8 +238,8 @@ class Driver:
     def unthrottle(self, group: Group) -> None:
         """Resets the CPU weight and quota of a slot that will be killed to their defaults.
 
-        To freeze and exit takes CPU time, the more the more memory a process has. Beside busy
-        slots, one of the lowest weight would need minutes.
+        A process needs CPU time to freeze and to exit, and more of it the more memory it has. A
+        slot of the lowest weight would need minutes for this while other slots are busy.
         """
         for controller, file, value in self.unthrottled:
             with suppress(Fault, OSError, KeyError):
@@ -270,11 +270,11 @@ class Driver:
             found = threads(self.pids(group, shims)) - seen
 
     def make_room(self, group: Group, memory_bytes: int) -> Job:
-        """Before memory shrinks: makes the kernel reclaim what it can, then checks that the rest
-        fits, so that no task is killed.
+        """Makes the kernel reclaim memory before the limit shrinks, so that no task is killed.
 
-        Reclaiming may take long (a slow disk), so it runs in a fork. Raises BELOW_USE. `apply` with
-        any limits undoes what this has changed.
+        Afterwards it checks that the memory in use fits, and raises BELOW_USE if not. Reclaiming
+        may take long (a slow disk), so it runs in a fork. `apply` with any limits undoes the
+        changes of this function.
         """
         controller, file, limit = self.reclaim_files
         now = self.count(group, controller, limit)  # None: "max"
@@ -285,7 +285,7 @@ class Driver:
         # rejects a limit that does not fit.
         dropping = self.kernel.write_in_fork(f"{group[controller]}/{file}", str(memory_bytes))
         yield dropping, _RECLAIM_S
-        # Reclaiming is cut short here. What is in use afterwards decides.
+        # Reclaiming ends here even if it is incomplete. The memory in use then decides.
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(dropping, signal.SIGKILL)
         yield dropping, _RECLAIM_S  # after this it writes nothing
@@ -319,9 +319,9 @@ class Driver:
             raise Fault("CARVE_FAILED", message, file=path, wrote=value, read=read)
 
     def counters(self, group: Group) -> dict[str, int]:
-        """Returns what the kernel counts of a group.
+        """Returns those counters of a group that the kernel has.
 
-        Of memory_current_bytes, memory_peak_bytes, cpu_usec, pids, oom_kills.
+        They are some of memory_current_bytes, memory_peak_bytes, cpu_usec, pids, oom_kills.
         """
         values = {name: self.count(group, *where) for name, where in self.counted.items()}
         found = {name: value for name, value in values.items() if value is not None}

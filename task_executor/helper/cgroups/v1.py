@@ -83,9 +83,9 @@ class V1(CgroupDriver):
     def _bind(self, path: str, file: str, wanted: str) -> None:
         """Binds a group, after restoring cpus that were offline.
 
-        v1 permanently removes a cpu that goes offline from every group. So our own levels get what
-        the levels above have, and a slot gets the part of its grant that is online (v2 does this by
-        itself).
+        v1 permanently removes a cpu that goes offline from every group. So this function copies the
+        cpus of the level above to each of our own levels. A slot gets those of its cpus that are
+        online. v2 does both by itself.
         """
         base, slots = self.base["cpuset"], path.rpartition("/")[0]
         for level in (base.rpartition("/")[0], base, slots):

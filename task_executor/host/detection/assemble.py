@@ -1,8 +1,8 @@
 """Combines the parts of detection: ``detect`` reads one machine, real or a directory.
 
 Online CPUs are read first, and every other map is cut to them. Allowed CPUs are those that are
-online, in the effective cpuset and in the affinity of this process. Nothing that a machine contains
-raises an error: what cannot be read is unknown, and contradictions leave a warning.
+online, in the effective cpuset and in the affinity of this process. No content of a file raises an
+error: a value that cannot be read is unknown, and a contradiction adds a warning.
 """
 
 from collections.abc import Iterable

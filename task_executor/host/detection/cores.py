@@ -1,4 +1,4 @@
-"""Which CPUs form a core, package, die or cluster, and which share a level 3 cache.
+"""Finds which CPUs form a core, package, die or cluster, and which share a level 3 cache.
 
 Sets are read from sibling maps, never from ids: core_id repeats inside packages, package ids may be
 -1 or shared. Threads that a kernel reports as siblings are one core. On AMD Bulldozer these are two
@@ -49,7 +49,7 @@ class Layout:
 
 def read_layout(reader: TreeReader, online: CpuSet) -> Layout:
     """Returns the grouping of the online CPUs. Warns of levels that the kernel does not report."""
-    # Cores, then packages. What no map covers gets the simplest answer.
+    # Cores, then packages. A cpu that no map covers is a core of its own.
     core_maps = _maps(reader, online, "core_cpus", "thread_siblings")
     cores = _partition(reader, core_maps, "core")
     # Every cpu must be in exactly one core, so that no cpu is lost or counted twice.

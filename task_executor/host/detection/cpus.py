@@ -1,4 +1,4 @@
-"""Which CPUs exist, are online, and are isolated.
+"""Reads which CPUs exist, are online, and are isolated.
 
 The online CPUs are the base for everything else. Sibling, cache, node and PCI maps may name CPUs
 that are offline or do not exist, so each of them must be cut to the online set. Neither

@@ -60,7 +60,7 @@ def _placed(
 ) -> Gpu:
     card = cards.get(gpu.pci_bus_id) if gpu.pci_bus_id else None
     cpus = (gpu.cpus or EMPTY) & online
-    # The order is that of trust: the bus, then the driver's affinity, then the only node there is.
+    # The most reliable source first: the bus, then the driver's affinity, then the only node.
     node_id = None if card is None else card.numa_node
     if node_id is None and cpus:
         node_id = node_of_cpus(cpus, nodes)

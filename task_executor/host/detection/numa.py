@@ -114,7 +114,7 @@ def grown(
         f"NUMA nodes show {nodes_total >> 20} MiB of {machine >> 20} MiB: their memory grows with "
         "use, the machine's total is used"
     )
-    # One node is corrected by its size. Of several, nothing tells which one grows.
+    # A single node gets the machine's size. With several, it is not known which of them grows.
     if len(nodes) == 1:
         return (dataclasses.replace(nodes[0], memory_bytes=machine),), False
     return nodes, True

@@ -1,4 +1,4 @@
-"""What a kubelet on the same host has allocated, and with which settings.
+"""Reads the allocations and the settings of a kubelet on the same host.
 
 `read_kubelet` turns the files that the helper has read into a `KubeletState`. No module here opens
 a file.

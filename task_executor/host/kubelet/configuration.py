@@ -35,7 +35,7 @@ _NO_YAML: Final = (
     ArithmeticError,
     RecursionError,
 )
-"""What the YAML constructors raise, besides YAML errors, for a value that does not match its
+"""Exceptions of the YAML constructors, besides YAML errors, for a value that does not match its
 tag.
 """
 _MAPS: Final = frozenset({"cpuManagerPolicyOptions", "kubeReserved", "systemReserved"})

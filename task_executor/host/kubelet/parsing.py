@@ -136,7 +136,7 @@ def _configuration(found: KubeletTexts, before: _Known, notes: list[str]) -> Kub
 
 def _state(known: _Known, topology: HostTopology, notes: list[str]) -> KubeletState:
     configured, cpus, memory = known.configuration, known.cpus, known.memory
-    # The configuration says what should be, the checkpoint what is. Before a start they can differ.
+    # The configured policy has priority. Until the kubelet starts, its checkpoint may differ.
     policy = configured.cpu_manager_policy or (cpus.policy if cpus else "")
     if cpus and policy != cpus.policy:
         notes.append(
@@ -245,7 +245,7 @@ def _judge(
     reserved: CpuSet,
     notes: list[str],
 ) -> None:
-    """Notes contradictions in what the kubelet reports; it is used all the same."""
+    """Adds a note for each contradiction in the kubelet's files; their content is still used."""
     given = EMPTY
     for each in containers:
         given |= each.cpus

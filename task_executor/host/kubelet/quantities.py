@@ -22,7 +22,7 @@ _SCALES: Final[dict[str, Fraction]] = {
 
 
 def parse_quantity(value: Any) -> Fraction | None:
-    """Returns a non-negative amount; None if `value` is none.
+    """Returns a non-negative amount; None if `value` is not one.
 
     YAML may have parsed a number already.
     """
