@@ -72,6 +72,7 @@ def start_detached(state_file: Path) -> BatchStatus:
     while True:
         exit_code = process.poll()  # polled before the read: a runner that has ended writes no more
         batch = read_status(state_file)
+        # THREADS_FAILED is an outcome of a short batch, not a failure to start.
         if exit_code not in (None, ExitCode.OK, ExitCode.THREADS_FAILED):
             raise NotStartedError(exit_code or 0, log, _last_output(log, log_offset))
         update_time = batch.progress.update_time

@@ -142,6 +142,7 @@ def _from_file(path: Path) -> list[Value]:
         if not isinstance(table, dict):
             raise ConfigurationError(f"{path}: {section} is a table, written [{section}]")
         for name, value in table.items():
+            # A renamed key is stored under its new name, with a warning.
             key = RENAMED.get((section, name), name)
             _check_key(section, key, str(path))
             if key == name:

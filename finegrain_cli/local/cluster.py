@@ -272,6 +272,7 @@ class LocalCluster:
         self._await(manager, lambda: manager.endpoint() is not None)
         note = manager.endpoint() or {}
         self.address = str(note["address"])
+        # The next cluster in this directory then listens at the same port.
         write_address(self.state_dir, self.address)
         self.metrics_address = str(note.get("metrics_address") or "")
 

@@ -75,6 +75,7 @@ def _note(cluster: LocalCluster) -> dict[str, Any]:
 
 
 def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
+    # With `--scale` no executor runs at the start.
     executors = [] if cluster.scaled else _executors(cluster)
     if output in (OutputFormat.JSON, OutputFormat.JSONL):
         metrics = {each.executor_id: each for each in cluster.notes}
@@ -93,6 +94,7 @@ def _announce(cluster: LocalCluster, output: OutputFormat) -> None:
         document = {**line, **_note(cluster), "executors": rows, "scale": _scale(cluster)}
         print_json_line(document)
         return
+    # For people: addresses, limits that are not enforced, and commands to try.
     say(f"resource manager  {cluster.address}  metrics http://{cluster.metrics_address}/metrics")
     for each in executors:
         say(f"executor          {each.address}  {each.executor_id}: {amounts_text(each.total)}")

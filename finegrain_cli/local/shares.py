@@ -114,6 +114,8 @@ def divide(names: Sequence[str], topology: HostTopology, capacity: Capacity) -> 
             f"{capacity.memory_bytes_total} bytes of memory in total",
         )
     parts = _parts(topology, usable, count)
+    # With a CPU quota, or fewer cpus than executors, a share of whole cpus would promise too much.
+    # So the CPU time of each share is limited as well.
     capped = capacity.cpu_milli_total < 1000 * len(usable) or not parts
     return [
         ExecutorShare(

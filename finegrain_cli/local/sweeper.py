@@ -34,6 +34,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     line = sys.stdin.readline()
+    # No line: `finegrain up` ended before it had anything to sweep.
     if not line:
         return 0
     note = json.loads(line)

@@ -237,6 +237,7 @@ def _rows(cores: Sequence[_Core], by_cpu: Mapping[int, str]) -> list[str]:
     first: dict[str, int] = {}
     for core in cores:
         first[core.kind] = min(core.cpus[0], first.get(core.kind, core.cpus[0]))
+    # Kinds are in the order of their lowest cpu.
     cores = sorted(cores, key=lambda core: (first[core.kind], core.cpus))
     # Cores with fewer threads are padded, so that columns stay aligned.
     width = max(len(core.cpus) for core in cores)
@@ -292,6 +293,7 @@ class ShortIds:
         """
         at = bisect_left(self._ids, known)
         near = self._ids[max(at - 1, 0) : at] + self._ids[at + 1 : at + 2]
+        # The id grows by one character until no neighbour begins with it.
         length = ID_LENGTH_MIN
         while length < len(known) and any(each.startswith(known[:length]) for each in near):
             length += 1

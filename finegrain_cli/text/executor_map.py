@@ -57,6 +57,7 @@ def _pools(report: TopologyReport) -> list[str]:
         if not slot.cpus:
             members.setdefault(_key(slot), []).append(slot)
     lines = []
+    # Shared pools (LS) first, then best-effort pools.
     for key, slots in sorted(members.items(), key=lambda each: (each[0][0] != "LS", each[0])):
         qos, names = key
         pools = [each for each in report.pools if not names or (each.package, each.node) in names]

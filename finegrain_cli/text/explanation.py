@@ -54,6 +54,7 @@ def explanation_text(found: Explanation) -> str:
         f"  {found.summary}",
         f"  profile  {profile_text(request['profile'])}",
     ]
+    # Stage 1: the request, and the sums of the cluster.
     if (policy := policy_text(request["cpu_policy"])) != "-":
         lines.append(f"  cpus     {policy}")
     if found.dimensions:
@@ -62,17 +63,20 @@ def explanation_text(found: Explanation) -> str:
         f"  queue    {found.requests_ahead} came earlier; {found.executors_considered} executors "
         f"considered, {found.executors_fitting} fit now (state {found.snapshot_number})"
     )
+    # Stage 2: the order of the queue, and executors that were requested for this request.
     lines += _order(found)
     if found.planned_on:
         lines.append(
             f"  planned  on {found.planned_on}, which was requested; see finegrain providers"
         )
+    # Stage 3: why it does not fit on each executor.
     if found.executors:
         lines += ["", *("  " + line for line in _verdicts(found.executors))]
     if found.gang:
         lines += ["", *("  " + line for line in _gang(found.gang))]
     for each in found.resizes:
         lines += ["", *("  " + line for line in _resize(each))]
+    # Stage 4: what would help, and which slots must end first.
     if found.would_fit_if:
         lines += ["", "  smallest changes"]
         lines += [f"    {each.message}" for each in found.would_fit_if]
