@@ -293,7 +293,7 @@ class ShortIds:
         """
         at = bisect_left(self._ids, known)
         near = self._ids[max(at - 1, 0) : at] + self._ids[at + 1 : at + 2]
-        # The id grows by one character until no neighbour begins with it.
+        # One character more at a time, until no neighbour begins with the same characters.
         length = ID_LENGTH_MIN
         while length < len(known) and any(each.startswith(known[:length]) for each in near):
             length += 1

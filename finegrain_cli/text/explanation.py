@@ -40,6 +40,7 @@ def dimension_name(dimension: str) -> str:
 
 def explanation_text(found: Explanation) -> str:
     """Returns the whole explanation, as `finegrain explain` prints it."""
+    # Stage 1: the request, and the sums of the cluster.
     request = found.request.to_dict()
     state = found.request.state
     lines = [
@@ -54,7 +55,6 @@ def explanation_text(found: Explanation) -> str:
         f"  {found.summary}",
         f"  profile  {profile_text(request['profile'])}",
     ]
-    # Stage 1: the request, and the sums of the cluster.
     if (policy := policy_text(request["cpu_policy"])) != "-":
         lines.append(f"  cpus     {policy}")
     if found.dimensions:
