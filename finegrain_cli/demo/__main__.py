@@ -33,7 +33,7 @@ def main() -> int:
     cpus = sorted(os.sched_getaffinity(0))
     share_milli = min(1000, 1000 * len(cpus) // len(EXECUTORS))
     dedicated_cpus = len(cpus) >= len(EXECUTORS)  # otherwise both share the time of one cpu
-    # Each executor gets one cpu of its own or, on a host with one cpu, half of its time.
+    # Each executor gets a dedicated cpu or, on a host with one cpu, half of its time.
     shares = [
         ExecutorShare(
             executor_id=name,
