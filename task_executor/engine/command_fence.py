@@ -1,4 +1,4 @@
-"""Fencing: which commands of the RM may still be executed.
+"""Fencing: decides which commands of the RM may still be executed.
 
 Each command carries three numbers. Its epoch must not be lower than the highest one seen. Its
 registration number must be that of the present registration. Within both, commands are numbered 1,

@@ -1,4 +1,4 @@
-"""Which cpus are dedicated to slots of this executor, and on which cpus the other slots run.
+"""Records which cpus are dedicated to slots of this executor, and which cpus other slots share.
 
 A cpu is dedicated to a slot from the moment the slot is ordered until the slot's last process and
 its cgroup are gone. During a resize both the old and the new cpus are dedicated. No slot may take

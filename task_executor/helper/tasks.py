@@ -277,8 +277,8 @@ class Tasks:
     def ask(self, task_id: str, verb: str, args: dict[str, Any]) -> Job:
         """Sends one request to a task's shim, without blocking other requests.
 
-        Raises TASK_ENDED only if that is certain, else UNREACHABLE: a caller that writes input
-        discards the rest after TASK_ENDED.
+        Raises TASK_ENDED only if the task has certainly ended, because a caller that writes input
+        then discards the rest. In doubt it raises UNREACHABLE.
         """
         while task_id in self.unidentified:
             yield 0.01

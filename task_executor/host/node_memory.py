@@ -23,7 +23,7 @@ class NodeMemory:
 
 
 def node_memory(topology: HostTopology, warnings: list[str]) -> NodeMemory:
-    """Returns what the nodes offer. Appends warnings for the operator to `warnings`."""
+    """Returns the memory that the nodes offer. Appends warnings for the operator to `warnings`."""
     default_ids = _default_ids(topology, warnings)
     known = {
         node.id: node.normal_memory_bytes or 0

@@ -1,8 +1,8 @@
-"""Computes what slots can have of each NUMA node besides its cpus: memory and huge pages.
+"""Computes the memory and huge pages that slots can have on each NUMA node.
 
 Huge pages that a kubelet's memory manager has taken are deducted here. Ordinary memory that a
-kubelet gives to containers is not: it changes at run time, is reported then, and is deducted where
-node memory is counted.
+kubelet gives to containers is not deducted here, because it changes at run time. It is reported and
+deducted later, where node memory is counted.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The order of moves guarantees that no slot runs on another slot's dedicated cpus
 ever without a cpu. Sharing slots are moved off cpus before these become dedicated, and moved back
 only when nothing of the slot that had them is left.
 
-Every move is one write per slot, from one non-empty cpu set to another. The slot's group is the
-only cgroup level that names cpus, so no parent group has to hold the union meanwhile.
+Every move is one write per slot, from one non-empty cpu set to another. Only the slot's own cgroup
+limits cpus. So no parent cgroup needs the old and the new cpus together during a move.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Mover(Protocol):
 
 
 class CpuBindings:
-    """Where slots run on the host, and what remains to be moved.
+    """Tracks on which cpus slots run on the host, and moves those that differ from the ledger.
 
     Code that changes where slots run must hold `lock` from reading the ledger until the helper has
     confirmed the change.

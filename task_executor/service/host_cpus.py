@@ -1,4 +1,4 @@
-"""Which cpus of a host slots can have as dedicated ones, and which they share, by the options.
+"""Computes from the options which cpus can be dedicated to slots, and which cpus slots share.
 
 This is the configuration's layer of settings. An operator or a kubelet can add other layers later.
 """
@@ -28,7 +28,7 @@ Word = TypeVar("Word", bound=StrEnum)
 
 
 def host_cpus(options: TaskExecutorOptions, topology: HostTopology, capacity: Capacity) -> HostCpus:
-    """Returns what the executor announces of its cpus.
+    """Returns the description of the cpus that the executor sends to the RM.
 
     Reserved cpus are in the shared pools unless they are reserved strictly or isolated; no slot
     ever gets one as a dedicated cpu.

@@ -1,4 +1,4 @@
-"""Which user a task runs as, and which environment it gets.
+"""Determines the user that a task runs as, and the environment that it gets.
 
 The helper checks the same rules again, because it has the privilege. The check here gives the
 caller an error that says what to do.
@@ -31,7 +31,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class UserPolicy:
-    """Which user tasks run as, and which other users they may name."""
+    """The default user of tasks, and the other users that they may name."""
 
     own: User
     default: User

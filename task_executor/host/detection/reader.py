@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class TreeReader:
-    """Files below ``root`` by relative path. No method raises because of what the tree contains."""
+    """Reads files below ``root`` by relative path. No content of the tree makes a method raise."""
 
     def __init__(self, root: Path) -> None:
         self._root = os.fspath(root)

@@ -34,10 +34,11 @@ class KubeletContainer:
 
 @dataclass(frozen=True, slots=True)
 class KubeletState:
-    """A kubelet's settings and what it has allocated, by its files.
+    """A kubelet's settings and allocations, as read from its files.
 
-    `given` and `kept` are bytes by node and resource ("memory", "hugepages-2Mi", ...): what its
-    memory manager has given to containers, and what it reserves for the system.
+    `given` and `kept` are bytes by node and resource ("memory", "hugepages-2Mi", ...). The memory
+    manager of the kubelet has given the former to containers, and reserves the latter for the
+    system.
     """
 
     cpu_manager_policy: str = ""  # "none", "static"; empty: not known
