@@ -9,7 +9,9 @@ from resource_manager.engine.queue.scheduling_classes import JobQueue, Schedulin
 
 
 class QuotaBlocked:
-    """Job queues by group and class: a quota admits all queues of a class, or none."""
+    """Job queues that a quota blocks, by group and class. All requests of a class book the same
+    amounts, so the quota of a group admits either all queues of a class or none.
+    """
 
     def __init__(self) -> None:
         self._by_group: dict[str, dict[SchedulingClass, dict[JobQueue, None]]] = {}
@@ -39,7 +41,7 @@ class QuotaBlocked:
         ] = None
 
     def take(self, job_queue: JobQueue) -> None:
-        """Takes a job queue out."""
+        """Removes a job queue."""
         scheduling_classes = self._by_group[job_queue.blocked_by]
         del scheduling_classes[job_queue.scheduling_class][job_queue]
         if not scheduling_classes[job_queue.scheduling_class]:
@@ -55,7 +57,7 @@ class QuotaBlocked:
 
         Args:
             group_id: the group.
-            admits: whether the group admits one more slot of a class now.
+            admits: returns True if the group admits one more slot of a class now.
             most: upper limit of the result.
         """
         scheduling_classes = self._by_group.get(group_id, {})

@@ -1,4 +1,4 @@
-"""Scheduling classes that have yet to be looked at in one pass, the oldest request first."""
+"""The scheduling classes that one pass has yet to try, ordered by their oldest request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 class ClassPass:
     """Classes of one pass, in order of their oldest request.
 
-    The heap may hold numbers that no class is at any more. They are skipped when they come up.
+    A class that moves or is removed leaves its old arrival number in the heap. Such a number is
+    dropped when it comes to the top.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,9 @@ class ClassPass:
         heapq.heappush(self._heap, number)
 
     def advance(self, scheduling_class: SchedulingClass, number: int) -> None:
-        """Moves a class of this pass forward to this arrival number, if it is behind it."""
+        """Moves a class of this pass forward to this arrival number, if its own is higher. A class
+        that is not in the pass is ignored.
+        """
         if self._head_of.get(scheduling_class, -1) > number:
             self.put(scheduling_class, number)
 
@@ -60,11 +63,11 @@ class ClassPass:
             head = self._at[number].head()
             if head is None or head == number:
                 return number
-            self.put(self._at[number], head)  # requests before it have left meanwhile
+            self.put(self._at[number], head)  # older requests of the class have left meanwhile
         return None
 
     def take(self) -> SchedulingClass | None:
-        """Takes the first class out; None: the pass is over."""
+        """Removes and returns the first class; None: the pass is over."""
         number = self.first()
         if number is None:
             return None
@@ -73,7 +76,9 @@ class ClassPass:
         return scheduling_class
 
     def until(self) -> int | None:
-        """Returns a lower bound of `first` without looking at queues; None: the pass is over."""
+        """Returns a lower bound of `first`, without reading the job queues; None: the pass is
+        over.
+        """
         heap, at = self._heap, self._at
         while heap and heap[0] not in at:
             heapq.heappop(heap)

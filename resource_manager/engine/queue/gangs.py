@@ -1,8 +1,8 @@
-"""All gangs, and which of them are pending.
+"""Holds all gangs, and records which of them are pending.
 
 A pending gang is one non-batchable item in the queue (`non_batchable.py`), with the arrival number
-of its first member. Gangs that request the same are of one *kind*. If one of them does not fit,
-none does, so a failed search is remembered once per kind.
+of its first member. Gangs with equal requests are of one *kind*. If one gang of a kind does not
+fit, none does, so a failed search is remembered once per kind.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Where:
 
     @classmethod
     def of(cls, spec: GangSpec) -> Where:
-        """Returns what a gang requests."""
+        """Returns the placement that a gang requests."""
         return cls(spec.placement, spec.label)
 
 
@@ -55,8 +55,8 @@ class MemberRequest:
         profile: None: unknown.
         labels: labels that they require of an executor.
         count: number of members.
-        elsewhere: executors that must not serve them, since those still hold an older slot of
-            theirs.
+        elsewhere: executors that must not serve them, because they still have an older slot of one
+            of the members.
         cpus: their CPU policy; None: none.
     """
 
@@ -84,10 +84,10 @@ class MemberRequest:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Some of the members of one request of a gang, on one executor.
+    """Equal members of a gang that are placed on the same executor.
 
     Attributes:
-        request_index: position of the request among those of the gang.
+        request_index: position of their `MemberRequest` among those of the gang.
         host_id: the executor.
         count: number of members.
     """
@@ -99,8 +99,8 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class FailedSearch:
-    """A search that found nothing, as of this version of the index of all executors and this length
-    of its log of hosts that got more room.
+    """A search that found no room: the version of the index of all executors at that time, and the
+    length of its growth log (a log of hosts that got more room).
     """
 
     version: int
@@ -109,14 +109,14 @@ class FailedSearch:
 
 @dataclass(slots=True, eq=False)
 class GangKind:
-    """What equal gangs request, with what was learnt about it."""
+    """The requests that equal gangs have in common, with cached results."""
 
     where: Where
     member_requests: tuple[MemberRequest, ...]
     users: int = 0  # pending gangs of this kind
-    failed_search: FailedSearch | None = None  # no host that helps has got more room since
-    verdict: tuple[int, str] | None = None  # (version of the cluster, feasibility) as last judged
-    # (version of the cluster, the most that all members book) as last derived
+    failed_search: FailedSearch | None = None  # no host that could help has got more room since
+    verdict: tuple[int, str] | None = None  # cached (version of the cluster, feasibility)
+    # cached (version of the cluster, the most that all members together book)
     need: tuple[int, dict[str, int]] | None = None
 
 
@@ -129,10 +129,10 @@ class WaitingGang:
     members: list[Request]
     tried: bool = False
     may_reject: bool = False  # False: all members wait for an executor that may come
-    steps: int = 0  # of the last exact search
-    # The last failed search without executors that still hold older slots of members.
+    steps: int = 0  # steps that the last exact search took
+    # The last failed search that left out executors which still have older slots of members.
     failed_search: tuple[tuple[MemberRequest, ...], FailedSearch] | None = None
-    # Why members wait, by what they request, as of a version of the state.
+    # Cached (version of the state, why members wait by their scheduling class).
     reasons: tuple[int, dict[SchedulingKey, str]] = (-1, {})
 
 
@@ -176,7 +176,7 @@ class GangLedger:
             gang: the gang.
             members: its members that have not ended, in order of arrival.
             non_batchables: the queue.
-            tried: whether it was tried before, so that it does not count as new.
+            tried: True if it was tried before; it then does not count as new.
         """
         self.moves += 1
         kind = self._kind_of(gang.spec, members)
@@ -212,12 +212,12 @@ class GangLedger:
         if not self.by_job[gang.job_id]:
             del self.by_job[gang.job_id]
         kind.users -= 1
-        # What was learnt about a kind is kept only while a gang of it waits.
+        # A kind and its cached results are kept only while a gang of that kind waits.
         if not kind.users:
             del self._kinds[kind.where, kind.member_requests]
 
     def forget(self, request: Request) -> Gang | None:
-        """Notes that a member is deleted; a job's latest requests are deleted first.
+        """Removes a deleted request from its gang, if it has one.
 
         Returns:
             The gang, which is deleted as well, if this was its last member; else None.
@@ -230,7 +230,7 @@ class GangLedger:
         return None if gang.members else self.by_id.pop(gang.gang_id)
 
     def restore(self, gangs: Iterable[Gang]) -> None:
-        """Takes in stored gangs. `restore_member` and `sort_out` must follow."""
+        """Adds stored gangs. The caller must then call `restore_member` and `sort_out`."""
         self.by_id = {g.gang_id: g for g in sorted(gangs, key=lambda gang: gang.arrival_number)}
 
     def restore_member(self, request: Request) -> None:
@@ -280,8 +280,8 @@ class GangLedger:
                 waiting.append(gang)
             timeout_ms = gang.spec.timeout_ms
             if timeout_ms is not None:
-                # Wall time is what both processes share. If the clock was set back, the gang waits
-                # no longer than its timeout again.
+                # Uses wall time, because the monotonic clock of the previous process is unknown. If
+                # the wall clock was set back, the gang waits at most its whole timeout again.
                 left = gang.waiting_since_time_ms + timeout_ms - now.time_ms
                 gang.waiting_until_ms = now.monotonic_ms + min(timeout_ms, max(0, left))
         return waiting
@@ -295,7 +295,9 @@ class GangLedger:
 
 
 def _state_of(members: list[Request]) -> GangState:
-    """Returns the state of a gang, by its remaining members, which all have the same state."""
+    """Returns the state of a gang, derived from its remaining members. All of them have the same
+    state.
+    """
     if not members:
         return GangState.ENDED
     match members[0].state:
@@ -316,20 +318,20 @@ def living(requests: dict[str, Request], gang: Gang) -> Iterator[Request]:
 
 
 def member_requests_of(members: Iterable[Request]) -> tuple[MemberRequest, ...]:
-    """Returns what these members request, equal ones counted, in a fixed order (so that equal gangs
-    have equal keys).
+    """Returns one `MemberRequest` for all equal members. They are sorted, so that equal gangs have
+    equal keys.
     """
     return tuple(
         sorted(
             member_requests_for(each.spec for each in members),
-            # Profiles and policies have no order, but their texts have.
+            # Profiles and policies cannot be compared, so they are sorted by their texts.
             key=lambda member: (repr(member.profile), member.labels, repr(member.cpus)),
         )
     )
 
 
 def member_requests_for(specs: Iterable[RequestSpec]) -> tuple[MemberRequest, ...]:
-    """Returns what these requests would ask for as members, in the order of the first of each."""
+    """Returns one `MemberRequest` for all equal specs, in the order of their first occurrence."""
     asked = Counter(scheduling_key(spec) for spec in specs)
     return tuple(
         MemberRequest(profile, labels, count, cpus=cpus)

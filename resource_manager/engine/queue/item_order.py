@@ -1,14 +1,14 @@
 """The gangs and resizes of one pass, in the order in which they are tried: by the fairness tree,
 then by arrival.
 
-Each job has a heap of its items, and each group a heap of what is below it, for the groups on the
-way to an item. An entry is corrected only when it comes first. That suffices, because placing
-something moves its job and the groups above it back in the order, and nothing forward. So one entry
-of each level is corrected after a placement, however many jobs and items wait.
+Each job has a heap of its items. Each group above such a job has a heap of its children (groups and
+jobs). An entry's key is corrected only when the entry is at the top of its heap. That suffices: a
+placement moves the job and its groups back in the order, and moves nothing forward. So after a
+placement one entry of each level is corrected, however many jobs and items wait.
 
 Example: the group `a` has 1,000 jobs with a gang each, and `b` has one. A gang of `a` is placed.
-When the next one is wanted, `a` is moved behind `b` in the heap of the root. The heap of `a`, where
-one job is outdated, is not looked at before `a` comes first again.
+The next call of `first` moves `a` behind `b` in the heap of the root. In the heap of `a`, the key
+of one job is now outdated. That heap is not read until `a` comes first again.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import heapq
 from resource_manager.engine.fairness.flows import Flow, FlowTree, SortKey
 
 OrderKey = tuple[SortKey, ...]
-"""What jobs are compared by, the lesser first; see `fairness.choice.order_key_of`."""
+"""The key by which jobs are sorted, in ascending order; see `fairness.choice.order_key_of`."""
 
 Rank = tuple[OrderKey, int]
-"""The order of an item: that of its job, then its arrival number."""
+"""The sort key of an item: the key of its job, then its arrival number."""
 
 _ALL_JOBS = ""
 """Used in place of a job's id if items go in order of arrival."""
@@ -37,9 +37,9 @@ class ItemOrder:
     def __init__(self, tree: FlowTree | None) -> None:
         self._tree = tree
         self._jobs: dict[int, str] = {}  # by arrival number of the item
-        # Heaps of arrival numbers. An item that was taken out is dropped when it comes first.
+        # Heaps of arrival numbers. The number of a removed item is dropped when it comes first.
         self._by_job: dict[str, list[int]] = {}
-        # Heaps of what is below a group, with the key that it had when it was looked at last.
+        # For each group, a heap of its children. A child's key may be outdated.
         self._below: dict[Flow, list[tuple[SortKey, Flow]]] = {}
 
     def __len__(self) -> int:
@@ -50,19 +50,19 @@ class ItemOrder:
 
     def add(self, number: int, job_id: str) -> None:
         """Adds an item. `refresh` must be called before `first`."""
-        if not self._jobs:  # drops what is left of the last pass
+        if not self._jobs:  # the last pass is over: drop the numbers that it left in the heaps
             self._by_job.clear()
         self._jobs[number] = job_id
         owner = job_id if self._tree is not None else _ALL_JOBS
         heapq.heappush(self._by_job.setdefault(owner, []), number)
 
     def discard(self, number: int) -> None:
-        """Takes out the item with this arrival number, if it is there."""
+        """Removes the item with this arrival number, if it is in the pass."""
         self._jobs.pop(number, None)
 
     def refresh(self) -> None:
-        """Orders the jobs by what they have used by now. Until the next call, a job may move back
-        in the order but never forward.
+        """Orders the jobs by their current virtual time. The caller guarantees that until the next
+        call no job moves forward in the order.
         """
         tree = self._tree
         if tree is None:
@@ -73,7 +73,7 @@ class ItemOrder:
                 del self._by_job[job_id]
                 continue
             flow = tree.jobs[job_id]
-            # Up to the first group that another job has brought in already.
+            # Adds the groups above the job, up to the first one that another job has added already.
             while flow.parent is not None:
                 known = flow.parent in self._below
                 self._below.setdefault(flow.parent, []).append((tree.sort_key(flow), flow))
@@ -91,7 +91,9 @@ class ItemOrder:
         return None if number is None else ((), number)
 
     def _first_below(self, tree: FlowTree, flow: Flow) -> Rank | None:
-        """Returns the rank of the first item of a job, or below a group, compared there."""
+        """Returns the first item of a job, or of all jobs below a group. Its rank holds only the
+        keys of the levels below `flow`. None: there is no item.
+        """
         if flow.children is None:
             number = self._first_of(flow.name)
             return None if number is None else ((), number)

@@ -1,8 +1,8 @@
 """Non-batchable items: gangs and resizes of slots, which are tried one at a time.
 
-Each belongs to a job and has an arrival number, like a request. An item that does not fit is
-blocked until a host that concerns it has more room. Then it is tried in the next pass. Within a
-pass, items are ordered by the order of their jobs in the fairness tree, then by arrival.
+Each item belongs to a job and has an arrival number, like a request. An item that does not fit is
+blocked until a host that could serve it has more room. Then it is tried in the next pass. Within a
+pass, items are sorted by the order of their jobs in the fairness tree, then by arrival.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class NonBatchable:
         kind: gang or resize.
         name: the gang's id, or the allocation id of the slot.
         job_id: its job.
-        generation: of the slot.
+        generation: the slot's generation; 0 for a gang.
         host_id: the only executor that can serve it; empty: any that has `labels`.
         labels: labels that all members require.
-        required_labels: each set of labels that its members require.
-        count: number of requests that it stands for.
+        required_labels: the sets of labels that its members require, each once.
+        count: number of the gang's members; 1 for a resize.
     """
 
     arrival_number: int
@@ -56,8 +56,8 @@ class NonBatchable:
 class NonBatchables:
     """All pending items, by arrival number.
 
-    Each is in the current pass, or kept for the next one, or blocked. The one that is being tried
-    is in none of them, until the caller removes or blocks it.
+    Each item is in the current pass, waits for the next pass, or is blocked. The item that is being
+    tried is none of these, until the caller removes or blocks it.
 
     Attributes:
         starvation: clocks of everything that is pending, these items included.
@@ -77,12 +77,13 @@ class NonBatchables:
         self._by_job: dict[str, dict[int, NonBatchable]] = {}
         self._for_next_pass: dict[int, None] = {}
         self._in_pass = ItemOrder(flows if fair else None)
-        self._on_host: dict[str, dict[int, None]] = {}  # blocked, by the only executor
-        # Blocked, by labels. The first key is only the first label, since there may be very many
-        # sets.
+        # Blocked items that only one executor can serve, by its id.
+        self._on_host: dict[str, dict[int, None]] = {}
+        # All other blocked items: first by their first label, then by all their labels. The first
+        # key limits the sets that `grew` compares, since there may be very many.
         self._anywhere: dict[Labels, dict[Labels, dict[int, None]]] = {}
         self._required: Counter[Labels] = Counter()
-        # by group; these are among the blocked ones, too
+        # Items that a quota blocks, by group. They are also in `_on_host` or `_anywhere`.
         self._quota_blocked: dict[str, dict[int, None]] = {}
         self._blocked_by: dict[int, str] = {}  # the group by item
 
@@ -133,7 +134,7 @@ class NonBatchables:
             self._flows.wait(item.job_id, item.arrival_number, item.count)
 
     def remove(self, number: int) -> NonBatchable | None:
-        """Takes out and returns the item with this arrival number; None: there is none."""
+        """Removes and returns the item with this arrival number; None: there is none."""
         item = self._all.pop(number, None)
         if item is not None:
             _discard(self._by_job, item.job_id, number)
@@ -172,8 +173,8 @@ class NonBatchables:
         self.block(item)
 
     def unblock_by_quota(self, group_id: str) -> None:
-        """Unblocks all items that the quota of a group blocked. It cannot unblock a few at a time:
-        an item that is blocked again would be among the rest, so there would be no end.
+        """Unblocks all items that the quota of a group blocked. They are not unblocked a few at a
+        time: an item that is blocked again would join the rest, and the caller would never finish.
         """
         for number in self._quota_blocked.pop(group_id, {}):
             del self._blocked_by[number]
@@ -192,8 +193,7 @@ class NonBatchables:
             self._for_next_pass.update(woken)
         if not self._anywhere:
             return
-        # Sets are found by their first label, so only those that begin with one of this host's
-        # labels are compared.
+        # Compares only the sets whose first label is one of this host's labels, and the empty set.
         for first in ((), *((label,) for label in labels.items())):
             groups = self._anywhere.get(first, {})
             for wanted in list(groups):
@@ -217,8 +217,8 @@ class NonBatchables:
         self.order()
 
     def order(self) -> None:
-        """Orders the items of this pass by what their jobs have used by now. `ItemOrder` relies on
-        this: until the next call, an item may move back in the order but never forward.
+        """Sorts the items of this pass by the current order of their jobs. Until the next call, no
+        item moves forward in the order: `ItemOrder` relies on that.
         """
         self._in_pass.refresh()
 
@@ -232,8 +232,8 @@ class NonBatchables:
         return first[1]
 
     def next_before(self, rank: Rank | None) -> NonBatchable | None:
-        """Takes out the next item of this pass and returns it, if it comes before `rank` (None: in
-        any case). The caller must remove it or report it with `block`.
+        """Takes the next item out of this pass and returns it, if it comes before `rank` (None: in
+        any case). The caller must then call `remove` or `block`.
         """
         first = self._in_pass.first()
         if first is None or (rank is not None and first > rank):
@@ -269,7 +269,7 @@ class NonBatchables:
             _discard(self._quota_blocked, group_id, number)
 
     def _take_from_blocked(self, item: NonBatchable) -> None:
-        """Takes an item out of the blocked ones."""
+        """Removes an item from the blocked items."""
         if item.host_id:
             _discard(self._on_host, item.host_id, item.arrival_number)
             return

@@ -15,7 +15,9 @@ from resource_manager.engine.queue.non_batchable import NonBatchable, NonBatchab
 from resource_manager.engine.queue.scheduling_classes import ActiveQueues, JobQueue
 
 TOGETHER_MAX = 1_024
-"""Upper limit of requests that are placed at once: each is looked up before it is known to fit."""
+"""Most requests that are placed at once. A limit is needed because every one of them is looked up
+before it is known how many fit.
+"""
 
 _ALL_JOBS = ""
 """Used in place of a job's id if requests are served in order of arrival."""
@@ -33,7 +35,7 @@ class ServiceOrder:
 
         Args:
             flows: the fairness tree. None: requests are served in order of arrival.
-            fair: False: requests are served in order of arrival, although there is a tree.
+            fair: False: requests are served in order of arrival, even if `flows` is given.
         """
         self._tree = flows if fair else None
         self.non_batchables = NonBatchables(flows, fair=fair)
@@ -45,7 +47,9 @@ class ServiceOrder:
         return dict(self._by_job)
 
     def active_queues_of(self, job_id: str) -> ActiveQueues:
-        """Returns the collection that a job's active queues belong to."""
+        """Returns the collection of the job's active queues, and makes it if there is none. Without
+        fairness, all jobs share one.
+        """
         owner = job_id if self._tree is not None else _ALL_JOBS
         among = self._by_job.get(owner)
         if among is None:
@@ -73,13 +77,16 @@ class ServiceOrder:
             job_queues = self._by_job.get(_ALL_JOBS)
         else:
             job = first_job(self._tree)
-            # The tree has a job active only while it has an active queue here.
+            # A job is active in the tree only while it has an active queue, so it is in `_by_job`.
             job_queues = self._by_job[job.name] if job is not None else None
         return job_queues.first() if job_queues is not None else None
 
     def next_non_batchable(self, job_queue: JobQueue | None) -> NonBatchable | None:
-        """Takes out of the pass the gang or resize that is next, if it comes before a job queue
-        (None: in any case), and returns it. The caller must remove it or report it as blocked.
+        """Removes the next gang or resize from the pass and returns it, if it comes before
+        `job_queue`. The caller must then remove it from `non_batchables` or block it.
+
+        Args:
+            job_queue: the job queue that is served next; None: the item is returned in any case.
         """
         if not self.non_batchables.in_pass:
             return None
@@ -96,18 +103,20 @@ class ServiceOrder:
         if self._tree is None:
             return True
         job = self._tree.jobs[job_queue.job_id]
-        # One active child in each group above: the path to this job.
+        # Every group above the job has one active child, so the job is the only active one.
         return not self.non_batchables.in_pass and all(flow.active == 1 for flow in job.ancestors())
 
     def run_length(self, job_queue: JobQueue, cost: float) -> float:
-        """Returns how many slots of this cost a queue gets before another job comes first."""
+        """Returns how many slots, each with this cost, a queue may get before another job comes
+        first.
+        """
         if self._tree is None:
             return inf
         job = self._tree.jobs[job_queue.job_id]
         length = run_length(self._tree, job, cost)
         if self.non_batchables.in_pass and self.non_batchables.until(job_queue.job_id) is None:
-            # Keep the run short: an item of another job may come first soon, and the tree does not
-            # know it.
+            # An item of another job is next. The tree does not count items as active, so its run
+            # length ignores that job. A short run lets the item come first soon.
             length = min(length, max(1, job.running // RUN_PART))
         return length
 
@@ -129,11 +138,10 @@ class ServiceOrder:
         return found
 
     def pause(self, group_id: str) -> bool:
-        """Skips a group for the rest of this decision, because its quota admits no class that has
-        room.
+        """Skips a group until `resume_paused`, because its quota admits no class that has room.
 
         Returns:
-            False if requests are served in order of arrival: then groups have no part in the order.
+            False if requests are served in order of arrival: the order then ignores groups.
         """
         if self._tree is None:
             return False
@@ -142,7 +150,7 @@ class ServiceOrder:
         return True
 
     def resume_paused(self) -> None:
-        """Ends the skipping of all groups."""
+        """Lets all paused groups take part again."""
         while self._paused and self._tree is not None:
             self._tree.resume(self._tree.groups[self._paused.pop().removeprefix(GROUP)])
 

@@ -1,23 +1,23 @@
-"""Everything that is pending, and what of it is tried next.
+"""Holds everything that is pending, and decides what is tried next.
 
 Equal requests form a *scheduling class*. The requests of one job in a class form a *job queue*.
-Classes are tried in *passes*; a pass looks at each class once, and may span several decisions. A
-class without room on any host is blocked until a host with its labels has more room. Among the
-classes with room, `order.py` picks the job queue that is served next. A job queue is inactive while
-its class or a quota blocks it; its job goes on with its other queues. Gangs and resizes
-(`non_batchable.py`) take part in the same passes.
+Classes are tried in *passes*. A pass searches once for a host with room for each class, and may
+span several decisions. If no host has room for a class, the class is blocked until a host with its
+labels has more room. Among the classes with room, `order.py` picks the job queue that is served
+next. A job queue is inactive while its class is blocked or a quota blocks it; the job's other
+queues are still served. Gangs and resizes (`non_batchable.py`) take part in the same passes.
 
 Example: one host has 3 free cpus, and two jobs with equal weight have run nothing yet.
 
-    class    job queues (arrival numbers)    after the look
+    class    job queues (arrival numbers)    result of the search
     1 cpu    job A: 1 to 2; job B: 4 to 8    has room: `fitting`
     8 cpus   job A: 3                        no room: `blocked`
 
-For each free cpu the fairness tree picks a job: A (on a tie, the one that has waited longest), B,
-then A again. So requests 1, 4 and 2 are placed. The class of 1 cpu has no room any more, and is
-blocked, too. When a slot ends, the host has more room. Both classes are unblocked
-(`for_next_pass`), and the next pass looks at each of them once. Request 5 is placed, and the class
-of 8 cpus is blocked again.
+For each free cpu the fairness tree picks a job: A (on a tie, the job that has waited longest), B,
+then A again. So requests 1, 4 and 2 are placed. The host has no room for the class of 1 cpu any
+more, so this class is blocked, too. When a slot ends, the host has more room. Both classes are
+unblocked (`for_next_pass`), and the next pass tries each of them once. Request 5 is placed, and the
+class of 8 cpus is blocked again.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from resource_manager.engine.queue.scheduling_classes import (
 class WaitingQueue:
     """All pending requests, by scheduling class and job.
 
-    A class is in exactly one of `current_pass`, `fitting`, `for_next_pass` and `blocked`. Only
-    while the caller looks at it (between `next_class` and `has_room` or `block`) it is in none.
+    A class is in exactly one of `current_pass`, `fitting`, `for_next_pass` and `blocked`, with one
+    exception: from `next_class` until the caller reports the result of its search, it is in none.
 
     Attributes:
         order: picks the job queue that is served next.
         non_batchables: gangs and resizes that are pending.
-        current_pass: classes that have yet to be looked at in this pass.
-        fitting: classes that were looked at in this pass and have room.
+        current_pass: classes that have yet to be tried in this pass.
+        fitting: classes that were tried in this pass, and that a host has room for.
         for_next_pass: classes that are new, or were unblocked during this pass.
         blocked: classes that no host has room for, by labels.
         quota_blocked: job queues that the quota of a group blocks.
@@ -69,10 +69,9 @@ class WaitingQueue:
         """Makes an empty queue.
 
         Args:
-            flows: the fairness tree; it must know every job that requests are added of. None:
+            flows: the fairness tree; it must contain every job whose requests are added. None:
                 requests are served in order of arrival.
-            fair: False: requests are served in order of arrival, although the tree is kept up to
-                date.
+            fair: False: requests are served in order of arrival. The tree is still updated.
         """
         self._flows = flows
         self.order = ServiceOrder(flows, fair=fair)
@@ -90,7 +89,7 @@ class WaitingQueue:
         self._known = KnownClasses()
         self._fitting_blocked: dict[
             SchedulingClass, None
-        ] = {}  # blocked although they have room, since no job may be served
+        ] = {}  # in `blocked` although hosts have room, because quotas block all their queues
         self._waiting = 0
 
     def __len__(self) -> int:
@@ -131,8 +130,8 @@ class WaitingQueue:
         return self._known.of(key)
 
     def new_classes(self, job_id: str, specs: Iterable[RequestSpec]) -> int:
-        """Returns in how many more classes a job would have requests if it submitted all of
-        these.
+        """Returns how many classes a submission of these specs would add to those in which the job
+        has pending requests.
         """
         keys = {scheduling_key(spec) for spec in specs}
         scheduling_classes = (self._known.waited_with.get(key) for key in keys)
@@ -254,10 +253,10 @@ class WaitingQueue:
         return True
 
     def next_class(self) -> SchedulingClass | None:
-        """Returns the next class to look at in this pass; None: all were looked at.
+        """Removes and returns the next class to try in this pass; None: all were tried.
 
-        The caller looks for room, and reports the result with `has_room`, `block` or
-        `continue_with`.
+        The caller searches for a host with room, and reports the result with `has_room`, `block`
+        or `continue_with`.
         """
         scheduling_class = self.current_pass.take()
         if scheduling_class is not None:
@@ -265,11 +264,12 @@ class WaitingQueue:
         return scheduling_class
 
     def has_room(self, scheduling_class: SchedulingClass, most: int) -> int:
-        """Notes that a class has room, and activates up to `most` of its inactive job queues.
+        """Notes that a host has room for a class, and activates up to `most` of its inactive job
+        queues.
 
         Returns:
-            How many it activated. If some are left, the class stays in the pass and is looked at
-            again.
+            How many it activated. If inactive queues are left, the class stays in the pass and is
+            tried again.
         """
         job_queues = (
             list(scheduling_class.inactive)[:most]
@@ -286,9 +286,8 @@ class WaitingQueue:
         return len(job_queues)
 
     def block_fitting(self) -> None:
-        """Blocks the classes that have room, because no job may be served: every queue that could
-        use it is blocked by a quota. They stay blocked until a quota or one of their job queues
-        changes.
+        """Blocks the classes that hosts have room for, because quotas block all their job queues.
+        They stay blocked until a quota or one of their job queues changes.
         """
         for scheduling_class in list(self.fitting):
             self.block(scheduling_class)
@@ -312,7 +311,7 @@ class WaitingQueue:
 
         Args:
             group_id: the group whose usage fell, or whose maximum rose.
-            admits: whether the group admits one more slot of a class now.
+            admits: returns True if the group admits one more slot of a class now.
             most: upper limit of the job queues that are activated.
 
         Returns:
@@ -329,7 +328,7 @@ class WaitingQueue:
         return len(job_queues)
 
     def reconsider_fitting(self) -> None:
-        """Has classes looked at again that are blocked although they have room."""
+        """Moves the classes that `block_fitting` blocked into the next pass."""
         for scheduling_class in list(self._fitting_blocked):
             self._reconsider(scheduling_class)
 
@@ -340,7 +339,7 @@ class WaitingQueue:
 
     def continue_with(self, scheduling_class: SchedulingClass) -> None:
         """Puts a class back into the current pass, because the search for room was not finished."""
-        # It was unblocked during the search, so the next pass looks at it anyway.
+        # If it was unblocked during the search, the next pass tries it anyway.
         if scheduling_class not in self.for_next_pass:
             self._put_into_pass(scheduling_class)
 
@@ -352,18 +351,18 @@ class WaitingQueue:
                 self._fitting_blocked.pop(scheduling_class, None)
 
     def set_aside(self, job_queue: JobQueue, number: int) -> None:
-        """Removes a request for the rest of this decision, so that the next ones of its queue are
-        tried. It still counts as pending in the fairness tree.
+        """Removes a request until `take_back`, so that the next requests of its queue are tried.
+        The fairness tree still counts the request as pending.
         """
         self._leave(job_queue, number, number + 1, counted=False)
 
     def take_back(self, request: Request) -> None:
-        """Adds a request again that was set aside. Its class is tried in the next pass, unless it
-        is blocked or in this pass already.
+        """Adds a request again that `set_aside` removed. Its class is tried in the next pass,
+        unless the class is blocked or in this pass already.
         """
         self._add(request.spec, request.job_id, request.arrival_number, 1, counted=False)
         scheduling_class = self._known.waited_with[scheduling_key(request.spec)]
-        # If it was the last request, its class has begun again, and must not count as new.
+        # If no other request was pending, `_add` has marked the class as not tried yet.
         scheduling_class.tried = True
         if (
             scheduling_class not in self.current_pass
@@ -373,7 +372,9 @@ class WaitingQueue:
             self.for_next_pass[scheduling_class] = None
 
     def is_blocked(self, scheduling_class: SchedulingClass) -> bool:
-        """True if no host had room for a class when it was looked at last."""
+        """Returns True if the class is blocked: no host had room for it when it was last tried, or
+        `block_fitting` blocked it.
+        """
         return scheduling_class in self.blocked.get(scheduling_class.labels, ())
 
     # Helpers.
@@ -394,26 +395,25 @@ class WaitingQueue:
         self._waiting += added
         if counted and self._flows is not None:
             self._flows.wait(job_id, number, added)
-        # The rest concerns requests that are the oldest of their queue now, which may move it
-        # forward.
+        # The rest is only needed if the first added request is now the oldest of its queue. Then
+        # the queue and its class may move forward.
         if job_queue.numbers.first != number:
             return
         scheduling_class.activate(job_queue, number)
-        # The next pass sorts its classes when it begins; here only the current one is kept in
-        # order.
+        # The next pass sorts its classes when it begins, so only the current pass is updated.
         if scheduling_class not in self.for_next_pass:
             self.current_pass.advance(scheduling_class, number)
         if job_queue.position != INACTIVE:
             job_queue.active_queues.advance(job_queue, number)
         elif job_queue not in scheduling_class.inactive and not job_queue.blocked_by:
-            # It had room, and only lacked a queue that may be served.
+            # Hosts have room for the class. It was blocked only because quotas blocked all queues.
             if scheduling_class in self._fitting_blocked:
                 self._reconsider(scheduling_class)
             # Active even if no host has room: the cycle deactivates it when it comes first.
             self.order.activate(job_queue)
 
     def _begin(self, key: SchedulingKey) -> SchedulingClass:
-        """Makes a class known that had no pending request."""
+        """Adds a class that had no pending request, and puts it into the next pass."""
         scheduling_class = self._known.begin(key)
         self.for_next_pass[scheduling_class] = None
         scheduling_class.tried = False
@@ -442,7 +442,7 @@ class WaitingQueue:
         scheduling_class.waiting -= left
         if not job_queue.numbers:
             self._close_job_queue(job_queue)
-            if counted:  # else it comes back with the request that is set aside
+            if counted:  # a request that is set aside comes back, so its clock goes on
                 self.starvation.stop((scheduling_class, job_queue.job_id))
             if not scheduling_class.job_queues:
                 self._close(scheduling_class)
@@ -453,7 +453,7 @@ class WaitingQueue:
         """Drops a job queue that is empty."""
         scheduling_class, job_id = job_queue.scheduling_class, job_queue.job_id
         del scheduling_class.job_queues[job_id]
-        # A queue is active, or blocked by a quota, or waits for room.
+        # A queue is active, or blocked by a quota, or inactive because its class has no room.
         if job_queue.position != INACTIVE:
             self.order.deactivate(job_queue)
         elif job_queue.blocked_by:

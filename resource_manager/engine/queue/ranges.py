@@ -1,15 +1,16 @@
 """Ranges of requests, and the state of each of their members.
 
-A range is kept in *parts* of at most `PART_MEMBERS_MAX` members, with one row each. A member is in
-one of three places:
+A range is stored in *parts* of at most `PART_MEMBERS_MAX` members, with one row for each part. A
+member is one of these:
 
 - *waiting*: never placed. It is an index in an interval, nothing else.
 - *materialized*: placed at least once. It is a `Request` like any other. When it is queued again
   for the first time it also gets a row, so that its generation survives a crash.
 - *ended*: an index in an interval again, which is stored.
 
-So members that were not placed yet or have ended cost next to nothing. A restart derives the place
-of each from the rows: a member is waiting if it has not ended and has neither a slot nor a row.
+So members that were not placed yet or have ended need almost no memory. A restart derives from the
+rows which of the three each member is: it is waiting if it has not ended and has neither a slot nor
+a row.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from resource_manager.engine.queue.queue import WaitingQueue
 
 PART_MEMBERS_MAX = 10_000
-"""Members of one part. Its row is written whenever one of them ends. In the worst case, every other
-one has ended, the row takes some 50 KiB.
+"""Most members of one part. The part's row is written whenever a member ends. In the worst case,
+when every other member has ended, the row takes some 50 KiB.
 """
 
 INDEX_END = 1_000_000_000_000
@@ -50,13 +51,13 @@ _member_spec = copier(RequestSpec, RequestSpec, "allocation_id target_address ga
 
 @dataclass(slots=True, eq=False)
 class Part:
-    """A part of a range: its row, and the places of its members that have not ended.
+    """A part of a range: its row, and which members are waiting or materialized.
 
     Attributes:
-        row: what is durable.
+        row: the stored row, which also lists the members that have ended.
         waiting: indexes of pending members that were never placed.
         materialized: indexes of members that have a `Request`.
-        stored: indexes of those of them that have their own row.
+        stored: indexes of materialized members that have their own row.
     """
 
     row: RequestRange
@@ -112,8 +113,8 @@ class Part:
         return f"{self.row.spec.request.allocation_id}.{index}"
 
     def how_ended(self, index: int) -> tuple[Ended, int] | None:
-        """Returns how a member ended, and the end of the run of members from it on that ended in
-        the same way; None: it has not ended.
+        """Returns how a member ended, and the index after the last of the consecutive members from
+        it on that ended in the same way. None: it has not ended.
         """
         for how, indexes in self.row.ended.items():
             if index in indexes:
@@ -149,14 +150,14 @@ class Part:
         if how not in self.row.ended:
             self.row.ended[how] = IntervalSet()
         self.row.ended[how].add_run(start, end)
-        # The members may come from any of these places.
+        # Before they ended, the members may have been in any of these sets.
         for indexes in (self.waiting, self.materialized, self.stored):
             indexes.remove_run(start, end)
 
     def intervals(self, after_arrival: int = 0) -> Iterator[tuple[RequestState | None, Run]]:
         """Yields the members after an arrival number in order, as runs of indexes in the same
-        state. The state is PENDING for those never placed, None for a materialized one, else the
-        final state.
+        state. The state is PENDING for members that were never placed, None for a materialized
+        member, and the final state for members that have ended.
 
         Raises:
             InvariantBroken: a member is in no state.
@@ -194,7 +195,7 @@ class RangeLedger:
         self._parts: list[Part] = []  # in order of arrival
         self._starts: list[int] = []  # first arrival number of each
         self._by_range: dict[str, list[Part]] = {}  # in order of index
-        # Ids of other things that look like a member's: for X.k, k by X.
+        # Ids of requests and ranges that look like a member's: the id X.k is stored as k under X.
         self._others: dict[str, IntervalSet] = {}
 
     def __bool__(self) -> bool:
@@ -257,8 +258,8 @@ class RangeLedger:
             self.give_back(range_id)
 
     def reserve(self, name: str) -> None:
-        """Notes an id of something else that looks like a member's, so that no member gets the same
-        id.
+        """Notes the id of a request or range, if it looks like a member's id, so that no member
+        gets the same id.
         """
         if (found := split(name)) is not None:
             self._others.setdefault(found[0], IntervalSet()).add(found[1])
@@ -271,7 +272,7 @@ class RangeLedger:
                 del self._others[found[0]]
 
     def is_free(self, range_id: str, first: int, end: int) -> bool:
-        """Returns True if nothing else has an id of one of these members.
+        """Returns True if no other request or range has the id of one of these members.
 
         Args:
             range_id: the range.
@@ -378,10 +379,11 @@ def split(allocation_id: str) -> tuple[str, int] | None:
     None.
     """
     range_id, dot, digits = allocation_id.rpartition(".")
-    # Digits of other scripts are decimal, too, but are not allowed in an index.
+    # `isdecimal` also accepts digits of other scripts, which are not allowed in an index.
     if not dot or not range_id or not digits.isdecimal() or not digits.isascii():
         return None
-    # Each index has one spelling, without leading zeros. Very long digits are not even converted.
+    # An index has no leading zeros, so that each member has one id. The check of the length avoids
+    # the conversion of very long texts.
     if len(digits) > _INDEX_DIGITS_MAX or (digits[0] == "0" and digits != "0"):
         return None
     index = int(digits)

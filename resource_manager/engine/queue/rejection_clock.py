@@ -1,8 +1,8 @@
 """Decides when infeasible requests are rejected, and which requests must be checked then.
 
-The clock restarts whenever something changes what the executors could host when empty, or whether
-all of them are known. Nothing of it is durable: after a restart of the resource manager it starts
-with the first registration. `scheduling/rejecting.py` checks and rejects.
+The clock restarts whenever the requests that empty executors could host may have changed, for
+example when an executor registers. The clock is not stored: after a restart of the resource manager
+it starts at the first registration. `scheduling/rejecting.py` checks and rejects.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 
 class RejectionClock:
-    """Runs since the last change of executors, and collects what must be checked when it is over.
+    """Measures the time since executors last changed, and collects what must be checked when that
+    time reaches `after_ms`.
 
     Attributes:
         since_ms: when it restarted last (monotonic); None: no executor has registered since the
             resource manager started.
-        everything: everything that is pending must be checked.
-        scheduling_classes: otherwise only these, each from an arrival number on; earlier requests
-            have been checked.
-        gangs: the same for gangs, by id.
+        everything: True if every pending request and gang must be checked.
+        scheduling_classes: classes to check if `everything` is False. The value is the arrival
+            number of the first request to check; earlier requests have been checked.
+        gangs: ids of the gangs to check if `everything` is False.
     """
 
     def __init__(self, timers: Timers, after_ms: int) -> None:
@@ -35,8 +36,8 @@ class RejectionClock:
     def due_ms(self) -> int | None:
         """When infeasible requests are rejected; None: an executor must register first.
 
-        Time in which the resource manager was stalled and could not receive anything does not
-        count.
+        After a stall of the resource manager, the time counts from the end of the stall, because no
+        registration could be received before.
         """
         if self.since_ms is None:
             return None
@@ -54,7 +55,7 @@ class RejectionClock:
     def requeued(self, scheduling_class: SchedulingClass, now_ms: int) -> None:
         """Notes that a request of this class is pending again after it had a slot."""
         if not self.everything:
-            # From the first number on, because the request is back at its old place.
+            # 0: the request has its old arrival number, which may be below those checked already.
             self.scheduling_classes[scheduling_class] = 0
             self._arm(now_ms)
 

@@ -27,8 +27,8 @@ class Requests(dict[str, Request]):
         self.live = 0
 
     def of_job(self, job: Job, after: int = 0) -> Iterator[Request]:
-        """Yields the requests of a job in order of arrival, those after arrival number `after`;
-        without members of ranges.
+        """Yields the job's requests with arrival numbers above `after`, in order. Members of ranges
+        are left out.
         """
         arrivals = job.arrivals
         for at in range(bisect_right(arrivals, after), len(arrivals)):
@@ -63,8 +63,8 @@ class Requests(dict[str, Request]):
         return self.named(allocation_id) is not None or allocation_id in self.ranges
 
     def served_by(self, slot: Slot) -> Request | None:
-        """Returns the request that this slot serves; None: it has ended, or another slot serves
-        it.
+        """Returns the request that this slot serves; None: the request has ended, or another slot
+        serves it.
         """
         request = self.get(slot.allocation_id)
         if (

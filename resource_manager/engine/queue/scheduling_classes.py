@@ -1,9 +1,9 @@
-"""Scheduling classes (equal requests), and the queues that each job has of them.
+"""Scheduling classes (equal requests), and the job queues of each class.
 
 Requests with the same profile, labels and CPU policy fit the same hosts. So a failed search is
-remembered once per class. A job queue holds arrival numbers as intervals, so a million requests
-that arrived together cost as much as one. The active queues of a job are ordered by their oldest
-request (`ActiveQueues`).
+remembered once per class. A job queue stores arrival numbers as intervals, so a million requests
+that arrived together take as much memory as one. `ActiveQueues` orders the active queues of a job
+by their oldest request.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ STALE_MAX = 64
 
 
 IDLE_CLASSES_MAX = 1_024
-"""Classes without pending requests that are kept, with what was learnt about them."""
+"""Most classes without pending requests that are kept, with their cached search results."""
 
 
 @dataclass(slots=True, eq=False)
 class Cursor:
-    """How far the search for a class has come in one tier of its index: no host before `frontier`
-    fits, except perhaps those at the positions `again`. All as of `log_length`.
+    """How far the search for a class has come in one tier of its index. No host before position
+    `frontier` fits, except perhaps those at the positions `again`. This holds for the index with
+    this `version`, as it was when its growth log had `log_length` entries.
     """
 
     version: int = -1
@@ -57,17 +58,18 @@ class SchedulingClass:
         number: order of creation; breaks ties.
         profile: their resource profile; None: unknown.
         labels: labels that they require of a host.
-        needs: what a host must have; None: not derived yet, see `placement/columns.py`.
+        needs: amounts that a host must have; None: not derived yet, see `placement/columns.py`.
         cpus: their CPU policy; None: none.
         waiting: number of pending requests.
         job_queues: by job.
-        inactive: job queues that wait until the class has room.
-        tried: whether the class was looked at since its first request arrived.
+        inactive: job queues that wait until a host has room for the class.
+        tried: whether the class was tried since its first request arrived.
         cursors: how far the last search came, by tier of hosts.
-        searched: (version of the index, length of its growth log) as of which no host fits.
-        verdict: (version of the cluster, feasibility) as last judged.
-        reason: (version of the state, why it waits) as last derived.
-        need: (version of the cluster, the most that one books) as last derived.
+        searched: (version of the index, length of its growth log) when the last search found that
+            no host fits.
+        verdict: cached (version of the cluster, feasibility).
+        reason: cached (version of the state, why the requests wait).
+        need: cached (version of the cluster, the most that one request books).
         heads: heap of the first arrival numbers of job queues; some may be outdated, see `head`.
     """
 
@@ -89,7 +91,7 @@ class SchedulingClass:
 
     @property
     def key(self) -> SchedulingKey:
-        """What makes them equal."""
+        """The key that all requests of the class share."""
         return self.profile, self.labels, self.cpus
 
     @property
@@ -110,7 +112,8 @@ class SchedulingClass:
     def head(self) -> int | None:
         """Returns the arrival number of the oldest request; None: there is none."""
         heads = self.heads
-        # Requests leave in any order; entries that this makes outdated are repaired only here.
+        # Requests leave in any order. Entries that become outdated are repaired only here, when
+        # they come to the top.
         while heads:
             number, job_queue = heads[0]
             if not job_queue.numbers:
@@ -122,8 +125,8 @@ class SchedulingClass:
         return None
 
     def first_queues(self, most: int) -> list[JobQueue]:
-        """Returns up to `most` job queues, ordered by their oldest requests. Costs nothing for the
-        others.
+        """Returns up to `most` job queues, ordered by their oldest requests. The cost does not
+        depend on the number of other queues.
         """
         found: dict[JobQueue, None] = {}
         while len(found) < most and self.head() is not None:
@@ -137,7 +140,7 @@ class SchedulingClass:
     def activate(self, job_queue: JobQueue, number: int) -> None:
         """Updates `heads`: the oldest request of a job queue now is `number`, lower than before."""
         heapq.heappush(self.heads, (number, job_queue))
-        # Built again before outdated entries take more memory than the current ones.
+        # Rebuilds the heap when it has more than about two entries for each queue.
         if len(self.heads) > STALE_MAX + 2 * len(self.job_queues):
             self.heads = [
                 (job_queue.numbers.first, job_queue) for job_queue in self.job_queues.values()
@@ -145,10 +148,10 @@ class SchedulingClass:
             heapq.heapify(self.heads)
 
     def runs(self) -> Iterator[Run]:
-        """Yields the arrival numbers of all requests in order, as intervals (which may touch). The
-        class must not change meanwhile.
+        """Yields the arrival numbers of all requests in order, as intervals. One interval may begin
+        where the one before it ends. The class must not change meanwhile.
         """
-        # The first entry is repaired; the others are repaired as they come up.
+        # Repairs the first entry. The loop corrects the others when they come to the top.
         self.head()
         left = list(self.heads)
         while left:
@@ -187,11 +190,11 @@ class JobQueue:
 
     Attributes:
         numbers: their arrival numbers.
-        position: the arrival number that orders it among the job's active queues: its first one, or
-            a lower one that has left since. `INACTIVE` if it is not among them.
+        position: the arrival number that orders it among the job's active queues. It is the first
+            of `numbers`, or a lower number whose request has left. `INACTIVE`: it is not active.
         blocked_by: id of the group whose quota blocks it; empty: none does.
         may_reject: whether some of its requests may be rejected as infeasible. False: all of them
-            wait for an executor that may come.
+            have `allow_pending`, so they wait for an executor that may come.
     """
 
     scheduling_class: SchedulingClass
@@ -266,7 +269,7 @@ class ActiveQueues:
         `job_queue` must be the first.
         """
         heap = self._heap
-        # Without the first queue the second is on top, once outdated entries are dropped.
+        # Pops the entry of the first queue, then outdated entries. The second queue is then on top.
         heapq.heappop(heap)
         while heap and (heap[0][1].position != heap[0][0] or heap[0][1] is job_queue):
             heapq.heappop(heap)
@@ -277,7 +280,7 @@ class ActiveQueues:
     def _put(self, job_queue: JobQueue, number: int) -> None:
         job_queue.position = number
         heapq.heappush(self._heap, (number, job_queue))
-        # Built again before outdated entries take more memory than the current ones.
+        # Rebuilds the heap when it has more than about two entries for each active queue.
         if len(self._heap) > STALE_MAX + 2 * self.active_count:
             there = {
                 job_queue: number
@@ -303,7 +306,7 @@ class KnownClasses:
     """All classes by their keys.
 
     Attributes:
-        waited_with: those with pending requests.
+        waited_with: the classes with pending requests.
     """
 
     def __init__(self) -> None:
@@ -327,7 +330,7 @@ class KnownClasses:
         return scheduling_class
 
     def begin(self, key: SchedulingKey) -> SchedulingClass:
-        """Returns the class of a request that is its first pending one."""
+        """Returns the class with this key, when its first pending request arrives."""
         scheduling_class = self._idle.pop(key, None) or self._make(key)
         self.waited_with[key] = scheduling_class
         self._required[scheduling_class.labels] = self._required.get(scheduling_class.labels, 0) + 1
@@ -344,7 +347,9 @@ class KnownClasses:
         self._retire(key, scheduling_class)
 
     def _retire(self, key: SchedulingKey, scheduling_class: SchedulingClass) -> None:
-        """Keeps a class for the next equal request, with what was learnt about it."""
+        """Keeps a class and its cached search results for the next equal request. If too many
+        classes are kept, deletes the one that has been unused for longest.
+        """
         self._idle[key] = scheduling_class
         if len(self._idle) > IDLE_CLASSES_MAX:
             del self._idle[next(iter(self._idle))]

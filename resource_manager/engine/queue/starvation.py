@@ -1,10 +1,13 @@
-"""Starvation clocks: since when requests wait while others are placed.
+"""Starvation clocks measure how long requests have waited while others were placed.
 
-A job's requests of one scheduling class share a clock, since they are served in order; each gang
-and each resize has its own. A clock runs from when the first of them is queued until none is left.
-They are *starved* when nothing of them was placed for `starvation_timeout_ms`, or during
-`starvation_placements` placements of others. Nothing is stored: `restart` says when clocks started
-that ran before a restart.
+The requests of one job in one scheduling class are served in order, so they share a clock. Each
+gang and each resize has its own. Those that share a clock are called a *waiter*. A clock starts
+when the first request of its waiter is queued, and stops when none is pending.
+
+A waiter is *starved* if something was placed for others since its own last placement, and since
+then `starvation_timeout_ms` have passed or `starvation_placements` placements were made. If none of
+its requests was placed, both count from the start of its clock. Clocks are not stored. After a
+restart of the resource manager, `restart` sets their start times.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 
 
 class Mark(NamedTuple):
-    """A moment (monotonic), and the number of placements of all jobs until then."""
+    """A moment: the monotonic time, and the number of placements of all jobs up to it."""
 
     ms: int
     placements: int
@@ -31,9 +34,9 @@ class StarvationClock:
     """The clock of one waiter.
 
     Attributes:
-        since: when it began to wait.
-        served: when a request of it was placed last; None: none was.
-        expired: number of its reservations that were given up because slots did not end.
+        since: when the waiter began to wait.
+        served: when one of its requests was placed last; None: none was.
+        expired: number of its reservations that were given up because slots did not end in time.
     """
 
     since: Mark
@@ -42,21 +45,25 @@ class StarvationClock:
 
 
 TAKEN_IN_MAX = 2_000
-"""Clocks that one call of `starved` finds to have run for long enough."""
+"""Most clocks that one call of `starved` newly finds to have run for long enough."""
 
 Waiter = tuple[SchedulingClass, str] | int
 """A job's requests of one class (class, job id), or the arrival number of a gang or resize."""
 
 
 class StarvationClocks:
-    """All clocks. A clock that has run for long enough stays so until it stops, so each is compared
-    only until then, and a check of 100,000 of them costs no more than what is new.
+    """All clocks. Once a clock has run for long enough, that stays true until it stops. So
+    `starved` compares each clock only until then: with 100,000 clocks, a call costs only the new
+    ones.
     """
 
     def __init__(self, flows: FlowTree | None) -> None:
-        """`flows` tells the time and counts placements; None: no time passes."""
+        """Makes an empty collection. `flows` provides the time and the number of placements; None:
+        no time passes.
+        """
         self._flows = flows
-        # Both in the order in which the clocks started. All of `_over` are older.
+        # `_over`: clocks that have run for long enough. Both are in order of the clocks' start, and
+        # every clock of `_over` is older than those of `_running`.
         self._over: dict[Waiter, StarvationClock] = {}
         self._running: dict[Waiter, StarvationClock] = {}
 
@@ -64,48 +71,53 @@ class StarvationClocks:
         return len(self._over) + len(self._running)
 
     def start(self, waiter: Waiter) -> None:
-        """Starts a clock, unless it runs."""
+        """Starts the clock of a waiter, unless it runs."""
         if self.get(waiter) is None:
             self._running[waiter] = StarvationClock(self._now())
 
     def stop(self, waiter: Waiter) -> None:
-        """Stops a clock."""
+        """Stops the clock of a waiter."""
         if self._running.pop(waiter, None) is None:
             self._over.pop(waiter, None)
 
     def served(self, waiter: Waiter) -> None:
-        """Notes that a request was placed."""
+        """Notes that a request of a waiter was placed."""
         clock = self.get(waiter)
         if clock is not None:
             clock.served = self._now()
 
     def get(self, waiter: Waiter) -> StarvationClock | None:
-        """Returns a clock; None: it does not run."""
+        """Returns the clock of a waiter; None: it does not run."""
         return self._running.get(waiter) or self._over.get(waiter)
 
     def restart(self, since_ms: Callable[[Waiter], int]) -> None:
-        """Sets all clocks to when their waiters began to wait, before this process started."""
-        # Placements are counted from the start of this process, so all clocks begin with 0 of them.
+        """Sets each clock's start to when its waiter began to wait, before this process started.
+
+        Args:
+            since_ms: returns that moment (monotonic) for a waiter.
+        """
+        # This process counts placements from its own start, so all clocks begin at placement 0.
         waiters = (*self._over, *self._running)
         clocks = ((waiter, StarvationClock(Mark(since_ms(waiter), 0))) for waiter in waiters)
         # Sorted, because `starved` ends at the first clock that is not over.
         self._over, self._running = {}, dict(sorted(clocks, key=lambda each: each[1].since))
 
     def is_over(self, mark: Mark, settings: Fairness) -> bool:
-        """Returns True if what waits since `mark` is starved."""
+        """Returns True if a waiter that was last served, or began to wait, at `mark` is starved."""
         now = self._now()
         placed = now.placements - mark.placements
         most = settings.starvation_placements
         waited_ms = now.ms - mark.ms
-        # While nothing is placed for others, the waiter loses nothing to them.
+        # A waiter is not starved while nothing is placed for others, however long it waits.
         return placed > 0 and (waited_ms >= settings.starvation_timeout_ms or 0 < most <= placed)
 
     def starved(self, settings: Fairness) -> tuple[Collection[Waiter], Mark]:
-        """Returns waiters that have waited for long enough, the longest first; of some of them a
-        request may have been placed meanwhile. Also returns since when the others wait at most.
+        """Returns the waiters whose clocks have run for long enough, the oldest clock first. Some
+        of them may not be starved, because a request of theirs was placed meanwhile. The second
+        result is a mark: no other waiter's clock started before it.
 
-        One call takes in at most `TAKEN_IN_MAX` clocks. If more have run for long enough, they are
-        among the others, and a further call returns them as well.
+        One call moves at most `TAKEN_IN_MAX` clocks into the result. If more have run for long
+        enough, the next call returns them as well.
         """
         over = []
         for waiter, clock in islice(self._running.items(), TAKEN_IN_MAX):

@@ -1,3 +1,3 @@
-"""Grows and shrinks the cluster: which executors to order from providers, and what follows from
-it.
+"""Grows and shrinks the cluster: decides which executors to request from providers, and handles
+what the providers and the new executors report.
 """

@@ -1,1 +1,3 @@
-"""What `Decide` does: the cycle, reservations, gangs, resizes, and commands to executors."""
+"""Handles the event `Decide`: places requests, gangs and resizes, makes reservations, and sends
+commands to executors.
+"""

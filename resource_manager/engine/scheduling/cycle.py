@@ -1,4 +1,4 @@
-"""One scheduling cycle: all that `Decide` does, stage by stage.
+"""Runs one scheduling cycle, which handles the event `Decide`. Its stages:
 
     for each candidate in queue order (group, then job, then arrival):
         quota     may its group have more?
@@ -7,14 +7,14 @@
         assign    book a slot there, with exact cpus and NUMA nodes
     then reserve for the starved, order new executors for what is left, send commands
 
-Equal requests share the stages: fit is looked at once for each scheduling class in a pass, and one
-turn places a run of requests of a job. A class without room is blocked until a host with its labels
-has more room; whatever comes behind it is tried all the same. Gangs and resizes take turns like
-requests: a gang goes through the same stages for all its members at once, and a resize has its own
-host as the only candidate.
+Equal requests share the stages: in a pass, fit is checked once for each scheduling class, and then
+several requests of a job are placed at a time. If no host has room for a class, the class is
+blocked until a host with its labels has more room. Classes and items after it in the order are
+still tried. A gang goes through the same stages for all its members at once. A resize does, too,
+but its slot's host is the only candidate.
 
-One cycle does a bounded amount (`_Budget`), so that a long queue does not keep events waiting. The
-next cycle goes on where this one stopped: see `State.unfinished`.
+The work of one cycle is bounded (`_Budget`), so that a long queue does not delay other events. The
+next cycle continues where this one stopped: see `State.unfinished`.
 """
 
 from __future__ import annotations
@@ -42,42 +42,45 @@ from resource_manager.engine.scheduling.reservations import (
 from resource_manager.engine.state import State
 
 MOVES_MAX = 2_000
-"""Job queues that one cycle activates or deactivates, and classes that it finds to have room, at
-most. No more than half of them may be job queues that a quota had blocked.
+"""Budget of one cycle for moves. Activating or deactivating a job queue is one move; a class with
+room costs at least `ROOM_COST`. At most half of the moves may unblock queues that a quota blocked.
 """
 
 TRIES_MAX = 300
-"""Failed tries that one cycle makes, at most: to place requests of classes that had room before,
-gangs or resizes. They take some 40 us each, more than a check of a class.
+"""Most failed tries of one cycle. A try fails if a gang, a resize, or a request whose class had
+room at the last check does not fit. Each takes some 40 us, more than a check of a class.
 """
 
 PLACED_MAX = 300
-"""Requests that one cycle places, at most; a gang is placed whole."""
+"""Most requests that one cycle places. The last gang may exceed it, because a gang is placed as a
+whole.
+"""
 
 FIRST_COST = 8
-"""The first request of a class in a cycle takes as long as this many further ones, and so does what
-a gang or a resize takes beside its slots.
+"""Extra cost, in placed requests, of the first request of a class in a cycle, of each gang and of
+each resize.
 """
 
 CPUS_COST = 6
-"""Choosing cpus and NUMA nodes on a host takes as long as placing this many requests without."""
+"""Cost of a placed request whose cpus and NUMA nodes must be chosen. Other requests cost 1."""
 
 ROOM_COST = 20
-"""Finding a host with room for a class takes as long as this many moves."""
+"""Least cost, in moves, of finding a host with room for a class."""
 
 LOOKED_AT_AGAIN_MAX = 16
-"""Classes that are looked at again after something was placed, at most."""
+"""Up to this many classes with room are all checked again when room for one becomes scarce."""
 
 STEPS_PER_TRY = 8
-"""Steps of an exact search for a gang that cost as much as one other try."""
+"""This many steps of an exact search for a gang cost as much as one failed try."""
 
 ATTEMPTS: dict[Kind, Callable[[State, Placer, NonBatchable], bool]] = {
     Kind.GANG: lambda state, placer, item: state.gang_moves.try_gang(placer, item),
     Kind.RESIZE: lambda state, placer, item: state.resizes.try_growth(placer, item),
 }
-"""How gangs and resizes are tried. True: it waits no more; False: nothing fits.
+"""The function that tries a gang, and the one that tries a resize. It returns True if the item is
+no longer pending, and False if it does not fit.
 
-An attempt that books anything lets the placer `follow` these hosts.
+A function that books capacity calls `Placer.follow` with these hosts.
 """
 
 
@@ -87,7 +90,8 @@ def decide(context: EventContext) -> None:
     passes = state.queue.passes
     # Requests of ended jobs leave the queue first, so that none of them is placed.
     continue_ending(context)
-    # Before the queue, which would take the room of executors that were ordered for others.
+    # Before `place_waiting`, which would place other requests on executors that were ordered for
+    # these.
     hand_over(context)
     # Owners of reservations come first: capacity that is free now may be what they wait for.
     serve_owners(context)
@@ -96,14 +100,14 @@ def decide(context: EventContext) -> None:
     while end_served(context):
         place_waiting(context)
     reserve_for_starved(context)
-    # Only now, because executors are ordered for what nothing has room for.
+    # After all placements: executors are ordered only for requests that no host has room for.
     provide(context)
     # Last, so that one command has all slots that an executor gets in this cycle.
     dispatch(context)
-    # Within a pass, the next cycle may still place them.
+    # While the first pass goes on, the next cycle may still place the new requests.
     if not state.queue.in_pass or state.queue.passes > passes:
         record_newcomers(context)
-    # Placements have changed usage; what a restart could not derive goes into this batch.
+    # Placements have changed usage. Usage that a restart could not derive is stored in this batch.
     state.usage_checkpoints.keep_urgent()
     state.considered_arrival = state.numbers.arrival
 
@@ -111,7 +115,7 @@ def decide(context: EventContext) -> None:
 def place_waiting(context: EventContext) -> None:
     """Places pending requests, gangs and resizes that fit, in queue order."""
     state = context.state
-    # Takes in all events of the batch, and unblocks what may fit because of them.
+    # Updates the indexes for all events of the batch, and unblocks classes and items that may fit.
     state.hosts.refresh(state.queue)
     unblocked = state.quotas.unblock(MOVES_MAX // 2)
     if state.queue.unblocked:
@@ -120,9 +124,9 @@ def place_waiting(context: EventContext) -> None:
 
 @dataclass(slots=True)
 class _Budget:
-    """What one cycle may still do."""
+    """The work that one cycle may still do."""
 
-    looks: int  # at classes without room
+    looks: int  # checks that find no room for a class
     tries: int  # see `TRIES_MAX`
     moves: int  # see `MOVES_MAX`
     placements: int  # see `PLACED_MAX`
@@ -132,50 +136,50 @@ class _Placement:
     """The stages from quota to assign, for all candidates of one cycle."""
 
     def __init__(self, state: State, moves: int) -> None:
-        """`moves`: how many of `MOVES_MAX` are left."""
+        """Makes the stages of one cycle. `moves` is the number of moves left of `MOVES_MAX`."""
         most = state.settings.classes_tried_max
         self._state, self._queue = state, state.queue
         self._placer = Placer(state.hosts, state.reservations)
         self._budget = _Budget(most, min(most, TRIES_MAX), moves, PLACED_MAX)
-        self._unknown: dict[SchedulingClass, None] = {}  # whether a host has room
+        self._unknown: dict[SchedulingClass, None] = {}  # classes whose search was cut off
         self._served: set[SchedulingClass] = set()
         self._set_aside: list[Request] = []
 
     def run(self) -> None:
-        """Goes on with the pass that the last cycle began, then makes passes as long as there is
-        anything to try.
+        """Continues the pass that the last cycle began, then runs further passes until nothing is
+        left to try or the budget is used up.
         """
         queue = self._queue
-        # Usage has changed since the last cycle, and items may move forward only by this call.
+        # Usage has changed since the last cycle, so jobs may have moved forward in the order.
         queue.non_batchables.order()
         goes_on = queue.in_pass or queue.begin_pass()
         while goes_on:
             self._look_for_room()
             self._serve_in_order()
-            # A quota that admits no class of this pass may admit one of the next.
+            # A quota that admits no class of this pass may admit a class of the next pass.
             queue.order.resume_paused()
             goes_on = queue.begin_pass()
         self._placer.finish()
-        # After the loop, which would otherwise try these again and again.
+        # Put back only after the loop, which would otherwise try them again without end.
         for scheduling_class in self._unknown:
             queue.continue_with(scheduling_class)
         for request in self._set_aside:
             queue.take_back(request)
 
     def _look_for_room(self) -> None:
-        """Fit: finds out for each class of the pass whether there is a host with room."""
+        """Stage "fit": checks for each class of the pass whether a host has room."""
         queue, placer, budget = self._queue, self._placer, self._budget
         while budget.looks and budget.moves > 0 and (found := queue.next_class()) is not None:
             if placer.has_room(found):
                 budget.moves -= max(ROOM_COST, queue.has_room(found, budget.moves))
             else:
                 self._found_none(found)
-                # A failed check of a host's cpus costs as much as the check of a class.
+                # Each check of a host's cpus costs as much as a check of a class.
                 budget.looks -= min(budget.looks, 1 + placer.asked(found))
 
     def _found_none(self, scheduling_class: SchedulingClass) -> None:
-        """Blocks a class: there is no room. If not all hosts could be asked, the next cycle looks
-        at it again.
+        """Blocks a class that the search found no host for. If the search was cut off before it had
+        checked all hosts, the next cycle tries the class again.
         """
         if self._placer.cut_off(scheduling_class):
             self._queue.fitting.pop(scheduling_class, None)
@@ -184,7 +188,7 @@ class _Placement:
             self._queue.block(scheduling_class)
 
     def _serve_in_order(self) -> None:
-        """Gives turns to job queues whose classes have room, gangs and resizes, in queue order."""
+        """Serves job queues whose classes have room, gangs and resizes, in queue order."""
         queue, budget = self._queue, self._budget
         while budget.tries and budget.moves > 0 and budget.placements > 0:
             # Without a class that has room, no active queue can be served.
@@ -193,18 +197,20 @@ class _Placement:
             if item is not None:
                 self._serve_non_batchable(item)
             elif job_queue is None:
-                # Classes have room, but no queue may use it: the pass would never end.
+                # Hosts have room for some classes, but quotas block all their queues. Unless these
+                # classes are blocked, the pass never ends.
                 queue.block_fitting()
                 break
             elif job_queue.scheduling_class not in queue.fitting:
-                # Only when it comes first, so that the queues of a full class cost nothing before.
+                # A queue of a full class is deactivated only when it comes first. Until then it
+                # costs nothing.
                 queue.deactivate(job_queue)
                 budget.moves -= 1
             else:
                 self._serve_requests(job_queue)
 
     def _serve_non_batchable(self, item: NonBatchable) -> None:
-        """Quota, fit, rank and assign for a gang or a resize."""
+        """Runs the stages quota, fit, rank and assign for a gang or a resize."""
         state, non_batchables = self._state, self._queue.non_batchables
         waiting = state.gangs.waiting.get(item.name) if item.kind is Kind.GANG else None
         quota = state.quotas.non_batchable_block(item)
@@ -225,10 +231,11 @@ class _Placement:
         self._budget.tries -= min(self._budget.tries, cost)
 
     def _serve_requests(self, job_queue: JobQueue) -> None:
-        """Quota, fit, rank and assign for the next requests of a job."""
+        """Runs the stages quota, fit, rank and assign for the next requests of a job."""
         state, queue, placer = self._state, self._queue, self._placer
         scheduling_class, length, more = job_queue.scheduling_class, inf, True
-        # A job that is alone gets all that fits. Otherwise the fair order limits its run.
+        # If no other job can be served, the job gets all that fits. Otherwise the fair order limits
+        # how many of its requests are placed at a time.
         if not queue.order.is_alone(job_queue):
             more = placer.has_room_for_more(scheduling_class)
             cost = state.quotas.cost_of(scheduling_class)
@@ -236,14 +243,14 @@ class _Placement:
         # Quota: how many of the next requests the group may have now.
         most = self._budget.placements
         if scheduling_class.topology_constrained or state.hosts.indexes.aligning:
-            most = max(1, most // CPUS_COST)  # each may have a host of its own
+            most = max(1, most // CPUS_COST)  # the cpus of each request may have to be chosen
         numbers = queue.order.next_of(job_queue, min(length, most))
-        # `admitted` has blocked the queue or paused its group.
+        # If `admitted` returns 0, it has blocked the queue or paused its group.
         if not (most := state.quotas.admitted(job_queue, len(numbers))):
             self._budget.moves -= 1
             return
         count, elsewhere = self._placed_together(numbers[:most])
-        # The first request of a class in a cycle costs a search, further ones a subtraction.
+        # The first request of a class in a cycle needs a search, further ones only a subtraction.
         if scheduling_class not in self._served:
             self._served.add(scheduling_class)
             self._budget.placements -= FIRST_COST
@@ -255,26 +262,26 @@ class _Placement:
             state.moves.place(run, host)
             placed += share
             if host.needs_topology(scheduling_class):
-                # Its cpus are chosen now, and the pass must see which are left.
+                # `moves.place` has chosen cpus. The placer must read which are left.
                 placer.follow([host])
                 self._budget.placements -= CPUS_COST - 1
         # Update the queue, and find out whether the class still has room.
         if placed:
             queue.taken(job_queue, placed)
             self._budget.placements -= placed
-        elif elsewhere:  # this one has to wait; others of its class may fit
+        elif elsewhere:  # only this request must avoid hosts; others of its class may still fit
             self._set_aside.append(state.requests.at(numbers[0]))
             queue.set_aside(job_queue, numbers[0])
             return
         else:
-            # There was room at the look; other requests have taken it since.
+            # There was room when the class was checked; other requests have taken it since.
             self._budget.tries -= 1
         if placed < count or not more:
             self._look_again(scheduling_class)
 
     def _look_again(self, scheduling_class: SchedulingClass) -> None:
-        """Fit once more, because there is little room left for a class: for it, and for all others
-        if they are few. That is cheaper than failed tries for all their jobs.
+        """Checks fit again for a class that has little room left. If only few classes have room,
+        checks all of them. That is cheaper than a failed try for each of their jobs.
         """
         fitting, budget = self._queue.fitting, self._budget
         few = len(fitting) <= LOOKED_AT_AGAIN_MAX
@@ -284,8 +291,8 @@ class _Placement:
                 budget.tries -= min(1, budget.tries)
 
     def _placed_together(self, numbers: list[int]) -> tuple[int, list[str]]:
-        """Returns how many of these requests are placed together, and hosts that they must not
-        have. A request with an older slot somewhere is placed alone, on another host.
+        """Returns how many of the first of these requests are placed together, and the hosts that
+        they must avoid. A request whose older slot still exists is placed alone, on another host.
         """
         superseded = self._state.slots.superseded
         if not superseded:

@@ -9,8 +9,8 @@ from resource_manager.engine.state import State
 
 
 def record_newcomers(context: EventContext) -> None:
-    """Records requests that were accepted lately and are pending, until the step is full; of a
-    range, one entry for all its members.
+    """Records new requests that are still pending, with one entry for each part of a range. Stops
+    when the journal of this step is full; the next call continues.
     """
     state, journal = context.state, context.journal
     while state.newcomers and not journal.is_full:
@@ -22,7 +22,7 @@ def record_newcomers(context: EventContext) -> None:
                 allocation_id=request.allocation_id,
                 reason=_waiting_reason(state, request),
             )
-    # Ranges have one entry each, so all of them are recorded at once.
+    # Each part of a range is one entry, so all parts are recorded at once.
     for part in state.new_parts:
         waiting = len(part.waiting)
         if waiting:

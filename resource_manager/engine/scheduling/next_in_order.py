@@ -1,15 +1,16 @@
-"""Finds out which job would be served next if a slot were given back now: its own or another one.
+"""Decides which job would be served next if a slot were given back now: the slot's job or another.
 
-It compares jobs as the scheduling cycle does (`fairness/flows.py`), but without the slot in the
-virtual time of its job. Only the slot's executor is considered, because every request that fits
-elsewhere has been placed already.
+It compares the virtual times of jobs like the scheduling cycle (`fairness/flows.py`), but leaves
+the slot out of the virtual time of its job. Only the slot's executor is considered, because every
+request that fits elsewhere has been placed already.
 
-Example: job A has the virtual time 130, and 20 of it is the lookahead of the slot. Job B waits with
-120 for something that fits where the slot is. Without the slot A has 110, so A would be served
-next. If B had 100, B would be.
+Example: job A has the virtual time 130, of which 20 is the lookahead of the slot. Job B has the
+virtual time 120, and a pending request that fits on the slot's executor. Without the slot A has
+110, so A would be served next. If B had 100, B would be served next.
 
-If there is too much to compare, or if it is unknown whether a whole gang would fit, the answer is
-the other job. The caller then gives the slot back, and the scheduling cycle decides.
+If there is too much to compare, the result is the other job. The same holds for a gang of which one
+member fits, because it is unknown whether the whole gang fits. The caller then gives the slot back,
+and the scheduling cycle decides.
 """
 
 from __future__ import annotations
@@ -29,15 +30,14 @@ from resource_manager.engine.queue.scheduling_classes import SchedulingClass
 from resource_manager.engine.state import State
 
 LOOKED_AT_MAX = 20_000
-"""Scheduling classes, job queues and non-batchable items that are compared, at most, for all slots
-of one call together.
+"""Most scheduling classes, job queues and non-batchable items that are compared for all slots of
+one call together.
 """
 
 
 class NextInOrder:
-    """Answers for the slots of one call, as of the moment when this object was made.
-
-    It changes no state. The caller reports with `gave_back` which slots are taken down meanwhile.
+    """Compares jobs for all slots of one call. It caches what it reads from the state, so the
+    caller must call `gave_back` for each slot that is taken down meanwhile.
     """
 
     def __init__(self, state: State) -> None:
@@ -48,8 +48,8 @@ class NextInOrder:
         self._work: dict[str, dict[str, str]] = {}  # by job
 
     def work_of(self, job_id: str) -> dict[str, str]:
-        """Returns requests of a job whose work one of its slots has taken over, each with the
-        allocation id of the slot. Only slots that exist are known; they may be stopping.
+        """Returns the requests of a job whose work another slot of it has taken over: the
+        allocation id of the slot by that of the request. Slots that no longer exist are missing.
         """
         known = self._work.get(job_id)
         if known is None:
@@ -65,10 +65,10 @@ class NextInOrder:
             self._standings.pop(flow, None)
 
     def is_anothers(self, slot: Slot) -> bool:
-        """Returns True if what the slot frees would not go to its job."""
+        """Returns True if the capacity that the slot frees would not go to the slot's job."""
         host = self._state.hosts[slot.executor_id]
         there = _There(host, slot)
-        # If the job could not place the slot again, what it frees is for others.
+        # If the job could not place an equal slot there again, the capacity is for others.
         if not there.is_left or self._is_above_maximum(slot):
             return True
         if self._state.settings.fairness.order == "arrival":
@@ -94,9 +94,10 @@ class NextInOrder:
         )
 
     def _could_use(self, slot: Slot, there: _There) -> Iterator[tuple[Flow, dict[str, int]]]:
-        """Yields the other jobs that could place something on the executor, with what that needs.
+        """Yields the other jobs that could place a slot on the executor, with the amounts that the
+        slot needs.
 
-        If there are too many to compare, the slot's own job is yielded as well, and
+        If there are too many to compare, the slot's own job is yielded as well. It means "unknown":
         `_Without.is_behind` returns True for it.
         """
         state, jobs = self._state, self.tree.jobs
@@ -106,7 +107,7 @@ class NextInOrder:
                 need = there.host.booking_for(scheduling_class)
                 for job_id in scheduling_class.job_queues:
                     self._left -= 1
-                    # Then the slot's own job is yielded at the end, which stands for "unknown".
+                    # The slot's own job is yielded at the end.
                     if self._left < 0:
                         break
                     if job_id != slot.job_id:
@@ -136,7 +137,7 @@ class NextInOrder:
         return {}
 
     def _came_before(self, slot: Slot, there: _There) -> bool:
-        """Returns True if the oldest item that fits there is another job's."""
+        """Returns True if the oldest request or item that fits there belongs to another job."""
         queue, first = self._state.queue, {True: UNLIMITED, False: UNLIMITED}
         for scheduling_class in queue.classes():
             if there.fits(scheduling_class):
@@ -152,13 +153,13 @@ class NextInOrder:
 
 
 class _There:
-    """What an executor would have if a slot ended."""
+    """The capacity that an executor would have if a slot ended."""
 
     def __init__(self, host: Host, slot: Slot) -> None:
         self.host = host
         self._at = HostView.without(host, [slot])
         self.amounts = self._at.spare()
-        # False: what the slot frees is reserved.
+        # False: the capacity that the slot frees is reserved, so an equal slot would not fit.
         self.is_left = self._at.spare_slots() > 0 and fits(slot.booked, self.amounts)
 
     def fits(self, scheduling_class: SchedulingClass) -> bool:
@@ -167,7 +168,7 @@ class _There:
 
 
 class _Without:
-    """Compares the flows of a slot's job, as if the slot had ended, with other flows."""
+    """Compares the slot's job and its groups with other flows, as if the slot had ended."""
 
     def __init__(self, order: NextInOrder, slot: Slot, path: list[Flow]) -> None:
         self._order = order
@@ -180,11 +181,11 @@ class _Without:
 
         Args:
             other: the flow of the other job.
-            need: what it would place.
+            need: amounts of the slot that the other job would place.
         """
         if other in self._path:
             return True
-        # The level of the tree at which their paths differ decides.
+        # The first level of the tree at which the two paths differ decides.
         mine, theirs = self._parting(other)
         if self._order.sort_key(theirs) >= self._standing(mine):
             return False
@@ -207,7 +208,7 @@ class _Without:
         reached = fulfilment(subtract(flow.used, self._booked), flow.minimum)
         if reached < 1:
             return False, reached, flow.tie
-        # Past usage stays; only the lookahead of the slot ends with it.
+        # The slot's past usage still counts. Only its lookahead is subtracted.
         less = tree.lookahead_s * self._slot.cost * tree.clock.scale / flow.weight
         return True, tree.key(flow) - less, flow.tie
 
@@ -220,7 +221,7 @@ class _Without:
 
 
 class _Less:
-    """A group without what the slot has booked."""
+    """A group whose usage does not include the slot."""
 
     def __init__(self, group: Flow, booked: dict[str, int]) -> None:
         self.id = group.id

@@ -1,9 +1,9 @@
 """Rejects pending requests that are infeasible.
 
 A request that arrives before any executor is known must wait. It is rejected when all executors
-have been known for `infeasible_after`, and neither they nor any that a provider could start could
-host it. It then gets the same reason and message as a new request would. `queue/rejection_clock.py`
-says when; each scheduling class and each kind of gang is checked once.
+have been known for `infeasible_after`, and no executor, known or startable by a provider, could
+host it. It then gets the same reason and message as a new request would.
+`queue/rejection_clock.py` decides when requests are checked and which ones.
 """
 
 from __future__ import annotations
@@ -29,22 +29,26 @@ STEPS_MAX = 1_000
 """Scheduling classes, gangs and requests that one event processes; the next one continues."""
 
 _Run = tuple[Part, int, int] | Request
-"""Queued members of a range that were never placed, from one index to another; or a request."""
+"""Queued members of a range that were never placed, as (part, first index, index after the last
+one); or a single request.
+"""
 
 
 def infeasible_timer_fired(context: EventContext) -> None:
-    """Rejects infeasible requests if the rejection clock is over and all executors are known."""
+    """Rejects infeasible requests if the time of the rejection clock has come and all executors are
+    known.
+    """
     state = context.state
     clock = state.rejection_clock
     due_ms = clock.due_ms
     if due_ms is None or not _all_known(state.hosts):
-        return  # the registration that is missing restarts the clock
+        return  # the clock restarts when the missing executor registers or is lost
     if context.now_ms < due_ms:
         # The clock has restarted since this timer was set.
         state.timers.arm(Timer.INFEASIBLE, "", due_ms)
         return
     if clock.everything:
-        # Listed only now, because what is pending changes until the clock is over.
+        # Listed only now, because the pending classes and gangs changed while the clock ran.
         clock.everything = False
         clock.scheduling_classes = {
             scheduling_class: 0
@@ -111,15 +115,15 @@ def _look_at_class(context: EventContext, scheduling_class: SchedulingClass, mos
         runs.append(run)
         steps += 1
         if steps >= most:
-            # The next event goes on behind the last request of this one.
+            # The next event continues after the last request of this run.
             clock.scheduling_classes[scheduling_class] = following
             break
     else:
         for job_queue in scheduling_class.job_queues.values():
-            job_queue.may_reject = False  # what is left has `allow_pending`
+            job_queue.may_reject = False  # the requests that remain have `allow_pending`
     outcome: ItemOutcome | None = None
     for run in runs:
-        # All of a run are equal, so the first one stands for them.
+        # All members of a run are equal, so the first one is checked for all.
         request = run if isinstance(run, Request) else run[0].member(run[1])
         if request.spec.allow_pending:
             continue
@@ -195,15 +199,15 @@ def _gang_fails(state: State, waiting: WaitingGang) -> bool:
 
 
 def _gang_outcomes(state: State, waiting: WaitingGang) -> list[ItemOutcome]:
-    """Returns why the members of a gang are rejected, those that cause it first; empty: they are
-    not.
+    """Returns why each member of a gang is rejected, the members that cause it first. Empty: the
+    gang is not rejected.
     """
     spec, specs = waiting.gang.spec, [member.spec for member in waiting.members]
     return infeasible_members(state.waiting_reasons, spec, specs)
 
 
 def is_infeasible(state: State, request: Request) -> bool:
-    """Returns True if a pending request will be rejected when the clock is over."""
+    """Returns True if a pending request would be rejected by a check now."""
     waiting = state.gangs.waiting.get(request.spec.gang_id)
     if waiting is not None:
         return _gang_fails(state, waiting) and bool(_gang_outcomes(state, waiting))

@@ -1,5 +1,5 @@
-"""The three kinds of owners of reservations: a request, a gang, and a slot that must grow. What
-each asks for, which hosts it could get, and how it is placed there.
+"""Functions for the owner of a reservation, which is a request, a gang, or a slot that must grow.
+They return what the owner requests and which hosts could serve it, and place it there.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from resource_manager.engine.state import State
 
 
 def owner_of(state: State, waiter: Waiter) -> ReservationOwner | None:
-    """Returns what a reservation for a waiter would be for: of a job's requests of one class, the
-    oldest. None: nothing waits any more.
+    """Returns the owner that a reservation for a waiter would have. If the waiter is a job's
+    requests of one class, the owner is the oldest of them. None: nothing is pending any more.
     """
     if isinstance(waiter, int):
         item = state.queue.non_batchables.get(waiter)
@@ -44,7 +44,7 @@ def owner_of(state: State, waiter: Waiter) -> ReservationOwner | None:
 
 
 def quota_block_of(state: State, waiter: Waiter) -> QuotaBlock | None:
-    """Returns the maximum that keeps a waiter from being placed; None: there is none."""
+    """Returns the maximum that blocks a waiter; None: no maximum blocks it."""
     if not isinstance(waiter, int):
         return state.quotas.request_block(*waiter)
     item = state.queue.non_batchables.get(waiter)
@@ -61,7 +61,7 @@ def still_waits(state: State, owner: ReservationOwner) -> bool:
 
 
 def need_of(state: State, owner: ReservationOwner) -> Amounts:
-    """Returns the most that the owner books, wherever it is placed."""
+    """Returns the most that the owner would book on any hosts."""
     if not isinstance(owner.waiter, int):
         return state.quotas.largest_booking(owner.waiter[0])
     if owner.slot is None:
@@ -73,8 +73,12 @@ def need_of(state: State, owner: ReservationOwner) -> Amounts:
 def choose_hosts(
     state: State, owner: ReservationOwner, taken: Collection[str]
 ) -> HostChoice | None:
-    """Returns the hosts to reserve for an owner, none of them `taken`. None: no others would do,
-    even if everything else there ended.
+    """Returns the hosts to reserve for an owner. None: no suitable hosts exist.
+
+    Args:
+        state: the state.
+        owner: the owner.
+        taken: hosts that must not be chosen.
     """
     if owner.slot is not None:
         return _own_host(state, owner, taken)
@@ -94,7 +98,9 @@ def choose_hosts(
 
 
 def requests_of(state: State, owner: ReservationOwner) -> Sequence[MemberRequest]:
-    """Returns what the owner asks for, with hosts that it must avoid now; empty for a resize."""
+    """Returns the owner's member requests, with the hosts that they must avoid now. A single
+    request counts as a gang of one; a resize has none.
+    """
     if not isinstance(owner.waiter, int):
         profile, labels, cpus = owner.waiter[0].key
         superseded = state.slots.superseded.get(owner.allocation_id, ())
@@ -106,8 +112,8 @@ def requests_of(state: State, owner: ReservationOwner) -> Sequence[MemberRequest
 
 
 def can_stay(state: State, each: Reservation, names: Collection[str]) -> bool:
-    """Returns True if these hosts of a reservation could still serve the owner, with what it asks
-    for now, if everything else there ended.
+    """Returns True if these hosts of a reservation could still serve the owner if all other slots
+    there ended, and the owner's request has not changed.
     """
     if each.owner.slot is not None:
         choice = _own_host(state, each.owner, ())
@@ -120,7 +126,9 @@ def can_stay(state: State, each: Reservation, names: Collection[str]) -> bool:
 
 
 def can_be_placed(state: State, each: Reservation) -> bool:
-    """Returns True if cpus and NUMA nodes of its hosts suit the owner now. Amounts must be free."""
+    """Returns True if the owner can get cpus and NUMA nodes on its hosts now. The caller has
+    checked that the amounts are free.
+    """
     if each.owner.slot is not None:
         slot = state.slots[each.owner.slot]
         found = state.resizes.assignment_for(state.hosts.of(slot), slot)
@@ -131,7 +139,7 @@ def can_be_placed(state: State, each: Reservation) -> bool:
 
 
 def place_owner(state: State, each: Reservation) -> None:
-    """Places the owner on its hosts, where everything must be free.
+    """Places the owner on its hosts. The caller has checked that everything is free there.
 
     Raises:
         InvariantBroken: the cpus of a slot that must grow are not there.
@@ -154,7 +162,9 @@ def place_owner(state: State, each: Reservation) -> None:
 
 
 def _own_host(state: State, owner: ReservationOwner, taken: Collection[str]) -> HostChoice | None:
-    """Chooses the host of a slot that must grow, if it could give as much."""
+    """Returns the host of a slot that must grow, if it is large enough and not `taken`; else
+    None.
+    """
     slot = state.slots[owner.slot] if owner.slot is not None else None
     if slot is None or slot.wanted is None or slot.executor_id in taken:
         return None

@@ -1,10 +1,11 @@
-"""Which hosts to reserve: those that could serve a request, or all members of a gang, if everything
-else there ended, and where least is missing now.
+"""Chooses the hosts to reserve for a request or a gang. They must be able to serve it if all other
+slots there ended. Of these hosts, those with the smallest missing part are chosen.
 
-What is missing is measured in the dimension that lacks the largest part of what is needed. Members
-of a gang are given hosts one after another, the largest first. If that finds no way, the search
-that places gangs says whether there is one. Slots that outlasted a reservation count as if they
-never ended.
+The missing part of a host is measured in its scarcest dimension. Example: a slot needs 4 cpus and
+8 GiB, and the host has 1 cpu and 6 GiB free. 75 % of the cpus and 25 % of the memory are missing, so
+the missing part is 75 %. Members of a gang get hosts one after another, the largest member first.
+If that fails, the search that places gangs (`placement/gangs.py`) is tried. Slots that outlasted a
+reservation are assumed never to end.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ from resource_manager.engine.queue.queue import WaitingQueue
 MILLION = 1_000_000
 
 CANDIDATES_MAX = 50_000
-"""Hosts that are compared for one reservation, those for different members counted apart."""
+"""Most hosts that are compared for one reservation. A host that is compared for two member requests
+counts twice.
+"""
 
 LABEL_VALUES_MAX = 32
-"""Values of a label that are tried for a gang, those with most free capacity first."""
+"""Most values of a label that are tried for a gang; those with most free capacity come first."""
 
 Candidate = tuple[int, int, str]
-"""A host, the best one least: the missing part in millionths, the negative number of its slots, its
-id. Many slots are small ones; what a large one gives back is enough without a reservation.
+"""A host as (missing part in millionths, negative number of its slots, id); the least is the best.
+
+On a tie, a host with more slots is preferred, because these are smaller. A large slot that ends
+frees enough by itself, without a reservation.
 """
 
 
@@ -50,7 +55,8 @@ class ReservationSearch:
         self._outlasting = reservations.outlasting
         self._trials = TentativeCpus(self._cpus_if_others_ended)
         self._most = CANDIDATES_MAX
-        self._chosen: dict[str, Amounts] = {}  # what members need that were given a host
+        # Amounts of the members that have a host already, by host.
+        self._chosen: dict[str, Amounts] = {}
 
     def choose(
         self, where: Where, requests: Sequence[MemberRequest], taken: Collection[str]
@@ -58,8 +64,8 @@ class ReservationSearch:
         """Returns hosts for as many slots as are requested; None: there are none.
 
         Args:
-            where: how they are placed relative to each other.
-            requests: what is requested.
+            where: how the slots are placed relative to each other.
+            requests: the member requests.
             taken: hosts that must not be used.
         """
         self._most = CANDIDATES_MAX // len(requests)
@@ -72,10 +78,10 @@ class ReservationSearch:
             else:
                 spread = where.placement is GangPlacement.SPREAD
                 found = self._fill(requests, each, one_each=spread)
-        # For a single request the comparison above is exact.
+        # For a single slot the search above is exact, so a second search would not find more.
         if found is None and sum(request.count for request in requests) > 1:
-            # The search for gangs does not know which slots may never end, so their hosts are left
-            # out.
+            # `seek` does not know which slots may never end, so it must avoid hosts with such
+            # slots.
             away = {name for name, host in self._hosts.items() if not host.eligible}.union(taken)
             away.update(
                 name for name, host in self._hosts.items() if self._outlasting & host.slots.keys()
@@ -85,7 +91,7 @@ class ReservationSearch:
         return found
 
     def suits(self, each: Reservation, host_id: str) -> bool:
-        """Returns True if a host of a reservation could still serve its share if everything else
+        """Returns True if a host of a reservation could still serve its members if all other slots
         there ended.
         """
         host = self._hosts.get(host_id)
@@ -93,7 +99,8 @@ class ReservationSearch:
         if host is None or not self._may_serve(host, members):
             return False
         need = each.choice.booked[host_id]
-        # What processes outside slots use may be temporary, unless nothing else is left there.
+        # Processes outside slots may use a part of the host only for a while, so the total counts.
+        # On a host without slots, only what is free counts.
         most = host.total if host.slots or host.unowned else host.free()
         slots = host.executor.registration.slots_max or UNLIMITED
         return (
@@ -112,7 +119,7 @@ class ReservationSearch:
         )
 
     def _candidates(self, members: Members, taken: Collection[str]) -> list[Candidate]:
-        """Returns hosts that could serve these together, by their size."""
+        """Returns hosts whose total amounts are enough for all these members together."""
         pooled, separate = Counter[str](), Counter[str]()
         for request, count in members:
             needs = needs_of(self._queue.class_for(request.key)).amounts
@@ -126,14 +133,15 @@ class ReservationSearch:
             host = self._hosts[index.ids[at]]
             if host.host_id not in taken and self._may_serve(host, members):
                 need = separate if host.separate_pools else pooled
-                # The index shows reserved capacity as taken, so other hosts are preferred.
+                # The index counts reserved capacity as taken, so hosts without reservations are
+                # preferred.
                 free = {n: index.columns[n][0][at] for n in need if n in index.columns}
                 found.append((missing_part(need, free), -len(host.slots), host.host_id))
         return found
 
     def _missing(self, host: Host, members: Members) -> int | None:
-        """Returns the missing part on a host for these and those chosen before; None: they would
-        not fit if everything else ended.
+        """Returns the missing part of a host for these members and those that it was given before.
+        None: they would not fit even if all other slots there ended.
         """
         need = add(booked_by(host, members), self._chosen.get(host.host_id, {}))
         if not fits(need, self._if_others_ended(host)):
@@ -149,8 +157,10 @@ class ReservationSearch:
         *,
         one_each: bool = False,
     ) -> list[Share] | None:
-        """Gives each a host where least is missing, the largest first."""
-        # Each value of a label begins with nothing chosen.
+        """Gives each member the host with the smallest missing part, the largest member first.
+        Returns None if a member gets no host.
+        """
+        # `_within_a_value` calls this for each value, and each call begins with no member placed.
         self._chosen.clear()
         self._trials.roll_back()
         counts: Counter[tuple[int, str]] = Counter()
@@ -195,7 +205,7 @@ class ReservationSearch:
         free: Counter[str] = Counter()
         for missing, _, host_id in (each for some in candidates for each in some):
             if value := self._hosts[host_id].labels.get(label):
-                # At least 1, because the host could serve once other slots have ended.
+                # At least 1: even a host with nothing free counts, because its slots will end.
                 free[value] += 1 + max(0, MILLION - missing)
         best_first = sorted(free, key=lambda value: (-free[value], value))
         for value in best_first[:LABEL_VALUES_MAX]:
@@ -211,16 +221,19 @@ class ReservationSearch:
         return size_of(self._queue.class_for(request.key), self._hosts.indexes.main.sums)
 
     def _if_others_ended(self, host: Host) -> dict[str, int]:
-        """Returns what a host would have free then, as far as it says itself."""
+        """Returns what a host would have free if all slots ended except those that may never end.
+        """
         stays = [slot.booked for key, slot in host.slots.items() if key in self._outlasting]
-        # Not simply the total: processes outside slots may use a part of it.
+        # Less than the total, if processes outside slots use a part of it.
         total, could = host.total, add(host.free(), host.booked)
         most = {name: min(amount, total.get(name, 0)) for name, amount in could.items()}
         slots = host.executor.registration.slots_max or UNLIMITED
         return {**subtract(most, total_of(stays)), SLOTS: slots - len(stays)}
 
     def _cpus_if_others_ended(self, host: Host) -> CpuLedger | None:
-        """Returns the ledger of a host's cpus with slots alone that may never end."""
+        """Returns a copy of the host's cpu ledger that contains only the slots that may never end.
+        None: the host has no cpu ledger.
+        """
         if host.cpus is None:
             return None
         ledger = host.cpus.empty()
@@ -231,7 +244,7 @@ class ReservationSearch:
 
 
 def booked_by(host: Host, members: Members) -> dict[str, int]:
-    """Returns what these book on a host together, with their number of slots."""
+    """Returns what these members together book on a host, with their number as `SLOTS`."""
     booked = ((host.booking_for(request), count) for request, count in members)
     return total_of(
         {SLOTS: count, **{name: amount * count for name, amount in amounts.items()}}
